@@ -1,0 +1,47 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.11 or newer; everything lands in .venv.
+
+PYTHON ?= python3
+# What pip gets when it installs torch, such as TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu'.
+TORCH_ARGS ?=
+# What `accordion demo` and pytest get, such as DEMO_ARGS='--json out.json' and PYTEST_ARGS='-m "not slow"'.
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help venv demo test lint format
+
+help:
+	@echo "make demo    train a job from end to end on this machine and show it"
+	@echo "make test    linters, types, import contracts, then all tests"
+	@echo "make lint    the checks without the tests"
+	@echo "make format  format the code"
+	@echo "make venv    install everything into $(VENV)"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	  "$(PYTHON) is Python %d.%d and 3.11 is the oldest that works; run make PYTHON=python3.11" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(TORCH_ARGS) torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,test]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/accordion demo $(DEMO_ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix

@@ -1,0 +1,111 @@
+"""The table of compressors; loads no torch, so that a server can list and check them.
+
+To add one: a file with a flow (see `wire.py`), a row here, a test. The laws in `tests/` run over every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from accordion.errors import ConfigError
+from accordion.messages import Level, OptionValue
+from accordion.options import Option, check_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressor:
+    """One method."""
+
+    summary: str
+    feedback: bool
+    """Whether what compression leaves out is kept as a residual and sent later."""
+    flow: str
+    """`module:function`, loaded at first use."""
+    low: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of the light level where nobody chose others."""
+    high: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of the strong level where nobody chose others."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    warm_start: str | None = None
+    """`module:function` giving the state that a layer keeps from step to step, fitted to a level; None keeps none."""
+    matrices: bool = False
+    """True: the flow gets layers as stacks of matrices `m_BNM`; False: flattened, `m_BL`."""
+
+
+COMPRESSORS: Mapping[str, Compressor] = {
+    "none": Compressor(
+        summary="the gradient as it is; sends an old residual once",
+        feedback=False,
+        flow="accordion.compressors.none:none_flow",
+    ),
+    "half": Compressor(
+        summary="16 bits a value",
+        feedback=False,
+        flow="accordion.compressors.half:half_flow",
+        options={"dtype": Option(default="fp16", choices=("fp16", "bf16"), help="format on the wire")},
+    ),
+    "powersgd": Compressor(
+        summary="low-rank approximation with warm start (arXiv:1905.13727)",
+        feedback=True,
+        flow="accordion.compressors.powersgd:powersgd_flow",
+        options={"rank": Option(default=4, least=1, most=1024, lighter="more", help="columns of the factors")},
+        low={"rank": 4},
+        high={"rank": 1},
+        warm_start="accordion.compressors.powersgd:warm_q",
+        matrices=True,
+    ),
+    "topk": Compressor(
+        summary="the largest entries by magnitude, with their positions",
+        feedback=True,
+        flow="accordion.compressors.topk:topk_flow",
+        options={
+            "density": Option(
+                default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent"
+            ),
+            "values": Option(default="fp32", choices=("fp32", "fp16"), help="format of the values on the wire"),
+        },
+        low={"density": 0.1},
+        high={"density": 0.01},
+    ),
+}
+
+
+def ladder_of(
+    method: str, low: Mapping[str, OptionValue] | None = None, high: Mapping[str, OptionValue] | None = None
+) -> tuple[Level, ...]:
+    """The method's rungs from the lightest to the strongest; None takes the method's own options.
+
+    Raises:
+        ConfigError: an unknown method or option, a value out of range, or a light level that compresses harder.
+    """
+    row = _row(method)
+    low = row.low if low is None else low
+    high = row.high if high is None else high
+    light, strong = level_of(method, low, name="low"), level_of(method, high, name="high")
+    for name, option in row.options.items():
+        if option.lighter == "more" and float(light.options[name]) < float(strong.options[name]):
+            raise ConfigError(
+                f"{method}: {name} is {light.options[name]} at low and {strong.options[name]} at high, so that low "
+                "would compress harder; exchange the two"
+            )
+    return (light, strong)
+
+
+def level_of(method: str, options: Mapping[str, OptionValue], *, name: str) -> Level:
+    """A checked level with every option spelled out.
+
+    Raises:
+        ConfigError: an unknown method or option, or a value out of range.
+    """
+    checked = check_options(options, _row(method).options, f"{method} level {name!r}")
+    return Level(name=name, method=method, options=checked)
+
+
+def _row(method: str) -> Compressor:
+    if method not in COMPRESSORS:
+        raise ConfigError(f"unknown compression method {method!r}; known are {', '.join(COMPRESSORS)}")
+    return COMPRESSORS[method]
+
+
+__all__ = ["COMPRESSORS", "Compressor", "ladder_of", "level_of"]

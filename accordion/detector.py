@@ -1,0 +1,180 @@
+"""Which layers are in a critical regime, told by how much their gradient norm changed; stdlib only.
+
+    |old - new| / old >= threshold   ->  critical, else stable          (arXiv:2010.16248, algorithm 1)
+
+`old` and `new` are the statistics of two closed windows in a row. Two departures from the published rule:
+a learning-rate drop counts by its size, since under cosine decay every epoch drops and nothing would ever be stable;
+and a window in which batch or world size changed is not compared, since its statistic has another noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from accordion.config import DetectorConfig
+from accordion.errors import ReportError
+from accordion.messages import DecisionCause, Regime, Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectorState:
+    """All that the detector remembers; starts as `init_detector` makes it."""
+
+    regime_by_layer: Mapping[str, Regime]
+    """Starts critical."""
+    statistic_by_layer: Mapping[str, float] = field(default_factory=dict)
+    """Of the last closed window, finite values only; a layer that is not here has nothing to be compared with."""
+    lr: float | None = None
+    """Rate at the last check: the one that held from there on. None before the first report."""
+    global_batch: int | None = None
+    """Of the last report; None before it. Likewise the world size."""
+    world_size: int | None = None
+    skip_window: bool = False
+    """True from a change of batch or world size until a window has closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectorResult:
+    """What one report led to; the regimes are in the state."""
+
+    cause: DecisionCause
+    reason: str
+    change_by_layer: Mapping[str, float | None]
+    """Relative change of the statistic; None where nothing was compared or the change has no finite size."""
+
+
+def init_detector(layers: Sequence[str]) -> DetectorState:
+    """The state before the first report: every layer critical."""
+    return DetectorState(regime_by_layer=dict.fromkeys(layers, "critical"))
+
+
+def update_detector(
+    state: DetectorState, report: Report, config: DetectorConfig
+) -> tuple[DetectorState, DetectorResult]:
+    """The state after the report, and what it led to.
+
+    A window that closes is compared with the one before. The first only becomes what the next is compared with, and so
+    does one in which batch or world size changed. A rate that falls far enough makes every layer critical at once, in
+    the middle of a window too, and again when that window closes: the regime lasts at least one whole window.
+
+    Raises:
+        ReportError: the layers are not the model's, or a learning rate is negative or not finite.
+    """
+    _check(state, report)
+    asked = _with_conditions(state, report)
+    if report.statistic_by_layer is None:
+        after = asked
+        result = _result(asked, "hold", f"window still open after {report.window_steps} steps: regimes stay")
+    else:
+        after, result = _close_window(asked, report, report.statistic_by_layer, threshold=config.threshold)
+    if _rate_dropped(asked, report, config):
+        after = replace(after, regime_by_layer=dict.fromkeys(after.regime_by_layer, "critical"))
+        result = replace(result, cause="lr_drop", reason=_drop_reason(asked, report, config))
+    return after, result
+
+
+def _check(state: DetectorState, report: Report) -> None:
+    for name, rate in (("lr", report.lr), ("next_lr", report.next_lr)):
+        if not 0.0 <= rate < math.inf:
+            raise ReportError(f"gradient report has {name}={rate}; a learning rate is finite and not below 0")
+    given = report.statistic_by_layer
+    if given is not None and given.keys() != state.regime_by_layer.keys():
+        missing = sorted(state.regime_by_layer.keys() - given.keys())
+        unexpected = sorted(given.keys() - state.regime_by_layer.keys())
+        raise ReportError(
+            f"gradient report does not match the model: missing {missing}, unexpected {unexpected}; "
+            "was the model changed after attach()?"
+        )
+
+
+def _with_conditions(state: DetectorState, report: Report) -> DetectorState:
+    """Remember batch, world size and, at the first report, the rate to compare later ones with."""
+    before = (state.global_batch, state.world_size)
+    now = (report.global_batch, report.world_size)
+    changed = before not in (now, (None, None))
+    return replace(
+        state,
+        lr=report.lr if state.lr is None else state.lr,
+        global_batch=report.global_batch,
+        world_size=report.world_size,
+        skip_window=state.skip_window or changed,
+    )
+
+
+def _rate_dropped(state: DetectorState, report: Report, config: DetectorConfig) -> bool:
+    return state.lr is not None and report.next_lr < state.lr and report.next_lr <= config.lr_drop * state.lr
+
+
+def _drop_reason(state: DetectorState, report: Report, config: DetectorConfig) -> str:
+    return (
+        f"learning rate falls from {state.lr:g} at the last check to {report.next_lr:g} "
+        f"(limit {config.lr_drop:g} of it): {_all(state)} critical"
+    )
+
+
+def _close_window(
+    state: DetectorState, report: Report, statistics: Mapping[str, float], *, threshold: float
+) -> tuple[DetectorState, DetectorResult]:
+    finite = {layer: value for layer, value in statistics.items() if math.isfinite(value)}
+    closed = replace(state, statistic_by_layer=finite, lr=report.next_lr, skip_window=False)
+    if state.skip_window:
+        closed = replace(closed, regime_by_layer=_broken_critical(state.regime_by_layer, finite))
+        return closed, _result(closed, "skip", _skip_reason(report))
+    if not state.statistic_by_layer:
+        return closed, _result(closed, "window", f"nothing to compare this window with: {_all(state)} stay critical")
+    verdicts = {layer: _judge(layer, state, finite, threshold=threshold) for layer in state.regime_by_layer}
+    closed = replace(closed, regime_by_layer={layer: regime for layer, (regime, _) in verdicts.items()})
+    changes = {layer: change for layer, (_, change) in verdicts.items()}
+    reason = _window_reason(closed.regime_by_layer, changes, threshold=threshold)
+    return closed, DetectorResult(cause="window", reason=reason, change_by_layer=changes)
+
+
+def _judge(
+    layer: str, state: DetectorState, finite: Mapping[str, float], *, threshold: float
+) -> tuple[Regime, float | None]:
+    """Regime of a layer and its relative change; a norm that is not finite, before or now, is critical."""
+    if layer not in finite or layer not in state.statistic_by_layer:
+        return "critical", None
+    old, new = state.statistic_by_layer[layer], finite[layer]
+    if old == new:
+        return "stable", 0.0
+    change = abs(old - new) / abs(old) if old else math.inf
+    return "critical" if change >= threshold else "stable", change if math.isfinite(change) else None
+
+
+def _broken_critical(regimes: Mapping[str, Regime], finite: Mapping[str, float]) -> dict[str, Regime]:
+    return {layer: regime if layer in finite else "critical" for layer, regime in regimes.items()}
+
+
+def _result(state: DetectorState, cause: DecisionCause, reason: str) -> DetectorResult:
+    return DetectorResult(cause=cause, reason=reason, change_by_layer=dict.fromkeys(state.regime_by_layer))
+
+
+def _all(state: DetectorState) -> str:
+    return f"all {len(state.regime_by_layer)} layers"
+
+
+def _skip_reason(report: Report) -> str:
+    return (
+        f"global batch (now {report.global_batch}) or world size (now {report.world_size}) changed: "
+        "this window is not compared, regimes stay"
+    )
+
+
+def _window_reason(regimes: Mapping[str, Regime], changes: Mapping[str, float | None], *, threshold: float) -> str:
+    """One sentence for people, which names the layer that changed most."""
+    critical = [layer for layer, regime in regimes.items() if regime == "critical"]
+    head = f"{len(critical)} of {len(regimes)} layers critical"
+    sized = {layer: change for layer, change in changes.items() if change is not None}
+    unsized = [layer for layer in critical if layer not in sized]
+    if unsized:
+        return f"{head}: the change of {unsized[0]} has no finite size"
+    if not sized:
+        return head
+    most = max(sized, key=lambda layer: sized[layer])
+    return f"{head}: {most} changed {'' if critical else 'most, '}by {sized[most]:.3g} (threshold {threshold:g})"
+
+
+__all__ = ["DetectorResult", "DetectorState", "init_detector", "update_detector"]

@@ -1,0 +1,40 @@
+"""Every error of the library, in one tree; stdlib only.
+
+    AccordionError
+    ├── ConfigError      a setting is wrong: raised where the setting is born
+    ├── ReportError      a report does not fit the model or the decisions before it
+    ├── OverrideError    an override cannot be applied to this job
+    ├── StateError       a saved state does not fit this model
+    └── HookError        the hook met something it cannot serve
+
+All carry one sentence with the value, the limit and the way out, and survive pickling.
+"""
+
+from __future__ import annotations
+
+
+class AccordionError(Exception):
+    """Root of the library's errors: `except AccordionError` catches all of them and nothing else."""
+
+
+class ConfigError(AccordionError, ValueError):
+    """A setting is unknown, out of range or contradicts another."""
+
+
+class ReportError(AccordionError, ValueError):
+    """A gradient report does not match the model, or is older than the last decision."""
+
+
+class OverrideError(AccordionError, ValueError):
+    """An override names a level or a layer that this job does not have."""
+
+
+class StateError(AccordionError, ValueError):
+    """A saved state does not match the model it is loaded into."""
+
+
+class HookError(AccordionError, RuntimeError):
+    """The hook cannot serve this module, bucket or process group."""
+
+
+__all__ = ["AccordionError", "ConfigError", "HookError", "OverrideError", "ReportError", "StateError"]

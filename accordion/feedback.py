@@ -1,0 +1,80 @@
+"""Error feedback: what compression left out, kept by layer name and added to the next gradient.
+
+A step first writes its new residuals and warm starts aside; `commit` makes them the layer's, `rollback` forgets them.
+So a step that turns out not to be finite on some worker leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+class Kept:
+    """Tensors by layer name that change only at `commit`."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+        self._next: dict[str, Tensor | None] = {}
+
+    def get(self, layer: str) -> Tensor | None:
+        """The committed value."""
+        return self.values.get(layer)
+
+    def put(self, layer: str, value: Tensor | None) -> None:
+        """Set aside the value from the next commit on; None forgets the layer."""
+        self._next[layer] = value
+
+    def commit(self) -> None:
+        """Make what was set aside the value."""
+        for layer, value in self._next.items():
+            if value is None:
+                self.values.pop(layer, None)
+            else:
+                self.values[layer] = value
+        self._next.clear()
+
+    def rollback(self) -> None:
+        """Forget what was set aside."""
+        self._next.clear()
+
+
+class Feedback(Kept):
+    """The residuals of one worker, in fp32 (fp64 for fp64 gradients)."""
+
+    def compensate_(self, layer: str, gradient: Tensor) -> None:
+        """Add the layer's residual, where there is one, to a tensor of the layer's size."""
+        residual = self.get(layer)
+        if residual is not None:
+            gradient.add_(residual.view_as(gradient))
+
+    def remember_(self, layers: Sequence[str], compensated_BX: Tensor, sent_BX: Tensor) -> None:
+        """Set aside `compensated - sent` as the new residuals. The first tensor is used up: it becomes them."""
+        compensated_BX.sub_(sent_BX)
+        for layer, residual in zip(layers, compensated_BX.unbind(0), strict=True):
+            self.put(layer, residual)
+
+    def settle(self, layer: str) -> None:
+        """Set aside that the layer owes nothing more."""
+        if self.get(layer) is not None:
+            self.put(layer, None)
+
+
+def rescaled(residuals_by_rank: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The residual that every member of a group of another size starts with: the mean over the old group.
+
+    What the group owes is the mean of its residuals, so the mean on every member owes exactly the same. A worker
+    without a residual for a layer owes nothing, which counts as zero.
+    """
+    total: dict[str, Tensor] = {}
+    for residuals in residuals_by_rank:
+        for layer, residual in residuals.items():
+            total[layer] = total[layer] + residual if layer in total else residual.clone()
+    return {layer: value.div_(len(residuals_by_rank)) for layer, value in total.items()}
+
+
+def working_dtype(gradient: Tensor) -> torch.dtype:
+    """The dtype in which residuals are kept and flows work."""
+    return torch.float64 if gradient.dtype == torch.float64 else torch.float32

@@ -1,0 +1,94 @@
+"""What a named option may be: one record that checks a value, fills its default and describes itself as JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from accordion.errors import ConfigError
+from accordion.messages import OptionValue
+
+_JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a method or policy."""
+
+    default: OptionValue
+    """Its type is the option's type; a whole number is accepted where a float is asked."""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    help: str = ""
+    lighter: Literal["more"] | None = None
+    """`more`: a larger value compresses less, so a ladder must not rise from its light to its strong level."""
+
+    def check(self, value: object, where: str) -> OptionValue:
+        """The value, as the option's type.
+
+        Raises:
+            ConfigError: another type, out of range or none of the choices; `where` names the option in the sentence.
+        """
+        kind = type(self.default)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = _as_float(value, where)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ConfigError(f"{where} is {value!r}; it must be of type {_JSON_TYPES[kind]}, such as {self.default!r}")
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{where} is {value!r}; known are {', '.join(self.choices)}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            self._check_range(value, where)
+        return value
+
+    def _check_range(self, value: float, where: str) -> None:
+        too_small = self.least is not None and not value >= self.least
+        too_large = self.most is not None and not value <= self.most
+        if too_small or too_large:
+            limits = [f"at least {self.least:g}"] if self.least is not None else []
+            limits += [f"at most {self.most:g}"] if self.most is not None else []
+            raise ConfigError(f"{where} is {value!r}; it must be {' and '.join(limits)}")
+
+    def schema(self) -> dict[str, object]:
+        """The option as JSON schema."""
+        schema: dict[str, object] = {"type": _JSON_TYPES[type(self.default)], "default": self.default}
+        for key, value in (("minimum", self.least), ("maximum", self.most)):
+            if value is not None:
+                schema[key] = value
+        if self.choices:
+            schema["enum"] = list(self.choices)
+        if self.help:
+            schema["description"] = self.help
+        return schema
+
+
+def _as_float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{where} is a number of {value.bit_length()} bits; give one that a float can hold") from None
+
+
+def check_options(given: Mapping[str, object], known: Mapping[str, Option], where: str) -> dict[str, OptionValue]:
+    """All known options, the given ones checked and the others by default.
+
+    Raises:
+        ConfigError: an unknown name, or a value that its option refuses; `where` names the owner in the sentence.
+    """
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ConfigError(f"{where} has no option {unknown[0]!r}; known are {', '.join(sorted(known)) or 'none'}")
+    return {
+        name: option.check(given[name], f"{where}.{name}") if name in given else option.default
+        for name, option in known.items()
+    }
+
+
+def options_schema(known: Mapping[str, Option]) -> dict[str, object]:
+    """JSON schema of an options object."""
+    return {
+        "type": "object",
+        "properties": {name: option.schema() for name, option in known.items()},
+        "additionalProperties": False,
+    }

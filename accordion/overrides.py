@@ -1,0 +1,104 @@
+"""A person's decisions laid over the policy's, as pure functions; stdlib only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from accordion.compressors import level_of
+from accordion.config import Config
+from accordion.errors import ConfigError, OverrideError
+from accordion.messages import Level, Override
+
+_NAMED_LAYERS = 8
+"""Layers that an error sentence lists before it only counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """An override as this job understands it."""
+
+    override: Override
+    start: int
+    """First epoch it holds for."""
+    level: Level
+    layers: tuple[str, ...]
+    """Names of the layers that its globs match."""
+
+    def holds(self, epoch: int) -> bool:
+        """Whether it is in force in this epoch."""
+        return self.start <= epoch and (self.override.until is None or epoch < self.override.until)
+
+
+def place(override: Override, config: Config, layers: Sequence[str], *, start: int) -> Placed:
+    """The override with its level and layers looked up.
+
+    Raises:
+        OverrideError: a level or a layer that this job does not have, or epochs that hold nothing.
+    """
+    if isinstance(override.apply_at, int) and override.until is not None and override.until <= override.apply_at:
+        raise OverrideError(
+            f"override {override.id}: until epoch {override.until} ends before it starts in epoch {override.apply_at}; "
+            f"give until at least {override.apply_at + 1}"
+        )
+    return Placed(override=override, start=start, level=_level(override, config), layers=_matching(override, layers))
+
+
+def first_epoch(override: Override, epoch: int) -> int:
+    """First epoch of an override that arrives during `epoch`."""
+    if override.apply_at == "next_step":
+        return epoch
+    return epoch + 1 if override.apply_at == "next_epoch" else override.apply_at
+
+
+def overlay(placed: Sequence[Placed], epoch: int) -> dict[str, Placed]:
+    """The override in force by layer: where two overlap, the larger number wins, then the later in the sequence."""
+    by_layer: dict[str, Placed] = {}
+    for item in sorted(placed, key=lambda item: item.override.number):
+        if item.holds(epoch):
+            by_layer.update(dict.fromkeys(item.layers, item))
+    return by_layer
+
+
+def _level(override: Override, config: Config) -> Level:
+    level, ladder = override.level, config.ladder()
+    if isinstance(level, Mapping):
+        return _level_of_options(override.id, level, config.method)
+    if isinstance(level, int) and not isinstance(level, bool) and 0 <= level < len(ladder):
+        return ladder[level]
+    for rung in ladder:
+        if rung.name == level:
+            return rung
+    known = ", ".join(f"{rung.name} ({index})" for index, rung in enumerate(ladder))
+    raise OverrideError(
+        f"override {override.id}: unknown level {level!r}; known are {known}, or options such as "
+        f"{dict(ladder[0].options) or {'method': 'none'}}"
+    )
+
+
+def _level_of_options(override_id: str, given: Mapping[str, object], default_method: str) -> Level:
+    options = {key: value for key, value in given.items() if key != "method"}
+    method = given.get("method", default_method)
+    texts = [f"{key}={value}" for key, value in sorted(options.items())]
+    if method != default_method or not texts:
+        texts.insert(0, str(method))
+    try:
+        return level_of(method, options, name=" ".join(texts))  # type: ignore[arg-type]  # level_of checks them
+    except ConfigError as error:
+        raise OverrideError(f"override {override_id}: {error}") from error
+
+
+def _matching(override: Override, layers: Sequence[str]) -> tuple[str, ...]:
+    for glob in override.layers:
+        if not any(fnmatchcase(layer, glob) for layer in layers):
+            raise OverrideError(f"override {override.id}: no layer matches {glob!r}; layers are {_listed(layers)}")
+    return tuple(layer for layer in layers if any(fnmatchcase(layer, glob) for glob in override.layers))
+
+
+def _listed(layers: Sequence[str]) -> str:
+    rest = len(layers) - _NAMED_LAYERS
+    return ", ".join(layers[:_NAMED_LAYERS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+__all__ = ["Placed", "first_epoch", "overlay", "place"]

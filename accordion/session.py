@@ -1,0 +1,312 @@
+"""`attach` and `Session`: ten lines that bring Accordion into an ordinary training script.
+
+    session = attach(ddp_model, Config(method="powersgd"), optimizer=optimizer)
+    for epoch in range(epochs):
+        for batch in data:
+            loss(ddp_model, batch).backward()
+            session.step()                         # in place of optimizer.step()
+            optimizer.zero_grad()
+        session.end_epoch(lr=lr(epoch), next_lr=lr(epoch + 1))
+
+Every worker makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from accordion.config import Config
+from accordion.control import Word, raised
+from accordion.controller import Controller
+from accordion.drive import drive
+from accordion.engine import Engine
+from accordion.errors import AccordionError, HookError, ReportError, StateError
+from accordion.hook import Hook, decided_layers
+from accordion.ledger import OVERHEAD, Ledger
+from accordion.messages import Ack, Decision, LayerInfo, Override, Report, decision_from_json, plan_digest, to_json
+from accordion.statistics import norms
+from accordion.wire import Flow, Gather, Mean, Request
+
+Decider = Callable[[Report, Decision], Decision]
+"""Asked on rank 0: the report, and what the controller here makes of it; answers what shall be in force."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """All workers went over to a decision."""
+
+    decision: Decision
+    acks: tuple[Ack, ...]
+    """One a rank, each read from that rank's own hook after the switch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """How a step ended; the same on all workers."""
+
+    taken: bool
+    """False: a gradient was not finite on some worker, and no worker changed its parameters."""
+    announced: frozenset[Word]
+    """What some worker had raised before its last bucket left."""
+    switch: Switch | None
+    """Set where a new decision came into force at this boundary."""
+
+
+def attach(
+    module: DistributedDataParallel,
+    config: Config,
+    *,
+    optimizer: Optimizer | None = None,
+    decider: Decider | None = None,
+    global_batch: int = 0,
+) -> Session:
+    """Compress the gradients of a DDP module from now on.
+
+    Every worker calls this with equal arguments, before the first backward pass. Without an optimizer `Session.step`
+    leaves the optimizer's step to the caller, who takes it when `StepResult.taken` is true.
+
+    Raises:
+        HookError: the module has a hook already, or is no DistributedDataParallel.
+    """
+    if not isinstance(module, DistributedDataParallel):
+        raise HookError(f"attach() got a {type(module).__name__}; wrap the model in DistributedDataParallel first")
+    layers = decided_layers(module.module)
+    engine = Engine(layers, seed=config.seed, world_size=dist.get_world_size(module.process_group))
+    session = Session(
+        config, engine, Controller(config, layers), optimizer=optimizer, decider=decider, global_batch=global_batch
+    )
+    session.connect(module)
+    return session
+
+
+class Session:
+    """One worker's part in a group that trains with Accordion. Made by `attach`."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        controller: Controller,
+        *,
+        optimizer: Optimizer | None,
+        decider: Decider | None,
+        global_batch: int,
+    ) -> None:
+        self.controller = controller
+        """Kept up to date on rank 0 only."""
+        self.decision: Decision = controller.decision
+        """In force."""
+        self.steps = 0
+        """Step boundaries passed since the job began, those of skipped steps included."""
+        self.skipped_steps = 0
+        self.epoch = 0
+        """The epoch that is being trained."""
+        self.global_batch = global_batch
+        """Samples a step over all workers, for the reports; set it when it changes."""
+        self._config = config
+        self._engine = engine
+        self._optimizer = optimizer
+        self._decider = decider
+        self._requested: set[Word] = set()
+        self._in_flight: frozenset[Word] = frozenset()
+        self._overrides: tuple[Override, ...] = ()
+        self.lr: float | None = None
+        """The schedule's rate of this epoch, before batch scaling and warm-up; None takes the optimizer's."""
+        engine.plan = self.decision.level_by_layer
+
+    def connect(self, module: DistributedDataParallel) -> None:
+        """Register the hook; `attach` does this."""
+        self.rank: int = dist.get_rank(module.process_group)
+        self.world_size: int = dist.get_world_size(module.process_group)
+        self.layers: tuple[LayerInfo, ...] = decided_layers(module.module)
+        self._device: torch.device = next(module.parameters()).device
+        self._hook = Hook(module, self._engine, self._raise_now)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Bytes of this worker since the job began."""
+        return self._engine.ledger
+
+    @property
+    def communicate_s(self) -> float:
+        """Seconds spent in collectives since `attach`, waiting for slower workers included."""
+        return self._hook.network.seconds
+
+    def request(self, word: Word) -> None:
+        """Raise a word: at the end of the next step that starts, all workers see it. Any rank, any thread."""
+        self._requested.add(word)
+
+    def override(self, overrides: Sequence[Override]) -> None:
+        """Put people's overrides in force in place of those given before. Rank 0, any thread.
+
+        Raises:
+            OverrideError: one names a level or a layer that is not there; none of them is taken then.
+        """
+        for override in overrides:
+            self.controller.check_override(override)
+        self._overrides = tuple(overrides)
+        self.request(Word.DECISION)
+
+    def step(self) -> StepResult:
+        """Take the optimizer's step, unless a gradient was not finite somewhere, and do what was announced.
+
+        Raises:
+            HookError: there was no backward pass whose gradients were exchanged.
+        """
+        announced = raised(self._hook.take_word())
+        self._requested -= self._in_flight
+        taken = Word.NOT_FINITE not in announced
+        self._settle(taken=taken)
+        self.steps += 1
+        switch = self._switch(self._overridden) if Word.DECISION in announced else None
+        if self._window_is_full():
+            switch = self._close_window(epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr())
+        return StepResult(taken=taken, announced=announced - {Word.NOT_FINITE}, switch=switch)
+
+    def end_epoch(self, *, lr: float, next_lr: float) -> Switch:
+        """Report the epoch and go over to what is decided for the next one.
+
+        `lr` and `next_lr` are the schedule's rates of this epoch and the next, before batch scaling and warm-up.
+        """
+        switch = self._close_window(epoch_end=True, lr=lr, next_lr=next_lr)
+        self.epoch += 1
+        self.lr = next_lr
+        return switch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this worker, loadable with `weights_only=True`; the controller's is in rank 0's."""
+        return {
+            "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
+            "epoch": self.epoch,
+            "lr": self.lr,
+            "decision": to_json(self.decision),
+            "controller": self.controller.state_dict() if self.rank == 0 else None,
+            "engine": self._engine.state_dict(),
+        }
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue where a group stopped, given the states of all its workers in rank order.
+
+        In a group of another size every worker owes the mean of the old residuals, which is what the group owed.
+
+        Raises:
+            StateError: no state, or the state of another model.
+        """
+        if not states:
+            raise StateError("load_state_dict() got no states; give those of all workers of the saved group")
+        first = states[0]
+        place = self.rank if len(states) == self.world_size else -1
+        self._engine.load_state_dict([state["engine"] for state in states], place)
+        self.controller.load_state_dict(first["controller"])
+        self.decision = decision_from_json(first["decision"])
+        self._engine.plan = self.decision.level_by_layer
+        self.steps, self.skipped_steps = first["steps"], first["skipped_steps"]
+        self.epoch, self.lr = first["epoch"], first["lr"]
+
+    def _raise_now(self) -> frozenset[Word]:
+        self._in_flight = frozenset(self._requested)
+        return self._in_flight
+
+    def _settle(self, *, taken: bool) -> None:
+        if not taken:
+            self._engine.rollback()
+            self.skipped_steps += 1
+            return
+        self._engine.commit()
+        if self._optimizer is not None:
+            self._optimizer.step()
+
+    def _window_is_full(self) -> bool:
+        steps = self._config.detector.window.steps
+        return steps is not None and self.steps % steps == 0
+
+    def _current_lr(self) -> float:
+        """The schedule's rate as far as it is known: before the first epoch's end, the optimizer's."""
+        if self.lr is None and self._optimizer is not None:
+            return float(self._optimizer.param_groups[0]["lr"])
+        return self.lr or 0.0
+
+    def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
+        epochs = self._config.detector.window.epochs
+        closes = (self.epoch + 1) % epochs == 0 if epochs else not epoch_end
+        report = Report(
+            epoch=self.epoch,
+            step=self.steps,
+            epoch_end=epoch_end,
+            world_size=self.world_size,
+            global_batch=self.global_batch,
+            lr=lr,
+            next_lr=next_lr,
+            window_steps=self._engine.sums.steps,
+            statistic_by_layer=self._statistic() if closes else None,
+        )
+        return self._switch(lambda: self._decide(report))
+
+    def _statistic(self) -> dict[str, float]:
+        sums = self._engine.sums
+        sketches = self._exchange(_mean_flow(sums.sketches(self._config.seed, self._device)))
+        sums.clear()
+        return norms((layer.name for layer in self.layers), sketches)
+
+    def _decide(self, report: Report) -> Decision:
+        proposal = self.controller.decide(report)
+        return proposal if self._decider is None else self._decider(report, proposal)
+
+    def _overridden(self) -> Decision:
+        return self.controller.override(self._overrides, epoch=self.epoch, step=self.steps)
+
+    def _switch(self, decide: Callable[[], Decision]) -> Switch:
+        """Rank 0 decides, all ranks go over to it and say which plan they run."""
+        decision = self._share_decision(decide)
+        self.decision = decision
+        self._engine.plan = decision.level_by_layer
+        own = Ack(rank=self.rank, step=self.steps, digest=plan_digest(self._engine.plan))
+        acks = [Ack(**json.loads(text)) for text in self._share(json.dumps(asdict(own)))]
+        return Switch(decision=decision, acks=tuple(acks))
+
+    def _share_decision(self, decide: Callable[[], Decision]) -> Decision:
+        if self.rank != 0:
+            answer = json.loads(self._share("")[0])
+            if "error" in answer:
+                raise ReportError(f"rank 0 could not decide: {answer['error']}")
+            return decision_from_json(answer)
+        try:
+            decision = decide()
+        except AccordionError as error:
+            # The others wait for an answer: they get this one before it is raised here.
+            self._share(json.dumps({"error": str(error)}))
+            raise
+        self._share(json.dumps(to_json(decision)))
+        return decision
+
+    def _share(self, text: str) -> list[str]:
+        """Everybody's text, in rank order."""
+        payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(self._device)
+        payloads: list[Tensor] = self._exchange(_gather_flow(payload))
+        return [bytes(payload.tolist()).decode() for payload in payloads]
+
+    def _exchange(self, flow: Flow) -> Any:
+        def count(_: int, request: Request) -> None:
+            self.ledger.count((OVERHEAD,), request)
+
+        return drive([flow], self._hook.network, count)[0][0]
+
+
+def _mean_flow(buffer: Tensor) -> Flow:
+    mean = yield Mean(buffer)
+    return mean, buffer
+
+
+def _gather_flow(payload: Tensor) -> Flow:
+    payloads = yield Gather(payload)
+    return payloads, payload

@@ -1,0 +1,27 @@
+# The api: neither torch nor Ray is in it. Build from the root of the repository:
+#   docker build -f deploy/docker/service.Dockerfile -t accordion-service .
+FROM python:3.11.11-slim-bookworm AS build
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/accordion
+ENV PATH=/opt/accordion/bin:$PATH
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY deploy/docker/service_requirements.py deploy/docker/
+RUN python deploy/docker/service_requirements.py pyproject.toml > requirements.txt \
+    && pip install --requirement requirements.txt --constraint constraints.txt
+COPY accordion accordion
+COPY workers workers
+COPY service service
+RUN pip install --no-deps .
+
+FROM python:3.11.11-slim-bookworm
+RUN useradd --uid 10001 --create-home accordion \
+    && install --directory --owner=accordion --mode=0700 /srv/accordion
+COPY --from=build /opt/accordion /opt/accordion
+ENV PATH=/opt/accordion/bin:$PATH ACCORDION_HOME=/srv/accordion
+USER 10001
+WORKDIR /srv/accordion
+EXPOSE 8080
+ENTRYPOINT ["accordion"]
+CMD ["api"]

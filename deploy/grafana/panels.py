@@ -1,0 +1,366 @@
+"""What the dashboard *Job* shows: rows of panels with their queries, as plain records.
+
+Several api processes export the same series, so job queries drop `instance` with `max`, and counters are compared
+after that. `$job_id` is the dashboard's variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+RATE = "[$__rate_interval]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One expression and the name of its series."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel; the grid is 24 columns wide."""
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    kind: Literal["timeseries", "stat", "timeline"] = "timeseries"
+    width: int = 8
+    height: int = 8
+    stacked: bool = False
+    values: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """Names and colours of the values of a timeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def of_job(name: str, more: str = "", *, drop: str = "") -> str:
+    """One series of the job, whichever api process said it; `drop` names further labels to leave out."""
+    labels = ", ".join(part for part in ('job_id="$job_id"', more) if part)
+    dropped = ", ".join(part for part in ("instance", drop) if part)
+    return f"max without ({dropped}) ({name}{{{labels}}})"
+
+
+def rate_of_job(name: str, more: str = "", *, drop: str = "") -> str:
+    """The same as a rate a second."""
+    labels = ", ".join(part for part in ('job_id="$job_id"', more) if part)
+    dropped = ", ".join(part for part in ("instance", drop) if part)
+    return f"max without ({dropped}) (rate({name}{{{labels}}}{RATE}))"
+
+
+def _kind(kind: str) -> str:
+    return f'kind="{kind}"'
+
+
+def _state(state: str) -> str:
+    return f'state="{state}"'
+
+
+def _one(expr: str, legend: str) -> tuple[Query, ...]:
+    return (Query(expr=expr, legend=legend),)
+
+
+_DENSE, _SENT = (of_job("accordion_job_bytes_total", _kind(kind), drop="kind") for kind in ("dense", "payload"))
+_SAVED = f"{_DENSE} / {_SENT}"
+_STEPS = "{} / {}".format(
+    *(of_job("accordion_job_steps", _state(state), drop="state") for state in ("finished", "planned"))
+)
+_LEVELS = " + ".join(
+    f"{code} * " + of_job("accordion_group_level", f'level="{level}"', drop="level")
+    for code, level in enumerate(("none", "low", "high", "other"))
+)
+_REGIME_NAMES = {0: ("stable", "blue"), 1: ("critical", "orange")}
+_LEVEL_NAMES = {0: ("none", "text"), 1: ("low", "light-blue"), 2: ("high", "dark-blue"), 3: ("by hand", "purple")}
+_YES_NO = {0: ("no", "red"), 1: ("yes", "green")}
+
+NOW = Row(
+    title="Now",
+    panels=(
+        Panel(
+            title="Job",
+            kind="stat",
+            unit="string",
+            width=6,
+            height=4,
+            description="Name, task, method and policy of the job.",
+            queries=_one(of_job("accordion_job_info"), "{{name}}: {{task}}, {{method}}, {{policy}}"),
+        ),
+        Panel(
+            title="Progress",
+            kind="stat",
+            unit="percentunit",
+            width=3,
+            height=4,
+            description="Finished steps as a part of all planned steps.",
+            queries=_one(_STEPS, "done"),
+        ),
+        Panel(
+            title="Training loss",
+            kind="stat",
+            unit="none",
+            width=3,
+            height=4,
+            description="Newest training loss.",
+            queries=_one(of_job("accordion_job_loss", _kind("training")), "loss"),
+        ),
+        Panel(
+            title="Traffic saved",
+            kind="stat",
+            unit="none",
+            width=3,
+            height=4,
+            description="How many times fewer bytes were sent than fp32 gradients would have been, since the start.",
+            queries=_one(_SAVED, "times"),
+        ),
+        Panel(
+            title="Workers",
+            kind="stat",
+            unit="none",
+            width=3,
+            height=4,
+            description="Workers that train now.",
+            queries=_one(of_job("accordion_job_workers_alive"), "alive"),
+        ),
+        Panel(
+            title="Restarts",
+            kind="stat",
+            unit="none",
+            width=3,
+            height=4,
+            description="Worker groups that ended before their time.",
+            queries=_one(of_job("accordion_job_restarts_total"), "restarts"),
+        ),
+        Panel(
+            title="Checkpoint age",
+            kind="stat",
+            unit="s",
+            width=3,
+            height=4,
+            description="Work that a crash would lose now, in seconds.",
+            queries=_one(f"time() - {of_job('accordion_job_checkpoint_timestamp_seconds')}", "age"),
+        ),
+        Panel(
+            title="State",
+            kind="timeline",
+            unit="none",
+            width=24,
+            height=4,
+            description="State of the job over time.",
+            values=_YES_NO,
+            queries=_one(f"{of_job('accordion_job_state')} == 1", "{{state}}"),
+        ),
+    ),
+)
+LEARNING = Row(
+    title="Learning",
+    panels=(
+        Panel(
+            title="Loss",
+            unit="none",
+            width=6,
+            description="Training loss and the loss of the newest evaluation.",
+            queries=_one(of_job("accordion_job_loss"), "{{kind}}"),
+        ),
+        Panel(
+            title="Evaluation",
+            unit="none",
+            width=6,
+            description="Accuracy and what else the task measures.",
+            queries=_one(of_job("accordion_job_metric"), "{{kind}}"),
+        ),
+        Panel(
+            title="Learning rate",
+            unit="none",
+            width=6,
+            description="Learning rate in force.",
+            queries=_one(of_job("accordion_job_learning_rate"), "learning rate"),
+        ),
+        Panel(
+            title="Epochs",
+            unit="none",
+            width=6,
+            description="Finished and planned epochs; a step back is work that a crash rolled back.",
+            queries=_one(of_job("accordion_job_epochs"), "{{state}}"),
+        ),
+    ),
+)
+CONTROLLER = Row(
+    title="Controller",
+    panels=(
+        Panel(
+            title="Regimes",
+            kind="timeline",
+            unit="none",
+            width=12,
+            values=_REGIME_NAMES,
+            description="Regime by layer group: critical where the gradients of one of its layers change fast.",
+            queries=_one(of_job("accordion_group_regime", _state("critical")), "{{group}}"),
+        ),
+        Panel(
+            title="Levels",
+            kind="timeline",
+            unit="none",
+            width=12,
+            values=_LEVEL_NAMES,
+            description="Lightest compression level in force by layer group.",
+            queries=_one(_LEVELS, "{{group}}"),
+        ),
+        Panel(
+            title="Change against threshold",
+            unit="none",
+            width=8,
+            description="Relative change of the gradient norm at the last comparison; critical from the threshold up.",
+            queries=(
+                Query(expr=of_job("accordion_group_change_ratio"), legend="{{group}}"),
+                Query(expr=of_job("accordion_job_threshold_ratio"), legend="threshold"),
+            ),
+        ),
+        Panel(
+            title="Gradient norm",
+            unit="none",
+            width=8,
+            description="Norm of the mean raw gradient over the newest closed window, by layer group.",
+            queries=_one(of_job("accordion_group_gradient_norm"), "{{group}}"),
+        ),
+        Panel(
+            title="Decisions and overrides",
+            unit="none",
+            width=8,
+            description="Decisions a minute by the policy, and overrides by people in each state.",
+            queries=(
+                Query(expr=f"60 * {rate_of_job('accordion_job_decisions_total')}", legend="decisions a minute"),
+                Query(expr=of_job("accordion_job_overrides"), legend="overrides {{state}}"),
+            ),
+        ),
+    ),
+)
+COMMUNICATION = Row(
+    title="Communication",
+    panels=(
+        Panel(
+            title="Bytes a second",
+            unit="Bps",
+            width=12,
+            description="Sent by one worker, against what fp32 and fp16 gradients would have been.",
+            queries=_one(rate_of_job("accordion_job_bytes_total"), "{{kind}}"),
+        ),
+        Panel(
+            title="Saved over time",
+            unit="none",
+            width=12,
+            description="How many times fewer bytes than fp32, now; nothing while no step is taken.",
+            queries=_one(
+                f"{rate_of_job('accordion_job_bytes_total', _kind('dense'), drop='kind')} / "
+                f"({rate_of_job('accordion_job_bytes_total', _kind('payload'), drop='kind')} > 0)",
+                "times fewer than fp32",
+            ),
+        ),
+    ),
+)
+STEP_TIME = Row(
+    title="Step time",
+    panels=(
+        Panel(
+            title="Time by phase",
+            unit="s",
+            width=12,
+            stacked=True,
+            description="Seconds that rank 0 spends in each phase, for each second.",
+            queries=_one(rate_of_job("accordion_step_phase_seconds_total"), "{{phase}}"),
+        ),
+        Panel(
+            title="Samples a second",
+            unit="none",
+            width=12,
+            description="Training samples a second, over all workers.",
+            queries=_one(of_job("accordion_job_samples_per_second"), "samples/s"),
+        ),
+    ),
+)
+ELASTICITY = Row(
+    title="Elasticity",
+    panels=(
+        Panel(
+            title="Workers",
+            unit="none",
+            description="Workers that train, against those there is room for.",
+            queries=(
+                Query(expr=of_job("accordion_job_workers_alive"), legend="alive"),
+                Query(expr=of_job("accordion_job_workers_wanted"), legend="wanted"),
+            ),
+        ),
+        Panel(
+            title="Silence",
+            unit="s",
+            description="Seconds since the job last said how far it is.",
+            queries=_one(f"time() - {of_job('accordion_job_progress_timestamp_seconds')}", "since last word"),
+        ),
+        Panel(
+            title="Checkpoint size",
+            unit="bytes",
+            description="Size of the newest checkpoint.",
+            queries=_one(of_job("accordion_job_checkpoint_size_bytes"), "size"),
+        ),
+    ),
+)
+SERVICE = Row(
+    title="Service",
+    panels=(
+        Panel(
+            title="Jobs",
+            unit="none",
+            width=6,
+            description="All jobs by state, and how many wait.",
+            queries=(
+                Query(expr="max without (instance) (accordion_jobs)", legend="{{state}}"),
+                Query(expr="max without (instance) (accordion_queue_jobs)", legend="queue"),
+            ),
+        ),
+        Panel(
+            title="Answers, 95 of 100",
+            unit="s",
+            width=6,
+            description="Time to the first byte of an answer, by route.",
+            queries=_one(
+                "histogram_quantile(0.95, sum by (le, route) "
+                f"(rate(accordion_api_request_duration_seconds_bucket{RATE})))",
+                "{{route}}",
+            ),
+        ),
+        Panel(
+            title="Scheduler",
+            unit="s",
+            width=6,
+            description="Seconds since the scheduler last renewed its lease.",
+            queries=_one(
+                "time() - max without (instance) (accordion_scheduler_heartbeat_timestamp_seconds)", "silence"
+            ),
+        ),
+        Panel(
+            title="Cluster reachable",
+            kind="stat",
+            unit="none",
+            width=6,
+            values=_YES_NO,
+            description="Whether the scheduler reaches the Ray cluster; its nodes are on Ray's own dashboard.",
+            queries=_one("max without (instance) (accordion_cluster_reachable)", "reachable"),
+        ),
+    ),
+)
+ROWS = (NOW, LEARNING, CONTROLLER, COMMUNICATION, STEP_TIME, ELASTICITY, SERVICE)
+ANNOTATIONS: Mapping[str, tuple[str, str]] = {
+    "Decisions": ("blue", 'changes(accordion_job_decisions_total{job_id="$job_id"}[$__interval]) > 0'),
+    "Overrides": ("purple", 'changes(accordion_job_overrides{job_id="$job_id", state="APPLIED"}[$__interval]) > 0'),
+    "Restarts": ("red", 'changes(accordion_job_restarts_total{job_id="$job_id"}[$__interval]) > 0'),
+}

@@ -1,0 +1,1 @@
+"""The REST api under `/api/v1`: one router a file."""

@@ -1,0 +1,162 @@
+"""Jobs: submit, list, look at, cancel."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from service.api.conditions import IdempotencyKey, IfMatch, check_if_match, etag
+from service.api.deps import NO_QUERY, WRITES, JobDep, JobId, PartsDep, QueryParams
+from service.api.parts import Parts
+from service.api.problems import problems
+from service.api.schemas import PLAIN, DryRun, JobPage, JobView
+from service.api.views import job_view
+from service.domain.jobs import Reason, Status
+from service.domain.queue import Asked, Waiting, live_sizes, plan_queue, reserved_sizes
+from service.errors import Invalid
+from service.store.commands import Commands, Idempotency, body_hash
+from service.store.models import JobRow
+from service.store.repository import JobFilter
+from workers.contract import JobSpec
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+_ETAG = {"ETag": {"description": "version of what people asked for", "schema": {"type": "string"}}}
+_LOCATION = {"Location": {"description": "address of the job", "schema": {"type": "string"}}}
+
+
+class SubmitQuery(QueryParams):
+    """Query of a submission."""
+
+    dry_run: bool = Field(
+        default=False, description="answer with the defaulted spec and why it would wait; store nothing"
+    )
+
+
+class ListQuery(QueryParams):
+    """Query of the list."""
+
+    status: list[Status] = Field(default=[], max_length=len(Status), description="any of these")
+    name: str | None = Field(default=None, max_length=63, pattern=PLAIN)
+    label: list[Annotated[str, Field(max_length=127, pattern=PLAIN)]] = Field(
+        default=[], max_length=32, description="`key:value`, all of these"
+    )
+    limit: int = Field(default=50, ge=1, le=200)
+    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the page before")
+
+
+@router.post(
+    "",
+    status_code=201,
+    dependencies=[WRITES],
+    response_model=JobView,
+    responses={
+        200: {"model": JobView | DryRun, "description": "dry run, or the job that this Idempotency-Key made before"},
+        201: {"headers": _ETAG | _LOCATION},
+        **problems(400, 415),
+    },
+)
+def submit(
+    spec: JobSpec,
+    query: Annotated[SubmitQuery, Query()],
+    *,
+    request: Request,
+    response: Response,
+    parts: PartsDep,
+    idempotency_key: IdempotencyKey = None,
+) -> Any:
+    """Submit a job: it is stored, waits for room, and starts.
+
+    With an `Idempotency-Key`, repeating the request answers 200 with the job that the first one made; the same key with
+    another body is refused with 422.
+    """
+    if query.dry_run:
+        return Response(_dry_run(parts, spec).model_dump_json(), 200, media_type="application/json")
+    key = _idempotency(idempotency_key, "POST /jobs", spec.model_dump(mode="json"))
+    job, replayed = Commands(parts.database, parts.clock).submit(spec, key)
+    response.status_code = 200 if replayed else 201
+    response.headers["Location"] = request.app.url_path_for("get_one", job_id=job.id)
+    response.headers["ETag"] = etag(job)
+    return job_view(job)
+
+
+@router.get("", responses=problems())
+def get_list(query: Annotated[ListQuery, Query()], parts: PartsDep) -> JobPage:
+    """Jobs, newest first; `next_cursor` leads to the next page."""
+    labels = [_label(text, index) for index, text in enumerate(query.label)]
+    wanted = JobFilter(
+        statuses=[status.value for status in query.status],
+        name=query.name,
+        labels=labels,
+        before=_from_cursor(query.cursor),
+        limit=query.limit + 1,
+    )
+    rows = parts.repository.jobs(wanted)
+    page = rows[: query.limit]
+    return JobPage(
+        items=[job_view(row) for row in page], next_cursor=_to_cursor(page[-1]) if len(rows) > len(page) else None
+    )
+
+
+@router.get("/{job_id}", dependencies=[NO_QUERY], responses={200: {"headers": _ETAG}, **problems(404)})
+def get_one(job: JobDep, response: Response) -> JobView:
+    """One job: spec, state with its reason, progress, newest metrics."""
+    response.headers["ETag"] = etag(job)
+    return job_view(job)
+
+
+@router.post(
+    "/{job_id}/cancel",
+    status_code=202,
+    dependencies=[NO_QUERY, WRITES],
+    responses={202: {"headers": _ETAG}, **problems(404, 409, 412)},
+)
+def cancel(job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None) -> JobView:
+    """Cancel a job: at once where it waits, else its workers save their state and stop. Repeating is harmless."""
+    commands = Commands(parts.database, parts.clock)
+    job = commands.cancel(job_id, lambda row: check_if_match(if_match, row), grace_s=parts.settings.cancel_grace_s)
+    response.headers["ETag"] = etag(job)
+    return job_view(job)
+
+
+def _idempotency(key: str | None, scope: str, body: Any) -> Idempotency | None:
+    return Idempotency(key=key, scope=scope, body_hash=body_hash(body)) if key else None
+
+
+def _dry_run(parts: Parts, spec: JobSpec) -> DryRun:
+    cluster = parts.repository.cluster()
+    rows = parts.repository.unfinished()
+    ahead = [row for row in parts.repository.queue() if row.priority >= spec.priority]
+    waiting = [Waiting(id=row.id, asked=Asked(**row.spec["workers"])) for row in ahead]
+    waiting.append(Waiting(id="new", asked=Asked(**spec.workers.model_dump())))
+    reserved = reserved_sizes((row.workers, Asked(**row.spec["workers"])) for row in rows)
+    verdict = plan_queue(waiting, live_sizes(cluster.nodes if cluster else []), reserved)["new"]
+    return DryRun(spec=spec, would_wait=verdict.reason is not Reason.ADMITTED, message=verdict.message)
+
+
+def _label(text: str, index: int) -> tuple[str, str]:
+    key, colon, value = text.partition(":")
+    if not (key and colon and value):
+        raise Invalid(f"label is {text!r}; give it as key:value", f"query/label/{index}")
+    return key, value
+
+
+def _to_cursor(row: JobRow) -> str:
+    return base64.urlsafe_b64encode(f"{row.created_at!r} {row.id}".encode()).decode()
+
+
+def _from_cursor(cursor: str | None) -> tuple[float, str] | None:
+    if cursor is None:
+        return None
+    try:
+        created_at, job_id = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
+        before = float(created_at)
+    except (ValueError, binascii.Error):
+        before, job_id = math.nan, ""
+    if not (math.isfinite(before) and job_id.isprintable()):
+        raise Invalid(f"cursor is {cursor!r}; use next_cursor of the page before as it is", "query/cursor")
+    return before, job_id

@@ -1,0 +1,151 @@
+"""Every error as `application/problem+json` (RFC 9457), with a stable code, the request's id and the wrong values."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from service.api.schemas import Problem, ProblemItem
+from service.errors import ApiError, Invalid
+
+MEDIA_TYPE = "application/problem+json"
+_REF = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+_CODES = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    415: "unsupported_media_type",
+}
+_log = structlog.get_logger()
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route declares in `responses=`: these, and those that every route may answer with."""
+    every = {401, 403, 413, 422, 500, 503, *statuses}
+    return {status: {"description": HTTPStatus(status).phrase, "content": _REF} for status in sorted(every)}
+
+
+def problem(scope: Any, status: int, detail: str, **more: Any) -> Response:
+    """One problem answer; `code`, `errors` and `headers` may be given."""
+    body = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        code=more.get("code") or _CODES.get(status, HTTPStatus(status).name.lower()),
+        request_id=scope.get("state", {}).get("request_id", ""),
+        errors=more.get("errors", []),
+    )
+    return JSONResponse(body.model_dump(mode="json"), status, headers=more.get("headers"), media_type=MEDIA_TYPE)
+
+
+def api_problem(scope: Any, error: ApiError) -> Response:
+    """The answer of an error of ours."""
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(error.status)
+    items = [ProblemItem(pointer=error.pointer, detail=str(error))] if isinstance(error, Invalid) else []
+    return problem(scope, error.status, str(error), code=error.code, errors=items, headers=headers)
+
+
+def crash_problem(scope: Any, error: Exception) -> Response:
+    """The answer to an error that nobody foresaw; the traceback goes to the log only."""
+    _log.error("crash", path=scope["path"], exc_info=error)
+    request_id = scope.get("state", {}).get("request_id", "")
+    return problem(scope, 500, f"the service failed; its log says why under request {request_id}", code="internal")
+
+
+def install_problems(app: FastAPI) -> None:
+    """Answer every error in one form and say so in the schema."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(OperationalError, _database_error)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+
+
+def _api_error(request: Request, error: Exception) -> Response:
+    return api_problem(request.scope, error if isinstance(error, ApiError) else ApiError(str(error)))
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    if any(item["loc"] == ("body",) and isinstance(item.get("input"), bytes) for item in found):
+        given = request.headers.get("content-type", "missing")
+        return problem(request.scope, 415, f"Content-Type is {given}; send the body as application/json")
+    if any(item["type"] == "json_invalid" for item in found):
+        reason = found[0].get("ctx", {}).get("error", "it cannot be read")
+        return problem(request.scope, 400, f"the body is no JSON: {reason}", code="invalid_json")
+    items = [ProblemItem(pointer=_pointer(item["loc"]), detail=_detail(item)) for item in found]
+    detail = "; ".join(f"{item.pointer}: {item.detail}" if item.pointer else item.detail for item in items[:3])
+    more = f" (and {len(items) - 3} more)" if len(items) > 3 else ""
+    return problem(request.scope, 422, detail + more, code="invalid", errors=items)
+
+
+def _pointer(loc: tuple[Any, ...]) -> str:
+    """A JSON pointer for the body; `query/limit`, `path/job_id` or `header/if-match` for the rest."""
+    if loc and loc[0] == "body":
+        return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in loc[1:])
+    return "/".join(str(part) for part in loc)
+
+
+def _detail(item: dict[str, Any]) -> str:
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        return f"{item['loc'][-1]!r} is not known here; check the spelling or leave it out"
+    if item["type"] == "missing":
+        return "is missing and has no default"
+    value = repr(item.get("input"))
+    return (
+        message
+        if item["type"] == "value_error" or len(value) > 80
+        else f"{value} is refused: {message[:1].lower()}{message[1:]}"
+    )
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    known = error if isinstance(error, HTTPException) else HTTPException(500)
+    path, method = request.scope["path"], request.scope["method"]
+    headers = {name.lower(): value for name, value in (known.headers or {}).items()}
+    detail = str(known.detail)
+    if known.status_code == HTTPStatus.NOT_FOUND:
+        detail = f"there is nothing at {path}; /docs lists what there is"
+    if known.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["allow"] = ", ".join(_methods_of(request.app, path)) or headers.get("allow", "")
+        detail = f"{path} does not take {method}; it takes {headers['allow']}"
+    return problem(request.scope, known.status_code, detail, headers=headers)
+
+
+def _methods_of(app: FastAPI, path: str) -> list[str]:
+    """What a path takes, by the schema; the framework names the methods of the first route only."""
+    for template, operations in _openapi(app)["paths"].items():
+        if re.fullmatch(re.sub(r"\\{[^}]+\\}", "[^/]+", re.escape(template)), path):
+            return sorted(name.upper() for name in operations)
+    return []
+
+
+def _database_error(request: Request, error: Exception) -> Response:
+    # SQLite calls a statement that it does not understand by the same name as a file that it cannot open.
+    if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+        return crash_problem(request.scope, error)
+    _log.error("database", error=str(error))
+    detail = "the database does not answer; try again in a moment"
+    return problem(request.scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        ours = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        ours_nested = ours.pop("$defs", {})
+        schema.setdefault("components", {}).setdefault("schemas", {}).update({"Problem": ours, **ours_nested})
+        app.openapi_schema = schema
+    return app.openapi_schema

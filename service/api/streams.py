@@ -1,0 +1,87 @@
+"""What happens to a job, as it happens: events and logs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import Field
+from starlette.responses import StreamingResponse
+
+from service.api.conditions import last_event_id
+from service.api.deps import JobDep, PartsDep, QueryParams
+from service.api.problems import problems
+from service.api.sse import MEDIA_TYPE, EventReader, LogReader, stream
+from service.domain.jobs import ENDED, Status
+from service.errors import Invalid
+
+router = APIRouter(prefix="/jobs/{job_id}", tags=["streams"])
+LastEventIdHeader = Annotated[
+    str | None, Header(alias="Last-Event-ID", max_length=64, description="number of the last event that arrived")
+]
+_EVENT = {
+    "type": "object",
+    "description": "one event; `data` is JSON",
+    "properties": {name: {"type": "string"} for name in ("data", "event", "id")} | {"retry": {"type": "integer"}},
+}
+_STREAM = {MEDIA_TYPE: {"schema": _EVENT}}
+_OVER: dict[int | str, dict[str, Any]] = {
+    204: {"description": "the job has ended and there is nothing after that number"}
+}
+
+
+class EventsQuery(QueryParams):
+    """Query of the events."""
+
+    after: int = Field(default=0, ge=0, description="number of the last event that is known; Last-Event-ID wins")
+
+
+class LogsQuery(QueryParams):
+    """Query of the logs."""
+
+    attempt: int | None = Field(default=None, ge=1, description="of this attempt only")
+    follow: bool = Field(default=False, description="as server-sent events, while the job runs")
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": _STREAM, "description": "events as they happen"}, **_OVER, **problems(404)},
+)
+def get_events(
+    job: JobDep, query: Annotated[EventsQuery, Query()], *, parts: PartsDep, last_event_id_: LastEventIdHeader = None
+) -> Response:
+    """Server-sent events: `status epoch decision override workers checkpoint log`, at last `end`; then it closes.
+
+    Ids grow by one without gaps. `progress` events carry no id: only the newest counts. A client that comes back with
+    `Last-Event-ID` sees every number once.
+    """
+    after = last_event_id(last_event_id_, job.event_seq)
+    after = query.after if after is None else after
+    if after > job.event_seq:
+        raise Invalid(f"after is {after}; the newest event is {job.event_seq}", "query/after")
+    if Status(job.status) in ENDED and after >= job.event_seq:
+        return Response(status_code=204)
+    return stream(parts, EventReader(parts, job.id), after)
+
+
+@router.get(
+    "/logs",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}, **_STREAM}, "description": "lines of output"},
+        **_OVER,
+        **problems(404),
+    },
+)
+def get_logs(
+    job: JobDep, query: Annotated[LogsQuery, Query()], *, parts: PartsDep, last_event_id_: LastEventIdHeader = None
+) -> Response:
+    """Output of the workers and their supervisor: as text, or with `follow` as server-sent events."""
+    reader = LogReader(parts, job.id, query.attempt)
+    if not query.follow:
+        return StreamingResponse(reader.text(), media_type="text/plain; charset=utf-8")
+    after = last_event_id(last_event_id_, job.log_number)
+    if after is not None and Status(job.status) in ENDED and after >= job.log_number:
+        return Response(status_code=204)
+    return stream(parts, reader, after or 0)

@@ -1,0 +1,150 @@
+"""Rows of the store as answers of the api."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accordion.messages import Decision, Level, Regime, decision_from_json
+from accordion.policies import POLICIES
+from service.api.schemas import (
+    AttemptView,
+    CheckpointView,
+    ClusterView,
+    DecisionView,
+    EpochView,
+    EventView,
+    JobView,
+    LayerSchedule,
+    NodeView,
+    OverrideView,
+    ProgressView,
+    ScheduleView,
+)
+from service.store.models import (
+    AckRow,
+    AttemptRow,
+    CheckpointRow,
+    ClusterRow,
+    DecisionRow,
+    EpochRow,
+    EventRow,
+    JobRow,
+    OverrideRow,
+)
+from workers.contract import JobSpec
+
+
+def job_view(row: JobRow) -> JobView:
+    """One job."""
+    return JobView.model_validate(
+        {
+            **{name: getattr(row, name) for name in JobView.model_fields if name != "progress"},
+            "progress": progress_view(row),
+        }
+    )
+
+
+def progress_view(row: JobRow) -> ProgressView | None:
+    """Where the job is; None before the first word from its workers."""
+    if row.progress is None:
+        return None
+    now = row.progress
+    steps = now["steps_per_epoch"] * now["epochs"]
+    rate = now["samples_per_s"] / row.spec["training"]["global_batch"]
+    return ProgressView.model_validate(
+        {
+            **{name: now[name] for name in ("epoch", "epochs", "step", "samples_per_s", "loss", "lr", "bytes")},
+            "steps": steps,
+            "eta_s": max(0, steps - now["step"]) / rate if rate > 0 else None,
+            "updated_at": now["time"],
+        }
+    )
+
+
+def attempt_view(row: AttemptRow) -> AttemptView:
+    """One attempt."""
+    return AttemptView.model_validate(row)
+
+
+def checkpoint_view(row: CheckpointRow) -> CheckpointView:
+    """One checkpoint."""
+    return CheckpointView.model_validate(row)
+
+
+def epoch_view(row: EpochRow) -> EpochView:
+    """One finished epoch."""
+    return EpochView.model_validate({**row.record, "attempt": row.attempt, "generation": row.generation})
+
+
+def decision_view(row: DecisionRow) -> DecisionView:
+    """One decision."""
+    return DecisionView.model_validate(
+        {
+            "attempt": row.attempt,
+            "generation": row.generation,
+            "time": row.time,
+            "decision": decision_from_json(row.decision),
+        }
+    )
+
+
+def event_view(row: EventRow) -> EventView:
+    """One event."""
+    return EventView.model_validate(row)
+
+
+def override_view(row: OverrideRow, acks: list[AckRow]) -> OverrideView:
+    """One override with the ranks that acknowledged it."""
+    ack_list = [{"rank": ack.rank, "step": ack.step, "digest": ack.digest} for ack in acks]
+    named = {name: getattr(row, name) for name in OverrideView.model_fields if name not in {"acks", "ack_list"}}
+    return OverrideView.model_validate({**named, "acks": len(ack_list), "ack_list": ack_list})
+
+
+def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
+    """What is in force per layer; before the first decision everything is critical, as the detector starts."""
+    decision = decision_from_json(newest.decision) if newest else None
+    spec = JobSpec.model_validate(job.spec)
+    regimes: dict[str, Regime] = {layer["name"]: "critical" for layer in job.layers or []}
+    if decision:
+        regimes |= decision.regime_by_layer
+    epoch = job.progress["epoch"] if job.progress else 0
+    policy_levels = POLICIES[spec.policy.name].choose(regimes, epoch, spec.policy.options)
+    ladder = {level.name: level for level in spec.config().ladder()}
+    layers = [
+        _layer_schedule(layer, decision, policy=ladder[policy_levels[layer["name"]]], regime=regimes[layer["name"]])
+        for layer in job.layers or []
+    ]
+    return ScheduleView(epoch=epoch, step=job.progress["step"] if job.progress else 0, layers=layers)
+
+
+def _layer_schedule(
+    layer: dict[str, Any], decision: Decision | None, *, policy: Level, regime: Regime
+) -> LayerSchedule:
+    name = layer["name"]
+    level = decision.level_by_layer.get(name, policy) if decision else policy
+    said_by = decision.override_by_layer.get(name, "policy") if decision else "policy"
+    return LayerSchedule(
+        layer=name,
+        shape=tuple(layer["shape"]),
+        regime=regime,
+        level=level.name,
+        method=level.method,
+        options=dict(level.options),
+        policy_level=policy.name,
+        said_by=said_by,
+    )
+
+
+def cluster_view(row: ClusterRow | None, jobs: list[JobRow]) -> ClusterView:
+    """The cluster and what our jobs hold of it."""
+    nodes = [NodeView.model_validate(node) for node in row.nodes] if row else []
+    alive = [node for node in nodes if node.alive]
+    return ClusterView(
+        reachable=bool(row and row.reachable),
+        seen_at=row.seen_at if row else None,
+        cpus=sum(node.cpus for node in alive),
+        gpus=sum(node.gpus for node in alive),
+        cpus_reserved=sum(job.workers * job.spec["workers"]["cpus"] for job in jobs),
+        gpus_reserved=sum(job.workers * job.spec["workers"]["gpus"] for job in jobs),
+        nodes=nodes,
+    )

@@ -1,0 +1,107 @@
+"""The api process: `create_app` puts the parts together, `serve` runs them until a signal comes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+
+from service.api import catalog, health, history, jobs, overrides, streams
+from service.api.parts import Clock, Parts
+from service.api.problems import install_problems
+from service.dashboard.router import router as pages
+from service.errors import SettingsError
+from service.logs import configure_logs
+from service.request_times import RequestTimes, TimedRequests
+from service.security import login
+from service.security.guards import access_of
+from service.security.middleware import GuardMiddleware
+from service.settings import Settings
+from service.store.engine import Database
+from service.store.migrations import upgrade
+from service.store.repository import Repository
+
+_GRACE_S = 10
+"""How long open requests may take after the signal to stop; streams end by themselves."""
+
+
+def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
+    """The application over a migrated database.
+
+    Raises:
+        SettingsError: the service would be reachable from other machines without a token.
+    """
+    access = access_of(settings)
+    upgrade(settings.database)
+    database = Database(settings.database)
+    app: FastAPI = FastAPIOffline(
+        title="Accordion",
+        version="1",
+        description="Elastic training with gradient compression that adapts while the job runs.",
+        static_url="/static/docs",
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    times = RequestTimes()
+    app.state.parts = Parts(
+        settings=settings, database=database, repository=Repository(database), clock=clock, request_times=times
+    )
+    for router in (jobs.router, history.router, overrides.router, streams.router, catalog.router):
+        app.include_router(router, prefix="/api/v1")
+    for router in (health.router, login.router, pages):
+        app.include_router(router)
+    install_problems(app)
+    # The layer added last is the outermost.
+    app.add_middleware(TimedRequests, times=times)
+    app.add_middleware(GuardMiddleware, access=access, max_body_bytes=settings.max_body_bytes, clock=clock)
+    return app
+
+
+def serve(settings: Settings) -> None:
+    """Run the api until SIGTERM or SIGINT; streams end, writes are refused meanwhile.
+
+    Raises:
+        SettingsError: the port is taken, or a setting is wrong.
+    """
+    listener = _listen(settings.host, settings.port)
+    configure_logs(settings.log_level, "api")
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_S, server_header=False
+    )
+    try:
+        _Server(config, app.state.parts).run(sockets=[listener])
+    finally:
+        app.state.parts.database.close()
+
+
+class _Server(uvicorn.Server):
+    """Tells the application of the signal first: streams that never end would keep the server for ever."""
+
+    def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
+        super().__init__(config)
+        self._parts = parts
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._parts.draining.set()
+        super().handle_exit(sig, frame)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"port {port} on {host} cannot be had ({error.strerror}); "
+            "end what uses it, or choose another with ACCORDION_PORT"
+        ) from error
+    listener.set_inheritable(True)
+    return listener

@@ -1,0 +1,30 @@
+"""`accordion`: the command line.
+
+Exit codes: 0 done, 1 the job or a check failed, 2 usage (a refused request, a wrong setting, a taken port and a second
+`accordion up` on one home directory count as such), 3 the service is unreachable or failed, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+
+OURS = frozenset({"accordion", "service", "workers"})
+
+
+def main() -> None:
+    """Run the command line; what is missing is named in one sentence."""
+    try:
+        from service.commands.table import run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in OURS:
+            raise
+        sys.stderr.write(
+            f"accordion: the command line needs the package {error.name!r}; "
+            "install the service with: pip install 'accordion-train[service]'\n"
+        )
+        sys.exit(2)
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

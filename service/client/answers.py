@@ -1,0 +1,66 @@
+"""Answers and lost connections as the client's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+from pydantic import ValidationError
+
+from service.api.schemas import Problem
+from service.client.errors import Missing, Refused, ServiceFailed, Unreachable
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Errors of the network as ours.
+
+    Raises:
+        Unreachable: nothing listens at the address, or the answer broke off.
+    """
+    try:
+        yield
+    except httpx2.TimeoutException as error:
+        raise Unreachable(f"the service at {url} did not answer in time; is the machine overloaded?") from error
+    except httpx2.TransportError as error:
+        raise Unreachable(
+            f"no service answers at {url} ({error}); "
+            "start one with 'accordion up', or name another with --url or ACCORDION_URL"
+        ) from error
+
+
+def check(response: httpx2.Response) -> None:
+    """Let success pass.
+
+    Raises:
+        ServiceFailed: 5xx.
+        Missing: 404.
+        Refused: another 4xx.
+        Unreachable: whatever answers is not this service.
+    """
+    if response.is_success:
+        return
+    response.read()
+    try:
+        problem = Problem.model_validate_json(response.content)
+    except ValidationError as error:
+        raise Unreachable(
+            f"what answers at {response.request.url} is not an Accordion service (HTTP {response.status_code}); "
+            "is the address right?"
+        ) from error
+    kind = ServiceFailed if response.is_server_error else Missing if response.status_code == 404 else Refused
+    raise kind(_sentence(problem), problem.status, problem.code)
+
+
+def _sentence(problem: Problem) -> str:
+    """Each wrong value with its place; where none is named, what the service says in general."""
+    if problem.status == 401:
+        return f"{problem.detail}; set ACCORDION_ADMIN_TOKEN_FILE or ACCORDION_ADMIN_TOKEN"
+    items = [f"{_dotted(item.pointer)}: {item.detail}" if item.pointer else item.detail for item in problem.errors]
+    return "\n".join(items) or problem.detail
+
+
+def _dotted(pointer: str) -> str:
+    """A JSON pointer as people write it: `/training/epochs` is `training.epochs`."""
+    return pointer.strip("/").replace("/", ".").replace("~1", "/").replace("~0", "~")

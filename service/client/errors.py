@@ -1,0 +1,53 @@
+"""What can go wrong between a client and the service, in one tree.
+
+    ClientError
+    ├── Unreachable     nothing of ours answers at the address
+    ├── Answered        the service said no
+    │   ├── ServiceFailed   5xx: the service cannot do it now
+    │   └── Refused         4xx: the request is wrong
+    │       └── Missing     404: there is no such thing
+    └── NotOneJob       a name or the beginning of an id fits no job, or several
+
+All carry sentences for people and survive pickling.
+"""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """Root of the client's errors."""
+
+
+class Unreachable(ClientError):
+    """Nothing answers at the address, or something that is not this service."""
+
+
+class Answered(ClientError):
+    """The service said no; `status` is the HTTP status, `code` its stable word for the reason."""
+
+    def __init__(self, message: str, status: int = 500, code: str = "internal") -> None:
+        super().__init__(message, status, code)
+        self.status = status
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ServiceFailed(Answered):
+    """The service cannot do it now; trying again may help."""
+
+
+class Refused(Answered):
+    """The request is wrong; repeating it does not help."""
+
+
+class Missing(Refused):
+    """There is no such job or override."""
+
+
+class NotOneJob(ClientError):
+    """What the user typed names no job, or several."""
+
+
+__all__ = ["Answered", "ClientError", "Missing", "NotOneJob", "Refused", "ServiceFailed", "Unreachable"]

@@ -1,0 +1,117 @@
+"""Server-sent events that survive lost connections: the last number is sent along, so each event comes exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import httpx2
+from pydantic import BaseModel
+
+from service.client.answers import check, translated
+from service.client.errors import ClientError, ServiceFailed, Unreachable
+
+SILENCE_S = 45.0
+"""The service sends a comment every 15 s by default; three of them missing means the connection is dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiter:
+    """How long a stream waits for a service that went away."""
+
+    patience_s: float = 60.0
+    """From the first failed attempt to the last; a restarted service is back within seconds."""
+    retry_s: float = 1.0
+    """Between two attempts."""
+    tell: Callable[[Exception], None] = lambda _: None
+    """Called once each time the service goes away."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class LogLine(BaseModel):
+    """One line of output; `rank` None is the supervisor."""
+
+    attempt: int
+    rank: int | None
+    time: float
+    """Seconds since 1970."""
+    text: str
+
+
+class LogChunk(BaseModel):
+    """Some lines of output, in order."""
+
+    number: int
+    lines: list[LogLine]
+    dropped: int
+    """Lines lost before these because they came faster than they could be stored."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """One stream and how far it was read."""
+
+    http: httpx2.Client
+    path: str
+    params: dict[str, str] = field(default_factory=dict)
+    last_id: int | None = None
+    ended: bool = False
+    """Nothing will follow."""
+
+
+def follow(stream: Stream, waiter: Waiter) -> Iterator[httpx2.ServerSentEvent]:
+    """Every event up to and with `end`.
+
+    Raises:
+        Unreachable: the service stayed away for longer than the patience.
+        ServiceFailed: likewise, and it said why.
+        Refused: there is no such stream.
+    """
+    lost_at: float | None = None
+    while not stream.ended:
+        try:
+            for item in _of_one_connection(stream):
+                lost_at = None
+                yield item
+        except (Unreachable, ServiceFailed) as error:
+            lost_at = _bear(error, lost_at, waiter)
+        if not stream.ended:
+            waiter.sleep(waiter.retry_s)
+
+
+def _bear(error: ClientError, lost_at: float | None, waiter: Waiter) -> float:
+    """When the service was lost.
+
+    Raises:
+        ClientError: the error, once the patience is over.
+    """
+    now = waiter.clock()
+    if lost_at is None:
+        waiter.tell(error)
+        return now
+    if now - lost_at > waiter.patience_s:
+        raise error
+    return lost_at
+
+
+def _of_one_connection(stream: Stream) -> Iterator[httpx2.ServerSentEvent]:
+    headers = {"Last-Event-ID": str(stream.last_id)} if stream.last_id is not None else {}
+    timeout = httpx2.Timeout(10.0, read=SILENCE_S)
+    url = str(stream.http.base_url).rstrip("/")
+    request = stream.http.sse(stream.path, params=stream.params, headers=headers, timeout=timeout)
+    with translated(url), request as source:
+        check(source.response)
+        stream.ended = source.response.status_code == 204
+        yield from () if stream.ended else _numbered(stream, source)
+
+
+def _numbered(stream: Stream, source: httpx2.EventSource) -> Iterator[httpx2.ServerSentEvent]:
+    """Events, without those that are only hints for the connection; the last number is kept for the next connection."""
+    for item in source:
+        if item.id.isdecimal():
+            stream.last_id = int(item.id)
+        stream.ended = item.event == "end"
+        if item.data:
+            yield item

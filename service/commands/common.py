@@ -1,0 +1,78 @@
+"""What the commands share: options, the connection, and how things are printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.client import Client
+    from service.settings import Settings
+
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="id, the beginning of one, or a name that only one job has")
+]
+UrlOption = Annotated[
+    str,
+    typer.Option("--url", metavar="URL", help="where the service is; default: ACCORDION_URL, or the one of this home"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+FAILED = 1
+PIPE_WIDTH = 240
+"""Columns where there is no terminal: tables are cut to a width, and a file has room."""
+
+
+def connect(url: str) -> Client:
+    """The client of the service that the flag, the settings or the home directory name.
+
+    Raises:
+        SettingsError: a setting is wrong.
+    """
+    from service.client import Client, Waiter
+    from service.settings import load_settings
+
+    settings = load_settings()
+    return Client(service_url(settings, url), settings.token(), waiter=Waiter(tell=_tell_away))
+
+
+def service_url(settings: Settings, url: str = "") -> str:
+    """Where the service is: what is asked for, what runs on this home directory, or the default address."""
+    from service.home import Home
+
+    if url or settings.url:
+        return url or settings.url
+    running = Home(settings.home).running()
+    return running.url if running else f"http://{settings.host}:{settings.port}"
+
+
+def console() -> Console:
+    """For people: colours and width follow the terminal; text from outside is never read as markup."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        return Console(highlight=False, markup=False)
+    return Console(highlight=False, markup=False, soft_wrap=True, width=PIPE_WIDTH)
+
+
+def _tell_away(error: Exception) -> None:
+    """A stream that waits in silence looks like one that hangs."""
+    typer.echo(f"accordion: {error}; waiting for it to come back", err=True)
+
+
+def print_json(data: BaseModel | dict[str, Any] | list[Any], *, indent: int | None = 2) -> None:
+    """One JSON document on standard output."""
+    plain = data.model_dump(mode="json") if isinstance(data, BaseModel) else data
+    sys.stdout.write(json.dumps(plain, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def outcome(status: str) -> int:
+    """Exit code for how a job ended."""
+    return 0 if status == "SUCCEEDED" else FAILED

@@ -1,0 +1,111 @@
+"""`override` and `cancel`: taking the wheel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.commands.common import FAILED, JobArgument, JsonOption, UrlOption, connect, print_json
+
+if TYPE_CHECKING:
+    from service.api.schemas import OverrideRequest, OverrideView
+    from service.client import Client
+
+OPEN_STATES = frozenset({"PENDING", "DELIVERED"})
+LEVEL_HELP = "low, high, a rung's number (0 is the lightest), or options such as rank=2 or method=none"
+
+
+def override(
+    job: JobArgument,
+    *,
+    level: Annotated[str, typer.Option("--level", metavar="LEVEL", help=LEVEL_HELP)],
+    layers: Annotated[
+        list[str] | None, typer.Option("--layers", metavar="GLOB", help="only these layers; may be repeated")
+    ] = None,
+    until: Annotated[int | None, typer.Option("--until", min=1, help="first epoch that is the policy's again")] = None,
+    apply_at: Annotated[
+        str, typer.Option("--apply-at", metavar="WHEN", help="next_step, next_epoch or an epoch")
+    ] = "next_step",
+    reason: Annotated[str, typer.Option("--reason", help="is kept with the override")] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="until every rank has switched; exit code 1 if that does not happen")
+    ] = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Decide by hand how hard some layers are compressed."""
+    from service.commands import words
+
+    wish = _wish(level, layers or ["*"], until=until, apply_at=apply_at, reason=reason)
+    with connect(url) as client:
+        found = client.find(job)
+        made = client.override(found.id, wish)
+        if wait:
+            made = _settled(client, found.id, made)
+    if json:
+        print_json(made)
+    else:
+        typer.echo(f"override {made.id}: {words.asked(made.model_dump(mode='json'))}")
+    if wait and made.state != "APPLIED":
+        raise typer.Exit(FAILED)
+
+
+def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
+    """Cancel a job: its workers save their state and stop."""
+    with connect(url) as client:
+        found = client.cancel(client.find(job).id)
+    if json:
+        print_json(found)
+    else:
+        typer.echo(f"{found.name} ({found.id}) is {found.status}{f': {found.message}' if found.message else ''}")
+
+
+def parse_level(text: str) -> str | int | dict[str, Any]:
+    """A level as typed: a number is a rung, `name=value[,name=value]` are options, all else is a rung's name.
+
+    Raises:
+        SettingsError: an option without a value.
+    """
+    if text.isdecimal():
+        return int(text)
+    if "=" not in text:
+        return text
+    from service.commands.spec_file import set_value
+
+    options: dict[str, Any] = {}
+    for part in text.split(","):
+        set_value(options, part)
+    return options
+
+
+def _wish(level: str, layers: list[str], *, until: int | None, apply_at: str, reason: str) -> OverrideRequest:
+    """The request.
+
+    Raises:
+        SettingsError: a value that no service would take.
+    """
+    from pydantic import ValidationError
+
+    from service.api.schemas import OverrideRequest
+    from service.errors import SettingsError
+
+    start = int(apply_at) if apply_at.isdecimal() else apply_at
+    fields = {"level": parse_level(level), "layers": layers, "until": until, "apply_at": start, "reason": reason}
+    try:
+        return OverrideRequest.model_validate(fields)
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        option = str(item["loc"][0]).replace("_", "-")
+        raise SettingsError(
+            f"--{option} is {fields[str(item['loc'][0])]!r}: {item['msg']}; see 'accordion override --help'"
+        ) from None
+
+
+def _settled(client: Client, job_id: str, made: OverrideView) -> OverrideView:
+    """The override once it is applied or never will be."""
+    for event in client.events(job_id):
+        data = getattr(event, "data", {})
+        if data.get("id") == made.id and data.get("state") not in OPEN_STATES:
+            break
+    return next(item for item in client.overrides(job_id).items if item.id == made.id)

@@ -1,0 +1,200 @@
+"""`doctor`: what is installed, reachable and misconfigured, each with the way out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from service.commands.common import FAILED, JsonOption, UrlOption, console, print_json, service_url
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+DISTRIBUTION = "accordion-train"
+LEAST_PYTHON = (3, 11)
+LEAST_DISK_BYTES = 2_000_000_000
+"""Room for logs, the database and some checkpoints of a small model."""
+LEAST_MEMORY_BYTES = 2_000_000_000
+"""Ray's head, the api, the scheduler and one job of two workers take about this much (workers/README.md)."""
+LEAST_SHARED_BYTES = 300_000_000
+"""Ray's object store of a one-machine service, and its overhead."""
+_MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    state: Literal["ok", "note", "bad"]
+    """`note`: as it is, nothing is wrong with it, but one should know."""
+    message: str
+
+
+def doctor(url: UrlOption = "", json: JsonOption = False) -> None:
+    """Look for what is missing, unreachable or misconfigured; exit code 1 if anything is."""
+    found = list(examine(url))
+    if json:
+        print_json({"ok": all(item.state != "bad" for item in found), "findings": [asdict(item) for item in found]})
+    else:
+        out = console()
+        for item in found:
+            out.print(f"{_MARKS[item.state]}  {item.name:<12} {item.message}")
+    if any(item.state == "bad" for item in found):
+        raise typer.Exit(FAILED)
+
+
+def examine(url: str) -> Iterator[Finding]:
+    """Everything, from what is installed to what runs."""
+    from service.errors import SettingsError
+    from service.settings import load_settings
+
+    yield _python()
+    yield from _packages()
+    try:
+        settings = load_settings()
+        settings.token()
+    except SettingsError as error:
+        yield Finding(name="settings", state="bad", message=str(error))
+        return
+    yield Finding(name="settings", state="ok", message=f"home is {settings.home}, database is {_database(settings)}")
+    yield from _private(settings)
+    yield from _room(settings.home)
+    yield from _service(settings, url)
+
+
+def _python() -> Finding:
+    version, least = sys.version.split()[0], ".".join(str(part) for part in LEAST_PYTHON)
+    if sys.version_info >= LEAST_PYTHON:
+        return Finding(name="python", state="ok", message=version)
+    return Finding(name="python", state="bad", message=f"{version}; at least {least} is needed, install a newer one")
+
+
+def _packages() -> Iterator[Finding]:
+    """Every package that the service asks for, against the versions it was made for."""
+    from packaging.requirements import Requirement
+
+    try:
+        asked = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            name="packages",
+            state="bad",
+            message=f"{DISTRIBUTION} is not installed; pip install '{DISTRIBUTION}[service]'",
+        )
+        return
+    needed = [item for item in asked if item.marker is None or item.marker.evaluate({"extra": "service"})]
+    wrong = [sentence for item in needed if (sentence := _wrong(item.name, str(item.specifier)))]
+    for sentence in wrong:
+        yield Finding(name="packages", state="bad", message=f"{sentence}; pip install '{DISTRIBUTION}[service]'")
+    if not wrong:
+        shown = ", ".join(f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch", "ray"))
+        yield Finding(name="packages", state="ok", message=f"{shown}, and {len(needed) - 2} more")
+
+
+def _wrong(name: str, wanted: str) -> str:
+    """What is wrong with an installed package; empty where nothing is."""
+    from packaging.specifiers import SpecifierSet
+
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return f"{name} is missing"
+    return (
+        "" if SpecifierSet(wanted).contains(version, prereleases=True) else f"{name} is {version}, {wanted} is needed"
+    )
+
+
+def _database(settings: Settings) -> str:
+    """Without the password."""
+    from sqlalchemy.engine import make_url
+
+    return make_url(settings.database).render_as_string(hide_password=True)
+
+
+def _private(settings: Settings) -> Iterator[Finding]:
+    """Files that only their owner may read."""
+    from service.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
+
+    home = Home(settings.home)
+    wanted = {home.path: OWNER_ONLY_DIR, home.ray_token: OWNER_ONLY_FILE}
+    wanted |= {path: OWNER_ONLY_FILE for path in (settings.admin_token_file, settings.ray_token_file) if path}
+    open_ = [(path, mode) for path, mode in wanted.items() if path.exists() and path.stat().st_mode & 0o077]
+    for path, mode in open_:
+        message = f"others may read {path} ({path.stat().st_mode & 0o777:o}); chmod {mode:o} {path}"
+        yield Finding(name="permissions", state="bad", message=message)
+    if home.path.exists() and not os.access(home.path, os.W_OK):
+        yield Finding(
+            name="permissions", state="bad", message=f"{home.path} cannot be written; chown it, or set ACCORDION_HOME"
+        )
+    elif not open_:
+        yield Finding(name="permissions", state="ok", message="home and token files are the owner's only")
+
+
+def _room(home: Path) -> Iterator[Finding]:
+    """Disk, memory and shared memory."""
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    yield _enough("disk", free, LEAST_DISK_BYTES, way_out=f"at {existing}; free some, or set ACCORDION_HOME")
+    memory = _available_memory()
+    if memory is not None:
+        way_out = "available; end other programs, or use a larger machine"
+        yield _enough("memory", memory, LEAST_MEMORY_BYTES, way_out=way_out)
+    shared = Path("/dev/shm")  # noqa: S108 - looked at, never written
+    if shared.exists():
+        way_out = f"at {shared}; enlarge it (docker: --shm-size=1g), or Ray is slow"
+        yield _enough("shared", shutil.disk_usage(shared).free, LEAST_SHARED_BYTES, way_out=way_out)
+
+
+def _enough(name: str, free: int, least: int, *, way_out: str) -> Finding:
+    """`way_out` is where it was looked for, and after a semicolon what to do where it is not enough."""
+    where, _, remedy = way_out.partition("; ")
+    if free >= least:
+        return Finding(name=name, state="ok", message=f"{free / 1e9:.1f} GB {where}")
+    message = f"{free / 1e9:.1f} GB {where}, at least {least / 1e9:.1f} GB are needed; {remedy}"
+    return Finding(name=name, state="bad", message=message)
+
+
+def _available_memory() -> int | None:
+    """Bytes that could be had without swapping; None where Linux does not say."""
+    path = Path("/proc/meminfo")
+    rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return next((int(row[1]) * 1024 for row in rows if row[0] == "MemAvailable:"), None)
+
+
+def _service(settings: Settings, url: str) -> Iterator[Finding]:
+    """Whether it answers and what it says of itself; where none is expected, whether one could start."""
+    from service.client import Client, ClientError
+    from service.home import Home
+
+    address = service_url(settings, url)
+    expected = bool(url or settings.url or Home(settings.home).running())
+    try:
+        with Client(address, settings.token()) as client:
+            checks = client.ready().checks
+            client.jobs(limit=1)
+    except ClientError as error:
+        yield Finding(name="service", state="bad", message=str(error)) if expected else _could_start(settings)
+        return
+    yield Finding(name="api", state="ok", message=f"answers at {address}")
+    for name, check in checks.items():
+        yield Finding(name=name, state="ok" if check.ok else "bad", message=check.message)
+
+
+def _could_start(settings: Settings) -> Finding:
+    from service.errors import StartError
+    from service.parts import free_port
+
+    try:
+        free_port(settings.host, settings.port)
+    except StartError as error:
+        return Finding(name="service", state="bad", message=f"is not running, and its {error}")
+    return Finding(name="service", state="note", message="is not running; start it with 'accordion up'")

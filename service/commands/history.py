@@ -1,0 +1,105 @@
+"""`show`: one job, all that is known of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from service.commands.common import JobArgument, JsonOption, UrlOption, connect, console, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from service.api.schemas import EpochView, JobView, OverrideView, ScheduleView
+
+
+def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
+    """Show a job: state, what is in force per layer, overrides, decisions, epochs."""
+    with connect(url) as client:
+        found = client.find(job)
+        schedule, overrides = client.schedule(found.id), client.overrides(found.id).items
+        decisions, epochs = client.decisions(found.id).items, client.epochs(found.id).items
+    if json:
+        parts: dict[str, Any] = {"overrides": overrides, "decisions": decisions, "epochs": epochs}
+        lists = {name: [item.model_dump(mode="json") for item in items] for name, items in parts.items()}
+        print_json({"job": found.model_dump(mode="json"), "schedule": schedule.model_dump(mode="json"), **lists})
+        return
+    out = console()
+    for line in _summary(found):
+        out.print(line)
+    if decisions:
+        newest = decisions[-1].decision
+        out.print(f"decisions  {len(decisions)}, the newest for epoch {newest.epoch}: {newest.reason}")
+    for table in (_schedule(schedule), _overrides(overrides), _epochs(epochs)):
+        if table.row_count:
+            out.print()
+            out.print(table)
+
+
+def _summary(job: JobView) -> list[str]:
+    from service.commands import words
+
+    spec, now = job.spec, job.progress
+    method = f"{spec.compression.method} {words.level(spec.compression.low)} / {words.level(spec.compression.high)}"
+    lines = [
+        f"{job.name}  {job.id}",
+        f"status     {job.status} ({job.reason}){f': {job.message}' if job.message else ''}",
+        f"task       {spec.task.name}, {method}, policy {spec.policy.name}",
+        f"workers    {job.world_size} train now, {spec.workers.min} to {spec.workers.max} asked, attempt {job.attempt}",
+    ]
+    if now:
+        accuracy = words.accuracy(job.metrics)
+        lines += [
+            f"progress   epoch {min(now.epoch, now.epochs - 1)} of 0-{now.epochs - 1}, step {now.step}/{now.steps}",
+            f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)}, accuracy {accuracy}",
+            f"bytes      {words.sent(now.bytes.model_dump())}",
+        ]
+    return lines
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _schedule(schedule: ScheduleView) -> Table:
+    from service.commands import words
+
+    table = _table("in force", "LAYER", "SHAPE", "REGIME", "LEVEL", "METHOD", "POLICY WOULD PICK", "SAID BY")
+    for row in schedule.layers:
+        shape = "x".join(str(length) for length in row.shape)
+        method = f"{row.method} {words.level(row.options)}".rstrip()
+        table.add_row(row.layer, shape, row.regime, row.level, method, row.policy_level, row.said_by)
+    return table
+
+
+def _overrides(overrides: list[OverrideView]) -> Table:
+    from service.commands import words
+
+    table = _table("overrides", "ID", "WISH", "REASON")
+    for override in overrides:
+        table.add_row(override.id, words.asked(override.model_dump(mode="json")), override.reason)
+    return table
+
+
+def _epochs(epochs: list[EpochView]) -> Table:
+    from service.commands import words
+
+    table = _table("epochs", "EPOCH", "LOSS", "ACCURACY", "LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS")
+    for row in epochs:
+        bytes_ = row.bytes.model_dump()
+        table.add_row(
+            str(row.epoch),
+            words.number(row.loss),
+            words.accuracy(row.metrics),
+            words.number(row.lr, 3),
+            str(row.world_size),
+            f"{sum(row.seconds_by_phase.values()):.1f}",
+            words.size(row.bytes.payload),
+            words.saved(bytes_),
+            words.layers(row.regime_by_layer, row.level_by_layer),
+        )
+    return table

@@ -1,0 +1,108 @@
+"""`submit` and `list`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.commands.common import JsonOption, UrlOption, connect, console, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from service.api.schemas import DryRun, JobView
+
+ID_SHOWN = 13
+"""Characters of an id in tables: its time stamp to the millisecond, enough to name a job."""
+
+
+def submit(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="spec in YAML or JSON; - is standard input")],
+    *,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one value of it")
+    ] = None,
+    follow_: Annotated[bool, typer.Option("--follow", "-f", help="watch it until it ends")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="store nothing; show the whole spec, and whether it would wait")
+    ] = False,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Submit a job."""
+    from uuid import uuid4
+
+    from service.commands.live import follow_as
+    from service.commands.spec_file import read_spec
+
+    spec = read_spec(file, changes or [])
+    with connect(url) as client:
+        if dry_run:
+            _show_dry_run(client.dry_run(spec), json=json)
+            return
+        job = client.submit(spec, idempotency_key=str(uuid4()))
+        if json:
+            print_json(job, indent=None if follow_ else 2)
+        else:
+            typer.echo(f"{job.name} is {job.status} as {job.id}; watch it with: accordion watch {job.id}")
+        if follow_:
+            raise typer.Exit(follow_as(client, job, json=json))
+
+
+def list_jobs(
+    *,
+    status: Annotated[
+        list[str] | None, typer.Option("--status", metavar="STATUS", help="only these, such as RUNNING")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY:VALUE", help="only jobs with these labels")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=200)] = 20,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """List jobs, newest first."""
+    with connect(url) as client:
+        page = client.jobs(status=[name.upper() for name in status or []], label=label or [], limit=limit)
+    if json:
+        print_json(page)
+        return
+    console().print(_table(page.items))
+    if page.next_cursor:
+        typer.echo(f"there are more; 'accordion list --limit {min(200, 2 * limit)}' shows them")
+
+
+def _show_dry_run(answer: DryRun, *, json: bool) -> None:
+    import yaml
+
+    if json:
+        print_json(answer)
+        return
+    typer.echo(yaml.safe_dump(answer.spec.model_dump(mode="json"), sort_keys=False).rstrip())
+    verdict = "would wait" if answer.would_wait else "would start at once"
+    typer.echo(f"# {verdict}{f': {answer.message}' if answer.message else ''}")
+
+
+def _table(jobs: list[JobView]) -> Table:
+    from rich.table import Table
+
+    from service.commands import words
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("ID", "NAME", "STATUS", "EPOCHS", "WORKERS", "LOSS", "ACCURACY", "CREATED", "WHY"):
+        table.add_column(column, no_wrap=column != "WHY")
+    for job in jobs:
+        now = job.progress
+        table.add_row(
+            job.id[:ID_SHOWN],
+            job.name,
+            job.status.value,
+            f"{min(now.epoch + 1, now.epochs)}/{now.epochs}" if now else "-",
+            str(job.world_size),
+            words.number(now.loss) if now else "-",
+            words.accuracy(job.metrics),
+            f"{job.created_at:%Y-%m-%d %H:%M}",
+            job.message or job.reason.value,
+        )
+    return table

@@ -1,0 +1,104 @@
+"""`watch` and `logs`: a job as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.commands.common import JobArgument, JsonOption, UrlOption, connect, console, outcome, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.api.schemas import EventView, JobView, ProgressView
+    from service.client import Client
+    from service.commands.state import Watched
+
+REFRESH_PER_S = 4
+"""Drawings a second; progress comes about as often."""
+See = Callable[["Watched", "EventView | ProgressView"], None]
+"""Is shown every event and the state after it."""
+
+
+def watch(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
+    """Watch a job until it ends: progress, loss, regimes, levels, bytes saved, decisions.
+
+    Exit code 0 if it succeeded, 1 if not; Ctrl-C leaves the job alone.
+    """
+    with connect(url) as client:
+        raise typer.Exit(follow_as(client, client.find(job), json=json))
+
+
+def logs(
+    job: JobArgument,
+    *,
+    follow_: Annotated[bool, typer.Option("--follow", "-f", help="until the job ends")] = False,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="of this attempt only")] = None,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Print what the workers and their supervisor wrote."""
+    with connect(url) as client:
+        found = client.find(job)
+        if follow_:
+            _follow_logs(client, found.id, attempt=attempt, json=json)
+            return
+        for line in client.logs(found.id, attempt=attempt):
+            _print_line(line, json=json)
+
+
+def follow_as(client: Client, job: JobView, *, json: bool) -> int:
+    """Show the job until it ends, as JSON lines or for people; the exit code."""
+    return outcome(_print_events(client, job) if json else follow(client, job, console()).status)
+
+
+def follow(client: Client, job: JobView, out: Console, *, see: See | None = None) -> Watched:
+    """Show the job until it ends, live on a terminal and as lines elsewhere; the state at the end."""
+    from rich.live import Live
+
+    from service.commands import screen
+    from service.commands.state import fold, watched
+
+    state = watched(job)
+    live = Live(screen.panel(state), console=out, refresh_per_second=REFRESH_PER_S) if out.is_terminal else None
+    with live or nullcontext():
+        for event in client.events(job.id):
+            state = fold(state, event)
+            for line in screen.lines(state, event):
+                out.print(line)
+            if live:
+                live.update(screen.panel(state))
+            if see:
+                see(state, event)
+    return state if state.ended else watched(client.job(job.id))
+
+
+def _print_events(client: Client, job: JobView) -> str:
+    """Every event as one line of JSON; how the job ended."""
+    from service.api.schemas import ProgressView
+
+    for event in client.events(job.id):
+        kind = {"type": "progress"} if isinstance(event, ProgressView) else {}
+        print_json(kind | event.model_dump(mode="json"), indent=None)
+    return client.job(job.id).status.value
+
+
+def _follow_logs(client: Client, job_id: str, *, attempt: int | None, json: bool) -> None:
+    for chunk in client.follow_logs(job_id, attempt=attempt):
+        if chunk.dropped:
+            _print_line(f"[accordion] {chunk.dropped} lines came too fast and were dropped", json=json)
+        for line in chunk.lines:
+            who = "supervisor" if line.rank is None else f"rank {line.rank}"
+            _print_line(f"[{who}] {line.text}", json=json)
+
+
+def _print_line(line: str, *, json: bool) -> None:
+    """`[who] text`, as it is or taken apart."""
+    if not json:
+        typer.echo(line)
+        return
+    who, _, text = line.removeprefix("[").partition("] ")
+    print_json({"who": who, "text": text}, indent=None)

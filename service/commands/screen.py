@@ -1,0 +1,118 @@
+"""How a watched job looks: a panel that is drawn again and again on a terminal, or plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from service.api.schemas import EventView, ProgressView
+from service.commands import words
+from service.commands.state import Watched
+from service.domain.jobs import ENDED
+
+_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan"}
+
+
+def panel(state: Watched) -> RenderableType:
+    """Everything that is known, in one frame."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for name, value in _rows(state):
+        grid.add_row(name, value)
+    status = Text(state.status, style=f"bold {_COLOURS.get(state.status, 'white')}")
+    title = Text.assemble(state.name, "  ", status)
+    return Panel(Group(_bar(state), grid), title=title, subtitle=state.id, title_align="left", subtitle_align="left")
+
+
+def lines(state: Watched, event: EventView | ProgressView) -> Iterator[str]:
+    """What an event has to tell, given the state after it; most have nothing."""
+    if isinstance(event, ProgressView) or event.type not in _TOLD:
+        return
+    text = _TOLD[event.type](state, event.data)
+    if text:
+        yield text
+
+
+def epoch_line(state: Watched) -> str:
+    """One finished epoch in one line."""
+    epoch = state.epoch
+    parts = [
+        f"epoch {epoch['epoch']:>3} of 0-{state.epochs - 1}",
+        f"loss {words.number(epoch['loss']):<8}",
+        f"accuracy {words.accuracy(epoch['metrics']):<7}",
+        f"lr {words.number(epoch['lr'], 3):<6}",
+        f"saved {words.saved(epoch['bytes']):<6}",
+        words.layers(epoch["regime_by_layer"], epoch["level_by_layer"]),
+    ]
+    return "  ".join(parts).rstrip()
+
+
+def _standing(state: Watched, _data: Mapping[str, Any]) -> str:
+    return "" if state.status in ENDED else f"{state.status}: {state.message or state.reason}"
+
+
+def _workers(state: Watched, data: Mapping[str, Any]) -> str:
+    if "message" in data:
+        return f"workers ended: {data['message']}"
+    resumed = f", resumed from {data['resumed_from']}" if data["resumed_from"] else ""
+    return f"{_count(state)} from epoch {data['epoch']}{resumed}"
+
+
+def _count(state: Watched) -> str:
+    return f"{state.world_size} worker{' trains' if state.world_size == 1 else 's train'}"
+
+
+def _decision(state: Watched, data: Mapping[str, Any]) -> str:
+    """Decisions that change nothing are in the panel and in `show`."""
+    decision = data["decision"]
+    return f"decision for epoch {decision['epoch']}: {decision['reason']}" if state.switched else ""
+
+
+_TOLD: Mapping[str, Callable[[Watched, Mapping[str, Any]], str]] = {
+    "status": _standing,
+    "workers": _workers,
+    "epoch": lambda state, _: epoch_line(state),
+    "decision": _decision,
+    "override": lambda _, data: f"override {words.asked(data)}",
+    "end": lambda state, _: f"{state.status}{f': {state.message}' if state.message else ''}",
+}
+
+
+def _bar(state: Watched) -> RenderableType:
+    progress = state.progress
+    if progress is None or not progress.steps:
+        return Text(state.message or state.reason, style="italic")
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True, justify="right")
+    eta = "" if state.ended else f"  {words.duration(progress.eta_s)} left"
+    epoch = f"epoch {min(progress.epoch, progress.epochs - 1)} of 0-{progress.epochs - 1}"
+    step = f"step {progress.step}/{progress.steps}"
+    grid.add_row(ProgressBar(total=progress.steps, completed=progress.step), f"{epoch}  {step}{eta}")
+    return grid
+
+
+def _rows(state: Watched) -> Iterator[tuple[str, RenderableType]]:
+    progress, epoch = state.progress, state.epoch
+    if progress is not None:
+        accuracy = words.accuracy(epoch["metrics"]) if epoch else "-"
+        rate = f"{progress.samples_per_s:.0f} samples/s on {state.world_size} workers"
+        loss = words.number(progress.loss)
+        yield "training", Text(f"loss {loss}  accuracy {accuracy}  lr {words.number(progress.lr, 3)}  {rate}")
+        yield "bytes", Text(words.sent(progress.bytes.model_dump()))
+    if state.decision:
+        decision = state.decision
+        levels = words.level_of(decision)
+        yield "layers", Text(words.layers(decision["regime_by_layer"], levels, decision["override_by_layer"]))
+        yield "decision", Text(f"epoch {decision['epoch']}: {decision['reason']}")
+    for override in state.overrides.values():
+        yield "override", Text(words.asked(override))
+    if state.message:
+        yield "state", Text(f"{state.reason}: {state.message}")

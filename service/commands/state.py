@@ -1,0 +1,95 @@
+"""What is known of a job that is being watched: a record, and how an event changes it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from service.api.schemas import EventView, JobView, ProgressView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """One job as its events tell it."""
+
+    id: str
+    name: str
+    status: str
+    reason: str
+    message: str
+    epochs: int
+    """Of the whole job."""
+    world_size: int = 0
+    attempt: int = 0
+    progress: ProgressView | None = None
+    epoch: Mapping[str, Any] = field(default_factory=dict)
+    """The newest finished epoch, as the api tells it; empty before the first."""
+    decision: Mapping[str, Any] = field(default_factory=dict)
+    """The newest decision, likewise."""
+    switched: bool = False
+    """The newest decision changed a level, or is the first that was more than going on."""
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By id, in order of arrival."""
+    ended: bool = False
+
+
+def watched(job: JobView) -> Watched:
+    """Before the first event."""
+    return Watched(
+        id=job.id,
+        name=job.name,
+        status=job.status.value,
+        reason=job.reason.value,
+        message=job.message,
+        epochs=job.spec.training.epochs,
+        world_size=job.world_size,
+        attempt=job.attempt,
+        progress=job.progress,
+    )
+
+
+def fold(state: Watched, event: EventView | ProgressView) -> Watched:
+    """The state after an event; kinds that are not known here change nothing."""
+    if isinstance(event, ProgressView):
+        return replace(state, progress=event)
+    change = _CHANGES.get(event.type)
+    return change(state, event.data) if change else state
+
+
+def _status(state: Watched, data: Mapping[str, Any]) -> Watched:
+    known = {name: data[name] for name in ("status", "reason", "message", "attempt", "world_size")}
+    return replace(state, **known)
+
+
+def _workers(state: Watched, data: Mapping[str, Any]) -> Watched:
+    return replace(state, world_size=data["world_size"])
+
+
+def _epoch(state: Watched, data: Mapping[str, Any]) -> Watched:
+    return replace(state, epoch=data)
+
+
+def _decision(state: Watched, data: Mapping[str, Any]) -> Watched:
+    old, new = state.decision, data["decision"]
+    switched = new["level_by_layer"] != old["level_by_layer"] if old else new["cause"] != "hold"
+    return replace(state, decision=new, switched=switched)
+
+
+def _override(state: Watched, data: Mapping[str, Any]) -> Watched:
+    return replace(state, overrides={**state.overrides, data["id"]: data})
+
+
+def _end(state: Watched, data: Mapping[str, Any]) -> Watched:
+    known = {name: data[name] for name in ("status", "reason", "message")}
+    return replace(state, ended=True, world_size=0, **known)
+
+
+_CHANGES = {
+    "status": _status,
+    "workers": _workers,
+    "epoch": _epoch,
+    "decision": _decision,
+    "override": _override,
+    "end": _end,
+}

@@ -1,0 +1,84 @@
+"""The table of commands; `run` gives the exit code. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from service.commands import control, doctor, history, jobs, live, processes
+
+DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+INTERRUPTED = 128 + int(signal.SIGINT)
+
+app = typer.Typer(
+    name="accordion",
+    help="Elastic training on Ray with gradient compression that adapts while the job runs.",
+    epilog="Exit codes: 0 done, 1 the job or a check failed, 2 usage, 3 the service is unreachable.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("up")(processes.up)
+app.command("demo")(processes.demo)
+app.command("submit")(jobs.submit)
+app.command("list")(jobs.list_jobs)
+app.command("show")(history.show)
+app.command("watch")(live.watch)
+app.command("logs")(live.logs)
+app.command("override")(control.override)
+app.command("cancel")(control.cancel)
+app.command("doctor")(doctor.doctor)
+app.command("api")(processes.api)
+app.command("scheduler")(processes.scheduler)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code; errors are sentences on standard error, never tracebacks."""
+    try:
+        result = app(list(arguments), standalone_mode=False, prog_name="accordion")
+    except BrokenPipeError:
+        # The reader has left; Python would complain about it once more when it closes standard output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the border to people: whatever it is becomes a sentence
+        return _told(error)
+    return result if isinstance(result, int) else DONE
+
+
+def _told(error: Exception) -> int:
+    """Say what went wrong, and which exit code that is."""
+    message, code = _sentence(error)
+    if message:
+        sys.stderr.write(f"accordion: {message}\n")
+    return code
+
+
+def _sentence(error: Exception) -> tuple[str, int]:
+    from service.client import ClientError, ServiceFailed, Unreachable
+    from service.errors import RuntimeUnavailable, ServiceError, StartError
+
+    match error:
+        case typer.Exit():
+            return "", error.exit_code
+        case typer.Abort():
+            return "", INTERRUPTED
+        case Unreachable() | ServiceFailed() | RuntimeUnavailable():
+            return str(error), UNREACHABLE
+        case ClientError() | StartError() | ServiceError():
+            return str(error), USAGE
+    return _of_the_command_line(error)
+
+
+def _of_the_command_line(error: Exception) -> tuple[str, int]:
+    """Mistakes in the arguments know how to show themselves; all else is a mistake of ours."""
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if callable(show) and isinstance(code, int):
+        show()
+        return "", code
+    return f"this should not have happened ({type(error).__name__}: {error}); 'accordion doctor' may know why", FAILED

@@ -1,0 +1,1 @@
+"""Pages for people, over the same api that everybody else uses."""

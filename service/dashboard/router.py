@@ -1,0 +1,110 @@
+"""The pages people look at: rendered here once, then kept up to date by the browser through the documented api.
+
+They hold nothing that the api does not give, and every button is one REST call of `service/api`. The content security
+policy allows scripts from this origin only; styles may be inline because Plotly sets them on the charts it draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from service.api.deps import RepositoryDep
+from service.api.views import job_view
+from service.dashboard.assets import assets, fingerprint
+from service.domain.jobs import Status
+from service.errors import NotFound
+from service.security.tokens import COOKIE
+
+router = APIRouter(include_in_schema=False)
+FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+FRESH = {"Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart over the epochs of a job; `charts.js` draws it by its id."""
+
+    id: str
+    title: str
+    note: str
+
+
+CHARTS = (
+    Chart(id="loss", title="Loss", note="mean over the epoch; shaded: a person had the wheel"),
+    Chart(id="accuracy", title="Accuracy", note="at the end of the epoch"),
+    Chart(id="traffic", title="Bytes sent by a worker", note="per epoch, log scale, against fp32 and fp16"),
+    Chart(id="phases", title="Time by phase", note="seconds of an epoch, rank 0"),
+    Chart(id="change", title="Gradient change", note="critical from the threshold up"),
+    Chart(id="rate", title="Learning rate", note="of the schedule"),
+)
+
+
+@router.get("/")
+def show_jobs(request: Request) -> Response:
+    """All jobs."""
+    return _page(request, "jobs.html", page="jobs", statuses=[status.value for status in Status])
+
+
+@router.get("/jobs/{job_id}")
+def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Response:
+    """One job, live."""
+    row = repository.job(job_id)
+    if row is None:
+        message = f"There is no job {job_id}; the list of jobs shows all that there are."
+        return _page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
+    job = job_view(row)
+    asked = yaml.safe_dump(job.spec.model_dump(mode="json"), sort_keys=False)
+    return _page(request, "job.html", job=job, spec=asked, charts=CHARTS)
+
+
+@router.get("/cluster")
+def show_cluster(request: Request) -> Response:
+    """Nodes, queue and the service's own checks."""
+    return _page(request, "cluster.html", page="cluster")
+
+
+@router.get("/login")
+def show_login(request: Request) -> Response:
+    """Where a browser hands in the admin token."""
+    query = request.query_params
+    return _page(request, "login.html", failed="failed" in query, next=query.get("next", "/"))
+
+
+@router.get("/static/pages/{version}/{name:path}")
+def give_asset(name: str) -> Response:
+    """A file of the pages.
+
+    Raises:
+        NotFound: no page loads a file of that name.
+    """
+    asset = assets().get(name)
+    if asset is None:
+        raise NotFound(f"there is no file {name!r}; the pages name those that exist")
+    return FileResponse(asset.path, media_type=asset.media_type, headers=FOR_EVER)
+
+
+def _page(
+    request: Request, template: str, *, status: int = HTTPStatus.OK, page: str = "", **values: Any
+) -> HTMLResponse:
+    html = (
+        _templates()
+        .get_template(template)
+        .render(static=f"/static/pages/{fingerprint()}", signed_in=COOKIE in request.cookies, page=page, **values)
+    )
+    return HTMLResponse(html, status_code=int(status), headers=FRESH)
+
+
+@cache
+def _templates() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
+    )

@@ -1,0 +1,58 @@
+// The documented REST calls, and nothing else.
+
+export const BASE = "/api/v1";
+
+export async function call(method, path, body) {
+  const answer = await fetch(path, {
+    method,
+    headers: body === undefined ? {} : { "Content-Type": "application/json" },
+    body: body === undefined ? undefined : JSON.stringify(body),
+    credentials: "same-origin",
+  });
+  if (answer.status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname)}`);
+  if (!answer.ok) throw new Error(await sentence(answer));
+  return answer.status === 204 ? null : answer.json();
+}
+
+export const get = (path) => call("GET", BASE + path);
+
+async function sentence(answer) {
+  const problem = await answer.json().catch(() => null);
+  if (!problem?.detail) return `The service answered ${answer.status} ${answer.statusText}.`;
+  const items = (problem.errors ?? []).map((item) => `${item.pointer ? `${item.pointer}: ` : ""}${item.detail}`);
+  return items.length ? items.join("; ") : problem.detail;
+}
+
+const live = () => document.getElementById("live");
+
+export function showLive(state) {
+  const [tone, text] = { live: ["run", "Live"], lost: ["bad", "Connection lost, trying again"], over: ["", "Finished"] }[state];
+  if (live().textContent === text) return;
+  live().hidden = false;
+  live().className = `pill ${tone}`;
+  live().textContent = text;
+}
+
+// Calls `turn` now and then every `ms` milliseconds while the page can be seen; a turn that fails is tried again.
+export function everyWhile(ms, turn) {
+  let busy = false;
+  const once = async () => {
+    if (busy || document.hidden) return;
+    busy = true;
+    try {
+      await turn();
+      showLive("live");
+    } catch (error) {
+      showLive("lost");
+    } finally {
+      busy = false;
+    }
+  };
+  once();
+  document.addEventListener("visibilitychange", once);
+  const timer = setInterval(once, ms);
+  return () => {
+    clearInterval(timer);
+    document.removeEventListener("visibilitychange", once);
+  };
+}

@@ -1,0 +1,44 @@
+import { everyWhile, get } from "./api.js";
+import { ago, bytes, cell, element, fill, number, tile } from "./format.js";
+
+const at = (id) => document.getElementById(id);
+
+const queued = (entry) => element("tr", {},
+  cell("num", String(entry.position)),
+  cell("name", element("a", { href: `/jobs/${entry.id}` }, entry.name)),
+  cell("num", String(entry.priority)),
+  cell("long", entry.message),
+  cell("num", ago(entry.created_at)));
+
+const machine = (node) => element("tr", {},
+  cell("mono", node.id.slice(0, 12)),
+  cell("mono", node.address),
+  cell("", element("span", { className: node.alive ? "pill good" : "pill bad" }, node.alive ? "Alive" : "Dead")),
+  cell("num", number(node.cpus)),
+  cell("num", number(node.gpus)),
+  cell("num", bytes(node.memory_bytes)));
+
+const check = ([name, result]) => element("tr", {},
+  cell("", element("span", { className: result.ok ? "pill good" : "pill bad" }, result.ok ? "OK" : "Not ready")),
+  cell("", name.replaceAll("_", " ")),
+  cell("long", result.message));
+
+const readiness = async () => (await fetch("/readyz", { credentials: "same-origin" })).json();
+
+async function turn() {
+  const [cluster, queue, ready] = await Promise.all([get("/cluster"), get("/queue"), readiness()]);
+  fill(at("tiles"), ...[
+    ["Cluster", cluster.reachable ? "Reachable" : "Not reachable", cluster.seen_at ? `seen ${ago(cluster.seen_at)}` : "never seen", true],
+    ["Nodes", String(cluster.nodes.filter((node) => node.alive).length)],
+    ["CPUs in use", `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`],
+    ["GPUs in use", `${number(cluster.gpus_reserved)} of ${number(cluster.gpus)}`],
+    ["Waiting jobs", String(queue.items.length)],
+  ].map(tile));
+  fill(at("queue"), ...queue.items.map(queued));
+  at("queue-empty").hidden = queue.items.length > 0;
+  fill(at("nodes"), ...cluster.nodes.map(machine));
+  at("nodes-empty").hidden = cluster.nodes.length > 0;
+  fill(at("checks"), ...Object.entries(ready.checks ?? {}).map(check));
+}
+
+everyWhile(2000, turn);

@@ -1,0 +1,87 @@
+// Numbers, times and small pieces of markup for people.
+
+export const element = (tag, attributes = {}, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name in node && !name.includes("-")) node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+};
+
+export const cell = (className, ...children) => element("td", { className }, ...children);
+
+export const labelled = (label, ...children) => element("td", { className: "num", "data-label": label }, ...children);
+
+export const fill = (node, ...children) => node.replaceChildren(...children);
+
+const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+
+export function bytes(count) {
+  if (!Number.isFinite(count)) return "–";
+  const unit = Math.min(UNITS.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(count, 1)) / 3)));
+  return `${number(count / 1000 ** unit, 3)} ${UNITS[unit]}`;
+}
+
+export function number(value, digits = 3) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(digits - 1);
+  return size >= 10 ** (digits - 1) ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
+}
+
+export const percent = (value) => (Number.isFinite(value) ? `${(100 * value).toFixed(1)} %` : "–");
+
+export const times = (sent, dense) => (sent > 0 ? `${number(dense / sent, 3)}×` : "–");
+
+export const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+}
+
+export const ago = (text) => (text ? `${duration((Date.now() - Date.parse(text)) / 1000)} ago` : "–");
+
+export const clock = (text) => new Date(text).toLocaleTimeString([], { hour12: false });
+
+const TONE = {
+  QUEUED: "wait", STARTING: "wait", RUNNING: "run", RECOVERING: "wait", STOPPING: "wait",
+  SUCCEEDED: "good", FAILED: "bad", CANCELLED: "",
+  PENDING: "wait", DELIVERED: "run", APPLIED: "good", REJECTED: "bad", SUPERSEDED: "", EXPIRED: "",
+};
+
+export const words = (constant) => {
+  const text = constant.replaceAll("_", " ").toLowerCase();
+  return text.charAt(0).toUpperCase() + text.slice(1);
+};
+
+export const pill = (state, title = "") => element("span", { className: `pill ${TONE[state] ?? ""}`, title }, words(state));
+
+export const repaint = (node, state) => {
+  node.className = `pill ${TONE[state] ?? ""}`;
+  node.textContent = words(state);
+};
+
+export const hasEnded = (status) => ["SUCCEEDED", "FAILED", "CANCELLED"].includes(status);
+
+export const levelClass = (name) => (["low", "high", "none"].includes(name) ? name : "other");
+
+export const swatch = (kind, text) => element("span", {}, element("i", { className: `swatch ${kind}` }), text);
+
+export const tile = ([label, value, note = "", strong = false]) =>
+  element("div", { className: strong ? "tile strong" : "tile" },
+    element("dt", {}, label), element("dd", {}, value, element("span", { className: "note" }, note)));
+
+export const levelText = (level) => {
+  if (typeof level !== "object") return String(level);
+  return Object.entries(level).map(([key, value]) => `${key}=${value}`).join(", ");
+};

@@ -1,0 +1,250 @@
+// One job, live: history by REST once, then deltas by server-sent events.
+import { BASE, call, get, showLive } from "./api.js";
+import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
+import {
+  bytes, cell, clock, counted, duration, element, fill, hasEnded, levelClass, levelText, number, percent, repaint, swatch, tile, times,
+} from "./format.js";
+import { closeForm, openForm, showOverrides } from "./override.js";
+
+const CHARTS_MS = 1000;
+const MAX_ROWS = 300;
+const MAX_LOG_LINES = 400;
+const at = (id) => document.getElementById(id);
+const ID = document.body.dataset.job;
+const PATH = `/jobs/${ID}`;
+const seen = { job: null, epochs: new Map(), decisions: new Map(), overrides: [], schedule: null, events: [], lines: [] };
+const epochs = () => [...seen.epochs.values()].sort((a, b) => a.epoch - b.epoch);
+const decisions = () => [...seen.decisions.values()].sort((a, b) => a.decision.step - b.decision.step || a.decision.epoch - b.decision.epoch);
+
+function showHead() {
+  const { job } = seen;
+  const progress = job.progress;
+  repaint(at("status"), job.status);
+  document.title = `${job.name} · ${job.status.toLowerCase()} · Accordion`;
+  at("message").textContent = job.message;
+  at("message").className = job.status === "FAILED" ? "said bad" : "quiet small";
+  at("cancel").hidden = hasEnded(job.status) || job.desired === "CANCEL";
+  at("to-override").hidden = hasEnded(job.status);
+  const planned = job.spec.training.epochs;
+  at("epoch-text").textContent = `${seen.epochs.size} of ${planned} epochs done`;
+  at("bar").value = job.status === "SUCCEEDED" ? 1 : progress?.steps ? progress.step / progress.steps : 0;
+  at("bar").className = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
+  at("pace").textContent = pace(job, progress);
+  fill(at("tiles"), ...figures(job).map(tile));
+}
+
+function pace(job, progress) {
+  if (hasEnded(job.status)) return job.started_at ? `took ${duration((Date.parse(job.ended_at) - Date.parse(job.started_at)) / 1000)}` : "";
+  if (!progress) return "";
+  return `step ${progress.step} of ${progress.steps} · ${number(progress.samples_per_s)} samples/s · ${duration(progress.eta_s)} left`;
+}
+
+function figures(job) {
+  const progress = job.progress;
+  const last = epochs().at(-1);
+  const regimes = Object.values(last?.regime_by_layer ?? {});
+  const sent = progress?.bytes;
+  const wanted = job.spec.workers;
+  return [
+    ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} against fp16` : "against fp32", true],
+    ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
+    ["Accuracy", percent(job.metrics.accuracy), last ? "newest evaluation" : ""],
+    ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(seen.decisions.size, "decision")],
+    ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training.optimizer.name],
+    ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, `asked for ${wanted.min} to ${wanted.max}; attempt ${job.attempt}`],
+  ];
+}
+
+function showEpochs() {
+  const rows = epochs();
+  at("no-epochs").hidden = rows.length > 0;
+  at("pictures").hidden = rows.length === 0;
+  if (rows.length === 0) return;
+  const view = { epochs: rows, overrides: seen.overrides, decisions: decisions(), layers: layers(rows) };
+  drawLines(view);
+  drawTraffic(view);
+  drawPhases(view);
+  drawChanges({ ...view, threshold: seen.job.spec.policy.threshold });
+  drawMaps(view);
+  fill(at("epochs"), ...rows.slice(-MAX_ROWS).reverse().map(epochRow));
+}
+
+const layers = (rows) => seen.schedule?.layers.map((row) => row.layer) ?? Object.keys(rows.at(-1)?.level_by_layer ?? {});
+
+const epochRow = (row) => element("tr", { "data-epoch": row.epoch },
+  ...[row.epoch, row.step, number(row.loss, 4), number(row.metrics.loss, 4), percent(row.metrics.accuracy), number(row.lr), row.world_size,
+    number(Object.values(row.seconds_by_phase).reduce((sum, value) => sum + value, 0)), bytes(row.bytes.payload), bytes(row.bytes.dense),
+    times(row.bytes.payload, row.bytes.dense)].map((value) => cell("num", String(value))));
+
+function showSchedule() {
+  const { schedule, job } = seen;
+  const { low, high } = job.spec.compression;
+  fill(at("levels-legend"), ...[["low", `low: ${levelText(low)}`], ["high", `high: ${levelText(high)}`], ["none", "none"], ["other", "own options"]]
+    .map(([kind, text]) => swatch(kind, text)), element("span", {}, "◇ by override"));
+  if (!schedule) return;
+  at("schedule-note").textContent = `${counted(schedule.layers.length, "layer")}, at epoch ${schedule.epoch}, step ${schedule.step}`;
+  fill(at("schedule"), ...schedule.layers.map((row) => element("tr", {},
+    cell("mono", row.layer), cell("mono", row.shape.join("×")), cell("", swatch(row.regime, row.regime)),
+    cell("", swatch(levelClass(row.level), row.level)), cell("", `${row.method} ${levelText(row.options)}`),
+    cell("", row.said_by === "policy" ? "policy" : speaker(row.said_by)), cell("", row.policy_level))));
+}
+
+function speaker(id) {
+  const row = seen.overrides.find((override) => override.id === id);
+  return row ? `override ${row.number}` : "override";
+}
+
+// Reasons name overrides by their ids; people know them by their numbers.
+const named = (text) => text.replace(/override ([0-9a-f-]{36})/g, (_, id) => speaker(id));
+
+const decisionRow = ({ decision }) => {
+  const regimes = Object.values(decision.regime_by_layer);
+  const counts = Object.values(decision.level_by_layer).reduce((sum, level) => sum.set(level.name, (sum.get(level.name) ?? 0) + 1), new Map());
+  return element("tr", {}, cell("num", String(decision.epoch)), cell("num", String(decision.step)), cell("", decision.cause.replace("_", " ")),
+    cell("long", named(decision.reason)), cell("", `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}`),
+    cell("", [...counts].map(([name, count]) => `${name} ${count}×`).join(", ")));
+};
+
+const showDecisions = () => fill(at("decisions"), ...decisions().slice(-MAX_ROWS).reverse().map(decisionRow));
+
+const eventRow = ({ type, time, text }) => element("tr", {},
+  cell("quiet small num", clock(time)), cell("", type), cell("long small", text));
+
+const showEvents = () => fill(at("events"), ...seen.events.slice(-MAX_ROWS).reverse().map(eventRow));
+
+const showAllOverrides = () => showOverrides(ID, seen.overrides, { ended: hasEnded(seen.job.status), changed: load.overrides });
+
+const load = {
+  job: async () => { seen.job = await get(PATH); soon(showHead); },
+  epochs: async () => { (await get(`${PATH}/epochs`)).items.forEach(keepEpoch); soonEpochs(); soon(showHead); },
+  decisions: async () => { keepDecisions((await get(`${PATH}/decisions`)).items); soon(showDecisions); soonEpochs(); },
+  overrides: async () => { seen.overrides = (await get(`${PATH}/overrides`)).items; soon(showAllOverrides); soon(showSchedule); soonEpochs(); },
+  schedule: async () => { seen.schedule = await get(`${PATH}/schedule`); soon(showSchedule); },
+};
+
+const keepEpoch = (row) => seen.epochs.set(row.epoch, row);
+
+const keepDecision = (view) => seen.decisions.set(`${view.decision.epoch}:${view.decision.step}`, view);
+
+// A restart takes decisions back, so a fresh list replaces all; what came by event since it was asked for stays.
+function keepDecisions(items) {
+  const newest = items.at(-1)?.decision.step ?? -1;
+  const later = decisions().filter((view) => view.decision.step > newest);
+  seen.decisions.clear();
+  [...items, ...later].forEach(keepDecision);
+}
+
+// Many events may come at once: each part of the page is drawn at most once a frame, each list is asked for once.
+const paints = new Set();
+function soon(paint) {
+  if (paints.size === 0) requestAnimationFrame(() => { const now = [...paints]; paints.clear(); now.forEach((one) => one()); });
+  paints.add(paint);
+}
+
+// Charts cost more than all the rest together, so they have a pace of their own.
+let drawing;
+let drawnAt = -CHARTS_MS;
+function soonEpochs() {
+  drawing ??= setTimeout(() => { drawing = undefined; drawnAt = performance.now(); showEpochs(); }, Math.max(0, drawnAt + CHARTS_MS - performance.now()));
+}
+
+const asking = new Map();
+function again(...names) {
+  for (const name of names) {
+    if (asking.has(name)) { asking.set(name, true); continue; }
+    asking.set(name, false);
+    load[name]().catch(() => showLive("lost")).finally(() => {
+      const more = asking.get(name);
+      asking.delete(name);
+      if (more) again(name);
+    });
+  }
+}
+
+const TELL = {
+  status: ({ status, message }) => `${status.toLowerCase()}: ${message}`,
+  epoch: ({ epoch, loss, metrics }) => `epoch ${epoch}: loss ${number(loss)}, accuracy ${percent(metrics.accuracy)}`,
+  decision: ({ decision }) => named(decision.reason),
+  override: ({ number: place, level, state, message }) => `override ${place} (${levelText(level)}): ${state.toLowerCase()}${message ? `; ${message}` : ""}`,
+  workers: ({ message, world_size: size, epoch, step }) => message ?? `${counted(size, "worker")} training from epoch ${epoch}, step ${step}`,
+  checkpoint: ({ name, epoch, size_bytes: size }) => `${name}, ${bytes(size)}; goes on at epoch ${epoch}`,
+  end: ({ status, message }) => `${status.toLowerCase()}${message ? `: ${message}` : ""}`,
+};
+
+const REACT = {
+  status: () => again("job"),
+  epoch: (row) => { keepEpoch(row); seen.job.metrics = row.metrics; soonEpochs(); soon(showHead); },
+  decision: ({ decision }, time) => { keepDecision({ decision, time }); again("schedule"); soon(showDecisions); soonEpochs(); soon(showHead); },
+  override: () => again("overrides", "schedule"),
+  workers: () => again("job", "decisions", "schedule"),
+  checkpoint: () => {},
+  end: () => again("job", "epochs", "decisions", "overrides"),
+};
+
+let newestEvent = 0;
+let newestChunk = 0;
+let streams = [];
+
+function followEvents() {
+  const source = new EventSource(`${BASE}${PATH}/events?after=${newestEvent}`);
+  source.onopen = () => showLive("live");
+  source.onerror = () => { if (!hasEnded(seen.job.status)) showLive("lost"); };
+  source.addEventListener("progress", ({ data }) => { seen.job.progress = JSON.parse(data); soon(showHead); });
+  for (const type of Object.keys(TELL)) {
+    source.addEventListener(type, ({ data }) => {
+      const event = JSON.parse(data);
+      newestEvent = event.seq;
+      seen.events.push({ type, time: event.time, text: TELL[type](event.data) });
+      soon(showEvents);
+      REACT[type](event.data, event.time);
+    });
+  }
+  source.addEventListener("end", () => { source.close(); closeForm(); showLive("over"); });
+  return source;
+}
+
+function followLogs() {
+  const source = new EventSource(`${BASE}${PATH}/logs?follow=true`);
+  source.addEventListener("log", ({ data }) => {
+    const chunk = JSON.parse(data);
+    if (chunk.number <= newestChunk) return;
+    newestChunk = chunk.number;
+    seen.lines.push(...chunk.lines.map(logLine));
+    if (chunk.dropped) seen.lines.push(`… ${chunk.dropped} lines came too fast and were dropped`);
+    seen.lines.splice(0, seen.lines.length - MAX_LOG_LINES);
+    soon(showLogs);
+  });
+  source.addEventListener("end", () => source.close());
+  return source;
+}
+
+const logLine = ({ time, rank, text }) => `${clock(time * 1000)} ${rank === null ? "supervisor" : `rank ${rank}`.padEnd(10)}  ${text}`;
+
+function showLogs() {
+  const box = at("logs");
+  const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+  box.textContent = seen.lines.join("\n");
+  if (atEnd) box.scrollTop = box.scrollHeight;
+}
+
+// A browser opens six streams to a service and no more: pages that nobody sees give theirs back.
+function follow() {
+  streams.forEach((source) => source.close());
+  streams = document.hidden ? [] : [followEvents(), followLogs()];
+}
+
+at("cancel").addEventListener("click", () => at("sure").showModal());
+at("sure-no").addEventListener("click", () => at("sure").close());
+at("sure-yes").addEventListener("click", async () => {
+  at("sure").close();
+  await call("POST", `${BASE}${PATH}/cancel`).catch((error) => { at("message").textContent = error.message; });
+  again("job");
+});
+document.addEventListener("visibilitychange", follow);
+whenColoursChange(soonEpochs);
+
+await load.job();
+await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule()]);
+openForm(ID, load.overrides);
+if (hasEnded(seen.job.status)) { closeForm(); showLive("over"); }
+follow();

@@ -1,0 +1,64 @@
+import { everyWhile, get } from "./api.js";
+import { ago, cell, counted, duration, element, fill, hasEnded, labelled, number, percent, pill, tile, times, words } from "./format.js";
+
+const PAGE_SIZE = 50;
+const at = (id) => document.getElementById(id);
+let shown = PAGE_SIZE;
+
+function row(job) {
+  const progress = job.progress;
+  const saved = progress ? times(progress.bytes.payload, progress.bytes.dense) : "–";
+  return element("tr", {},
+    cell("name", element("a", { href: `/jobs/${job.id}` }, job.name), element("div", { className: "quiet small" }, about(job))),
+    cell("", pill(job.status, job.message), element("div", { className: "quiet small" }, words(job.reason))),
+    cell("bar", ...bar(job)),
+    labelled("Loss", number(progress?.loss)),
+    labelled("Accuracy", percent(job.metrics.accuracy)),
+    labelled("Workers", hasEnded(job.status) ? "–" : `${job.world_size} of ${job.spec.workers.max}`),
+    labelled("Saved", saved),
+    labelled("Submitted", ago(job.created_at)));
+}
+
+const about = (job) => `${job.spec.task.name} · ${job.spec.compression.method} · ${job.spec.policy.name}`;
+
+function bar(job) {
+  const progress = job.progress;
+  if (!progress) return [element("span", { className: "quiet small" }, job.message)];
+  const part = progress.steps ? progress.step / progress.steps : 0;
+  const tone = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
+  const eta = hasEnded(job.status) || progress.eta_s === null ? "" : ` · ${duration(progress.eta_s)} left`;
+  const where = `${Math.min(progress.epoch + 1, progress.epochs)} of ${progress.epochs}`;
+  const told = job.status === "FAILED" ? `stopped in epoch ${where}: ${job.message}` : `epoch ${where}${eta}`;
+  return [
+    element("progress", { className: tone, value: part, max: 1, "aria-label": `Progress of ${job.name}` }),
+    element("div", { className: "quiet small" }, told),
+  ];
+}
+
+function tiles(jobs, cluster) {
+  const count = (...states) => String(jobs.filter((job) => states.includes(job.status)).length);
+  const cpus = `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`;
+  return [
+    ["Running", count("RUNNING", "STARTING", "RECOVERING", "STOPPING"), "", true],
+    ["Waiting", count("QUEUED")],
+    ["Succeeded", count("SUCCEEDED")],
+    ["Failed", count("FAILED")],
+    ["CPUs in use", cpus, cluster.reachable ? counted(cluster.nodes.filter((node) => node.alive).length, "node") : "cluster does not answer"],
+  ];
+}
+
+async function turn() {
+  const status = at("status").value;
+  const [page, cluster] = await Promise.all([get(`/jobs?limit=${shown}${status ? `&status=${status}` : ""}`), get("/cluster")]);
+  fill(at("rows"), ...page.items.map(row));
+  at("empty").hidden = page.items.length > 0;
+  at("more").hidden = page.next_cursor === null;
+  if (!status) fill(at("tiles"), ...tiles(page.items, cluster).map(tile));
+}
+
+at("status").addEventListener("change", turn);
+at("more").addEventListener("click", () => {
+  shown = Math.min(shown + PAGE_SIZE, 200);
+  turn();
+});
+everyWhile(1500, turn);

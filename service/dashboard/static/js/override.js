@@ -1,0 +1,97 @@
+// The form by which a person takes the wheel, and the list of what people decided.
+import { BASE, call } from "./api.js";
+import { cell, element, fill, levelText, pill } from "./format.js";
+
+const at = (id) => document.getElementById(id);
+const OPEN = ["PENDING", "DELIVERED", "APPLIED"];
+
+function optionValue(text) {
+  if (text === "true" || text === "false") return text === "true";
+  return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+}
+
+function options(text) {
+  const pairs = text.split(",").map((part) => part.split("=").map((word) => word.trim())).filter(([key]) => key);
+  return Object.fromEntries(pairs.map(([key, value = ""]) => [key, optionValue(value)]));
+}
+
+const LEVELS = { low: () => "low", high: () => "high", none: () => ({ method: "none" }), options: () => options(at("options").value) };
+
+function request() {
+  const body = { level: LEVELS[at("level").value](), layers: at("layers").value.split(",").map((glob) => glob.trim()).filter(Boolean) };
+  body.apply_at = at("apply").value === "epoch" ? Number(at("from").value || 0) : at("apply").value;
+  if (at("until").value !== "") body.until = Number(at("until").value);
+  if (at("reason").value) body.reason = at("reason").value;
+  return body;
+}
+
+function refresh(job) {
+  at("options-field").hidden = at("level").value !== "options";
+  at("from-field").hidden = at("apply").value !== "epoch";
+  at("call").textContent = `POST ${BASE}/jobs/${job}/overrides\n${JSON.stringify(request())}`;
+}
+
+function say(tone, text) {
+  const said = at("override-said");
+  said.hidden = false;
+  said.className = `said ${tone}`;
+  said.textContent = text;
+}
+
+export function openForm(job, changed) {
+  const form = at("override");
+  form.addEventListener("input", () => refresh(job));
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const button = form.querySelector("button");
+    button.disabled = true;
+    try {
+      await call("POST", `${BASE}/jobs/${job}/overrides`, request());
+      say("good", "Accepted; the list shows when every worker has switched.");
+      await changed();
+    } catch (error) {
+      say("bad", error.message);
+    } finally {
+      button.disabled = false;
+    }
+  });
+  refresh(job);
+}
+
+export function closeForm() {
+  at("override").hidden = true;
+  at("override-closed").hidden = false;
+}
+
+const span = (row) => {
+  const from = row.epoch ?? (row.apply_at === "next_step" ? "next step" : row.apply_at === "next_epoch" ? "next epoch" : row.apply_at);
+  return `${from} → ${row.until ?? "end"}`;
+};
+
+const acknowledged = (row) => {
+  if (row.world_size === null) return "–";
+  const where = row.step === null ? "" : `, step ${row.step}`;
+  return `${row.acks} of ${row.world_size}${where}`;
+};
+
+function back(job, row, changed) {
+  const give = async (event) => {
+    event.target.disabled = true;
+    await call("DELETE", `${BASE}/jobs/${job}/overrides/${row.id}`).catch((error) => say("bad", error.message));
+    await changed();
+  };
+  return element("button", { className: "tiny", onclick: give, "aria-label": `Hand override ${row.number} back to the policy` }, "Hand back");
+}
+
+export function showOverrides(job, rows, { ended, changed }) {
+  const newestFirst = [...rows].reverse();
+  const line = (row) => element("tr", {},
+    cell("", pill(row.state, row.message), row.message ? element("div", { className: "quiet small" }, row.message) : ""),
+    cell("", levelText(row.level)),
+    cell("mono", row.layers.join(", "), row.reason ? element("div", { className: "quiet small" }, row.reason) : ""),
+    cell("", span(row)),
+    cell("", acknowledged(row)),
+    cell("num", !ended && OPEN.includes(row.state) ? back(job, row, changed) : ""));
+  const none = element("tr", {}, element("td", { className: "quiet", colSpan: 6 }, "None: the policy decides."));
+  fill(at("overrides"), ...(rows.length ? newestFirst.map(line) : [none]));
+}

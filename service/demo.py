@@ -1,0 +1,196 @@
+"""`accordion demo`: a real job from an empty machine to its result, shown live and summed up in figures."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata, resources
+from pathlib import Path
+from subprocess import Popen
+from typing import TYPE_CHECKING, Any
+
+from service.client import Client, ClientError
+from service.commands import words
+from service.commands.live import follow
+from service.commands.spec_file import parse
+from service.errors import StartError
+from service.home import Home
+from service.parts import free_port
+from service.processes import Program, end, inherited, spawn
+from service.settings import Settings
+from service.up import READY_TIMEOUT_S, STOP_TIMEOUT_S, last_words
+from workers.contract import Bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.api.schemas import EventView, JobView, ProgressView
+    from service.commands.state import Watched
+
+DISTRIBUTION = "accordion-train"
+POLL_S = 0.1
+Figures = dict[str, Any]
+
+
+def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) -> int:
+    """Start the service unless it runs, train the packaged job, sum up; exit code 0 only if the job succeeded.
+
+    Raises:
+        StartError: the service cannot be started.
+        ClientError: it went away meanwhile.
+    """
+    watch = _StopWatch()
+    with _service(settings, out, keep=keep) as (url, stays), Client(url, settings.token()) as client:
+        watch.ready = watch.now()
+        out.print(f"the service is ready at {url} after {watch.ready:.1f} s")
+        job = client.submit(packaged_spec())
+        submitted = watch.now()
+
+        def see(state: Watched, _event: EventView | ProgressView) -> None:
+            if watch.first_step is None and (state.epoch or (state.progress is not None and state.progress.step > 0)):
+                watch.first_step = watch.now() - submitted
+
+        state = follow(client, job, out, see=see)
+        result = _figures(client, client.job(job.id), watch)
+        again = "it keeps running" if stays else f"see it again with 'accordion up --port {url.rpartition(':')[2]}'"
+        for line in _summary(result, state, f"{url}/jobs/{job.id} ({again})"):
+            out.print(line)
+    if figures is not None:
+        figures.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if state.status == "SUCCEEDED" else 1
+
+
+def packaged_spec() -> dict[str, Any]:
+    """The job of the demo; the same file as `deploy/jobs/digits.yaml`."""
+    return parse(resources.files("service").joinpath("demo_job.yaml").read_text(), "demo_job.yaml")
+
+
+@dataclass(slots=True)
+class _StopWatch:
+    """Seconds; `ready` since the start, `first_step` since the job was submitted."""
+
+    started_at: float = 0.0
+    ready: float = 0.0
+    first_step: float | None = None
+
+    def __post_init__(self) -> None:
+        self.started_at = time.monotonic()
+
+    def now(self) -> float:
+        return time.monotonic() - self.started_at
+
+
+@contextmanager
+def _service(settings: Settings, out: Console, *, keep: bool) -> Iterator[tuple[str, bool]]:
+    """Address of a service that is ready: the one that is named, the one of this home directory, or a new one.
+
+    With it, whether it goes on running afterwards.
+    """
+    home = Home(settings.home)
+    home.make()
+    running = home.running()
+    known = settings.url or (running.url if running else "")
+    if known:
+        _wait_until_ready(known, None, home)
+        yield known, True
+        return
+    out.print(f"starting Ray, the api and the scheduler in {home.path} ...")
+    port = _port(settings)
+    process = spawn(_up(settings, home, port, keep=keep))
+    try:
+        url = f"http://{settings.host}:{port}"
+        _wait_until_ready(url, process, home)
+        yield url, keep
+    except BaseException:
+        end(process, grace_s=STOP_TIMEOUT_S)
+        raise
+    if not keep:
+        out.print("stopping the service ...")
+        end(process, grace_s=STOP_TIMEOUT_S)
+
+
+def _port(settings: Settings) -> int:
+    """The usual port, or another where that one is taken."""
+    try:
+        return free_port(settings.host, settings.port)
+    except StartError:
+        return free_port(settings.host, 0)
+
+
+def _up(settings: Settings, home: Home, port: int, *, keep: bool) -> Program:
+    command = (sys.executable, "-P", "-m", "service.cli", "up", "--host", settings.host, "--port", str(port))
+    return Program(
+        name="up",
+        command=command,
+        environment={**inherited(lambda _: True), "ACCORDION_HOME": str(home.path)},
+        log=home.logs / "up.log",
+        orphan_signal=None if keep else signal.SIGTERM,
+    )
+
+
+def _wait_until_ready(url: str, process: Popen[bytes] | None, home: Home) -> None:
+    """Wait for a service that is starting.
+
+    Raises:
+        StartError: it ended, or the time is over.
+    """
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    with Client(url) as client:
+        while not _is_ready(client):
+            if process is not None and process.poll() is not None:
+                raise StartError(f"the service did not start: {last_words(home.logs / 'up.log')}")
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"the service at {url} was not ready after {READY_TIMEOUT_S:g} s; ask 'accordion doctor'"
+                )
+            time.sleep(POLL_S)
+
+
+def _is_ready(client: Client) -> bool:
+    try:
+        return client.ready().ready
+    except ClientError:
+        return False
+
+
+def _figures(client: Client, job: JobView, watch: _StopWatch) -> Figures:
+    """What the run came to; bytes are those of one worker over all epochs."""
+    epochs = client.epochs(job.id).items
+    names = ("accordion-train", "ray", "torch")
+    return {
+        "job": job.id,
+        "status": job.status.value,
+        "accuracy": job.metrics.get("accuracy"),
+        "seconds": {"ready": watch.ready, "first_step": watch.first_step, "total": watch.now()},
+        "bytes": {name: sum(getattr(epoch.bytes, name) for epoch in epochs) for name in Bytes.model_fields},
+        "epochs": len(epochs),
+        "decisions": len(client.decisions(job.id).items),
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
+    }
+
+
+def _summary(figures: Figures, state: Watched, page: str) -> Iterator[str]:
+    seconds, bytes_ = figures["seconds"], figures["bytes"]
+    yield ""
+    yield f"{state.name}: {state.status}{f' ({state.message})' if state.message else ''}"
+    accuracy = words.accuracy(state.epoch["metrics"]) if state.epoch else "-"
+    yield f"  accuracy   {accuracy} after {figures['epochs']} epochs"
+    first = f"first step {seconds['first_step']:.1f} s after submitting, " if seconds["first_step"] is not None else ""
+    yield f"  time       ready after {seconds['ready']:.1f} s, {first}{seconds['total']:.1f} s in all"
+    yield f"  sent       {_sent(bytes_)}"
+    yield f"  decisions  {figures['decisions']}"
+    yield f"  page       {page}"
+
+
+def _sent(bytes_: dict[str, int]) -> str:
+    payload = bytes_["payload"]
+    if not payload:
+        return "nothing"
+    others = (f"{name} {words.size(bytes_[name])} ({bytes_[name] / payload:.1f}x)" for name in ("dense", "fp16"))
+    return f"{words.size(payload)} by each worker; {', '.join(others)}"

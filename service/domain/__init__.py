@@ -1,0 +1,1 @@
+"""What a job, a queue and an override are: pure, no framework."""

@@ -1,0 +1,126 @@
+"""How far an override got: pure functions from what is known of it and what happened to what is known now.
+
+PENDING -> DELIVERED -> APPLIED, and back to DELIVERED where a rank does not confirm the plan in force
+REJECTED, CANCELLED: it is no part of the orders any more
+EXPIRED, SUPERSEDED: its interval is over, or newer ones hold its layers; work that is rolled back before that brings it
+back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from service.domain.standing import LIVE, ORDERED, Standing, Switched
+from service.domain.wishes import matching
+
+
+def deliver(standing: Standing, orders_version: int) -> Standing:
+    """The workers' side confirmed that it holds these orders."""
+    if standing.state != "PENDING" or standing.orders_version > orders_version:
+        return standing
+    return replace(standing, state="DELIVERED", message="waits for the workers to switch")
+
+
+def acknowledge(standing: Standing, switched: Switched) -> Standing:
+    """A plan that holds the override is in force: applied exactly when every rank says that it runs this plan."""
+    if standing.id not in switched.override_ids or standing.state not in ORDERED:
+        return standing
+    fault = _ack_fault(switched)
+    if fault:
+        return replace(standing, state="DELIVERED", message=fault, acks=switched.acks)
+    begun = standing if standing.state == "APPLIED" else switched
+    return replace(
+        standing,
+        state="APPLIED",
+        message="",
+        epoch=begun.epoch,
+        step=begun.step,
+        world_size=switched.world_size,
+        acks=switched.acks,
+    )
+
+
+def _ack_fault(switched: Switched) -> str:
+    """Why the acknowledgements do not hold for every rank; empty where they do."""
+    ranks = [ack.rank for ack in switched.acks]
+    missing = sorted(set(range(switched.world_size)) - set(ranks))
+    differing = sorted({ack.rank for ack in switched.acks if ack.digest != switched.digest})
+    unexpected = sorted({rank for rank in ranks if not 0 <= rank < switched.world_size or ranks.count(rank) > 1})
+    found = {"not switched yet": missing, "running another plan": differing, "unexpected or twice": unexpected}
+    faults = [f"{what}: rank {', '.join(map(str, ranks))}" for what, ranks in found.items() if ranks]
+    return f"{'; '.join(faults)} (of {switched.world_size} workers)" if faults else ""
+
+
+def reject(standing: Standing, reason: str) -> Standing:
+    """The workers' side cannot apply it."""
+    return replace(standing, state="REJECTED", message=reason) if standing.state in ORDERED else standing
+
+
+def cancel(standing: Standing) -> Standing:
+    """A person handed the layers back."""
+    return replace(standing, state="CANCELLED", message="handed back") if standing.state in LIVE else standing
+
+
+def hand_back(standings: Sequence[Standing], cancelled: Standing, layer_names: Iterable[str]) -> list[Standing]:
+    """A person cancels one: its layers go to the policy, and to none of the older ones that it had superseded."""
+    names = tuple(layer_names)
+    layers = matching(cancelled.layers, names)
+
+    def change(standing: Standing) -> Standing:
+        if standing.id == cancelled.id:
+            return cancel(standing)
+        older = standing.state == "SUPERSEDED" and standing.number < cancelled.number
+        if not older or not layers & matching(standing.layers, names):
+            return standing
+        return replace(standing, state="CANCELLED", message=f"handed back with #{cancelled.number}")
+
+    return [change(standing) for standing in standings]
+
+
+def expire(standing: Standing, epoch: int) -> Standing:
+    """The job has reached `epoch`."""
+    if standing.state not in LIVE or standing.until is None or epoch < standing.until:
+        return standing
+    return replace(standing, state="EXPIRED", message=f"it held until epoch {standing.until}")
+
+
+def restart(standing: Standing, epoch: int) -> Standing:
+    """A new worker group begins in `epoch`: what is in force there has to be acknowledged anew."""
+    if standing.state not in {"APPLIED", "EXPIRED", "DELIVERED"}:
+        return standing
+    if standing.until is not None and epoch >= standing.until:
+        return expire(standing, epoch)
+    message = "a new worker group began; waits for it to switch"
+    return replace(standing, state="DELIVERED", message=message, acks=(), epoch=None, step=None, world_size=None)
+
+
+def end(standing: Standing) -> Standing:
+    """The job is over."""
+    return replace(standing, state="EXPIRED", message="the job ended") if standing.state in LIVE else standing
+
+
+def supersede(standings: Sequence[Standing], layer_names: Iterable[str]) -> list[Standing]:
+    """Take those out of which every layer is held, to the end, by newer ones that are applied."""
+    names = tuple(layer_names)
+    return [_superseded(standing, standings, names) for standing in standings]
+
+
+def _superseded(standing: Standing, standings: Sequence[Standing], names: Sequence[str]) -> Standing:
+    held = matching(standing.layers, names)
+    if standing.state not in LIVE or not held:
+        return standing
+    newer = [
+        other
+        for other in standings
+        if other.number > standing.number and other.state == "APPLIED" and _lasts_as_long(other, standing)
+    ]
+    taken = {name for other in newer for name in matching(other.layers, names)}
+    if not held <= taken:
+        return standing
+    numbers = ", ".join(f"#{other.number}" for other in newer if matching(other.layers, names) & held)
+    return replace(standing, state="SUPERSEDED", message=f"all its layers are held by newer overrides {numbers}")
+
+
+def _lasts_as_long(newer: Standing, older: Standing) -> bool:
+    return newer.until is None or (older.until is not None and newer.until >= older.until)

@@ -1,0 +1,107 @@
+"""What to do about one job, from what its row says and what the cluster says: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from service.domain.jobs import Reason, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A job as its row says."""
+
+    status: Status
+    attempt: int
+    deadline: float | None
+    """When a start counts as failed, or a stop is forced; seconds since 1970."""
+    given_up: bool = False
+    """Nothing of it has been seen in the cluster for longer than a restart takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supervisor:
+    """What lives of the job in the cluster."""
+
+    attempt: int
+    phase: Literal["starting", "running", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing now: the job waits for room, or its supervisor may come back into sight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """All is as it should be: take over what it reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The row says that it starts, and nothing does: start it, again if need be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Something runs that should not: end it by force, and look again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lose:
+    """The attempt is gone, or never came to life."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job ended: as its end file says, or without one, since it was to be cancelled and nothing of it is left."""
+
+
+Action = Wait | Follow | Launch | Remove | Lose | Finish
+
+
+def next_action(seen: Seen, supervisor: Supervisor | None, *, has_ended: bool, now: float) -> Action:
+    """What to do; `has_ended` says whether there is an end file, and is looked up only where nothing runs any more."""
+    if seen.status is Status.QUEUED:
+        return Remove("the job waits for room") if supervisor else Wait()
+    if has_ended:
+        return Finish()
+    if supervisor is None:
+        return _without_supervisor(seen, now)
+    if supervisor.attempt != seen.attempt:
+        return Remove(f"it is attempt {supervisor.attempt}, the job is at attempt {seen.attempt}")
+    return _with_supervisor(seen, now)
+
+
+def _without_supervisor(seen: Seen, now: float) -> Action:
+    if seen.status is Status.STARTING:
+        return _timed_out(seen) if _is_over(seen, now) else Launch()
+    if not seen.given_up:
+        return Wait()
+    if seen.status is Status.STOPPING:
+        return Finish()
+    message = f"attempt {seen.attempt} is gone with its machines"
+    return Lose(reason=Reason.WORKERS_LOST, message=message)
+
+
+def _with_supervisor(seen: Seen, now: float) -> Action:
+    if not _is_over(seen, now):
+        return Follow()
+    if seen.status is Status.STOPPING:
+        return Remove("it did not stop in time")
+    return _timed_out(seen) if seen.status is Status.STARTING else Follow()
+
+
+def _timed_out(seen: Seen) -> Lose:
+    message = f"attempt {seen.attempt} did not begin to train in time"
+    return Lose(reason=Reason.START_TIMED_OUT, message=message)
+
+
+def _is_over(seen: Seen, now: float) -> bool:
+    return seen.deadline is not None and now >= seen.deadline

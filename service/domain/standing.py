@@ -1,0 +1,45 @@
+"""What is known of an override, and what a worker group says of it: records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from accordion.messages import Ack
+
+OverrideState = Literal["PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"]
+LIVE = frozenset({"PENDING", "DELIVERED", "APPLIED"})
+ORDERED = LIVE | {"EXPIRED", "SUPERSEDED"}
+"""Part of the orders; the controller looks at the intervals, so that rolled-back work sees the same overrides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is known of one override."""
+
+    id: str
+    number: int
+    """Order of arrival within the job: the larger number wins per layer."""
+    layers: tuple[str, ...]
+    until: int | None
+    orders_version: int
+    """First version of the job's orders that holds it."""
+    state: OverrideState = "PENDING"
+    message: str = ""
+    epoch: int | None = None
+    step: int | None = None
+    world_size: int | None = None
+    acks: tuple[Ack, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switched:
+    """What a worker group reports after a switch."""
+
+    epoch: int
+    step: int
+    world_size: int
+    digest: str
+    """Of the plan that was announced."""
+    override_ids: tuple[str, ...]
+    acks: tuple[Ack, ...]

@@ -1,0 +1,105 @@
+"""Every error of the service, in one tree. Those under `ApiError` carry their HTTP status and a stable code.
+
+ServiceError
+├── ApiError              becomes a problem+json answer
+│   ├── NotFound          404
+│   ├── Conflict          409
+│   ├── PreconditionFailed 412, PreconditionRequired 428
+│   ├── Invalid           422
+│   ├── Unauthorized      401, Forbidden 403
+│   └── Unavailable       503
+├── SettingsError         a setting is wrong; the process does not start
+├── StartError            a part cannot be started or does not get ready, or its database cannot be used
+└── RuntimeUnavailable    the Ray cluster does not answer
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ServiceError(Exception):
+    """Root of the service's errors."""
+
+
+class ApiError(ServiceError):
+    """An answer other than success: one sentence with the value, the limit and the way out."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+
+
+class NotFound(ApiError):
+    """There is no such thing, or it belongs to somebody else."""
+
+    status = 404
+    code = "not_found"
+
+
+class Conflict(ApiError):
+    """The thing is in a state that does not allow this."""
+
+    status = 409
+    code = "conflict"
+
+
+class PreconditionFailed(ApiError):
+    """If-Match names an older version."""
+
+    status = 412
+    code = "precondition_failed"
+
+
+class PreconditionRequired(ApiError):
+    """If-Match is missing where it is asked for."""
+
+    status = 428
+    code = "precondition_required"
+
+
+class Invalid(ApiError):
+    """The request is well formed and wrong."""
+
+    status = 422
+    code = "invalid"
+
+    def __init__(self, message: str, pointer: str = "") -> None:
+        super().__init__(message, pointer)
+        self.pointer = pointer
+        """JSON pointer to the wrong value."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Unauthorized(ApiError):
+    """No token, or one that is not known."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class Forbidden(ApiError):
+    """The token or the origin may not do this."""
+
+    status = 403
+    code = "forbidden"
+
+
+class Unavailable(ApiError):
+    """The service is going down or is not ready; try again."""
+
+    status = 503
+    code = "unavailable"
+
+
+class SettingsError(ServiceError):
+    """A setting is wrong."""
+
+
+class StartError(ServiceError):
+    """A part of the service cannot be started, or does not get ready; its database cannot be used."""
+
+
+class RuntimeUnavailable(ServiceError):
+    """The Ray cluster does not answer."""

@@ -1,0 +1,125 @@
+"""The home directory of a one-machine service: who runs there, under which lock, and its secrets."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from service.errors import StartError
+
+OWNER_ONLY_DIR = 0o700
+OWNER_ONLY_FILE = 0o600
+RAY_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """What `accordion up` writes down about itself in `up.json`."""
+
+    pid: int
+    url: str
+    ray_address: str
+    ray_dir: str
+    """Temporary directory of the Ray cluster; removed at the end."""
+    pids: dict[str, int]
+    """Process ids of `ray`, `api` and `scheduler` as they are now."""
+
+
+class Home:
+    """Paths of one home directory; `make` creates it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.logs = path / "logs"
+        self.ray_token = path / "ray.token"
+        self._lock = path / "up.lock"
+        self._record = path / "up.json"
+
+    def make(self) -> None:
+        """Create what is missing, readable by the owner only.
+
+        Raises:
+            StartError: the directory cannot be made or written.
+        """
+        try:
+            for folder in (self.path, self.logs):
+                folder.mkdir(mode=OWNER_ONLY_DIR, parents=True, exist_ok=True)
+            self.path.chmod(OWNER_ONLY_DIR)
+            if not self.ray_token.exists():
+                write_private(self.ray_token, secrets.token_hex(RAY_TOKEN_BYTES))
+        except OSError as error:
+            raise StartError(
+                f"the home directory {self.path} cannot be used ({error.strerror}); name another with ACCORDION_HOME"
+            ) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the home directory against a second `accordion up`; the kernel lets go when the process dies.
+
+        Raises:
+            StartError: another process holds it.
+        """
+        with self._lock.open("a") as file:
+            if not _try_lock(file.fileno(), fcntl.LOCK_EX):
+                raise StartError(self._held())
+            yield
+
+    def running(self) -> Running | None:
+        """Who runs here; None where nobody does, or nobody is that far yet."""
+        if not self._record.exists() or not self._is_held():
+            return None
+        return self.last()
+
+    def last(self) -> Running | None:
+        """Who ran here last and did not clean up; None where all is clean."""
+        try:
+            return Running(**json.loads(self._record.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, running: Running) -> None:
+        """Write down who runs here, all at once."""
+        write_private(self._record, json.dumps(asdict(running), indent=2))
+
+    def clear(self) -> None:
+        """Nobody runs here any more."""
+        self._record.unlink(missing_ok=True)
+
+    def _is_held(self) -> bool:
+        try:
+            with self._lock.open("a") as file:
+                return not _try_lock(file.fileno(), fcntl.LOCK_SH)
+        except OSError:
+            return False
+
+    def _held(self) -> str:
+        other = self.last()
+        who = f"as process {other.pid}, at {other.url}" if other else "and is just starting"
+        stop = f"stop it with 'kill {other.pid}'" if other else "wait for it"
+        return (
+            f"accordion is already running in {self.path} {who}; use that one, {stop}, "
+            "or start another with ACCORDION_HOME=DIRECTORY accordion up --port 0"
+        )
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file at once; nobody else can read it at any time."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY_FILE), "w") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,291 @@
+"""What Prometheus scrapes at `/metrics`, read from the database at every scrape.
+
+Nothing is remembered between two scrapes, so a job that leaves `scraped_jobs` leaves `/metrics`, several api processes
+say the same, and a restart loses nothing. Only the api's own request times live in its process (`request_times.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, get_args
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import Select, select
+
+from service.api.schemas import OverrideState
+from service.domain.jobs import Status
+from service.store.models import CheckpointRow, DecisionRow, EpochRow, JobRow
+from service.store.repository import Repository
+from workers.contract import JobSpec, Progress
+
+MAX_GROUPS = 20
+"""Layer groups a job may have in `/metrics`; detail by layer belongs to the api."""
+_OTHER = "other"
+_REGIMES = ("critical", "stable")
+_LEVELS = ("none", "low", "high", _OTHER)
+_LOOK_BACK = 64
+"""Epochs and decisions that a scrape reads of a job; a comparison older than that is not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """One metric: its kind and its sentence for people."""
+
+    kind: Literal["gauge", "counter"]
+    help: str
+
+
+FAMILIES: Mapping[str, _Family] = {
+    "accordion_job_info": _Family("gauge", "What a job is: its name, task, compression method and policy; always 1."),
+    "accordion_job_state": _Family("gauge", "1 for the state the job is in, 0 for all others."),
+    "accordion_job_epochs": _Family("gauge", "Epochs of a job: finished and planned."),
+    "accordion_job_steps": _Family("gauge", "Optimizer steps of a job: finished and planned."),
+    "accordion_job_loss": _Family("gauge", "Newest loss of training and of evaluation; NaN where it was not finite."),
+    "accordion_job_metric": _Family("gauge", "Newest evaluation, by metric: accuracy and what else the task measures."),
+    "accordion_job_learning_rate": _Family("gauge", "Learning rate in force."),
+    "accordion_job_samples_per_second": _Family("gauge", "Training samples a second, over all workers."),
+    "accordion_job_workers_wanted": _Family("gauge", "Workers that the job has room for."),
+    "accordion_job_workers_alive": _Family("gauge", "Workers that train now."),
+    "accordion_job_restarts_total": _Family("counter", "Worker groups that ended before their time."),
+    "accordion_job_bytes_total": _Family(
+        "counter",
+        "Bytes of one worker: payload (sent), wire (at the interface), dense and fp16 (what those would have sent).",
+    ),
+    "accordion_step_phase_seconds_total": _Family("counter", "Seconds that rank 0 spent in each phase."),
+    "accordion_job_decisions_total": _Family("counter", "Decisions that every worker switched to."),
+    "accordion_job_overrides": _Family("gauge", "Overrides by people, by state."),
+    "accordion_job_checkpoint_timestamp_seconds": _Family("gauge", "When the newest checkpoint was saved."),
+    "accordion_job_checkpoint_size_bytes": _Family("gauge", "Size of the newest checkpoint."),
+    "accordion_job_progress_timestamp_seconds": _Family("gauge", "When the job last said how far it is."),
+    "accordion_job_threshold_ratio": _Family("gauge", "Relative change from which a layer counts as critical."),
+    "accordion_group_regime": _Family("gauge", "1 for the regime of a layer group; critical if one layer is."),
+    "accordion_group_level": _Family("gauge", "1 for the lightest level in force in a layer group."),
+    "accordion_group_change_ratio": _Family("gauge", "Relative change of the gradient norm at the newest comparison."),
+    "accordion_group_gradient_norm": _Family("gauge", "Norm of the mean raw gradient over the newest closed window."),
+    "accordion_jobs": _Family("gauge", "Jobs by state, the ended ones included."),
+    "accordion_queue_jobs": _Family("gauge", "Jobs that wait."),
+    "accordion_scheduler_heartbeat_timestamp_seconds": _Family("gauge", "When the scheduler last renewed its lease."),
+    "accordion_cluster_reachable": _Family("gauge", "1 where the scheduler reaches the Ray cluster."),
+}
+
+
+class _Sample(NamedTuple):
+    """One value of one metric."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str]
+
+
+def metrics_response(
+    repository: Repository, now: datetime, *, retention_s: float = 300.0, extra: Sequence[Collector] = ()
+) -> tuple[bytes, str]:
+    """The exposition and its content type; `extra` are collectors of this process.
+
+    `retention_s`: how long an ended job stays.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in (StoreCollector(repository, now.timestamp() - retention_s), *extra):
+        registry.register(collector)
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class StoreCollector(Collector):
+    """All that the database knows, as metric families; jobs that ended before `since` are left out."""
+
+    def __init__(self, repository: Repository, since: float) -> None:
+        self._repository = repository
+        self._since = since
+
+    def describe(self) -> Iterable[Metric]:
+        """Names without reading the database."""
+        return [_family(name) for name in FAMILIES]
+
+    def collect(self) -> Iterator[Metric]:
+        """One family for each name that has samples."""
+        samples = defaultdict(list)
+        for sample in self._samples():
+            samples[sample.name].append(sample)
+        for name in FAMILIES:
+            if name in samples:
+                yield _family(name, samples[name])
+
+    def _samples(self) -> Iterator[_Sample]:
+        yield from _service(self._repository)
+        for row in self._repository.shown(self._since):
+            yield from _job(_facts(self._repository, row))
+
+
+def _family(name: str, samples: Sequence[_Sample] = ()) -> Metric:
+    family = FAMILIES[name]
+    # The library adds `_total` to a counter's name itself.
+    metric = Metric(name.removesuffix("_total"), family.help, family.kind)
+    for sample in samples:
+        metric.add_sample(name, dict(sample.labels), sample.value)
+    return metric
+
+
+def _service(repository: Repository) -> Iterator[_Sample]:
+    counts = repository.count_by_status()
+    for status, count in counts.items():
+        yield _Sample("accordion_jobs", count, {"state": status})
+    yield _Sample("accordion_queue_jobs", counts[Status.QUEUED], {})
+    heartbeat = repository.heartbeat()
+    if heartbeat is not None:
+        yield _Sample("accordion_scheduler_heartbeat_timestamp_seconds", heartbeat, {})
+    cluster = repository.cluster()
+    yield _Sample("accordion_cluster_reachable", float(cluster is not None and cluster.reachable), {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What the samples of one job are made from."""
+
+    row: JobRow
+    spec: JobSpec
+    progress: Progress | None
+    epochs: Sequence[EpochRow]
+    """The newest ones, newest first; likewise the decisions."""
+    decisions: Sequence[DecisionRow]
+    num_decisions: int
+    checkpoint: CheckpointRow | None
+    overrides_by_state: Mapping[str, int]
+
+
+def _facts(repository: Repository, row: JobRow) -> _Facts:
+    return _Facts(
+        row=row,
+        spec=JobSpec.model_validate(row.spec),
+        progress=Progress.model_validate(row.progress) if row.progress else None,
+        epochs=_newest(repository, select(EpochRow).where(EpochRow.job_id == row.id).order_by(EpochRow.epoch.desc())),
+        decisions=_newest(
+            repository,
+            select(DecisionRow)
+            .where(DecisionRow.job_id == row.id)
+            .order_by(DecisionRow.step.desc(), DecisionRow.epoch.desc()),
+        ),
+        num_decisions=repository.count_decisions(row.id),
+        checkpoint=max(repository.checkpoints(row.id), key=lambda saved: saved.time, default=None),
+        overrides_by_state=Counter(override.state for override in repository.overrides(row.id)),
+    )
+
+
+def _newest(repository: Repository, query: Select[Any]) -> list[Any]:
+    with repository.database.read() as session:
+        return list(session.scalars(query.limit(_LOOK_BACK)))
+
+
+def _job(facts: _Facts) -> Iterator[_Sample]:
+    for name, value, labels in (*_identity(facts), *_training(facts), *_service_of(facts), *_groups(facts)):
+        yield _Sample(name, value, {"job_id": facts.row.id, **labels})
+
+
+def _identity(facts: _Facts) -> Iterator[_Sample]:
+    row, spec = facts.row, facts.spec
+    named = {"name": row.name, "task": spec.task.name, "method": spec.compression.method, "policy": spec.policy.name}
+    yield _Sample("accordion_job_info", 1, named)
+    for status in Status:
+        yield _Sample("accordion_job_state", float(row.status == status), {"state": status})
+    yield _Sample("accordion_job_threshold_ratio", spec.policy.threshold, {})
+
+
+def _training(facts: _Facts) -> Iterator[_Sample]:
+    progress = facts.progress
+    yield _Sample("accordion_job_epochs", facts.epochs[0].epoch + 1 if facts.epochs else 0, {"state": "finished"})
+    yield _Sample("accordion_job_epochs", facts.spec.training.epochs, {"state": "planned"})
+    for metric, value in facts.row.metrics.items():
+        if metric == "loss":
+            yield _Sample("accordion_job_loss", value, {"kind": "evaluation"})
+        else:
+            yield _Sample("accordion_job_metric", value, {"kind": metric})
+    if progress is None:
+        return
+    yield _Sample("accordion_job_steps", progress.step, {"state": "finished"})
+    yield _Sample("accordion_job_steps", progress.steps_per_epoch * progress.epochs, {"state": "planned"})
+    yield _Sample("accordion_job_loss", math.nan if progress.loss is None else progress.loss, {"kind": "training"})
+    yield _Sample("accordion_job_learning_rate", progress.lr, {})
+    yield _Sample("accordion_job_samples_per_second", progress.samples_per_s, {})
+    yield _Sample("accordion_job_progress_timestamp_seconds", progress.time, {})
+    for kind, count in progress.bytes.model_dump().items():
+        yield _Sample("accordion_job_bytes_total", count, {"kind": kind})
+    for phase, seconds in progress.seconds_by_phase.items():
+        yield _Sample("accordion_step_phase_seconds_total", seconds, {"phase": phase})
+
+
+def _service_of(facts: _Facts) -> Iterator[_Sample]:
+    yield _Sample("accordion_job_workers_wanted", facts.row.workers, {})
+    yield _Sample("accordion_job_workers_alive", facts.row.world_size, {})
+    yield _Sample("accordion_job_restarts_total", facts.row.failures, {})
+    yield _Sample("accordion_job_decisions_total", facts.num_decisions, {})
+    for state in get_args(OverrideState):
+        yield _Sample("accordion_job_overrides", facts.overrides_by_state.get(state, 0), {"state": state})
+    if facts.checkpoint is not None:
+        yield _Sample("accordion_job_checkpoint_timestamp_seconds", facts.checkpoint.time, {})
+        yield _Sample("accordion_job_checkpoint_size_bytes", facts.checkpoint.size_bytes, {})
+
+
+def _groups(facts: _Facts) -> Iterator[_Sample]:
+    if not facts.decisions:
+        return
+    decision = facts.decisions[0].decision
+    group_by_layer = groups_of(list(decision["regime_by_layer"]))
+    critical = {group_by_layer[layer] for layer, regime in decision["regime_by_layer"].items() if regime == "critical"}
+    levels = _lightest(decision["level_by_layer"], group_by_layer)
+    for group in sorted(set(group_by_layer.values())):
+        for regime in _REGIMES:
+            yield _Sample(
+                "accordion_group_regime", (group in critical) == (regime == "critical"), _of(group, state=regime)
+            )
+        for level in _LEVELS:
+            yield _Sample("accordion_group_level", levels.get(group) == level, _of(group, level=level))
+    changes = _first_with_values(row.decision["change_by_layer"] for row in facts.decisions)
+    for group, values in _by_group(changes, group_by_layer).items():
+        yield _Sample("accordion_group_change_ratio", max(values), _of(group))
+    norms = _first_with_values(row.record["statistic_by_layer"] or {} for row in facts.epochs)
+    for group, values in _by_group(norms, group_by_layer).items():
+        yield _Sample("accordion_group_gradient_norm", math.hypot(*values), _of(group))
+
+
+def _of(group: str, **labels: str) -> dict[str, str]:
+    return {"group": group, **labels}
+
+
+def groups_of(layers: Sequence[str]) -> dict[str, str]:
+    """The group of each layer: its module, or the deepest part of the module's path that gives few enough groups."""
+    paths = {layer: layer.split(".")[:-1] or [layer] for layer in layers}
+    depths = range(max((len(path) for path in paths.values()), default=1), 0, -1)
+    for depth in depths:
+        groups = {layer: ".".join(path[:depth]) for layer, path in paths.items()}
+        if len(set(groups.values())) <= MAX_GROUPS:
+            return groups
+    kept = set(list(dict.fromkeys(groups.values()))[: MAX_GROUPS - 1])
+    return {layer: group if group in kept else _OTHER for layer, group in groups.items()}
+
+
+def _lightest(level_by_layer: Mapping[str, Any], group_by_layer: Mapping[str, str]) -> dict[str, str]:
+    order = {level: place for place, level in enumerate(_LEVELS)}
+    lightest: dict[str, str] = {}
+    for layer, level in level_by_layer.items():
+        name = level["name"] if level["name"] in order else _OTHER
+        group = group_by_layer[layer]
+        lightest[group] = min(lightest.get(group, name), name, key=order.__getitem__)
+    return lightest
+
+
+def _first_with_values(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
+    """Values of the newest row that has any: most decisions fall inside a window and compare nothing."""
+    found = ({layer: value for layer, value in row.items() if value is not None} for row in rows)
+    return next(filter(None, found), {})
+
+
+def _by_group(values: Mapping[str, float], group_by_layer: Mapping[str, str]) -> dict[str, list[float]]:
+    grouped: dict[str, list[float]] = defaultdict(list)
+    for layer, value in values.items():
+        grouped[group_by_layer.get(layer, _OTHER)].append(value)
+    return grouped

@@ -1,0 +1,164 @@
+"""The programs of a one-machine service and the environment each may see: Ray head, api, scheduler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.errors import StartError
+from service.home import Home
+from service.processes import Program, inherited
+
+LOOPBACK = "127.0.0.1"
+LEAST_CPUS = 4
+"""Logical CPUs that Ray is told of at least: two small workers beside their helpers fit every machine."""
+OBJECT_STORE_BYTES = 200_000_000
+"""Weights and gradients never pass Ray's object store; this is for its own messages."""
+MAX_LOG_BYTES = 20_000_000
+"""A log larger than this is put aside at the next start; one old file is kept."""
+
+STOP_ORDER = ("scheduler", "api", "ray")
+"""The scheduler first: it gives its lease back, and takes nobody's disappearance for a failure."""
+
+_RAY_SEES = frozenset(
+    {"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"}
+)
+_RAY_SEES_FAMILIES = ("CUDA_", "GLOO_", "LC_", "NCCL_", "NVIDIA_")
+# Ray's command line offers what its optional packages add, and loading them takes 3 s: Serve, the job tools, and (grpc)
+# the Ray client's server, a process of 90 MB. Nobody needs them here, so they are declared absent.
+_RAY_START = (
+    "import sys; "
+    "sys.modules.update(dict.fromkeys(['grpc', 'ray.serve.scripts', 'ray.dashboard.modules.job.cli'])); "
+    "from ray.scripts.scripts import main; main()"
+)
+_RAY_OWN = ("ACCORDION_RAY_", "RAY_")
+_RAY_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_AUTH_MODE": "token",
+    # Without it Ray puts the machine's outward address in place of 127.0.0.1, and listens there.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # The time in which other nodes could take over what runs here; there are none.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray does not hand this one on to workers: they see it only where the whole cluster has it. Its default is 30.
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "3",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one `accordion up` lives."""
+
+    home: Home
+    host: str
+    port: int
+    ray_dir: Path
+    """Short: a socket's path may have 107 characters."""
+    ray_port: int
+
+    @property
+    def url(self) -> str:
+        """Where people find it."""
+        host = LOOPBACK if self.host in {"0.0.0.0", "::"} else self.host  # noqa: S104 - a comparison, no bind
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def ray_address(self) -> str:
+        """Where the scheduler finds Ray."""
+        return f"{LOOPBACK}:{self.ray_port}"
+
+
+def parts(place: Place) -> tuple[Program, ...]:
+    """Ray, api and scheduler; they may be started at once, each waits for what it needs."""
+    for name in STOP_ORDER:
+        _put_aside(place.home.logs / f"{name}.log")
+    return (
+        Program(
+            name="ray",
+            command=_ray_command(place),
+            environment=_ray_environment(place.home),
+            log=place.home.logs / "ray.log",
+            # It ends its own children then; killed, it would leave that to the kernel and the workers.
+            orphan_signal=signal.SIGTERM,
+        ),
+        Program(name="api", command=_own("api"), environment=_api_environment(place), log=place.home.logs / "api.log"),
+        Program(
+            name="scheduler",
+            command=_own("scheduler"),
+            environment=_scheduler_environment(place),
+            log=place.home.logs / "scheduler.log",
+            # A process that is connected to a Ray cluster stays bound to it, also when another takes its address.
+            needs=("ray",),
+        ),
+    )
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, if it can be had; for 0 any that is free.
+
+    Raises:
+        StartError: it is taken, or the host is none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            raise StartError(
+                f"port {port} on {host} cannot be had ({error.strerror}); "
+                "end what uses it, or choose another with --port (0 takes any that is free)"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _own(command: str) -> tuple[str, ...]:
+    # -P: a folder named like one of ours in the current directory is not ours.
+    return (sys.executable, "-P", "-m", "service.cli", command)
+
+
+def _ray_command(place: Place) -> tuple[str, ...]:
+    return (
+        *(sys.executable, "-P", "-c", _RAY_START, "start", "--head", "--block"),
+        *("--node-ip-address", LOOPBACK, "--port", str(place.ray_port), "--temp-dir", str(place.ray_dir)),
+        # Left to itself Ray takes fixed ports for these, and a second cluster on the machine would not start.
+        *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
+        *("--num-cpus", str(max(LEAST_CPUS, os.cpu_count() or 1))),
+        *("--object-store-memory", str(OBJECT_STORE_BYTES)),
+        *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
+    )
+
+
+def _ray_environment(home: Home) -> dict[str, str]:
+    """Workers inherit it: neither our database nor our tokens are in it, but the cluster's own."""
+    seen = inherited(lambda name: name in _RAY_SEES or name.startswith(_RAY_SEES_FAMILIES))
+    return {**seen, **_RAY_ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(home.ray_token)}
+
+
+def _api_environment(place: Place) -> dict[str, str]:
+    seen = inherited(lambda name: not name.startswith(_RAY_OWN))
+    return {**seen, **_where(place)}
+
+
+def _scheduler_environment(place: Place) -> dict[str, str]:
+    seen = inherited(lambda name: not name.startswith((*_RAY_OWN, "ACCORDION_ADMIN_TOKEN")))
+    ray: Mapping[str, str] = {
+        "RAY_ADDRESS": place.ray_address,
+        "RAY_AUTH_TOKEN_PATH": str(place.home.ray_token),
+        **{name: value for name, value in _RAY_ENVIRONMENT.items() if name.startswith("RAY_")},
+    }
+    return {**seen, **_where(place), **ray}
+
+
+def _where(place: Place) -> dict[str, str]:
+    return {"ACCORDION_HOME": str(place.home.path), "ACCORDION_HOST": place.host, "ACCORDION_PORT": str(place.port)}
+
+
+def _put_aside(log: Path) -> None:
+    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+        log.replace(log.with_suffix(".log.old"))

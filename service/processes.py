@@ -1,0 +1,197 @@
+"""Programs that one process starts, watches, starts again and ends; none of them outlives it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FIRST_DELAY_S = 0.1
+"""From a program's first death to its next start; doubled with every further one."""
+MAX_DELAY_S = 10.0
+_STEADY_S = 30.0
+"""A program that lived this long has recovered: its deaths are counted from the beginning."""
+END_GRACE_S = 10.0
+"""From the signal to end until a program is killed."""
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What to start."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: Path
+    """Takes its output, appended."""
+    orphan_signal: signal.Signals | None = signal.SIGKILL
+    """What it gets when this process dies; None lets it live on."""
+    needs: tuple[str, ...] = ()
+    """Programs whose death it does not survive in a useful state: it is started again with them."""
+
+
+@dataclass(slots=True)
+class _Child:
+    program: Program
+    process: subprocess.Popen[bytes]
+    started_at: float
+    deaths: int = 0
+    next_start_at: float | None = None
+    """Set while it is dead."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Keeper:
+    """Keeps programs running. Only its own thread may call it: children die with the thread that started them."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _children: dict[str, _Child] = field(default_factory=dict)
+
+    def start(self, programs: Iterable[Program]) -> None:
+        """Start all at once.
+
+        Raises:
+            OSError: a program cannot be started.
+        """
+        _adopt_orphans()
+        for program in programs:
+            self._children[program.name] = _Child(program, spawn(program), self.clock())
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name."""
+        return {name: child.process.pid for name, child in self._children.items()}
+
+    def deaths(self) -> dict[str, int]:
+        """How often each died since it last ran steadily."""
+        return {name: child.deaths for name, child in self._children.items()}
+
+    def look(self) -> list[str]:
+        """Note who died, start again whose time has come; the names of those that were started."""
+        now = self.clock()
+        for child in self._children.values():
+            if child.next_start_at is None and child.process.poll() is not None:
+                self._bury(child, now)
+        _reap_adopted(self.pids().values())
+        return [name for name, child in self._children.items() if self._revive(child, now)]
+
+    def stop(self, order: Sequence[str]) -> None:
+        """End the named ones one after the other, then whatever they left behind."""
+        for name in order:
+            if name in self._children:
+                end(self._children[name].process, grace_s=END_GRACE_S)
+        self._children.clear()
+        self._end_adopted()
+
+    def _bury(self, child: _Child, now: float) -> None:
+        child.deaths = 1 if now - child.started_at >= _STEADY_S else child.deaths + 1
+        child.next_start_at = now + restart_delay_s(child.deaths)
+        for other in self._children.values():
+            if child.program.name in other.program.needs and other.process.poll() is None:
+                other.process.terminate()
+
+    def _revive(self, child: _Child, now: float) -> bool:
+        if child.next_start_at is None or now < child.next_start_at:
+            return False
+        child.process = spawn(child.program)
+        child.started_at, child.next_start_at = now, None
+        return True
+
+    def _end_adopted(self) -> None:
+        """Workers whose parents were killed are ours now; they get a moment to go by themselves."""
+        deadline = self.clock() + END_GRACE_S / 2
+        while (left := self._adopted()) and self.clock() < deadline:
+            self.sleep(_POLL_S)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while self._adopted() and self.clock() < deadline + END_GRACE_S:
+            self.sleep(_POLL_S)
+
+    def _adopted(self) -> list[int]:
+        _reap_adopted(())
+        return _living_children()
+
+
+def restart_delay_s(deaths: int) -> float:
+    """From the n-th death in a row to the next start."""
+    return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(deaths - 1, 20))
+
+
+def spawn(program: Program) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, so that Ctrl-C reaches only us, and bound to our life.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with program.log.open("ab") as log:
+        return subprocess.Popen(  # noqa: S603 - our own commands
+            program.command,
+            env=dict(program.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            # Safe here: this process has one thread, and the call is a single system call.
+            preexec_fn=lambda: _die_with_parent(program.orphan_signal),
+        )
+
+
+def end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
+    """Ask a process to end, and kill it where it does not."""
+    process.terminate()
+    try:
+        process.wait(timeout=grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def inherited(keep: Callable[[str], bool]) -> dict[str, str]:
+    """Variables of our own environment that a child may see: handed on as they are, never read as settings."""
+    return {name: value for name, value in os.environ.items() if keep(name)}
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of grandchildren whose parent dies, so that they can be found and ended."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _die_with_parent(number: signal.Signals | None) -> None:
+    if _LIBC is not None and number is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def _reap_adopted(own: Iterable[int]) -> None:
+    """Take leave of adopted children that ended; the own ones are left to their `Popen`."""
+    known = set(own)
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in known:
+            os.waitpid(ended.si_pid, 0)
+
+
+def _living_children() -> list[int]:
+    """Process ids of all children of this process, the adopted ones included; Linux only."""
+    me = os.getpid()
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if _parent_of(path) == me]
+
+
+def _parent_of(stat: Path) -> int | None:
+    """None where the process is gone."""
+    try:
+        # The name in parentheses may hold anything; after the last one come state and parent.
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,69 @@
+"""How long the api takes to answer, by route: the only metric that lives in the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import Histogram, disable_created_metrics
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+UNMATCHED = "unmatched"
+"""Route of requests that no route serves, so that guessed paths make no new series."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER = "other"
+"""Method of requests whose method is none of these, likewise."""
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Seconds."""
+
+
+class RequestTimes(Collector):
+    """A collector of the requests that `TimedRequests` saw."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._seconds = Histogram(
+            "accordion_api_request_duration_seconds",
+            "Seconds from a request to the first byte of its answer, by method, route and status.",
+            ("method", "route", "status"),
+            buckets=BUCKETS,
+            registry=None,
+        )
+
+    def observe(self, seconds: float, *, method: str, route: str, status: int) -> None:
+        """One request was answered."""
+        self._seconds.labels(method, route, str(status)).observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram, as prometheus_client asks for it."""
+        yield from self._seconds.collect()
+
+
+class TimedRequests:
+    """ASGI middleware; streams count up to their first byte, since they end when the reader leaves."""
+
+    def __init__(self, app: ASGIApp, times: RequestTimes) -> None:
+        self._app = app
+        self._times = times
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+
+        async def timed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                seconds = time.perf_counter() - started
+                method = scope["method"] if scope["method"] in METHODS else OTHER
+                self._times.observe(seconds, method=method, route=_route(scope), status=message["status"])
+            await send(message)
+
+        await self._app(scope, receive, timed)
+
+
+def _route(scope: Scope) -> str:
+    return getattr(scope.get("route"), "path", UNMATCHED)

@@ -1,0 +1,63 @@
+"""What the scheduler asks of the cluster. Real Ray is `ray_backend.py`; a fake lives in the tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from workers.contract import Cursor, Drained, EndRecord, Launch, Orders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine of the cluster."""
+
+    id: str
+    address: str
+    alive: bool
+    cpus: float
+    """In all, not what is free: free resources lag behind, so the scheduler counts by its own rows."""
+    gpus: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorState:
+    """What a job's supervisor says of itself."""
+
+    job_id: str
+    attempt: int
+    phase: Literal["starting", "running", "ended"]
+    message: str = ""
+    """What it is waiting for, in one sentence."""
+
+
+class Runtime(Protocol):
+    """A place where supervisors run. Calls block for seconds at most.
+
+    Raises (every method): RuntimeUnavailable, when the cluster cannot be reached.
+    """
+
+    def nodes(self) -> list[Node]:
+        """All nodes known, the dead ones included."""
+
+    def supervisors(self) -> list[SupervisorState]:
+        """All supervisors of ours that live, whoever started them."""
+
+    def start(self, launch: Launch) -> None:
+        """Start the job's supervisor; one that already runs this attempt is left as it is."""
+
+    def remove(self, job_id: str) -> None:
+        """End the supervisor and its workers at once; nothing happens where there is none."""
+
+    def order(self, job_id: str, orders: Orders) -> bool:
+        """Hand the orders to the job's central record; True once they are there. Repeating is harmless."""
+
+    def drain(self, job_id: str, confirmed: Cursor) -> Drained:
+        """Records above the cursor; those up to it are dropped there, since the database holds them."""
+
+    def outcome(self, job_id: str, storage: str) -> EndRecord | None:
+        """How the job ended, from the end file beside its checkpoints; None while it has not."""
+
+    def history(self, job_id: str, storage: str) -> Drained:
+        """All that the job ever recorded, in order: its end file, or its journal while there is none."""

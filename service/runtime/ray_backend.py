@@ -1,0 +1,171 @@
+"""The runtime on Ray: the only module of the service that talks to a cluster."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from service.errors import RuntimeUnavailable
+from service.runtime.base import Node, SupervisorState
+from workers.actor import NAMESPACE
+from workers.asking import ActorSilentError, RayAsk, ensure_actor
+from workers.contract import Cursor, Drained, EndRecord, Launch, Orders
+from workers.journal import read_end, read_records
+from workers.reservations import free_orphans
+from workers.supervisor import parse_name, start_supervisor, supervisor_name
+
+PROBE_TIMEOUT_S = 2.0
+"""To see whether anybody listens at the cluster's address; a network answers in a fraction of it."""
+CALL_TIMEOUT_S = 2.0
+"""The Accordion actor answers in milliseconds, and 1 s after its process was killed. All jobs wait for this call."""
+STATE_TIMEOUT_S = 2.0
+"""A supervisor whose process Ray is restarting says nothing for some seconds; it is there nevertheless."""
+
+
+class RayBackend:
+    """Implements `Runtime`. Connects at the first call, and again after the cluster was away.
+
+    Args:
+        address: `host:port` of the cluster's GCS. The cluster's token must be in the environment (`RAY_AUTH_MODE` and
+            `RAY_AUTH_TOKEN`) before this module is imported: Ray reads it then.
+    """
+
+    def __init__(self, *, address: str | None) -> None:
+        self._address = address
+        self._ask = RayAsk()
+
+    def nodes(self) -> list[Node]:
+        """All nodes known, the dead ones included."""
+        with self._connected():
+            return [_node(found) for found in ray.nodes()]
+
+    def supervisors(self) -> list[SupervisorState]:
+        """All supervisors of ours that live; one that Ray is restarting counts as starting.
+
+        Gives back what the worker groups of dead ones had reserved: nobody else looks as long as no job starts.
+        """
+        with self._connected():
+            free_orphans()
+            names = [name for name in ray.util.list_named_actors() if parse_name(name)]
+            calls = {name: actor.state.remote() for name in names if (actor := _find(name)) is not None}
+            if calls:
+                ray.wait(list(calls.values()), num_returns=len(calls), timeout=STATE_TIMEOUT_S)
+            return [state for name, call in calls.items() if (state := _state(name, call)) is not None]
+
+    def start(self, launch: Launch) -> None:
+        """Start the job's supervisor, or leave the one that runs this attempt."""
+        Path(launch.storage).mkdir(parents=True, exist_ok=True)
+        with self._connected():
+            start_supervisor(launch)
+
+    def remove(self, job_id: str) -> None:
+        """End all supervisors of the job; their workers end with them."""
+        with self._connected():
+            for name in ray.util.list_named_actors():
+                found = parse_name(name)
+                if found is not None and found[0] == job_id:
+                    _kill(supervisor_name(*found))
+            self._tell("forget", job_id)
+
+    def order(self, job_id: str, orders: Orders) -> bool:
+        """Hand the orders to the Accordion actor."""
+        with self._connected():
+            held = self._tell("order", job_id, orders)
+            return held is not None and held >= orders.version
+
+    def drain(self, job_id: str, confirmed: Cursor) -> Drained:
+        """What the Accordion actor holds of the job; nothing while it does not answer."""
+        with self._connected():
+            return self._tell("drain", job_id, confirmed) or Drained()
+
+    def outcome(self, job_id: str, storage: str) -> EndRecord | None:
+        """How the job ended."""
+        del job_id
+        found = read_end(Path(storage))
+        return found[0] if found else None
+
+    def history(self, job_id: str, storage: str) -> Drained:
+        """All that the job ever recorded: its end file, or its journal while there is none."""
+        del job_id
+        found = read_end(Path(storage))
+        return found[1] if found else Drained(records=tuple(read_records(Path(storage))))
+
+    def _tell(self, method: str, *arguments: Any) -> Any:
+        try:
+            return self._ask(method, *arguments, timeout_s=CALL_TIMEOUT_S)
+        except ActorSilentError:
+            return None
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Be connected inside the block.
+
+        Raises:
+            RuntimeUnavailable: the cluster does not answer.
+        """
+        try:
+            if not ray.is_initialized():
+                _probe(self._address)
+                ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+                # Started before the first job needs it.
+                ensure_actor()
+            yield
+        except (ray.exceptions.RayError, OSError, RuntimeError) as error:
+            raise RuntimeUnavailable(
+                f"the Ray cluster at {self._address} does not answer ({type(error).__name__}: {error}); "
+                "is it up, and is the token right?"
+            ) from error
+
+
+def _probe(address: str | None) -> None:
+    """Where nobody listens, Ray would try for three minutes and then end this process.
+
+    Raises:
+        OSError: nobody listens at the address.
+    """
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
+
+
+def _node(found: dict[str, Any]) -> Node:
+    resources = found.get("Resources", {})
+    return Node(
+        id=found["NodeID"],
+        address=found["NodeManagerAddress"],
+        alive=found["Alive"],
+        cpus=float(resources.get("CPU", 0.0)),
+        gpus=float(resources.get("GPU", 0.0)),
+        memory_bytes=int(resources.get("memory", 0)),
+    )
+
+
+def _state(name: str, call: Any) -> SupervisorState | None:
+    """What the supervisor answered; None where its end is final."""
+    job_id, attempt = parse_name(name) or ("", 0)
+    try:
+        phase, message = ray.get(call, timeout=0)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+        phase, message = "starting", "Ray starts its supervisor"
+    except ray.exceptions.ActorDiedError:
+        return None
+    return SupervisorState(job_id=job_id, attempt=attempt, phase=phase, message=message)
+
+
+def _kill(name: str) -> None:
+    actor = _find(name)
+    if actor is not None:
+        ray.kill(actor, no_restart=True)
+
+
+def _find(name: str) -> Any:
+    """The actor; None where it ended since it was listed."""
+    try:
+        return ray.get_actor(name, NAMESPACE)
+    except ValueError:
+        return None

@@ -1,0 +1,288 @@
+"""The scheduler process: the only one that talks to the cluster. Load, work, write what is still true; again and again.
+
+Every turn looks at the rows, asks the cluster (outside any transaction), and writes under the lease's token. Killed at
+any point, its successor finds rows that are true and compares them with the cluster anew.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import assert_never
+
+import structlog
+import uuid_utils
+
+from service.domain.jobs import Reason, Status
+from service.domain.queue import Asked, Size, Verdict, Waiting, plan_queue, reserved_sizes
+from service.domain.reconcile import (
+    Finish,
+    Follow,
+    Launch,
+    Lose,
+    Remove,
+    Seen,
+    Supervisor,
+    Wait,
+    next_action,
+)
+from service.errors import RuntimeUnavailable
+from service.logs import configure_logs
+from service.runtime.base import Node, Runtime, SupervisorState
+from service.settings import Settings, load_settings
+from service.store.engine import Database
+from service.store.intake import cursor_of, holds_news, place
+from service.store.leases import Lease, LeaseLost
+from service.store.ledger import Ledger
+from service.store.migrations import upgrade
+from service.store.models import JobRow
+from service.store.repository import Repository
+from workers.contract import Drained, EndRecord, JobSpec
+from workers.contract import Launch as LaunchOrder
+
+Clock = Callable[[], float]
+"""Seconds since 1970."""
+_CANCELLED = EndRecord(
+    status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled; its workers were gone or did not stop in time"
+)
+_log = structlog.get_logger()
+
+
+class Scheduler:
+    """One scheduler over a migrated database; `turn` is one look."""
+
+    def __init__(self, *, database: Database, runtime: Runtime, settings: Settings, clock: Clock) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._clock = clock
+        self._repository = Repository(database)
+        self._ledger = Ledger(database, clock)
+        owner = f"{socket.gethostname()}:{os.getpid()}:{uuid_utils.uuid4()}"
+        self._lease = Lease(database, owner=owner, clock=clock, lease_s=settings.lease_s)
+        self._nodes: list[Node] = []
+        self._supervisors: dict[str, SupervisorState] = {}
+        self._surveyed_at: float | None = None
+        self._missing_since: dict[str, float] = {}
+        """When the supervisor of an unfinished job was first looked for in vain."""
+
+    def turn(self) -> bool:
+        """Look once at everything; False where another scheduler holds the lease, and nothing was done."""
+        token = self._lease.hold()
+        if token is None:
+            self._surveyed_at = None
+            return False
+        try:
+            self._look(token)
+        except LeaseLost as error:
+            _log.warning("lease lost", error=str(error))
+            self._surveyed_at = None
+            return False
+        return True
+
+    def _look(self, token: int) -> None:
+        try:
+            fresh = self._survey(token)
+        except RuntimeUnavailable as error:
+            self._say_unreachable(token, str(error))
+            return
+        for job in self._repository.unfinished():
+            self._look_after(job, token, fresh=fresh)
+        self._admit(token)
+
+    def release(self) -> None:
+        """Give the lease back, so that a successor need not wait."""
+        self._lease.release()
+
+    def _survey(self, token: int) -> bool:
+        """Nodes and supervisors, where a new look is due; True where it was.
+
+        Raises:
+            RuntimeUnavailable: the cluster does not answer.
+            LeaseLost: another scheduler has begun meanwhile.
+        """
+        now = self._clock()
+        if self._surveyed_at is not None and 0 <= now - self._surveyed_at < self._settings.survey_interval_s:
+            return False
+        self._surveyed_at = None
+        self._nodes = self._runtime.nodes()
+        found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
+        self._supervisors = {supervisor.job_id: supervisor for supervisor in found}
+        # Read after the cluster, which may take its time: every supervisor that was seen has its row by now.
+        unfinished = {job.id for job in self._repository.unfinished()}
+        for job_id in self._supervisors.keys() - unfinished:
+            self._remove(job_id, token, why="no unfinished job of that id")
+        missing = unfinished - self._supervisors.keys()
+        self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
+        self._ledger.keep_cluster(token, nodes=self._nodes)
+        self._surveyed_at = now
+        return True
+
+    def _say_unreachable(self, token: int, message: str) -> None:
+        self._ledger.keep_cluster(token, nodes=None, message=message)
+        for job in self._repository.queue():
+            self._ledger.keep_waiting(job, token, reason=Reason.CLUSTER_UNREACHABLE, message=message)
+
+    def _look_after(self, job: JobRow, token: int, *, fresh: bool) -> None:
+        supervisor = self._supervisors.get(job.id)
+        if self._lease.hold() != token or (supervisor is None and not fresh):
+            return
+        try:
+            self._act(job, supervisor, token)
+        except LeaseLost:
+            raise
+        except RuntimeUnavailable as error:
+            _log.warning("cluster", job_id=job.id, error=str(error))
+        except Exception:  # noqa: BLE001  # one job that cannot be served must not keep the others waiting
+            _log.exception("job", job_id=job.id)
+
+    def _act(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
+        now = self._clock()
+        given_up = now - self._missing_since.get(job.id, now) >= self._settings.patience_s
+        seen = Seen(status=Status(job.status), attempt=job.attempt, deadline=job.deadline, given_up=given_up)
+        supervisor = Supervisor(attempt=state.attempt, phase=state.phase) if state else None
+        may_have_ended = seen.status is not Status.QUEUED and (state is None or state.phase == "ended")
+        end = self._runtime.outcome(job.id, self._settings.storage_of(job.id)) if may_have_ended else None
+        action = next_action(seen, supervisor, has_ended=end is not None, now=now)
+        match action:
+            case Wait():
+                pass
+            case Follow():
+                self._follow(job, state, token)
+            case Launch():
+                self._launch(job, token)
+            case Remove(why):
+                self._remove(job.id, token, why=why)
+            case Lose():
+                self._lose(job, action, token)
+            case Finish():
+                self._finish(job, end or _CANCELLED, token)
+            case _:
+                assert_never(action)
+
+    def _follow(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
+        drained = self._runtime.drain(job.id, cursor_of(job))
+        end = next((r.payload for r in drained.records if isinstance(r.payload, EndRecord)), None)
+        if end is not None:
+            self._finish(job, end, token, drained=drained)
+            return
+        if holds_news(job, drained):
+            self._ledger.take_over(job, token, drained)
+        elif state is not None:
+            self._ledger.say(job, token, state.message)
+        self._order(job, drained.orders_version, token)
+
+    def _order(self, job: JobRow, held: int, token: int) -> None:
+        """Hand the orders over where the other side does not hold them; it forgets them when its actor dies."""
+        if held < job.orders_version and not self._runtime.order(job.id, self._ledger.orders_of(job)):
+            return
+        if job.orders_confirmed < job.orders_version:
+            self._ledger.confirm_orders(job, token, job.orders_version)
+
+    def _launch(self, job: JobRow, token: int) -> None:
+        launch = LaunchOrder(
+            job_id=job.id,
+            attempt=job.attempt,
+            workers=job.workers,
+            storage=self._settings.storage_of(job.id),
+            spec=JobSpec.model_validate(job.spec),
+        )
+        self._lease.confirm(token)
+        self._runtime.start(launch)
+        self._supervisors[job.id] = SupervisorState(job_id=job.id, attempt=job.attempt, phase="starting")
+        self._missing_since.pop(job.id, None)
+        _log.info("launched", job_id=job.id, attempt=job.attempt, workers=job.workers)
+
+    def _remove(self, job_id: str, token: int, *, why: str) -> None:
+        self._lease.confirm(token)
+        _log.info("removed", job_id=job_id, reason=why)
+        self._runtime.remove(job_id)
+        self._supervisors.pop(job_id, None)
+
+    def _lose(self, job: JobRow, action: Lose, token: int) -> None:
+        # Out of sight is not always dead: it must not come back beside its successor.
+        self._remove(job.id, token, why=action.message)
+        history = self._runtime.history(job.id, self._settings.storage_of(job.id))
+        budget = self._settings.max_lost_attempts
+        self._ledger.lose(job, token, action=action, history=history, budget=budget)
+
+    def _finish(self, job: JobRow, end: EndRecord, token: int, *, drained: Drained | None = None) -> None:
+        """The end file holds all records: those that were lost on the way come from there, before the end is shown."""
+        drained = drained or Drained()
+        history = self._runtime.history(job.id, self._settings.storage_of(job.id))
+        records = {place(record): record for record in (*history.records, *drained.records)}
+        whole = drained.model_copy(update={"records": tuple(records[key] for key in sorted(records))})
+        if self._ledger.finish(job, token, end=end, drained=whole):
+            self._remove(job.id, token, why=f"the job ended: {end.reason}")
+
+    def _admit(self, token: int) -> None:
+        """Start who is next, and tell the others what they wait for."""
+        queue = [job for job in self._repository.queue() if job.id not in self._supervisors]
+        if not queue:
+            return
+        waiting = [Waiting(id=job.id, asked=Asked(**job.spec["workers"])) for job in queue]
+        verdicts = plan_queue(waiting, self._live_nodes(), self._reserved())
+        for job in queue:
+            if self._lease.hold() == token:
+                self._apply(job, verdicts[job.id], token)
+
+    def _apply(self, job: JobRow, verdict: Verdict, token: int) -> None:
+        if verdict.reason is not Reason.ADMITTED:
+            self._ledger.keep_waiting(job, token, reason=verdict.reason, message=verdict.message)
+            return
+        timeout_s = self._settings.start_timeout_s
+        if not self._ledger.admit(job, token, workers=verdict.workers, timeout_s=timeout_s):
+            return
+        admitted = self._repository.job(job.id)
+        if admitted is not None:
+            self._look_after(admitted, token, fresh=True)
+
+    def _live_nodes(self) -> list[Size]:
+        return [Size(cpus=node.cpus, gpus=node.gpus) for node in self._nodes if node.alive]
+
+    def _reserved(self) -> list[Size]:
+        holding = [job for job in self._repository.unfinished() if job.workers]
+        return reserved_sizes((job.workers, Asked(**job.spec["workers"])) for job in holding)
+
+
+def run(settings: Settings, runtime: Runtime, *, clock: Clock = time.time, stop: threading.Event) -> None:
+    """Migrate the database and take turns until `stop` is set; then give the lease back."""
+    upgrade(settings.database)
+    database = Database(settings.database)
+    scheduler = Scheduler(database=database, runtime=runtime, settings=settings, clock=clock)
+    _log.info("scheduler began", database=database.engine.url.render_as_string(hide_password=True))
+    while not stop.is_set():
+        try:
+            scheduler.turn()
+        except Exception:  # noqa: BLE001  # the loop's one catch-all: record, and look again
+            _log.exception("turn")
+        stop.wait(settings.drain_interval_s)
+    scheduler.release()
+    database.close()
+    _log.info("scheduler ended")
+
+
+def serve(settings: Settings) -> None:
+    """Run the scheduler on Ray until SIGTERM or SIGINT.
+
+    Raises:
+        SettingsError: a setting is wrong.
+    """
+    token = settings.ray_auth_token()
+    if token is not None:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
+    # Loads Ray, which nothing else in this module needs, and which reads its token now.
+    from service.runtime.ray_backend import RayBackend
+
+    configure_logs(settings.log_level, "scheduler")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    run(settings, RayBackend(address=settings.ray_address), stop=stop)
+
+
+if __name__ == "__main__":
+    serve(load_settings())

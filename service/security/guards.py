@@ -1,0 +1,123 @@
+"""Who may ask: pure checks of one request, in the order host, origin, token; each raises an `ApiError` or nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+from service.errors import Forbidden, SettingsError, Unauthorized
+from service.security.tokens import COOKIE, session_valid, token_matches
+from service.settings import Settings
+
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_OPEN_PATHS = frozenset({"/livez", "/readyz", "/login", "/logout"})
+_OPEN_FOLDERS = ("/static/",)
+_OWN_SITE = frozenset({"same-origin", "none"})
+"""`Sec-Fetch-Site` of our own pages and of addresses typed by hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What the guards have to know."""
+
+    token: str | None
+    hosts: frozenset[str] | None
+    """Names that the `Host` header may hold, without port; None takes any."""
+
+
+def access_of(settings: Settings) -> Access:
+    """The guards' settings.
+
+    Raises:
+        SettingsError: the service would be reachable from other machines without a token, or the token is unusable.
+    """
+    token = settings.token()
+    if token is None and not is_loopback(settings.host):
+        raise SettingsError(
+            f"ACCORDION_HOST is {settings.host}, which other machines can reach, and there is no token; "
+            "set ACCORDION_ADMIN_TOKEN_FILE (or ACCORDION_ADMIN_TOKEN), or bind 127.0.0.1"
+        )
+    if token is not None and not settings.allowed_hosts:
+        return Access(token=token, hosts=None)
+    return Access(token=token, hosts=_LOOPBACK_NAMES | {host.lower() for host in settings.allowed_hosts})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; a name other than localhost counts as reachable."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def check_host(access: Access, headers: Mapping[str, str]) -> None:
+    """Against DNS rebinding: a page elsewhere cannot reach us under its own name.
+
+    Raises:
+        Forbidden: the `Host` header holds another name.
+    """
+    name = _without_port(headers.get("host", ""))
+    if access.hosts is not None and name not in access.hosts:
+        raise Forbidden(
+            f"host {name!r} is not served here; known are {', '.join(sorted(access.hosts))}; "
+            "add it to ACCORDION_ALLOWED_HOSTS"
+        )
+
+
+def check_origin(method: str, headers: Mapping[str, str]) -> None:
+    """Against forged writes: only our own pages, or programs that send no origin, may change anything.
+
+    Raises:
+        Forbidden: the request comes from another site.
+    """
+    if method in _SAFE_METHODS:
+        return
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    foreign = origin is not None and _host_of(origin) != headers.get("host", "").lower()
+    if foreign or (site is not None and site not in _OWN_SITE):
+        raise Forbidden(f"{method} from {origin or site!r} is refused; only this service's own pages may write")
+
+
+def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: float) -> None:
+    """Ask for the token, as `Authorization: Bearer` or as the cookie of a login.
+
+    Raises:
+        Unauthorized: neither is there, or neither is right.
+    """
+    if access.token is None or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS):
+        return
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme:
+        known = scheme.lower() == "bearer" and token_matches(given.strip(), access.token)
+    else:
+        known = session_valid(_cookie(headers.get("cookie", "")), access.token, now)
+    if not known:
+        raise Unauthorized("the token is missing or wrong; send 'Authorization: Bearer TOKEN' or log in at /login")
+
+
+def _cookie(header: str) -> str:
+    try:
+        morsel = SimpleCookie(header).get(COOKIE)
+    except CookieError:
+        return ""
+    return morsel.value if morsel else ""
+
+
+def _host_of(origin: str) -> str | None:
+    """Host and port; None where it is no address, which is nobody's."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
+
+
+def _without_port(host: str) -> str:
+    host = host.lower()
+    if host.startswith("["):
+        name, bracket, rest = host.partition("]")
+        return name + bracket if not rest or rest.startswith(":") else host
+    return host.partition(":")[0]

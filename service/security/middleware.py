@@ -1,0 +1,162 @@
+"""One ASGI layer round everything: request id, guards, body limit, security headers, access log, last resort."""
+
+from __future__ import annotations
+
+import re
+from time import perf_counter
+
+import structlog
+import uuid_utils
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.problems import api_problem, crash_problem, problem
+from service.errors import ApiError, Unauthorized
+from service.security.guards import Access, check_host, check_origin, check_token
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_CSP = (
+    "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_DOCS_CSP = _CSP.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'")
+"""The pages of FastAPI's documentation start their viewer from an inline script."""
+_DOCS = ("/docs", "/redoc")
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_log = structlog.get_logger()
+
+
+class _TooLarge(Exception):
+    """The body is larger than the limit."""
+
+
+class GuardMiddleware:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, *, access: Access, max_body_bytes: int, clock: object) -> None:
+        self._app = app
+        self._access = access
+        self._max_body_bytes = max_body_bytes
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; anything but HTTP is passed on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, send)
+        with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
+            try:
+                await self._serve(scope, receive, exchange)
+            except Exception as error:  # noqa: BLE001  # the one catch-all of a request
+                await exchange.answer(crash_problem(scope, error))
+            exchange.log()
+
+    async def _serve(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await exchange.answer(refusal)
+            return
+        try:
+            receive = await _read_body(scope, receive, self._max_body_bytes)
+        except _TooLarge:
+            detail = f"the body is larger than {self._max_body_bytes} bytes; send less"
+            await exchange.answer(problem(scope, 413, detail))
+            return
+        await self._app(scope, receive, exchange.send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        try:
+            check_host(self._access, headers)
+            check_origin(scope["method"], headers)
+            check_token(self._access, scope["path"], headers, now=self._clock())  # type: ignore[operator]
+        except Unauthorized as error:
+            wants_page = "text/html" in headers.get("accept", "") and not scope["path"].startswith("/api/")
+            return RedirectResponse("/login", 303) if wants_page else api_problem(scope, error)
+        except ApiError as error:
+            return api_problem(scope, error)
+        return None
+
+
+class _Exchange:
+    """One request and what was answered."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        given = Headers(scope=scope).get("x-request-id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else str(uuid_utils.uuid7())
+        scope.setdefault("state", {})["request_id"] = self.request_id
+        self._scope = scope
+        self._send = send
+        self._status = 0
+        self._begin = perf_counter()
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on; the first one gets our headers."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            csp = _DOCS_CSP if self._scope["path"] in _DOCS else _CSP
+            for name, value in {**_HEADERS, "content-security-policy": csp}.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+    async def answer(self, response: Response) -> None:
+        """Answer in place of the application, where it has not begun to."""
+        if not self._status:
+            await response(self._scope, _no_body, self.send)
+
+    def log(self) -> None:
+        """One line a request."""
+        seconds = round(perf_counter() - self._begin, 4)
+        method, path = self._scope["method"], self._scope["path"]
+        _log.info("request", method=method, path=path, status=self._status, seconds=seconds)
+
+
+async def _no_body() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> Receive:
+    """The body read before anyone looks at it, so that a large one is refused in one place."""
+    declared = Headers(scope=scope).get("content-length", "")
+    if declared.isdecimal() and _exceeds(declared, limit):
+        raise _TooLarge
+    if scope["method"] in {"GET", "HEAD", "OPTIONS"}:
+        return receive
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            break
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > limit:
+            raise _TooLarge
+    return _replay(bytes(body), receive)
+
+
+def _exceeds(digits: str, limit: int) -> bool:
+    """Whether the number is larger; Python refuses to read one of thousands of digits."""
+    digits = digits.lstrip("0")
+    return len(digits) > len(str(limit)) or int(digits or 0) > limit
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    waiting = [body]
+
+    async def replay() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return replay

@@ -1,0 +1,168 @@
+"""All settings of the service, by keyword or from `ACCORDION_...` variables; it alone reads the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from service.errors import SettingsError
+
+MIN_TOKEN_LENGTH = 16
+"""Characters; a shorter one could be guessed over the network."""
+
+
+_DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"})
+_SECRET = frozenset({"DATABASE_URL", "TOKEN"})
+"""Ends of the names whose values are never shown: they hold passwords."""
+
+
+class Settings(BaseSettings):
+    """Frozen; `load_settings` builds it and turns mistakes into one sentence."""
+
+    model_config = SettingsConfigDict(env_prefix="ACCORDION_", frozen=True, extra="forbid", populate_by_name=True)
+
+    home: Path = Path("~/.accordion")
+    """Directory of the database, checkpoints, logs and lock files."""
+    database_url: str = ""
+    """SQLAlchemy URL; empty is SQLite in the home directory."""
+    storage: str = ""
+    """Directory of checkpoints and end files, reachable from every worker; empty is `storage` in the home directory."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    url: str = ""
+    """Where clients look for the service; empty is the service of this home directory."""
+    admin_token: SecretStr | None = None
+    admin_token_file: Path | None = None
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names under which the service may be asked, besides loopback; with a token set and nothing given: any."""
+    ray_address: str = Field(default="auto", validation_alias=AliasChoices("ACCORDION_RAY_ADDRESS", "RAY_ADDRESS"))
+    ray_token: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("ACCORDION_RAY_TOKEN", "RAY_AUTH_TOKEN")
+    )
+    ray_token_file: Path | None = Field(
+        default=None, validation_alias=AliasChoices("ACCORDION_RAY_TOKEN_FILE", "RAY_AUTH_TOKEN_PATH")
+    )
+    max_body_bytes: int = Field(default=1_048_576, ge=1024)
+    """Largest request body."""
+    metrics_retention_s: float = Field(default=300.0, ge=0)
+    """How long an ended job stays in `/metrics`."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """From admission to the first training step of an attempt; then it is started anew."""
+    cancel_grace_s: float = Field(default=30.0, gt=0)
+    """From the wish to cancel until the workers are removed by force."""
+    max_lost_attempts: int = Field(default=5, ge=0)
+    """How many attempts of a job may vanish with their machines before the job fails as LOST."""
+    patience_s: float = Field(default=5.0, ge=0)
+    """How long a supervisor may be out of sight, as while Ray restarts it, until its attempt counts as lost."""
+    lease_s: float = Field(default=3.0, gt=0)
+    """How long a scheduler that died keeps its successor waiting."""
+    drain_interval_s: float = Field(default=0.25, gt=0)
+    """Distance between two looks at the running jobs."""
+    survey_interval_s: float = Field(default=1.0, gt=0)
+    """Distance between two looks at nodes and supervisors; likewise between repeated orders."""
+    heartbeat_stale_s: float = Field(default=10.0, gt=0)
+    """Age of the scheduler's heartbeat from which `/readyz` says no."""
+    sse_keepalive_s: float = Field(default=15.0, gt=0)
+    """Distance between two comments that keep a silent stream open."""
+    log_level: str = "INFO"
+
+    @field_validator("home", mode="after")
+    @classmethod
+    def _expand(cls, home: Path) -> Path:
+        return home.expanduser().absolute()
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("database_url", mode="after")
+    @classmethod
+    def _driver(cls, url: str) -> str:
+        if not url:
+            return url
+        try:
+            name = make_url(url).drivername
+        except (ArgumentError, ValueError):
+            raise ValueError("it is no database URL; give one such as sqlite:////path/file.db") from None
+        if name not in _DRIVERS:
+            raise ValueError(f"its scheme is {name}; known are sqlite and postgresql")
+        return url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+    @field_validator("log_level", mode="after")
+    @classmethod
+    def _known_level(cls, level: str) -> str:
+        known = ("DEBUG", "INFO", "WARNING", "ERROR")
+        if level.upper() not in known:
+            raise ValueError(f"known are {', '.join(known)}")
+        return level.upper()
+
+    @property
+    def database(self) -> str:
+        """The database URL in force."""
+        return self.database_url or f"sqlite:///{self.home / 'accordion.db'}"
+
+    def storage_of(self, job_id: str) -> str:
+        """Directory of one job's checkpoints and end file."""
+        root = self.storage or str(self.home / "storage")
+        return f"{root.rstrip('/')}/{job_id}"
+
+    def token(self) -> str | None:
+        """The admin token, from the variable or the file; None where neither is set.
+
+        Raises:
+            SettingsError: the file cannot be read, or the token is too short or not of ASCII characters.
+        """
+        return _secret(self.admin_token, self.admin_token_file, name="ACCORDION_ADMIN_TOKEN", least=MIN_TOKEN_LENGTH)
+
+    def ray_auth_token(self) -> str | None:
+        """The Ray cluster's token; None where none is set.
+
+        Raises:
+            SettingsError: the file cannot be read.
+        """
+        return _secret(self.ray_token, self.ray_token_file, name="ACCORDION_RAY_TOKEN", least=1)
+
+
+def _secret(value: SecretStr | None, path: Path | None, *, name: str, least: int) -> str | None:
+    if value is None and path is None:
+        return None
+    text = value.get_secret_value() if value is not None else _read(path, name)
+    text = text.strip()
+    if len(text) < least:
+        raise SettingsError(f"{name} has {len(text)} characters, at least {least} are needed; give a longer one")
+    if not (text.isascii() and text.isprintable()):
+        raise SettingsError(f"{name} holds characters that no HTTP header can carry; give letters, digits and signs")
+    return text
+
+
+def _read(path: Path | None, name: str) -> str:
+    try:
+        return path.read_text() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise SettingsError(f"{name}_FILE is {path}, which cannot be read ({reason}); give a readable file") from error
+
+
+def load_settings(**given: Any) -> Settings:
+    """Settings from the environment; a keyword wins over its variable.
+
+    Raises:
+        SettingsError: a value is wrong; one sentence with its name.
+    """
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_sentence(item) for item in error.errors(include_url=False))) from None
+
+
+def _sentence(item: Any) -> str:
+    where = "_".join(str(part) for part in item["loc"])
+    name = where if where.isupper() else f"ACCORDION_{where.upper()}"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{name}: {message}" if name.endswith(tuple(_SECRET)) else f"{name} is {item['input']!r}: {message}"

@@ -1,0 +1,278 @@
+"""What people ask for, each as one transaction: submit, cancel, override, hand back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uuid_utils
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from service.domain import overrides
+from service.domain.jobs import ENDED, Desired, Reason, Status
+from service.domain.standing import Standing
+from service.domain.wishes import check_interval, check_layers, check_level
+from service.errors import Conflict, Invalid, NotFound
+from service.store.engine import Database
+from service.store.models import IdempotencyRow, JobRow, OverrideRow
+from service.store.outbox import append_event, end_event, keep_standing, override_data, standings, status_data, step_job
+from workers.contract import JobSpec
+
+CheckJob = Callable[[JobRow], None]
+"""Raises where the caller's condition on the job (If-Match) does not hold; runs inside the transaction."""
+MAX_OVERRIDES = 1000
+"""Of one job, all states together; they travel to the workers in one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idempotency:
+    """A client's key and the request it stands for."""
+
+    key: str
+    scope: str
+    body_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverrideWish:
+    """What a person wants, checked for form only."""
+
+    target: str
+    level: Any
+    layers: list[str]
+    apply_at: str | int
+    until: int | None
+    reason: str
+
+
+def body_hash(body: Any) -> str:
+    """The same for two bodies that ask for the same."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class Commands:
+    """Writes what people ask for."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def submit(self, spec: JobSpec, idempotency: Idempotency | None) -> tuple[JobRow, bool]:
+        """The new job, or the one that the key made before; True in the second case.
+
+        Raises:
+            Invalid: the key was used with another body.
+        """
+        try:
+            return self._submit(spec, idempotency)
+        except IntegrityError:
+            # PostgreSQL lets writers go side by side: another one stored the key meanwhile, and now it can be seen.
+            return self._submit(spec, idempotency)
+
+    def _submit(self, spec: JobSpec, idempotency: Idempotency | None) -> tuple[JobRow, bool]:
+        now = self._clock()
+        with self._database.write() as session:
+            known = _replayed(session, idempotency)
+            if known is not None:
+                return session.get_one(JobRow, known), True
+            job = _new_job(spec, now)
+            session.add(job)
+            session.flush()
+            append_event(session, job, "status", data=status_data(job), now=now)
+            _remember(session, idempotency, job.id, now=now)
+            return job, False
+
+    def cancel(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
+        """Wish the job's end: at once where it waits, else the workers have `grace_s` seconds to save and stop.
+
+        Raises:
+            NotFound: there is no such job.
+            Conflict: it has ended otherwise.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            job = _job(session, job_id)
+            check(job)
+            if job.desired == Desired.CANCEL:
+                return job
+            _refuse_ended(job, "cancelled")
+            _touch(job)
+            job.desired = Desired.CANCEL.value
+            if job.status == Status.QUEUED:
+                _cancel_waiting(session, job, now)
+            else:
+                job.orders_version += 1
+                job.deadline = now + grace_s
+                message = "the workers save their state and stop"
+                step_job(session, job, Status.STOPPING, reason=Reason.CANCEL_REQUESTED, message=message, now=now)
+            return job
+
+    def add_override(
+        self, job_id: str, wish: OverrideWish, *, check: CheckJob, idempotency: Idempotency | None
+    ) -> tuple[OverrideRow, bool]:
+        """The new override, or the one that the key made before; True in the second case.
+
+        Raises:
+            NotFound: there is no such job.
+            Conflict: it has ended, is being cancelled, or holds too many overrides.
+            Invalid: the job cannot do what is wished.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            job = _job(session, job_id)
+            known = _replayed(session, idempotency)
+            if known is not None:
+                return session.get_one(OverrideRow, known), True
+            check(job)
+            _check_wish(job, wish)
+            _touch(job)
+            job.orders_version += 1
+            job.override_number += 1
+            row = _new_override(job, wish, now)
+            session.add(row)
+            session.flush()
+            standing = standings(session, job)[row.id][1]
+            append_event(session, job, "override", data=override_data(row, standing), now=now)
+            _remember(session, idempotency, row.id, now=now)
+            return row, False
+
+    def cancel_override(self, job_id: str, override_id: str, check: CheckJob) -> OverrideRow:
+        """Hand the layers back to the policy; an override that is over stays as it is.
+
+        Raises:
+            NotFound: there is no such job or override.
+            Conflict: the override is over already, and was not cancelled.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            job = _job(session, job_id)
+            found = standings(session, job).get(override_id)
+            if found is None:
+                raise NotFound(f"job {job_id} has no override {override_id}; GET .../overrides lists all")
+            row, old = found
+            if old.state == "CANCELLED":
+                return row
+            check(job)
+            if overrides.cancel(old) == old:
+                raise Conflict(f"override {override_id} is {old.state} already: {old.message}")
+            _touch(job)
+            job.orders_version += 1
+            _hand_back(session, job, old, now=now)
+            return row
+
+
+def _hand_back(session: Session, job: JobRow, cancelled: Standing, *, now: float) -> None:
+    found = standings(session, job)
+    names = [layer["name"] for layer in job.layers or []]
+    for new in overrides.hand_back([old for _, old in found.values()], cancelled, names):
+        row, old = found[new.id]
+        keep_standing(session, job, row=row, old=old, new=new, now=now)
+
+
+def _job(session: Session, job_id: str) -> JobRow:
+    job = session.get(JobRow, job_id, with_for_update=True)
+    if job is None:
+        raise NotFound(f"there is no job {job_id}; GET /api/v1/jobs lists all")
+    return job
+
+
+def _touch(job: JobRow) -> None:
+    """People asked for something: both versions move."""
+    job.version += 1
+    job.etag_version += 1
+
+
+def _refuse_ended(job: JobRow, what: str) -> None:
+    if Status(job.status) in ENDED:
+        raise Conflict(f"job {job.id} is {job.status} and cannot be {what} any more")
+
+
+def _replayed(session: Session, idempotency: Idempotency | None) -> str | None:
+    """Id of what the key made before.
+
+    The key is stored in the transaction of what it made, so whoever sees one sees both.
+    """
+    if idempotency is None:
+        return None
+    row = session.get(IdempotencyRow, (idempotency.scope, idempotency.key))
+    if row is not None and row.body_hash != idempotency.body_hash:
+        raise Invalid(
+            f"Idempotency-Key {idempotency.key!r} was used with another body before; choose a new key",
+            "header/idempotency-key",
+        )
+    return row.answer_id if row else None
+
+
+def _remember(session: Session, idempotency: Idempotency | None, answer_id: str, *, now: float) -> None:
+    if idempotency is None:
+        return
+    session.add(
+        IdempotencyRow(
+            scope=idempotency.scope,
+            key=idempotency.key,
+            body_hash=idempotency.body_hash,
+            answer_id=answer_id,
+            created_at=now,
+        )
+    )
+
+
+def _new_job(spec: JobSpec, now: float) -> JobRow:
+    job_id = str(uuid_utils.uuid7())
+    return JobRow(
+        id=job_id,
+        name=spec.name or f"{spec.task.name}-{job_id[-6:]}",
+        status=Status.QUEUED.value,
+        desired=Desired.RUN.value,
+        reason=Reason.SUBMITTED.value,
+        message="waits for the scheduler to look at it",
+        spec=spec.model_dump(mode="json"),
+        labels=dict(spec.labels),
+        priority=spec.priority,
+        created_at=now,
+    )
+
+
+def _cancel_waiting(session: Session, job: JobRow, now: float) -> None:
+    for row, old in standings(session, job).values():
+        keep_standing(session, job, row=row, old=old, new=overrides.end(old), now=now)
+    message = "cancelled while it waited"
+    step_job(session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now)
+    end_event(session, job, now)
+
+
+def _check_wish(job: JobRow, wish: OverrideWish) -> None:
+    _refuse_ended(job, "overridden")
+    if job.desired == Desired.CANCEL:
+        raise Conflict(f"job {job.id} is being cancelled and cannot be overridden any more")
+    if job.override_number >= MAX_OVERRIDES:
+        raise Conflict(
+            f"job {job.id} has had {job.override_number} overrides, the limit is {MAX_OVERRIDES}; submit a new job"
+        )
+    spec = JobSpec.model_validate(job.spec)
+    check_level(wish.level, spec.config().ladder())
+    epoch = job.progress["epoch"] if job.progress else 0
+    check_interval(wish.apply_at, wish.until, epoch=epoch, epochs=spec.training.epochs)
+    check_layers(wish.layers, [layer["name"] for layer in job.layers or []])
+
+
+def _new_override(job: JobRow, wish: OverrideWish, now: float) -> OverrideRow:
+    return OverrideRow(
+        id=str(uuid_utils.uuid7()),
+        job_id=job.id,
+        number=job.override_number,
+        target=wish.target,
+        level=wish.level,
+        layers=wish.layers,
+        apply_at=wish.apply_at,
+        until=wish.until,
+        reason=wish.reason,
+        orders_version=job.orders_version,
+        state="PENDING",
+        message="waits to be handed to the workers",
+        created_at=now,
+    )

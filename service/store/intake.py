@@ -1,0 +1,224 @@
+"""What a running job reports, as rows and events: each record once and in order, in the transaction of the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sqlalchemy import delete, tuple_
+from sqlalchemy.orm import Session
+
+from accordion.messages import to_json
+from service.domain import overrides
+from service.domain.jobs import Reason, Status
+from service.domain.standing import Standing, Switched
+from service.store.models import AttemptRow, CheckpointRow, DecisionRow, EpochRow, JobRow, LogChunkRow
+from service.store.outbox import append_event, keep_standing, standings, step_job
+from workers.contract import (
+    AcksRecord,
+    CheckpointRecord,
+    Cursor,
+    DecisionRecord,
+    Drained,
+    EndRecord,
+    EpochRecord,
+    FailureRecord,
+    LogLine,
+    Progress,
+    Record,
+    RejectedRecord,
+    Started,
+)
+
+_MAX_TEXT = 2000
+"""Characters of a message that a row keeps."""
+
+
+def cursor_of(job: JobRow) -> Cursor:
+    """The newest record that the database holds."""
+    return Cursor(attempt=job.cursor_attempt, generation=job.cursor_generation, seq=job.cursor_seq)
+
+
+def holds_news(job: JobRow, drained: Drained) -> bool:
+    """Whether anything in it would change a row; the newest progress is drained again until a newer one comes."""
+    if drained.records or drained.logs or drained.logs_dropped:
+        return True
+    return drained.progress is not None and _is_newer(drained.progress, job.progress)
+
+
+def take_over(session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
+    """Store what was drained; records that the cursor has passed change nothing.
+
+    Since the cursor only grows, a row is only ever overwritten by a newer worker group's or a later record.
+    """
+    intake = _Intake(session, job)
+    intake.take_logs(drained.logs, dropped=drained.logs_dropped, now=now)
+    for record in drained.records:
+        if place(record) > place(cursor_of(job)):
+            intake.take_record(record)
+            job.cursor_attempt, job.cursor_generation, job.cursor_seq = place(record)
+    if drained.progress is not None:
+        intake.take_progress(drained.progress, now=now)
+
+
+def place(item: Record | Cursor) -> tuple[int, int, int]:
+    """What records are ordered by."""
+    return (item.attempt, item.generation, item.seq)
+
+
+def change_overrides(session: Session, job: JobRow, change: Callable[[Standing], Standing], *, now: float) -> None:
+    """Let something happen to every override of the job."""
+    for row, old in standings(session, job).values():
+        keep_standing(session, job, row=row, old=old, new=change(old), now=now)
+
+
+class _Intake:
+    """Takes over one job's reports within one transaction."""
+
+    def __init__(self, session: Session, job: JobRow) -> None:
+        self._session = session
+        self._job = job
+        self._takers: dict[type[Any], Callable[[Record, Any], None]] = {
+            Started: self._take_started,
+            EpochRecord: self._take_epoch,
+            DecisionRecord: self._take_decision,
+            AcksRecord: self._take_acks,
+            RejectedRecord: self._take_rejected,
+            CheckpointRecord: self._take_checkpoint,
+            FailureRecord: self._take_failure,
+            EndRecord: self._take_end,
+        }
+
+    def take_record(self, record: Record) -> None:
+        """One record, whatever it is."""
+        self._takers[type(record.payload)](record, record.payload)
+
+    def take_logs(self, lines: Iterable[LogLine], *, dropped: int, now: float) -> None:
+        kept = [line.model_dump(mode="json") for line in lines]
+        if not kept and not dropped:
+            return
+        self._job.log_number += 1
+        self._session.add(
+            LogChunkRow(job_id=self._job.id, number=self._job.log_number, time=now, lines=kept, dropped=dropped)
+        )
+        data = {"number": self._job.log_number, "lines": len(kept), "dropped": dropped}
+        append_event(self._session, self._job, "log", data=data, now=now)
+
+    def take_progress(self, progress: Progress, *, now: float) -> None:
+        old = self._job.progress
+        group = (progress.attempt, progress.generation)
+        if group < (self._job.cursor_attempt, self._job.cursor_generation):
+            return
+        if not _is_newer(progress, old):
+            return
+        self._job.progress = progress.model_dump(mode="json")
+        if old is None or old["epoch"] != progress.epoch:
+            self._change(lambda standing: overrides.expire(standing, progress.epoch), now)
+
+    def _take_started(self, record: Record, started: Started) -> None:
+        self._job.layers = [to_json(layer) for layer in started.layers]
+        self._job.started_at = self._job.started_at or record.time
+        self._void(record, started)
+        attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
+        if attempt is not None:
+            attempt.generation = record.generation
+            attempt.started_at = attempt.started_at or record.time
+        if record.attempt == self._job.attempt:
+            self._train(record, started)
+        data = started.model_dump(mode="json", exclude={"kind", "layers"})
+        self._tell(record, "workers", data)
+        self._change(lambda standing: overrides.restart(standing, started.epoch), record.time)
+
+    def _train(self, record: Record, started: Started) -> None:
+        self._job.world_size = started.world_size
+        if self._job.status == Status.STOPPING:
+            return
+        self._job.deadline = None
+        message = f"{started.world_size} worker{'s' if started.world_size > 1 else ''} train"
+        if started.resumed_from:
+            message += f", from checkpoint {started.resumed_from}"
+        step_job(self._session, self._job, Status.RUNNING, reason=Reason.TRAINING, message=message, now=record.time)
+        attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
+        if attempt is not None:
+            attempt.reason, attempt.message = Reason.TRAINING.value, message
+
+    def _void(self, record: Record, started: Started) -> None:
+        """Decisions and epochs of work that is repeated are no part of the history any more; events still tell them."""
+        tables: tuple[type[DecisionRow | EpochRow], ...] = (DecisionRow, EpochRow)
+        for table in tables:
+            condition = DecisionRow.step > started.step if table is DecisionRow else EpochRow.epoch >= started.epoch
+            older = tuple_(table.attempt, table.generation) < (record.attempt, record.generation)
+            self._session.execute(delete(table).where(table.job_id == self._job.id, condition, older))
+
+    def _take_epoch(self, record: Record, epoch: EpochRecord) -> None:
+        content = epoch.model_dump(mode="json")
+        self._session.merge(EpochRow(job_id=self._job.id, epoch=epoch.epoch, record=content, **_origin(record)))
+        self._job.metrics = dict(epoch.metrics)
+        if self._job.progress is not None and self._job.progress["step"] < epoch.step:
+            self._job.progress = {**self._job.progress, "epoch": epoch.epoch, "step": epoch.step, "time": record.time}
+        self._tell(record, "epoch", content)
+        self._change(lambda standing: overrides.expire(standing, epoch.epoch + 1), record.time)
+
+    def _take_decision(self, record: Record, taken: DecisionRecord) -> None:
+        where = {"epoch": taken.decision.epoch, "step": taken.decision.step}
+        decision = to_json(taken.decision)
+        self._session.merge(DecisionRow(job_id=self._job.id, decision=decision, **where, **_origin(record)))
+        self._tell(record, "decision", {"decision": decision})
+
+    def _take_acks(self, record: Record, acks: AcksRecord) -> None:
+        switched = Switched(**{name: getattr(acks, name) for name in Switched.__dataclass_fields__})
+        found = standings(self._session, self._job)
+        known = [overrides.acknowledge(old, switched) for _, old in found.values()]
+        names = [layer["name"] for layer in self._job.layers or []]
+        for new in overrides.supersede(known, names):
+            row, old = found[new.id]
+            keep_standing(self._session, self._job, row=row, old=old, new=new, now=record.time)
+
+    def _take_rejected(self, record: Record, rejected: RejectedRecord) -> None:
+        found = standings(self._session, self._job).get(rejected.override_id)
+        if found is not None:
+            row, old = found
+            new = overrides.reject(old, rejected.reason[:_MAX_TEXT])
+            keep_standing(self._session, self._job, row=row, old=old, new=new, now=record.time)
+
+    def _take_checkpoint(self, record: Record, checkpoint: CheckpointRecord) -> None:
+        content = checkpoint.model_dump(mode="json", exclude={"kind"})
+        self._session.merge(CheckpointRow(job_id=self._job.id, **content, **_origin(record)))
+        # An attempt that got further than the one before is no part of a row of losses.
+        self._job.lost_attempts = 0
+        self._tell(record, "checkpoint", content)
+
+    def _take_failure(self, record: Record, failure: FailureRecord) -> None:
+        self._job.failures += 1
+        data = failure.model_dump(mode="json", exclude={"kind"})
+        self._tell(record, "workers", {**data, "world_size": 0})
+        if record.attempt != self._job.attempt:
+            return
+        self._job.world_size = 0
+        if self._job.status == Status.STOPPING:
+            return
+        reason = Reason.RETRYING if failure.cause == "job" else Reason.WORKERS_LOST
+        message = (
+            f"the worker group ended: {failure.message[:_MAX_TEXT]}; another one starts from the newest checkpoint"
+        )
+        step_job(self._session, self._job, Status.RECOVERING, reason=reason, message=message, now=record.time)
+
+    def _take_end(self, record: Record, end: EndRecord) -> None:
+        """The end is written by the ledger, after all that came before it."""
+
+    def _tell(self, record: Record, kind: str, data: dict[str, Any]) -> None:
+        stamped = {"attempt": record.attempt, "generation": record.generation, **data}
+        append_event(self._session, self._job, kind, data=stamped, now=record.time)
+
+    def _change(self, change: Callable[[Standing], Standing], now: float) -> None:
+        change_overrides(self._session, self._job, change, now=now)
+
+
+def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
+    if old is None:
+        return True
+    return (progress.attempt, progress.generation, progress.time) > (old["attempt"], old["generation"], old["time"])
+
+
+def _origin(record: Record) -> dict[str, Any]:
+    return {"attempt": record.attempt, "generation": record.generation, "time": record.time}

@@ -1,0 +1,86 @@
+"""One scheduler at a time: a lease with a fencing token that every write of a scheduler checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.store.engine import Database
+from service.store.models import LeaseRow
+from service.store.repository import SCHEDULER_LEASE
+
+_RENEWALS = 3
+"""Renewals within the life of a lease: two may come late before it runs out."""
+
+
+class LeaseLost(Exception):
+    """Another scheduler holds the lease: whatever this one has in hand is not its business any more."""
+
+
+class Lease:
+    """What one scheduler process holds, or waits for."""
+
+    def __init__(self, database: Database, *, owner: str, clock: Callable[[], float], lease_s: float) -> None:
+        self._database = database
+        self._owner = owner
+        self._clock = clock
+        self._lease_s = lease_s
+        self._token: int | None = None
+        self._renewed_at = 0.0
+
+    def hold(self) -> int | None:
+        """The token, renewed where that is due; None while another scheduler holds the lease."""
+        now = self._clock()
+        if self._token is not None and 0 <= now - self._renewed_at < self._lease_s / _RENEWALS:
+            return self._token
+        with self._database.write() as session:
+            self._token = self._take(session, now)
+        self._renewed_at = now
+        return self._token
+
+    def confirm(self, token: int) -> None:
+        """Ask the database, whatever was known before, and renew: what is done to the cluster cannot be undone.
+
+        Raises:
+            LeaseLost: a newer token was given out since, or the lease was released.
+        """
+        now = self._clock()
+        with self._database.write() as session:
+            row = _row(session)
+            if row is None or row.token != token or row.expires_at <= 0:
+                self._token = None
+                raise LeaseLost(f"the lease with token {token} belongs to another scheduler now")
+            row.renewed_at, row.expires_at = now, now + self._lease_s
+        self._renewed_at = now
+
+    def release(self) -> None:
+        """Let the next scheduler begin at once."""
+        with self._database.write() as session:
+            row = _row(session)
+            if row is not None and row.token == self._token:
+                row.expires_at = 0.0
+        self._token = None
+
+    def _take(self, session: Session, now: float) -> int | None:
+        row = _row(session)
+        if row is None:
+            row = LeaseRow(name=SCHEDULER_LEASE, owner=self._owner, token=1, renewed_at=now, expires_at=0.0)
+            session.add(row)
+        elif row.token != self._token:
+            if now < row.expires_at:
+                return None
+            row.owner, row.token = self._owner, row.token + 1
+        row.renewed_at, row.expires_at = now, now + self._lease_s
+        return row.token
+
+
+def holds(session: Session, token: int) -> bool:
+    """Whether this token is still the newest; nobody can take the lease before the transaction ends."""
+    row = _row(session)
+    return row is not None and row.token == token
+
+
+def _row(session: Session) -> LeaseRow | None:
+    return session.scalar(select(LeaseRow).where(LeaseRow.name == SCHEDULER_LEASE).with_for_update())

@@ -1,0 +1,196 @@
+"""What the scheduler finds out and decides, each as one guarded transaction.
+
+A write names the lease's token, and where it rests on what was read before, the version of the row that was read. Where
+either is not true any more nothing is written, and the scheduler goes on with its next look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import structlog
+from sqlalchemy.orm import Session
+
+from accordion.messages import Override
+from service.domain import overrides
+from service.domain.jobs import ENDED, Desired, Reason, Status
+from service.domain.reconcile import Lose
+from service.domain.standing import ORDERED
+from service.runtime.base import Node
+from service.store.engine import Database
+from service.store.intake import change_overrides, take_over
+from service.store.leases import holds
+from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
+from service.store.outbox import end_event, step_job
+from service.store.repository import Repository
+from workers.contract import Drained, EndRecord, Orders
+
+Change = Callable[[Session, JobRow], None]
+_log = structlog.get_logger()
+
+
+class Ledger:
+    """Writes of one scheduler."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+        self._repository = Repository(database)
+
+    def admit(self, seen: JobRow, token: int, *, workers: int, timeout_s: float) -> bool:
+        """Reserve room for the next attempt; its supervisor is started afterwards."""
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            job.attempt += 1
+            job.workers, job.deadline, job.orders_confirmed = workers, now + timeout_s, 0
+            message = f"{workers} worker{'s' if workers > 1 else ''} start"
+            step_job(session, job, Status.STARTING, reason=Reason.ADMITTED, message=message, now=now)
+            attempt = AttemptRow(job_id=job.id, number=job.attempt, workers=workers, reason=job.reason, message=message)
+            attempt.created_at = now
+            session.add(attempt)
+
+        return self._decide(seen, token, change)
+
+    def keep_waiting(self, seen: JobRow, token: int, *, reason: Reason, message: str) -> bool:
+        """Say why a waiting job does not start yet."""
+        if (seen.reason, seen.message) == (reason, message):
+            return True
+        now = self._clock()
+        return self._decide(
+            seen,
+            token,
+            lambda session, job: step_job(session, job, Status.QUEUED, reason=reason, message=message, now=now),
+        )
+
+    def say(self, seen: JobRow, token: int, message: str) -> bool:
+        """Say what a starting job waits for."""
+        if seen.status != Status.STARTING or not message or seen.message == message:
+            return True
+        now = self._clock()
+        return self._decide(
+            seen,
+            token,
+            lambda session, job: step_job(
+                session, job, Status.STARTING, reason=Reason.ADMITTED, message=message, now=now
+            ),
+        )
+
+    def take_over(self, seen: JobRow, token: int, drained: Drained) -> bool:
+        """Store what a running job reported.
+
+        Nothing in it rests on the row that was read but the cursor, which is looked at again; so a person's write in
+        between does not make the lines of output be lost.
+        """
+        now = self._clock()
+        return self._write(seen.id, token, lambda session, job: take_over(session, job, drained, now=now))
+
+    def confirm_orders(self, seen: JobRow, token: int, version: int) -> bool:
+        """The workers' side holds the orders of that version."""
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            job.orders_confirmed = version
+            change_overrides(session, job, lambda standing: overrides.deliver(standing, version), now=now)
+
+        return self._write(seen.id, token, change)
+
+    def lose(self, seen: JobRow, token: int, *, action: Lose, history: Drained, budget: int) -> bool:
+        """An attempt is gone: the job waits for its next one, or has lost too many in a row.
+
+        What it left in its journal comes first: it may have got further than was known.
+        """
+        now = self._clock()
+        reason, message = action.reason, action.message
+
+        def change(session: Session, job: JobRow) -> None:
+            take_over(session, job, history, now=now)
+            _close_attempt(session, job, reason, message=message, now=now)
+            job.lost_attempts += 1
+            if job.lost_attempts > budget:
+                failed = Reason.START_FAILED if reason is Reason.START_TIMED_OUT else Reason.LOST
+                text = f"{message}; {job.lost_attempts} in a row were lost without a checkpoint, the limit is {budget}"
+                _end(session, job, Status.FAILED, reason=failed, message=text, now=now)
+                return
+            job.workers, job.world_size, job.deadline = 0, 0, None
+            text = f"{message}; attempt {job.attempt + 1} starts as soon as there is room"
+            step_job(session, job, Status.QUEUED, reason=reason, message=text, now=now)
+
+        return self._decide(seen, token, change)
+
+    def finish(self, seen: JobRow, token: int, *, end: EndRecord, drained: Drained) -> bool:
+        """The job is over: what was still missing of its history and its end, in one transaction."""
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            take_over(session, job, drained, now=now)
+            message = end.message or _message_of(job, end)
+            _close_attempt(session, job, Reason(end.reason), message=message, now=now)
+            _end(session, job, Status(end.status), reason=Reason(end.reason), message=message, now=now)
+
+        return self._decide(seen, token, change)
+
+    def keep_cluster(self, token: int, *, nodes: Sequence[Node] | None, message: str = "") -> bool:
+        """What the cluster looks like; None where it did not answer: then its last picture stays."""
+        now = self._clock()
+        with self._database.write() as session:
+            if not holds(session, token):
+                return False
+            row = session.get(ClusterRow, 1) or ClusterRow(id=1, nodes=[], seen_at=None)
+            row.reachable, row.message = nodes is not None, message
+            if nodes is not None:
+                row.nodes, row.seen_at = [asdict(node) for node in nodes], now
+            session.add(row)
+            return True
+
+    def orders_of(self, job: JobRow) -> Orders:
+        """What people want of the job, as of its row."""
+        ordered = [_ordered(row) for row in self._repository.overrides(job.id) if row.state in ORDERED]
+        stop = "cancel" if job.desired == Desired.CANCEL else None
+        return Orders(version=job.orders_version, overrides=tuple(ordered), stop=stop)
+
+    def _decide(self, seen: JobRow, token: int, change: Change) -> bool:
+        return self._write(seen.id, token, change, version=seen.version)
+
+    def _write(self, job_id: str, token: int, change: Change, *, version: int | None = None) -> bool:
+        with self._database.write() as session:
+            job = session.get(JobRow, job_id, with_for_update=True)
+            mine = holds(session, token)
+            stale = job is None or Status(job.status) in ENDED or version not in {None, job.version}
+            if job is None or stale or not mine:
+                _log.info("dropped", job_id=job_id, reason="stale" if mine else "lease lost")
+                return False
+            job.version += 1
+            change(session, job)
+            return True
+
+
+def _close_attempt(session: Session, job: JobRow, reason: Reason, *, message: str, now: float) -> None:
+    attempt = session.get(AttemptRow, (job.id, job.attempt))
+    if attempt is not None:
+        attempt.reason, attempt.message, attempt.ended_at = reason.value, message, now
+
+
+def _end(session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float) -> None:
+    change_overrides(session, job, overrides.end, now=now)
+    step_job(session, job, status, reason=reason, message=message, now=now)
+    end_event(session, job, now)
+
+
+def _message_of(job: JobRow, end: EndRecord) -> str:
+    if end.status == "SUCCEEDED":
+        return f"all {job.spec['training']['epochs']} epochs are trained"
+    return "cancelled by a person" if end.status == "CANCELLED" else "it ended without a message; its logs say more"
+
+
+def _ordered(row: OverrideRow) -> Override:
+    return Override(
+        id=row.id,
+        level=row.level,
+        layers=tuple(row.layers),
+        apply_at=row.apply_at,
+        until=row.until,
+        reason=row.reason,
+        number=row.number,
+    )

@@ -1,0 +1,69 @@
+"""Alembic's scripts, packaged; `upgrade` is how every process brings the database to its own version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
+
+from service.errors import StartError
+from service.store.engine import Database
+
+_PG_LOCK = 0x4143_434F
+"""Any number that nobody else uses for an advisory lock in this database."""
+
+
+def upgrade(url: str) -> None:
+    """Create or migrate the tables; several processes may call it at once, one of them does the work.
+
+    Raises:
+        StartError: the database does not answer, its file cannot be made, or its driver is not installed.
+    """
+    parsed = make_url(url)
+    try:
+        if parsed.get_backend_name() == "sqlite" and parsed.database:
+            Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _upgrade(url)
+    except (OSError, OperationalError, ModuleNotFoundError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(getattr(error, "orig", error)).split())
+        raise StartError(
+            f"the database {parsed.render_as_string(hide_password=True)} cannot be used ({reason}); "
+            "is it up, and are ACCORDION_HOME and ACCORDION_DATABASE_URL right?"
+        ) from error
+
+
+def _upgrade(url: str) -> None:
+    database = Database(url)
+    try:
+        with database.connect_writer() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _PG_LOCK})
+            config = alembic_config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    finally:
+        database.close()
+
+
+def alembic_config() -> Config:
+    """Alembic's settings without an ini file."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    return config
+
+
+def head() -> str:
+    """The newest revision that this code knows."""
+    return str(ScriptDirectory.from_config(alembic_config()).get_current_head())
+
+
+def current(database: Database) -> str | None:
+    """The revision of the database; None where it holds no tables yet."""
+    with database.engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()

@@ -1,0 +1,239 @@
+"""The tables. Times are seconds since 1970; JSON columns hold what the contract's records dump.
+
+A job's row is the unit of agreement: whoever writes anything of a job raises `version` in the same transaction, and
+event numbers come from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+_ID = String(36)
+_NAME = String(128)
+_JSON = JSON(none_as_null=True)
+
+
+class Base(DeclarativeBase):
+    """Root of the tables; constraint names are fixed so that migrations can speak of them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {float: Double, dict[str, Any]: _JSON, list[Any]: _JSON, Any: _JSON}  # noqa: RUF012
+
+
+def _job_key() -> Mapped[str]:
+    return mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+
+
+class JobRow(Base):
+    """One job."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index(None, "status"), Index(None, "created_at", "id"))
+
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    name: Mapped[str] = mapped_column(_NAME)
+    version: Mapped[int] = mapped_column(default=0)
+    """Raised by every write; a write that read an older one changes nothing."""
+    etag_version: Mapped[int] = mapped_column(default=1)
+    """Raised only by what people ask for: the desired state and overrides."""
+    status: Mapped[str] = mapped_column(String(16))
+    desired: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(String(32))
+    message: Mapped[str] = mapped_column(Text, default="")
+    spec: Mapped[dict[str, Any]]
+    labels: Mapped[dict[str, Any]]
+    priority: Mapped[int]
+    attempt: Mapped[int] = mapped_column(default=0)
+    """Number of the newest attempt; 0 before the first."""
+    workers: Mapped[int] = mapped_column(default=0)
+    """Size of the group that is reserved; 0 while nothing is."""
+    world_size: Mapped[int] = mapped_column(default=0)
+    """Workers that train now."""
+    lost_attempts: Mapped[int] = mapped_column(default=0)
+    failures: Mapped[int] = mapped_column(default=0)
+    """Worker groups that ended before their time, whoever was to blame."""
+    deadline: Mapped[float | None]
+    """When a start counts as failed, or a stop is forced."""
+    event_seq: Mapped[int] = mapped_column(default=0)
+    log_number: Mapped[int] = mapped_column(default=0)
+    override_number: Mapped[int] = mapped_column(default=0)
+    orders_version: Mapped[int] = mapped_column(default=0)
+    orders_confirmed: Mapped[int] = mapped_column(default=0)
+    cursor_attempt: Mapped[int] = mapped_column(default=0)
+    cursor_generation: Mapped[int] = mapped_column(BigInteger, default=0)
+    cursor_seq: Mapped[int] = mapped_column(default=-1)
+    progress: Mapped[dict[str, Any] | None]
+    layers: Mapped[list[Any] | None]
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+
+
+class AttemptRow(Base):
+    """One run of a job."""
+
+    __tablename__ = "attempts"
+
+    job_id: Mapped[str] = _job_key()
+    number: Mapped[int] = mapped_column(primary_key=True)
+    workers: Mapped[int]
+    generation: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Newest worker group that reported."""
+    reason: Mapped[str] = mapped_column(String(32))
+    message: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+
+
+class EpochRow(Base):
+    """One finished epoch, as the newest worker group reported it."""
+
+    __tablename__ = "epochs"
+
+    job_id: Mapped[str] = _job_key()
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    generation: Mapped[int] = mapped_column(BigInteger)
+    time: Mapped[float]
+    record: Mapped[dict[str, Any]]
+
+
+class DecisionRow(Base):
+    """One decision that every worker switched to."""
+
+    __tablename__ = "decisions"
+
+    job_id: Mapped[str] = _job_key()
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    generation: Mapped[int] = mapped_column(BigInteger)
+    time: Mapped[float]
+    decision: Mapped[dict[str, Any]]
+
+
+class OverrideRow(Base):
+    """One decision of a person."""
+
+    __tablename__ = "overrides"
+    __table_args__ = (Index(None, "job_id", "number", unique=True),)
+
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    target: Mapped[str] = mapped_column(String(16))
+    level: Mapped[Any]
+    layers: Mapped[list[Any]]
+    apply_at: Mapped[Any]
+    until: Mapped[int | None]
+    reason: Mapped[str] = mapped_column(Text, default="")
+    orders_version: Mapped[int]
+    """First version of the job's orders that holds it."""
+    state: Mapped[str] = mapped_column(String(16))
+    message: Mapped[str] = mapped_column(Text, default="")
+    epoch: Mapped[int | None]
+    step: Mapped[int | None]
+    world_size: Mapped[int | None]
+    created_at: Mapped[float]
+    applied_at: Mapped[float | None]
+
+
+class AckRow(Base):
+    """One rank said, from its own hook, which plan it runs under an override."""
+
+    __tablename__ = "acks"
+
+    override_id: Mapped[str] = mapped_column(_ID, ForeignKey("overrides.id", ondelete="CASCADE"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True)
+    step: Mapped[int]
+    digest: Mapped[str] = mapped_column(String(64))
+
+
+class CheckpointRow(Base):
+    """A saved state that can be resumed from."""
+
+    __tablename__ = "checkpoints"
+
+    job_id: Mapped[str] = _job_key()
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    attempt: Mapped[int]
+    generation: Mapped[int] = mapped_column(BigInteger)
+    epoch: Mapped[int]
+    step: Mapped[int]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    seconds: Mapped[float]
+    time: Mapped[float]
+
+
+class EventRow(Base):
+    """The outbox: what happened to a job, numbered from 1 without gaps."""
+
+    __tablename__ = "events"
+
+    job_id: Mapped[str] = _job_key()
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    type: Mapped[str] = mapped_column(String(16))
+    time: Mapped[float]
+    data: Mapped[dict[str, Any]]
+
+
+class LogChunkRow(Base):
+    """Lines of output that came in one batch."""
+
+    __tablename__ = "log_chunks"
+
+    job_id: Mapped[str] = _job_key()
+    number: Mapped[int] = mapped_column(primary_key=True)
+    time: Mapped[float]
+    lines: Mapped[list[Any]]
+    dropped: Mapped[int] = mapped_column(default=0)
+
+
+class LeaseRow(Base):
+    """Who may write as the scheduler: the holder of the newest token."""
+
+    __tablename__ = "leases"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    owner: Mapped[str] = mapped_column(_NAME)
+    token: Mapped[int]
+    renewed_at: Mapped[float]
+    expires_at: Mapped[float]
+
+
+class IdempotencyRow(Base):
+    """A key that a client chose for one write, with the answer it got."""
+
+    __tablename__ = "idempotency_keys"
+
+    scope: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    """What was asked for: the route, and the job where there is one."""
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    body_hash: Mapped[str] = mapped_column(String(64))
+    answer_id: Mapped[str] = mapped_column(_ID)
+    """Id of the job or override that the first request made."""
+    created_at: Mapped[float]
+
+
+class ClusterRow(Base):
+    """The cluster as the scheduler last saw it; one row."""
+
+    __tablename__ = "cluster"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    reachable: Mapped[bool]
+    message: Mapped[str] = mapped_column(Text, default="")
+    seen_at: Mapped[float | None]
+    nodes: Mapped[list[Any]]

@@ -1,0 +1,124 @@
+"""Changes of a job's row and the events that tell of them, always in the transaction of the change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from accordion.messages import Ack
+from service.domain.jobs import ENDED, Reason, Status, may_step
+from service.domain.standing import Standing
+from service.store.models import AckRow, EventRow, JobRow, OverrideRow
+
+
+class ForbiddenStep(Exception):
+    """A job was to go where its state does not lead: a mistake of ours, nothing is written."""
+
+
+def append_event(session: Session, job: JobRow, kind: str, *, data: dict[str, Any], now: float) -> None:
+    """One more event of the job."""
+    job.event_seq += 1
+    session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=now, data=data))
+
+
+def step_job(session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float) -> None:
+    """Bring the job to a state, with an event where anything changed.
+
+    Raises:
+        ForbiddenStep: the table of steps does not allow it.
+    """
+    old = Status(job.status)
+    if (old, job.reason, job.message) == (status, reason, message):
+        return
+    if old != status and not may_step(old, status):
+        raise ForbiddenStep(f"job {job.id} cannot go from {old} to {status}")
+    job.status, job.reason, job.message = status.value, reason.value, message
+    if status in ENDED:
+        job.ended_at, job.workers, job.world_size, job.deadline = now, 0, 0, None
+    append_event(session, job, "status", data=status_data(job), now=now)
+
+
+def status_data(job: JobRow) -> dict[str, Any]:
+    """What a status event tells."""
+    return {
+        "status": job.status,
+        "desired": job.desired,
+        "reason": job.reason,
+        "message": job.message,
+        "attempt": job.attempt,
+        "world_size": job.world_size,
+    }
+
+
+def end_event(session: Session, job: JobRow, now: float) -> None:
+    """The last event of a job."""
+    data = {"status": job.status, "reason": job.reason, "message": job.message}
+    append_event(session, job, "end", data=data, now=now)
+
+
+def standings(session: Session, job: JobRow) -> dict[str, tuple[OverrideRow, Standing]]:
+    """All overrides of the job by id, in order of arrival."""
+    rows = list(session.scalars(select(OverrideRow).where(OverrideRow.job_id == job.id).order_by(OverrideRow.number)))
+    acks: dict[str, list[Ack]] = {row.id: [] for row in rows}
+    query = select(AckRow).join(OverrideRow).where(OverrideRow.job_id == job.id).order_by(AckRow.rank)
+    for ack in session.scalars(query):
+        acks[ack.override_id].append(Ack(rank=ack.rank, step=ack.step, digest=ack.digest))
+    return {row.id: (row, _standing(row, acks[row.id])) for row in rows}
+
+
+def _standing(row: OverrideRow, acks: list[Ack]) -> Standing:
+    return Standing(
+        id=row.id,
+        number=row.number,
+        layers=tuple(row.layers),
+        until=row.until,
+        orders_version=row.orders_version,
+        state=row.state,  # type: ignore[arg-type]
+        message=row.message,
+        epoch=row.epoch,
+        step=row.step,
+        world_size=row.world_size,
+        acks=tuple(acks),
+    )
+
+
+def keep_standing(session: Session, job: JobRow, *, row: OverrideRow, old: Standing, new: Standing, now: float) -> None:
+    """Write what changed of an override, and tell it."""
+    if old == new:
+        return
+    row.state, row.message = new.state, new.message
+    row.epoch, row.step, row.world_size = new.epoch, new.step, new.world_size
+    if new.state == "APPLIED" and old.state != "APPLIED":
+        row.applied_at = now
+    if old.acks != new.acks:
+        session.execute(delete(AckRow).where(AckRow.override_id == row.id))
+        # One rank may have answered twice; its last word is kept, and the message says so.
+        by_rank = {ack.rank: ack for ack in new.acks}
+        session.add_all(
+            AckRow(override_id=row.id, rank=ack.rank, step=ack.step, digest=ack.digest) for ack in by_rank.values()
+        )
+    # While it holds, every switch is acknowledged anew: only what people see changes is an event.
+    if replace(old, acks=()) != replace(new, acks=()) or len(old.acks) != len(new.acks):
+        append_event(session, job, "override", data=override_data(row, new), now=now)
+
+
+def override_data(row: OverrideRow, standing: Standing) -> dict[str, Any]:
+    """What an override event tells."""
+    return {
+        "id": row.id,
+        "number": row.number,
+        "level": row.level,
+        "layers": row.layers,
+        "apply_at": row.apply_at,
+        "until": row.until,
+        "reason": row.reason,
+        "state": standing.state,
+        "message": standing.message,
+        "epoch": standing.epoch,
+        "step": standing.step,
+        "world_size": standing.world_size,
+        "acks": len(standing.acks),
+    }

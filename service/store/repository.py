@@ -1,0 +1,172 @@
+"""The reading side of the store: every method is one short read of one state; rows are detached and stay usable.
+
+Writing has its own homes: `commands.py` (what people ask for), `ledger.py` (what the scheduler finds out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy import Select, func, or_, select, tuple_
+from sqlalchemy.orm import Session
+
+from service.domain.jobs import ENDED, Status
+from service.store.engine import Database
+from service.store.models import (
+    AckRow,
+    AttemptRow,
+    CheckpointRow,
+    ClusterRow,
+    DecisionRow,
+    EpochRow,
+    EventRow,
+    JobRow,
+    LeaseRow,
+    LogChunkRow,
+    OverrideRow,
+)
+
+SCHEDULER_LEASE = "scheduler"
+Row = TypeVar("Row")
+_ENDED = tuple(status.value for status in ENDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs a list holds; None and empty take all."""
+
+    statuses: Sequence[str] = ()
+    name: str | None = None
+    labels: Sequence[tuple[str, str]] = ()
+    """Key and value; a job has to have all of them."""
+    before: tuple[float, str] | None = None
+    """Creation time and id of the last job of the page before."""
+    limit: int = 50
+
+
+class Repository:
+    """Reads what the store holds."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def job(self, job_id: str) -> JobRow | None:
+        """One job."""
+        with self.database.read() as session:
+            return session.get(JobRow, job_id)
+
+    def jobs(self, wanted: JobFilter) -> list[JobRow]:
+        """Jobs that the filter takes, newest first."""
+        query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(wanted.limit)
+        if wanted.statuses:
+            query = query.where(JobRow.status.in_(wanted.statuses))
+        if wanted.name is not None:
+            query = query.where(JobRow.name == wanted.name)
+        for key, value in wanted.labels:
+            query = query.where(JobRow.labels[key].as_string() == value)
+        if wanted.before is not None:
+            query = query.where(tuple_(JobRow.created_at, JobRow.id) < wanted.before)
+        return self._all(query)
+
+    def unfinished(self) -> list[JobRow]:
+        """Jobs that have not ended, oldest first."""
+        return self._all(select(JobRow).where(JobRow.status.not_in(_ENDED)).order_by(JobRow.created_at, JobRow.id))
+
+    def shown(self, ended_after: float) -> list[JobRow]:
+        """Jobs that have not ended, and those that ended at that time or later; oldest first."""
+        query = select(JobRow).where(or_(JobRow.status.not_in(_ENDED), JobRow.ended_at >= ended_after))
+        return self._all(query.order_by(JobRow.created_at, JobRow.id))
+
+    def queue(self) -> list[JobRow]:
+        """Waiting jobs in the order in which they will start."""
+        query = select(JobRow).where(JobRow.status == Status.QUEUED)
+        return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
+
+    def count_by_status(self) -> dict[str, int]:
+        """Number of jobs by status, the ended ones included; a status without jobs is 0."""
+        with self.database.read() as session:
+            found = session.execute(select(JobRow.status, func.count()).group_by(JobRow.status)).all()
+        return {status.value: 0 for status in Status} | {str(status): int(count) for status, count in found}
+
+    def attempts(self, job_id: str) -> list[AttemptRow]:
+        """All attempts, oldest first."""
+        return self._all(select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number))
+
+    def epochs(self, job_id: str) -> list[EpochRow]:
+        """All finished epochs, oldest first."""
+        return self._all(select(EpochRow).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch))
+
+    def newest_epoch(self, job_id: str) -> EpochRow | None:
+        """The last finished epoch."""
+        return self._first(select(EpochRow).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch.desc()))
+
+    def decisions(self, job_id: str) -> list[DecisionRow]:
+        """All decisions, oldest first."""
+        query = select(DecisionRow).where(DecisionRow.job_id == job_id)
+        return self._all(query.order_by(DecisionRow.step, DecisionRow.epoch))
+
+    def newest_decision(self, job_id: str) -> DecisionRow | None:
+        """The decision in force."""
+        query = select(DecisionRow).where(DecisionRow.job_id == job_id)
+        return self._first(query.order_by(DecisionRow.step.desc(), DecisionRow.epoch.desc()))
+
+    def count_decisions(self, job_id: str) -> int:
+        """Number of decisions."""
+        with self.database.read() as session:
+            return session.scalar(select(func.count()).where(DecisionRow.job_id == job_id)) or 0
+
+    def checkpoints(self, job_id: str) -> list[CheckpointRow]:
+        """All checkpoints that were reported, oldest first."""
+        query = select(CheckpointRow).where(CheckpointRow.job_id == job_id)
+        return self._all(query.order_by(CheckpointRow.time, CheckpointRow.name))
+
+    def overrides(self, job_id: str) -> list[OverrideRow]:
+        """All overrides, oldest first."""
+        return self._all(select(OverrideRow).where(OverrideRow.job_id == job_id).order_by(OverrideRow.number))
+
+    def override(self, job_id: str, override_id: str) -> OverrideRow | None:
+        """One override of the job."""
+        return self._first(select(OverrideRow).where(OverrideRow.job_id == job_id, OverrideRow.id == override_id))
+
+    def acks(self, job_id: str) -> dict[str, list[AckRow]]:
+        """Acknowledgements by override id, in rank order."""
+        query = select(AckRow).join(OverrideRow).where(OverrideRow.job_id == job_id).order_by(AckRow.rank)
+        by_override: dict[str, list[AckRow]] = {}
+        for ack in self._all(query):
+            by_override.setdefault(ack.override_id, []).append(ack)
+        return by_override
+
+    def events(self, job_id: str, *, after: int, limit: int = 500) -> list[EventRow]:
+        """Events above that number, in order."""
+        query = select(EventRow).where(EventRow.job_id == job_id, EventRow.seq > after)
+        return self._all(query.order_by(EventRow.seq).limit(limit))
+
+    def logs(self, job_id: str, *, after: int = 0, limit: int = 500) -> list[LogChunkRow]:
+        """Chunks of log lines above that number, in order."""
+        query = select(LogChunkRow).where(LogChunkRow.job_id == job_id, LogChunkRow.number > after)
+        return self._all(query.order_by(LogChunkRow.number).limit(limit))
+
+    def cluster(self) -> ClusterRow | None:
+        """The cluster as the scheduler last saw it; None before its first look."""
+        with self.database.read() as session:
+            return session.get(ClusterRow, 1)
+
+    def heartbeat(self) -> float | None:
+        """When a scheduler last renewed its lease, in seconds since 1970; None before the first."""
+        with self.database.read() as session:
+            lease = session.get(LeaseRow, SCHEDULER_LEASE)
+            return lease.renewed_at if lease else None
+
+    def _all(self, query: Select[Row]) -> list[Row]:
+        with self.database.read() as session:
+            return _rows(session, query)
+
+    def _first(self, query: Select[Row]) -> Row | None:
+        with self.database.read() as session:
+            return next(iter(_rows(session, query.limit(1))), None)
+
+
+def _rows(session: Session, query: Select[Row]) -> list[Row]:
+    return list(session.scalars(query))

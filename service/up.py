@@ -1,0 +1,188 @@
+"""`accordion up`: the whole service on one machine, kept running until a signal comes.
+
+Nothing survives it: its programs end with it however it ends, and unfinished jobs go on from their checkpoints when it
+is started again on the same home directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from service.client import Client, ClientError
+from service.errors import StartError
+from service.home import Home, Running
+from service.parts import LOOPBACK, STOP_ORDER, Place, free_port, parts
+from service.processes import END_GRACE_S, Keeper
+from service.security.guards import access_of
+from service.settings import Settings
+
+READY_TIMEOUT_S = 90.0
+"""From the start to the first ready answer; usual are 8 s, and a loaded machine takes several times as long."""
+MAX_START_DEATHS = 3
+"""How often one program may die before the service was ready once."""
+STOP_TIMEOUT_S = (len(STOP_ORDER) + 2) * END_GRACE_S
+"""The longest that stopping can take: every program, and what they left behind, gets its time."""
+LOOK_INTERVAL_S = 0.1
+READY_INTERVAL_S = 0.2
+RAY_DIR_PREFIX = "accordion-ray-"
+
+Say = Callable[[str], None]
+"""Takes one line for people."""
+
+
+def up(settings: Settings, say: Say) -> None:
+    """Run everything until SIGINT, SIGTERM or SIGHUP.
+
+    Raises:
+        StartError: another one runs on this home directory, the port is taken, or a part does not get ready.
+        SettingsError: the service would be reachable from other machines without a token.
+    """
+    started_at = time.monotonic()
+    access_of(settings)
+    home = Home(settings.home)
+    home.make()
+    with home.locked(), _signals() as signals, ExitStack() as at_end:
+        _clean_up(home)
+        place = Place(
+            home=home,
+            host=settings.host,
+            port=free_port(settings.host, settings.port),
+            ray_dir=Path(tempfile.mkdtemp(prefix=RAY_DIR_PREFIX, dir="/tmp")),
+            ray_port=free_port(LOOPBACK, 0),
+        )
+        keeper = Keeper()
+        at_end.callback(_clean_up, home)
+        at_end.callback(keeper.stop, STOP_ORDER)
+        _write(place, keeper)
+        keeper.start(parts(place))
+        _write(place, keeper)
+        if _wait_until_ready(place, keeper, signals):
+            seconds = time.monotonic() - started_at
+            say(f"accordion is ready at {place.url} after {seconds:.1f} s; logs are in {home.logs}; Ctrl-C stops it")
+        _keep(place, keeper, signals, say=say)
+        say("stopping; unfinished jobs go on from their checkpoints at the next 'accordion up'")
+
+
+@dataclass(slots=True)
+class Signals:
+    """What the operating system asked for."""
+
+    stop: bool = False
+
+
+@contextmanager
+def _signals() -> Iterator[Signals]:
+    """Signals to end are noted, and work until the end of the block: a second Ctrl-C does not leave anything behind."""
+    signals = Signals()
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        signals.stop = True
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait_until_ready(place: Place, keeper: Keeper, signals: Signals) -> bool:
+    """False where a signal came first.
+
+    Raises:
+        StartError: a part died again and again, or the time is over.
+    """
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    with Client(place.url) as client:
+        while not signals.stop:
+            waiting_for = _unready(client)
+            if not waiting_for:
+                return True
+            if keeper.look():
+                _write(place, keeper)
+            _refuse_deaths(place, keeper)
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"the service was not ready after {READY_TIMEOUT_S:g} s: {waiting_for}; "
+                    f"see the logs in {place.home.logs}"
+                )
+            time.sleep(READY_INTERVAL_S)
+    return False
+
+
+def _unready(client: Client) -> str:
+    """What is not ready yet, in words; empty where all is."""
+    try:
+        ready = client.ready()
+    except ClientError:
+        return "the api does not answer"
+    return "; ".join(f"{name} {check.message}" for name, check in ready.checks.items() if not check.ok)
+
+
+def _refuse_deaths(place: Place, keeper: Keeper) -> None:
+    for name, deaths in keeper.deaths().items():
+        if deaths >= MAX_START_DEATHS:
+            log = place.home.logs / f"{name}.log"
+            raise StartError(
+                f"{name} ended {deaths} times while starting; it said last: {last_words(log)}; all is in {log}"
+            )
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log; of a JSON record its sentence."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
+    if not lines:
+        return "nothing"
+    try:
+        record = json.loads(lines[-1])
+        return str(record.get("error") or record.get("event")) if isinstance(record, dict) else lines[-1]
+    except ValueError:
+        return lines[-1].strip()
+
+
+def _keep(place: Place, keeper: Keeper, signals: Signals, *, say: Say) -> None:
+    while not signals.stop:
+        for name in keeper.look():
+            say(f"{name} had ended and was started again; see {place.home.logs / name}.log")
+            _write(place, keeper)
+        time.sleep(LOOK_INTERVAL_S)
+
+
+def _write(place: Place, keeper: Keeper) -> None:
+    running = Running(
+        pid=os.getpid(),
+        url=place.url,
+        ray_address=place.ray_address,
+        ray_dir=str(place.ray_dir),
+        pids=keeper.pids(),
+    )
+    place.home.write(running)
+
+
+def _clean_up(home: Home) -> None:
+    """Remove what this run, or one before it that was killed, leaves behind."""
+    last = home.last()
+    if last is not None and Path(last.ray_dir).name.startswith(RAY_DIR_PREFIX):
+        _keep_ray_logs(Path(last.ray_dir), home)
+        shutil.rmtree(last.ray_dir, ignore_errors=True)
+    home.clear()
+
+
+def _keep_ray_logs(ray_dir: Path, home: Home) -> None:
+    """What Ray wrote in its last run, for whoever has to find out why it ended."""
+    written, kept = ray_dir / "session_latest" / "logs", home.logs / "ray-session"
+    if written.exists():
+        shutil.rmtree(kept, ignore_errors=True)
+        with suppress(OSError):
+            shutil.move(written, kept)

@@ -1,0 +1,101 @@
+"""Fixtures of the api tests: a world to turn by hand, a client of its api, and a live service on a real port."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import structlog
+import uvicorn
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.scheduler import run
+from service.settings import load_settings
+from tests.api.fake_runtime import FakeRuntime
+from tests.api.world import World
+
+LOCAL = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_logs() -> None:
+    """Logs go nowhere: coloured tracebacks take seconds, and printing while pytest changes `sys.stdout` can crash."""
+    renderer = structlog.processors.JSONRenderer(default=str)
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, renderer], logger_factory=structlog.ReturnLoggerFactory()
+    )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def client(world: World) -> Iterator[TestClient]:
+    app = create_app(world.settings, world.clock)
+    with TestClient(app, base_url=LOCAL) as client:
+        yield client
+    app.state.parts.database.close()
+
+
+@dataclass
+class Live:
+    """An api on a port and a scheduler in a thread, over one database."""
+
+    url: str
+    runtime: FakeRuntime
+    draining: threading.Event
+    """Set, the service believes that it is going down."""
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=30)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    yield from serve_live(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    yield from serve_live(tmp_path_factory.mktemp("live"))
+
+
+def serve_live(home: Path, **more: Any) -> Iterator[Live]:
+    settings = load_settings(home=home, port=0, drain_interval_s=0.02, survey_interval_s=0.05, **more)
+    app = create_app(settings)
+    runtime, stop = FakeRuntime(clock=time.time), threading.Event()
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=2))
+    threads = [
+        threading.Thread(target=server.run),
+        threading.Thread(target=run, args=(settings, runtime), kwargs={"stop": stop}),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield Live(url=_address(server), runtime=runtime, draining=app.state.parts.draining)
+    finally:
+        app.state.parts.draining.set()
+        server.should_exit = True
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=30)
+        app.state.parts.database.close()
+
+
+def _address(server: uvicorn.Server) -> str:
+    limit = time.monotonic() + 30
+    while not server.started:
+        assert time.monotonic() < limit, "the api did not start within 30 s"
+        time.sleep(0.01)
+    return f"{LOCAL}:{server.servers[0].sockets[0].getsockname()[1]}"

@@ -1,0 +1,104 @@
+"""Whatever happens to a job in whatever order, its rows stay true: a property over random lives."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.domain.jobs import ENDED, Status, may_step
+from service.domain.standing import LIVE
+from service.errors import Conflict
+from tests.api.world import World
+
+HAPPENINGS = (
+    "repeat",
+    "turn",
+    "turn",
+    "kill",
+    "lose",
+    "break",
+    "forget",
+    "outage",
+    "back",
+    "mute",
+    "unmute",
+    "override",
+    "hand back",
+)
+ENDINGS = ("let it run", "cancel")
+
+
+def happen(world: World, job_id: str, what: str) -> None:
+    """One thing happens; what is impossible just now does not."""
+    runtime = world.runtime
+    fake = runtime.jobs.get(job_id)
+    there = fake is not None and fake.alive
+    trains = there and fake is not None and fake.phase == "running"
+    deeds: dict[str, Callable[[], object]] = {
+        "turn": world.turn,
+        "kill": world.kill_scheduler,
+        "lose": lambda: there and runtime.lose(job_id),
+        "break": lambda: trains and runtime.break_group(job_id),
+        "forget": lambda: there and runtime.forget(job_id),
+        "outage": lambda: setattr(runtime, "down", True),
+        "back": lambda: setattr(runtime, "down", False),
+        "repeat": lambda: setattr(runtime, "repeats", not runtime.repeats),
+        "mute": lambda: setattr(runtime, "mute", {1}),
+        "unmute": lambda: setattr(runtime, "mute", set()),
+        "override": lambda: command(world, job_id, what),
+        "hand back": lambda: command(world, job_id, what),
+    }
+    deeds[what]()
+
+
+def command(world: World, job_id: str, what: str) -> None:
+    """A person asks for something, and may be told that it is too late."""
+    overrides = world.repository.overrides(job_id)
+    try:
+        if what == "override":
+            world.override(job_id, layers=[["*"], ["fc1*"]][len(overrides) % 2], level=len(overrides) % 2)
+        elif overrides:
+            world.commands.cancel_override(job_id, overrides[-1].id, lambda _: None)
+    except Conflict:
+        pass
+
+
+def statuses(world: World, job_id: str) -> list[Status]:
+    """The states in the order in which they were told."""
+    told = [Status(event.data["status"]) for event in world.events(job_id, "status")]
+    return [told[0], *(new for old, new in pairwise(told) if old is not new)]
+
+
+def check_rows(world: World, job_id: str) -> None:
+    """What is true at any time."""
+    job, events = world.job(job_id), world.events(job_id)
+    assert [event.seq for event in events] == list(range(1, job.event_seq + 1))
+    assert all(may_step(old, new) for old, new in pairwise(statuses(world, job_id)))
+    assert (Status(job.status) in ENDED) == (events[-1].type == "end")
+    told = [(e.data["generation"], e.data["epoch"]) for e in events if e.type == "epoch"]
+    assert len(told) == len(set(told))
+
+
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(HAPPENINGS), max_size=25), st.sampled_from(ENDINGS))
+def test_rows_stay_true_whatever_happens(happenings: list[str], ending: str) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        world = World(Path(home), max_lost_attempts=100)
+        job_id = world.submit(training={"epochs": 6})
+        for what in happenings:
+            happen(world, job_id, what)
+            check_rows(world, job_id)
+        if ending == "cancel" and not world.has_ended(job_id):
+            world.cancel(job_id)
+        world.runtime.down = False
+        job = world.finish(job_id)
+        check_rows(world, job_id)
+        assert job.status == Status.SUCCEEDED or (job.status == Status.CANCELLED and ending == "cancel")
+        assert job.status == Status.CANCELLED or world.epochs(job_id) == list(range(6))
+        assert all(row.state not in LIVE for row in world.repository.overrides(job_id))
+        world.close()

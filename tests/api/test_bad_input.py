@@ -1,0 +1,185 @@
+"""What people get wrong: one sentence with the value, the limit and the way out; nothing is half-written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.api.world import DIGITS, World
+
+JOBS = "/api/v1/jobs"
+WRONG_SPECS = [
+    ({"task": {"name": "digit-mlp"}}, "/task", "known are digits-mlp"),
+    ({**DIGITS, "compression": {"method": "zip"}}, "/compression", "unknown compression method 'zip'; known are none"),
+    ({**DIGITS, "compression": {"low": {"rnak": 4}}}, "/compression", "has no option 'rnak'; known are rank"),
+    ({**DIGITS, "compression": {"low": {"rank": 0}}}, "/compression", "at least 1"),
+    ({**DIGITS, "policy": {"name": "fixed", "options": {"level": "middle"}}}, "", "'middle'; known are low, high"),
+    ({**DIGITS, "wokers": {"max": 2}}, "/wokers", "'wokers' is not known here; check the spelling or leave it out"),
+    ({**DIGITS, "workers": {"min": 3, "max": 2}}, "/workers", "min is 3, above workers.max 2; lower min or raise max"),
+    (
+        {**DIGITS, "training": {"epochs": 0}},
+        "/training/epochs",
+        "0 is refused: input should be greater than or equal to 1",
+    ),
+    ({}, "/task", "is missing and has no default"),
+    ([], "", "[] is refused"),
+]
+WRONG_OVERRIDES = [
+    ({"level": "middle"}, "/level", "level is 'middle'; this job knows low, high"),
+    ({"level": 2}, "/level", "this job's ladder has rungs 0 to 1"),
+    ({"level": {"rank": 0}}, "/level", "at least 1"),
+    ({"level": {"method": "zip"}}, "/level", "unknown compression method 'zip'"),
+    ({"level": "low", "layers": ["fc1*", "conv*"]}, "/layers/1", "'conv*' matches none of the job's layers fc1.weight"),
+    ({"level": "low", "until": 1}, "/until", "would begin in epoch"),
+    ({"level": "low", "apply_at": 9, "until": 9}, "/until", "give 10 or more"),
+    ({"level": "low", "apply_at": 30}, "/apply_at", "the job's last epoch is 29"),
+    ({"level": "low", "from": 3}, "/from", "is not known here"),
+    ({"level": "low", "target": "batch"}, "/target", "'batch' is refused"),
+]
+
+
+def problem_of(answer: Any, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    assert body["status"] == status
+    assert body["request_id"] == answer.headers["x-request-id"]
+    assert "Traceback" not in answer.text
+    return body
+
+
+@pytest.mark.parametrize(("spec", "pointer", "sentence"), WRONG_SPECS)
+def test_a_wrong_spec_is_refused_at_the_wrong_value(client: TestClient, spec: Any, pointer: str, sentence: str) -> None:
+    body = problem_of(client.post(JOBS, json=spec), 422)
+    assert pointer in [item["pointer"] for item in body["errors"]]
+    assert sentence in body["detail"]
+    assert client.get(JOBS).json()["items"] == []
+
+
+@pytest.mark.parametrize(("wish", "pointer", "sentence"), WRONG_OVERRIDES)
+def test_a_wrong_override_is_refused_at_the_wrong_value(
+    client: TestClient, world: World, *, wish: Any, pointer: str, sentence: str
+) -> None:
+    job_id = world.submit(training={"epochs": 30})
+    world.turn_until(lambda: len(world.epochs(job_id)) == 2)
+    body = problem_of(client.post(f"{JOBS}/{job_id}/overrides", json=wish), 422)
+    assert any(item["pointer"].startswith(pointer) for item in body["errors"])
+    assert sentence in body["detail"]
+    assert world.repository.overrides(job_id) == []
+
+
+def test_a_body_that_is_no_json_is_refused(client: TestClient) -> None:
+    answer = client.post(JOBS, content='{"task": ', headers={"Content-Type": "application/json"})
+    body = problem_of(answer, 400)
+    assert body["code"] == "invalid_json"
+    assert body["detail"].startswith("the body is no JSON: ")
+
+
+def test_a_number_that_json_does_not_know_is_refused(client: TestClient) -> None:
+    text = '{"task": {"name": "digits-mlp"}, "training": {"optimizer": {"lr": NaN}}}'
+    answer = client.post(JOBS, content=text, headers={"Content-Type": "application/json"})
+    assert problem_of(answer, 422)["errors"][0]["pointer"] == "/training/optimizer/lr"
+
+
+def test_a_body_without_its_type_is_refused(client: TestClient) -> None:
+    body = problem_of(client.post(JOBS, content="{}"), 415)
+    assert body["detail"] == "Content-Type is missing; send the body as application/json"
+
+
+def test_a_body_that_is_too_large_is_refused(client: TestClient, world: World) -> None:
+    body = problem_of(client.post(JOBS, content="x" * (world.settings.max_body_bytes + 1)), 413)
+    assert str(world.settings.max_body_bytes) in body["detail"]
+
+
+def test_a_body_that_grows_too_large_on_the_way_is_refused(client: TestClient) -> None:
+    chunks = (b"x" * 65536 for _ in range(32))
+    problem_of(client.post(JOBS, content=chunks, headers={"Content-Type": "application/json"}), 413)
+
+
+@pytest.mark.parametrize("part", ["", "/epochs", "/schedule", "/overrides", "/events", "/logs", "/attempts"])
+def test_a_job_that_does_not_exist_is_not_found(client: TestClient, part: str) -> None:
+    body = problem_of(client.get(f"{JOBS}/0{part}"), 404)
+    assert body["detail"] == "there is no job 0; GET /api/v1/jobs lists all"
+
+
+def test_an_address_that_does_not_exist_is_not_found(client: TestClient) -> None:
+    assert (
+        problem_of(client.get("/api/v1/job"), 404)["detail"]
+        == "there is nothing at /api/v1/job; /docs lists what there is"
+    )
+
+
+def test_a_method_that_is_not_taken_says_which_are(client: TestClient) -> None:
+    answer = client.delete(JOBS)
+    assert problem_of(answer, 405)["detail"] == f"{JOBS} does not take DELETE; it takes GET, POST"
+    assert answer.headers["allow"] == "GET, POST"
+
+
+@pytest.mark.parametrize("path", [JOBS, "/api/v1/tasks", "/api/v1/queue", "/livez", "/metrics"])
+def test_an_unknown_query_parameter_is_refused(client: TestClient, path: str) -> None:
+    body = problem_of(client.get(path, params={"statsu": "QUEUED"}), 422)
+    assert body["errors"][0]["pointer"] == "query/statsu"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"limit": 0}, {"limit": 201}, {"cursor": "???"}, {"cursor": "bmFu"}, {"label": "team"}, {"status": "DONE"}],
+)
+def test_a_wrong_query_is_refused(client: TestClient, query: dict[str, Any]) -> None:
+    problem_of(client.get(JOBS, params=query), 422)
+
+
+def test_an_ended_job_can_neither_be_cancelled_nor_overridden(client: TestClient, world: World) -> None:
+    job_id = world.submit()
+    world.finish(job_id)
+    assert "SUCCEEDED" in problem_of(client.post(f"{JOBS}/{job_id}/cancel"), 409)["detail"]
+    problem_of(client.post(f"{JOBS}/{job_id}/overrides", json={"level": "low"}), 409)
+
+
+def test_a_crash_of_ours_shows_no_traceback(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.store.repository.Repository.queue", lambda _: 1 / 0)
+    body = problem_of(client.get("/api/v1/queue"), 500)
+    assert "ZeroDivisionError" not in body["detail"]
+    assert body["request_id"] in body["detail"]
+
+
+@pytest.mark.parametrize("query", ["label=%00:b", "label=a:%1b", "name=%00", "cursor=MSAA", "cursor=bmFuIHg="])
+def test_control_characters_in_a_query_are_refused(client: TestClient, query: str) -> None:
+    problem_of(client.get(f"{JOBS}?{query}"), 422)
+
+
+@pytest.mark.parametrize("key", ['a"', "a'b", "$", "a.b", "a\\", "a]"])
+def test_any_printable_label_can_be_asked_for(client: TestClient, world: World, key: str) -> None:
+    world.submit()
+    assert client.get(JOBS, params={"label": f"{key}:b"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("wish", "pointer"),
+    [
+        ({"reason": "\0"}, "/reason"),
+        ({"reason": "\x1b[2J"}, "/reason"),
+        ({"layers": ["fc\0*"]}, "/layers/0"),
+        ({"apply_at": True}, "/apply_at"),
+        ({"apply_at": "0"}, "/apply_at"),
+        ({"until": "3"}, "/until"),
+        ({"until": True}, "/until"),
+        ({"level": True}, "/level"),
+        ({"level": 1.0}, "/level"),
+    ],
+)
+def test_an_override_takes_nothing_for_something_else(
+    client: TestClient, world: World, wish: dict[str, Any], pointer: str
+) -> None:
+    answer = client.post(f"{JOBS}/{world.submit()}/overrides", json={"level": "low", **wish})
+    assert all(item["pointer"].startswith(pointer) for item in problem_of(answer, 422)["errors"])
+
+
+def test_an_override_from_the_next_epoch_is_refused_in_the_last_one(client: TestClient, world: World) -> None:
+    job_id = world.submit(training={"epochs": 1})
+    world.train(job_id)
+    answer = client.post(f"{JOBS}/{job_id}/overrides", json={"level": "low", "apply_at": "next_epoch"})
+    detail = problem_of(answer, 422)["detail"]
+    assert detail == "apply_at is next_epoch, which is epoch 1; the job's last epoch is 0"

@@ -1,0 +1,68 @@
+"""What the service says of itself."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from service.store.repository import Repository
+from tests.api.world import World
+
+
+def checks(client: TestClient) -> dict[str, tuple[bool, str]]:
+    return {name: (check["ok"], check["message"]) for name, check in client.get("/readyz").json()["checks"].items()}
+
+
+def test_a_service_with_a_scheduler_and_a_cluster_is_ready(client: TestClient, world: World) -> None:
+    world.turn()
+    assert client.get("/readyz").status_code == 200
+    assert all(ok for ok, _ in checks(client).values())
+
+
+def test_a_service_without_a_scheduler_says_what_to_start(client: TestClient) -> None:
+    assert client.get("/readyz").status_code == 503
+    assert checks(client)["scheduler"] == (False, "has not been here yet; start 'accordion scheduler'")
+
+
+def test_a_scheduler_that_fell_silent_makes_the_service_unready(client: TestClient, world: World) -> None:
+    world.turn()
+    world.clock.now += world.settings.heartbeat_stale_s + 1
+    ok, message = checks(client)["scheduler"]
+    assert not ok
+    assert "the limit is 10 s" in message
+
+
+def test_a_cluster_that_does_not_answer_makes_the_service_unready(client: TestClient, world: World) -> None:
+    world.turn()
+    world.runtime.down = True
+    world.turn()
+    assert checks(client)["ray"] == (False, "the Ray cluster does not answer; is it running?")
+
+
+def test_liveness_asks_nobody(client: TestClient, world: World) -> None:
+    world.database.engine.dispose()
+    assert client.get("/livez").json() == {"alive": True}
+
+
+def test_an_ended_job_leaves_the_metrics_after_its_retention(client: TestClient, world: World) -> None:
+    job = world.finish(world.submit())
+    assert job.id in client.get("/metrics").text
+    world.clock.now += world.settings.metrics_retention_s + 1
+    assert job.id not in client.get("/metrics").text
+
+
+def test_methods_that_nobody_knows_make_no_new_series(client: TestClient) -> None:
+    for method in ("FOO", "BAR"):
+        client.request(method, "/livez")
+    exposed = client.get("/metrics").text
+    assert 'method="other"' in exposed
+    assert "FOO" not in exposed
+
+
+def test_a_statement_that_the_database_does_not_understand_is_our_fault_and_not_its_absence(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Repository, "jobs", lambda it, _: it._all(text("SELECT nonsense")))
+    answer = client.get("/api/v1/jobs")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")

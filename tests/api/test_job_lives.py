@@ -1,0 +1,369 @@
+"""What becomes of a job, whatever dies around it: the scheduler over a scripted cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.domain.jobs import Reason, Status
+from service.runtime.base import Node
+from service.store.leases import Lease
+from service.store.ledger import Ledger
+from service.store.models import JobRow
+from service.store.repository import Repository
+from tests.api.fake_runtime import FakeRuntime
+from tests.api.world import World
+from workers.contract import CheckpointRecord, Cursor
+
+
+def test_a_job_trains_to_its_end(world: World) -> None:
+    job = world.finish(world.submit())
+    assert (job.status, job.reason) == (Status.SUCCEEDED, Reason.COMPLETED)
+    assert job.message == "all 4 epochs are trained"
+    assert world.epochs(job.id) == [0, 1, 2, 3]
+    assert job.metrics["accuracy"] > 0.5
+    assert [row.name for row in world.repository.checkpoints(job.id)][-1] == "epoch-00004"
+    assert job.id in world.runtime.removed
+
+
+def test_events_are_numbered_without_gaps_and_end_with_the_end(world: World) -> None:
+    job = world.finish(world.submit())
+    events = world.events(job.id)
+    assert [event.seq for event in events] == list(range(1, job.event_seq + 1))
+    assert [event.type for event in events].count("end") == 1
+    assert events[-1].type == "end"
+
+
+def test_logs_outlive_the_cluster(world: World) -> None:
+    job = world.finish(world.submit())
+    texts = [line["text"] for chunk in world.repository.logs(job.id) for line in chunk.lines]
+    assert "training from epoch 0, step 0" in texts
+    assert "epoch 3 ended" in texts
+
+
+def test_a_scheduler_killed_in_mid_run_leaves_no_gap_and_no_double(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    for _ in range(3):
+        world.kill_scheduler()
+        world.turn()
+    job = world.finish(job_id)
+    assert world.epochs(job_id) == [0, 1, 2, 3]
+    assert [event.data["epoch"] for event in world.events(job_id, "epoch")] == [0, 1, 2, 3]
+    assert job.attempt == 1
+    assert world.runtime.started == [(job_id, 1)]
+
+
+def test_a_scheduler_killed_between_row_and_launch_launches_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = world.submit()
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeRuntime, "start", lambda *_: None)
+        world.turn_until(lambda: world.job(job_id).status == Status.STARTING)
+    world.kill_scheduler()
+    assert world.finish(job_id).attempt == 1
+    assert world.runtime.started == [(job_id, 1)]
+
+
+def test_a_successor_waits_until_the_lease_runs_out(world: World) -> None:
+    world.turn()
+    successor = world.new_scheduler()
+    assert not successor.turn()
+    world.clock.now += world.settings.lease_s
+    assert successor.turn()
+
+
+def test_a_released_lease_is_free_at_once(world: World) -> None:
+    world.turn()
+    world.scheduler.release()
+    assert world.new_scheduler().turn()
+
+
+def test_a_scheduler_that_lost_its_lease_writes_nothing(world: World) -> None:
+    world.turn()
+    old = world.scheduler
+    world.kill_scheduler()
+    world.turn()
+    job_id = world.submit()
+    assert not old.turn()
+    assert world.job(job_id).status == Status.QUEUED
+
+
+def test_a_scheduler_that_loses_its_lease_while_it_asks_the_cluster_removes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.turn()
+    old, jobs = world.scheduler, []
+
+    def nodes(runtime: FakeRuntime) -> list[Node]:
+        monkeypatch.undo()
+        world.kill_scheduler()
+        jobs.append(world.submit())
+        world.train(jobs[0])
+        return runtime.nodes()
+
+    monkeypatch.setattr(FakeRuntime, "nodes", nodes)
+    world.clock.now += 1
+    old.turn()
+    assert world.runtime.removed == []
+    assert world.finish(jobs[0]).attempt == 1
+
+
+def test_a_scheduler_asks_for_its_lease_right_before_it_removes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    old = world.scheduler
+
+    def outlive(*_: object) -> None:
+        world.clock.now += world.settings.lease_s
+        world.new_scheduler().turn()
+
+    with world.database.write() as session:
+        session.delete(world.job(job_id))
+    unfinished = Repository.unfinished
+    monkeypatch.setattr(Repository, "unfinished", lambda it: (monkeypatch.undo(), outlive(), unfinished(it))[-1])
+    world.runtime.removed.clear()
+    world.clock.now += 1
+    assert not old.turn()
+    assert world.runtime.removed == [job_id], "the successor removed it, once"
+
+
+def test_a_scheduler_asks_for_its_lease_right_before_it_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id, outcome = world.submit(), FakeRuntime.outcome
+
+    def slow(*asked: Any) -> Any:
+        monkeypatch.undo()
+        world.clock.now += world.settings.lease_s
+        world.new_scheduler().turn()
+        return outcome(*asked)
+
+    monkeypatch.setattr(FakeRuntime, "outcome", slow)
+    assert not world.scheduler.turn()
+    assert world.runtime.started == [(job_id, 1)]
+
+
+def test_a_write_of_a_lease_that_was_taken_over_is_dropped(world: World) -> None:
+    job_id = world.submit()
+    ledger = Ledger(world.database, world.clock)
+    assert not ledger.admit(world.job(job_id), 99, workers=1, timeout_s=1)
+    assert not ledger.keep_cluster(99, nodes=[])
+    assert world.job(job_id).status == Status.QUEUED
+
+
+def test_a_decision_on_a_row_that_changed_meanwhile_is_dropped(world: World) -> None:
+    job_id = world.submit()
+    token = Lease(world.database, owner="me", clock=world.clock, lease_s=3).hold() or 0
+    ledger, seen = Ledger(world.database, world.clock), world.job(job_id)
+    world.override(job_id)
+    assert not ledger.admit(seen, token, workers=1, timeout_s=1)
+    assert ledger.admit(world.job(job_id), token, workers=1, timeout_s=1)
+
+
+def test_records_that_come_twice_are_stored_and_told_once(world: World) -> None:
+    world.runtime.repeats = True
+    job = world.finish(world.submit())
+    assert [event.data["epoch"] for event in world.events(job.id, "epoch")] == [0, 1, 2, 3]
+    assert len(world.events(job.id, "checkpoint")) == 4
+
+
+def test_a_lost_supervisor_is_followed_by_another_attempt(world: World) -> None:
+    job_id = world.submit()
+    world.turn_until(lambda: world.epochs(job_id) == [0, 1])
+    world.runtime.lose(job_id)
+    job = world.finish(job_id)
+    assert (job.status, job.attempt) == (Status.SUCCEEDED, 2)
+    assert world.epochs(job_id) == [0, 1, 2, 3]
+    assert [row.reason for row in world.repository.attempts(job_id)] == [Reason.WORKERS_LOST, Reason.COMPLETED]
+    assert world.runtime.removed[0] == job_id, "what is out of sight must not come back beside its successor"
+
+
+def test_a_supervisor_that_is_out_of_sight_for_a_moment_is_adopted_again(world: World) -> None:
+    job_id = world.submit()
+    world.turn_until(lambda: world.epochs(job_id) == [0, 1])
+    world.runtime.jobs[job_id].alive = False
+    world.turn(8)
+    world.runtime.jobs[job_id].alive = True
+    assert world.finish(job_id).attempt == 1
+
+
+def test_losses_with_progress_in_between_are_never_the_jobs_failure(world: World) -> None:
+    job_id = world.submit(training={"epochs": 12})
+    for epoch in range(world.settings.max_lost_attempts + 2):
+        world.turn_until(lambda epoch=epoch: epoch in world.epochs(job_id))
+        world.runtime.lose(job_id)
+    assert world.finish(job_id).status == Status.SUCCEEDED
+
+
+def test_losses_without_progress_end_in_lost(world: World) -> None:
+    job_id = world.submit()
+    for attempt in range(1, world.settings.max_lost_attempts + 2):
+        world.turn_until(lambda attempt=attempt: world.runtime.started[-1:] == [(job_id, attempt)])
+        world.runtime.jobs[job_id].phase = "running"
+        world.runtime.stuck.add(job_id)
+        _begin(world, job_id)
+        world.runtime.lose(job_id)
+    job = world.finish(job_id)
+    assert (job.status, job.reason) == (Status.FAILED, Reason.LOST)
+    assert f"the limit is {world.settings.max_lost_attempts}" in job.message
+
+
+def test_what_the_journal_of_a_lost_job_holds_is_stored_with_its_end(world: World) -> None:
+    job_id = world.submit()
+    world.turn_until(lambda: world.epochs(job_id) == [0])
+    with world.database.write() as session:
+        session.get_one(JobRow, job_id).lost_attempts = 10**6
+    world.runtime.drain(job_id, Cursor())
+    fake = world.runtime.jobs[job_id]
+    fake.journal = [record for record in fake.journal if not isinstance(record.payload, CheckpointRecord)]
+    world.runtime.lose(job_id)
+    job = world.finish(job_id)
+    assert (job.reason, world.epochs(job_id)) == (Reason.LOST, [0, 1])
+
+
+def test_a_checkpoint_that_only_the_journal_knows_ends_a_row_of_losses(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    with world.database.write() as session:
+        session.get_one(JobRow, job_id).lost_attempts = world.settings.max_lost_attempts
+    world.runtime.drain(job_id, Cursor())
+    world.runtime.lose(job_id)
+    assert world.finish(job_id).status == Status.SUCCEEDED
+
+
+def _begin(world: World, job_id: str) -> None:
+    """The job begins to train, and never gets further."""
+    world.runtime.stuck.discard(job_id)
+    world.runtime.jobs[job_id].phase = "starting"
+    world.train(job_id)
+    world.runtime.stuck.add(job_id)
+
+
+def test_a_worker_group_that_breaks_is_shown_and_comes_back(world: World) -> None:
+    job_id = world.submit()
+    world.turn_until(lambda: world.epochs(job_id) == [0, 1])
+    world.runtime.break_group(job_id)
+    world.turn_until(lambda: world.job(job_id).status == Status.RECOVERING)
+    assert world.job(job_id).reason == Reason.WORKERS_LOST
+    assert world.finish(job_id).status == Status.SUCCEEDED
+    assert {row.generation for row in world.repository.epochs(job_id)} == {1, 2}
+
+
+def test_decisions_and_epochs_of_work_that_is_repeated_are_void(world: World) -> None:
+    job_id = world.submit(training={"epochs": 8}, checkpoint={"every_epochs": 1})
+    world.turn_until(lambda: world.epochs(job_id) == [0, 1, 2])
+    world.runtime.jobs[job_id].saved = (0, 0, {})
+    world.runtime.break_group(job_id)
+    world.turn_until(lambda: world.job(job_id).status == Status.RECOVERING)
+    world.turn_until(lambda: world.job(job_id).status == Status.RUNNING)
+    assert {row.generation for row in world.repository.decisions(job_id)} == {2}
+    assert world.epochs(job_id) == []
+    assert [event.data["epoch"] for event in world.events(job_id, "epoch")][:3] == [0, 1, 2]
+    assert world.finish(job_id).status == Status.SUCCEEDED
+    assert {row.generation for row in world.repository.epochs(job_id)} == {2}
+
+
+def test_records_of_the_end_file_that_never_arrived_are_stored_before_the_end_is_shown(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    fake = world.runtime.jobs[job_id]
+    while fake.phase != "ended":
+        world.runtime.drain(job_id, Cursor())
+    fake.waiting = []
+    job = world.finish(job_id)
+    assert job.status == Status.SUCCEEDED
+    assert world.epochs(job_id) == [0, 1, 2, 3]
+
+
+def test_a_task_that_raises_fails_the_job_with_its_sentence(world: World) -> None:
+    job = world.finish(world.submit(task={"name": "synthetic", "options": {"raise_at_step": 3}}))
+    assert (job.status, job.reason) == (Status.FAILED, Reason.TASK_RAISED)
+    assert "raised on purpose in step 3" in job.message
+
+
+def test_a_loss_that_is_not_finite_fails_the_job(world: World) -> None:
+    job = world.finish(world.submit(task={"name": "synthetic", "options": {"nan_at_step": 3}}))
+    assert (job.status, job.reason) == (Status.FAILED, Reason.LOSS_NOT_FINITE)
+
+
+def test_a_start_that_takes_too_long_is_begun_anew(world: World) -> None:
+    world.runtime.slow_start = 10_000
+    job_id = world.submit()
+    world.turn_until(lambda: world.job(job_id).status == Status.STARTING)
+    world.clock.now += world.settings.start_timeout_s
+    world.runtime.slow_start = 0
+    world.turn()
+    assert world.repository.attempts(job_id)[0].reason == Reason.START_TIMED_OUT
+    assert world.finish(job_id).attempt == 2
+
+
+def test_a_running_job_that_is_cancelled_saves_and_stops(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    world.cancel(job_id)
+    assert world.job(job_id).status == Status.STOPPING
+    job = world.finish(job_id)
+    assert (job.status, job.reason) == (Status.CANCELLED, Reason.CANCELLED_BY_USER)
+    assert world.repository.checkpoints(job_id)
+
+
+def test_a_job_that_does_not_stop_is_removed_after_the_grace(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    world.runtime.stuck.add(job_id)
+    world.cancel(job_id)
+    world.turn(3)
+    assert job_id not in world.runtime.removed
+    world.clock.now += world.settings.cancel_grace_s
+    assert world.finish(job_id).status == Status.CANCELLED
+    assert job_id in world.runtime.removed
+
+
+def test_a_waiting_job_is_cancelled_at_once(world: World) -> None:
+    job_id = world.submit()
+    world.cancel(job_id)
+    assert world.job(job_id).status == Status.CANCELLED
+    world.turn(2)
+    assert world.runtime.started == []
+
+
+def test_a_supervisor_without_a_job_is_removed(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    with world.database.write() as session:
+        session.delete(world.job(job_id))
+    world.turn(2)
+    assert world.runtime.removed == [job_id]
+
+
+def test_a_job_too_large_for_the_cluster_waits_and_says_why(world: World) -> None:
+    job_id = world.submit(workers={"min": 4, "max": 4, "cpus": 2})
+    world.turn(2)
+    job = world.job(job_id)
+    assert (job.status, job.reason) == (Status.QUEUED, Reason.NEVER_FITS)
+    assert "needs 4 workers of 2 CPU each" in job.message
+    assert "holds at most 2" in job.message
+    world.runtime.cpus.append(4.0)
+    assert world.finish(job_id).status == Status.SUCCEEDED
+
+
+def test_a_job_without_room_waits_for_the_one_before_it(world: World) -> None:
+    first = world.submit(workers={"min": 2, "max": 4})
+    second = world.submit(workers={"min": 2, "max": 4})
+    world.train(first)
+    waiting = world.job(second)
+    assert (waiting.status, waiting.reason) == (Status.QUEUED, Reason.WAITING_FOR_ROOM)
+    assert world.finish(first).status == world.finish(second).status == Status.SUCCEEDED
+
+
+def test_an_unreachable_cluster_is_said_and_survived(world: World) -> None:
+    job_id = world.submit()
+    world.runtime.down = True
+    world.turn(2)
+    assert world.job(job_id).reason == Reason.CLUSTER_UNREACHABLE
+    world.runtime.down = False
+    world.train(job_id)
+    world.runtime.down = True
+    world.turn(5)
+    assert world.job(job_id).status == Status.RUNNING
+    world.runtime.down = False
+    assert world.finish(job_id).attempt == 1

@@ -1,0 +1,71 @@
+"""The live api against its own schema: schemathesis makes requests that nobody thought of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+from tests.api.conftest import Live
+from tests.api.world import DIGITS
+
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.unsupported_method,
+    checks.allow_header_conformance,
+]
+"""Left out: whether a body that fits the schema is taken, since a spec has rules that a schema cannot say (min <= max,
+options by method), and whether one that does not is refused, since numbers may be written as text."""
+LONG = {**DIGITS, "training": {"epochs": 100_000}}
+EXAMPLES = 12
+"""Requests of each kind (fitting, not fitting) for each operation: the whole takes half a minute."""
+
+
+def submit(client: httpx2.Client, spec: dict[str, Any]) -> str:
+    return str(client.post("/api/v1/jobs", json=spec).json()["id"])
+
+
+def target(case: schemathesis.Case, ended: str, running: str) -> None:
+    """Ask for a job that exists: a running one where the answer does not follow it to its end."""
+    follows = case.path.endswith(("/events", "/logs", "/cancel"))
+    case.path_parameters["job_id"] = ended if follows else running
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_every_answer_fits_the_schema(shared_live: Live, subtests: pytest.Subtests, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_url(f"{shared_live.url}/openapi.json")
+    with shared_live.client() as client:
+        ended, running = submit(client, DIGITS), submit(client, LONG)
+    for operation in (result.ok() for result in schema.get_all_operations()):
+        if mode is GenerationMode.NEGATIVE and not (list(operation.iter_parameters()) or operation.body):
+            continue  # nothing can be asked wrongly
+        with subtests.test(f"{operation.method.upper()} {operation.path}"):
+            _ask(operation, mode, ended=ended, running=running)
+
+
+def _ask(operation: Any, mode: GenerationMode, *, ended: str, running: str) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operation.as_strategy(generation_mode=mode), st.booleans())
+    def ask(case: schemathesis.Case, known: bool) -> None:
+        if known and "job_id" in (case.path_parameters or {}):
+            target(case, ended, running)
+        case.call_and_validate(checks=CHECKS, timeout=20)
+
+    ask()

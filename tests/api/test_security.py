@@ -1,0 +1,173 @@
+"""Who is let in: token, cookie, host and origin, on every method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
+
+from service.app import create_app
+from service.errors import SettingsError
+from service.security.tokens import COOKIE, SESSION_S
+from service.settings import load_settings
+from tests.api.conftest import LOCAL
+from tests.api.world import DIGITS, Clock
+
+TOKEN = "a-token-of-twenty-chars"
+JOBS = "/api/v1/jobs"
+METHODS = ["POST", "PUT", "PATCH", "DELETE"]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[TestClient]:
+    """A service with a token, and a client that does not know it."""
+    app = create_app(load_settings(home=tmp_path, admin_token=TOKEN), clock := Clock())
+    with TestClient(app, base_url=LOCAL, follow_redirects=False) as client:
+        client.clock = clock  # type: ignore[attr-defined]
+        yield client
+    app.state.parts.database.close()
+
+
+def test_a_bind_beyond_loopback_without_a_token_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"ACCORDION_HOST is 0\.0\.0\.0.*set ACCORDION_ADMIN_TOKEN_FILE.*or bind 127"
+    ):
+        create_app(load_settings(home=tmp_path, host="0.0.0.0"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_token_nothing_is_told(guarded: TestClient) -> None:
+    for path in (JOBS, "/metrics", "/openapi.json", "/docs", f"{JOBS}/0/events"):
+        answer = guarded.get(path)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), path
+
+
+@pytest.mark.parametrize("header", [f"Bearer {TOKEN}x", "Bearer ", "Basic abc", f"Bearer {TOKEN[:-1]}", "Bearer é"])
+def test_a_wrong_token_is_refused(guarded: TestClient, header: str) -> None:
+    assert guarded.get(JOBS, headers={"Authorization": header.encode()}).status_code == 401
+
+
+def test_the_token_opens(guarded: TestClient) -> None:
+    assert guarded.get(JOBS, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_liveness_and_readiness_need_no_token(guarded: TestClient) -> None:
+    assert guarded.get("/livez").status_code == 200
+    assert guarded.get("/readyz").status_code == 503
+
+
+def test_a_token_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    assert load_settings(home=tmp_path, admin_token_file=file).token() == TOKEN
+
+
+def test_a_login_gives_a_cookie_that_scripts_cannot_read_and_that_ends(guarded: TestClient) -> None:
+    answer = guarded.post("/login", data={"token": TOKEN, "next": "/cluster"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/cluster")
+    assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
+    assert TOKEN not in answer.headers["set-cookie"]
+    assert guarded.get(JOBS).status_code == 200
+    guarded.clock.now += SESSION_S  # type: ignore[attr-defined]
+    assert guarded.get(JOBS).status_code == 401
+
+
+def test_a_forged_cookie_is_refused(guarded: TestClient) -> None:
+    guarded.cookies.set(COOKIE, "9999999999." + "0" * 64)
+    assert guarded.get(JOBS).status_code == 401
+
+
+@pytest.mark.parametrize("target", ["https://evil.example", "//evil.example", "/\\evil.example"])
+def test_a_login_leads_to_our_own_pages_only(guarded: TestClient, target: str) -> None:
+    assert guarded.post("/login", data={"token": TOKEN, "next": target}).headers["location"] == "/"
+
+
+def test_a_wrong_login_leads_back_to_the_form(guarded: TestClient) -> None:
+    answer = guarded.post("/login", data={"token": "guess"})
+    assert answer.headers["location"] == "/login?failed=1"
+    assert "set-cookie" not in answer.headers
+
+
+def test_a_browser_without_a_login_is_led_to_the_form(guarded: TestClient) -> None:
+    assert guarded.get("/", headers={"Accept": "text/html"}).headers["location"] == "/login"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+)
+def test_a_write_from_another_site_is_refused_on_every_method(
+    client: TestClient, method: str, headers: dict[str, str]
+) -> None:
+    answer = client.request(method, f"{JOBS}/0/overrides/0", headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+
+def test_a_write_from_our_own_pages_is_taken(client: TestClient) -> None:
+    headers = {"Origin": LOCAL, "Sec-Fetch-Site": "same-origin"}
+    assert client.post(JOBS, json=DIGITS, headers=headers).status_code == 201
+
+
+@pytest.mark.parametrize("method", ["GET", *METHODS])
+def test_a_page_that_calls_itself_our_name_is_refused(client: TestClient, method: str) -> None:
+    answer = client.request(method, JOBS, headers={"Host": "rebound.example:8080"})
+    assert answer.status_code == 403
+    assert "add it to ACCORDION_ALLOWED_HOSTS" in answer.json()["detail"]
+
+
+def test_no_other_origin_may_read(client: TestClient) -> None:
+    answer = client.get(JOBS, headers={"Origin": "https://evil.example"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_every_answer_forbids_foreign_scripts(client: TestClient) -> None:
+    for path in (JOBS, "/nothing", "/livez"):
+        headers = client.get(path).headers
+        assert "script-src 'self';" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_documentation_needs_no_other_host(client: TestClient) -> None:
+    page = client.get("/docs").text
+    assert "/static/docs/swagger-ui-bundle.js" in page
+    assert "https://" not in page
+    assert client.get("/static/docs/swagger-ui-bundle.js").status_code == 200
+
+
+def test_a_request_id_is_given_back_and_logged(client: TestClient) -> None:
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        assert client.get("/livez", headers={"X-Request-ID": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert [line["request_id"] for line in logs if line["event"] == "request"] == ["mine-1"]
+
+
+def test_a_request_id_that_could_forge_log_lines_is_replaced(client: TestClient) -> None:
+    assert len(client.get("/livez", headers={"X-Request-ID": "not a good one"}).headers["x-request-id"]) == 36
+
+
+def test_a_short_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="has 5 characters, at least 16 are needed"):
+        create_app(load_settings(home=tmp_path, admin_token="short"))
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "http://]"])
+def test_an_origin_that_is_no_address_is_foreign(client: TestClient, origin: str) -> None:
+    assert client.post(JOBS, json=DIGITS, headers={"Origin": origin}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["[::1].evil.com", "[::1", "[::1]evil:80"])
+def test_a_name_that_begins_like_ours_is_refused(client: TestClient, host: str) -> None:
+    assert client.get(JOBS, headers={"Host": host}).status_code == 403
+
+
+def test_our_own_address_is_served_with_and_without_a_port(client: TestClient) -> None:
+    assert {client.get(JOBS, headers={"Host": host}).status_code for host in ("[::1]", "[::1]:80")} == {200}
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000 + "9" * 9])
+def test_a_length_that_nobody_can_read_is_too_large(client: TestClient, length: str) -> None:
+    answer = client.post(JOBS, content=b"{}", headers={"Content-Length": length})
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")

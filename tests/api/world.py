@@ -1,0 +1,121 @@
+"""A service in one process: a database of its own, a clock that tests move, a fake cluster, and a scheduler to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from service.domain.jobs import ENDED, Status
+from service.scheduler import Scheduler
+from service.settings import Settings, load_settings
+from service.store.commands import Commands, OverrideWish
+from service.store.engine import Database
+from service.store.migrations import upgrade
+from service.store.models import JobRow, OverrideRow
+from service.store.repository import Repository
+from tests.api.fake_runtime import FakeRuntime
+from workers.contract import JobSpec
+
+DIGITS: dict[str, Any] = {"task": {"name": "digits-mlp"}, "training": {"epochs": 4}}
+"""A spec that ends after four epochs."""
+TURN_S = 0.25
+
+
+class Clock:
+    """Seconds since 1970 that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class World:
+    """One service over one database."""
+
+    def __init__(self, home: Path, **settings: Any) -> None:
+        self.settings: Settings = load_settings(home=home, survey_interval_s=TURN_S / 2, **settings)
+        upgrade(self.settings.database)
+        self.clock = Clock()
+        self.database = Database(self.settings.database)
+        self.repository = Repository(self.database)
+        self.commands = Commands(self.database, self.clock)
+        self.runtime = FakeRuntime(clock=self.clock)
+        self.scheduler = self.new_scheduler()
+
+    def new_scheduler(self) -> Scheduler:
+        return Scheduler(database=self.database, runtime=self.runtime, settings=self.settings, clock=self.clock)
+
+    def kill_scheduler(self) -> None:
+        """As `kill -9`: nothing is released; the successor waits until the lease runs out."""
+        self.scheduler = self.new_scheduler()
+        self.clock.now += self.settings.lease_s
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock.now += TURN_S
+            self.scheduler.turn()
+
+    def turn_until(self, condition: Callable[[], bool], limit: int = 200) -> None:
+        for _ in range(limit):
+            if condition():
+                return
+            self.turn()
+        raise AssertionError(
+            f"not reached in {limit} turns: {[(j.status, j.message) for j in self.repository.unfinished()]}"
+        )
+
+    def submit(self, **changes: Any) -> str:
+        job, _ = self.commands.submit(JobSpec.model_validate({**DIGITS, **changes}), None)
+        return job.id
+
+    def job(self, job_id: str) -> JobRow:
+        row = self.repository.job(job_id)
+        assert row is not None
+        return row
+
+    def cancel(self, job_id: str) -> None:
+        self.commands.cancel(job_id, lambda _: None, grace_s=self.settings.cancel_grace_s)
+
+    def override(self, job_id: str, **wish: Any) -> str:
+        whole = {
+            "target": "compression",
+            "level": "low",
+            "layers": ["*"],
+            "apply_at": "next_step",
+            "until": None,
+            "reason": "",
+        }
+        row, _ = self.commands.add_override(
+            job_id, OverrideWish(**{**whole, **wish}), check=lambda _: None, idempotency=None
+        )
+        return row.id
+
+    def override_row(self, job_id: str, override_id: str) -> OverrideRow:
+        row = self.repository.override(job_id, override_id)
+        assert row is not None
+        return row
+
+    def train(self, job_id: str) -> None:
+        """Turn until the job trains."""
+        self.turn_until(lambda: self.job(job_id).status == Status.RUNNING)
+
+    def finish(self, job_id: str) -> JobRow:
+        """Turn until the job has ended."""
+        self.turn_until(lambda: self.has_ended(job_id))
+        return self.job(job_id)
+
+    def has_ended(self, job_id: str) -> bool:
+        return Status(self.job(job_id).status) in ENDED
+
+    def events(self, job_id: str, kind: str | None = None) -> list[Any]:
+        rows = self.repository.events(job_id, after=0, limit=10_000)
+        return [row for row in rows if kind in {None, row.type}]
+
+    def epochs(self, job_id: str) -> list[int]:
+        return [row.epoch for row in self.repository.epochs(job_id)]
+
+    def close(self) -> None:
+        self.database.close()

@@ -1,0 +1,27 @@
+"""The project's source files and modules, for the tests of this folder."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("accordion", "workers", "service")
+
+
+def source_files() -> list[Path]:
+    """Python files of the packages, without the migrations: those are generated and never change."""
+    found = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+    return [path for path in found if "migrations" not in path.parts]
+
+
+def module_name(path: Path) -> str:
+    """Dotted name of a source file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function of a file, methods and inner ones too."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))

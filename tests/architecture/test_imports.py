@@ -1,0 +1,107 @@
+"""Who may import whom: every contract of pyproject.toml is proved by an import that breaks it."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import PACKAGES, ROOT, source_files
+
+PLANTED = [
+    ("one-way", "accordion/planted.py", "import workers.contract"),
+    ("one-way", "workers/planted.py", "import service.settings"),
+    ("library", "accordion/planted.py", "import pydantic"),
+    ("torch-free", "accordion/messages.py", "import torch"),
+    ("torch-free", "accordion/policies/fixed.py", "from accordion import session"),
+    ("torch-free", "workers/contract.py", "import ray"),
+    ("ray-home", "service/planted.py", "import ray"),
+    ("ray-home", "service/planted.py", "import torch"),
+    ("api", "service/store/engine.py", "from service.runtime import ray_backend"),
+    ("domain", "service/domain/jobs.py", "import pydantic"),
+    ("client", "service/client/__init__.py", "from service import settings"),
+    ("client", "service/client/planted.py", "import workers.contract"),
+    ("view", "service/planted.py", "from accordion import session"),
+    ("view", "service/planted.py", "from accordion.compressors import none"),
+    ("view", "service/planted.py", "from workers import loop"),
+]
+
+
+def contracts() -> dict[str, dict]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return {contract["id"]: contract for contract in settings["tool"]["importlinter"]["contracts"]}
+
+
+def lint_imports(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def loaded_by(modules: list[str]) -> set[str]:
+    """Top-level names that a fresh interpreter has loaded after importing the modules."""
+    code = f"import sys, {', '.join(modules)}; print(*(name for name in sys.modules if '.' not in name))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copy")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("static", "__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+@pytest.fixture
+def planted(copy: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The copy with one more import; taken out afterwards."""
+    name, line = request.param
+    path = copy / name
+    before = path.read_text() if path.exists() else None
+    path.write_text(f"{before or ''}\n{line}\n")
+    yield copy
+    path.unlink() if before is None else path.write_text(before)
+
+
+def test_all_contracts_are_kept(copy: Path) -> None:
+    done = lint_imports(copy)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("contract", "planted"),
+    [pytest.param(contract, (name, line), id=f"{contract}: {line}") for contract, name, line in PLANTED],
+    indirect=["planted"],
+)
+def test_an_import_that_breaks_a_contract_is_found(contract: str, planted: Path) -> None:
+    done = lint_imports(planted, "--contract", contract)
+    assert done.returncode == 1
+    assert f"{contracts()[contract]['name']} BROKEN" in " ".join(done.stdout.split())
+
+
+def test_every_contract_is_proved_by_a_planted_import() -> None:
+    assert {contract for contract, _, _ in PLANTED} == contracts().keys()
+
+
+def test_the_library_needs_nothing_but_torch() -> None:
+    nodes = [
+        node for path in source_files() if "accordion" in path.parts for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) == {"accordion", "torch"}
+
+
+def test_what_a_server_reads_loads_neither_torch_nor_ray() -> None:
+    assert loaded_by(contracts()["torch-free"]["source_modules"]).isdisjoint({"torch", "ray"})
+
+
+def test_the_api_process_loads_neither_torch_nor_ray() -> None:
+    assert loaded_by(["service.app"]).isdisjoint({"torch", "ray"})

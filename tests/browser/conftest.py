@@ -1,0 +1,60 @@
+"""A service with a scripted cluster, and Debian's Chromium to look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.browser.live_service import LiveService, live_service
+
+CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory) -> Iterator[LiveService]:
+    with live_service(tmp_path_factory.mktemp("home")) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def browser(require) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=require("chromium"), args=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """A page, and everything it did that a page of ours must not do."""
+
+    def __init__(self, page: Page, base_url: str) -> None:
+        self.page = page
+        self.faults: list[str] = []
+        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+        page.on("console", lambda message: self._hear(message.type, message.text))
+        page.on("request", lambda request: self._see(request.url, base_url))
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in {"error", "warning"}:
+            self.faults.append(f"console {kind}: {text}")
+
+    def _see(self, url: str, base_url: str) -> None:
+        if not url.startswith((base_url, "data:", "blob:")):
+            self.faults.append(f"request to {url}")
+
+
+@pytest.fixture
+def watched(browser, service) -> Iterator[Watched]:
+    context = browser.new_context(base_url=service.url)
+    context.set_default_timeout(30_000)
+    yield Watched(context.new_page(), service.url)
+    context.close()
+
+
+@pytest.fixture
+def page(watched) -> Iterator[Page]:
+    """A page; that it did nothing wrong is asked when the test is over."""
+    yield watched.page
+    assert watched.faults == []

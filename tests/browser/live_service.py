@@ -1,0 +1,103 @@
+"""A whole service in this process: the api on a real port, the scheduler, and the scripted cluster under it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvicorn
+
+from service.app import create_app
+from service.scheduler import run
+from service.settings import Settings, load_settings
+from tests.api.fake_runtime import FakeRuntime
+from tests.conftest import free_port
+
+TICKS_PER_EPOCH = 4
+PATIENCE_S = 60.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveService:
+    """Where it listens, and the cluster that its scheduler sees."""
+
+    url: str
+    runtime: FakeRuntime
+    client: httpx2.Client
+
+    def submit(self, name: str = "digits", epochs: int = 12, **spec: Any) -> str:
+        """Id of a new job."""
+        body = {"name": name, "task": {"name": "digits-mlp"}, "training": {"epochs": epochs}} | spec
+        return str(self.client.post("/api/v1/jobs", json=body).raise_for_status().json()["id"])
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """The job now."""
+        return dict(self.client.get(f"/api/v1/jobs/{job_id}").raise_for_status().json())
+
+    def num_epochs(self, job_id: str) -> int:
+        """Epochs it has finished."""
+        return len(self.client.get(f"/api/v1/jobs/{job_id}/epochs").raise_for_status().json()["items"])
+
+    def wait_for_epochs(self, job_id: str, count: int) -> None:
+        """Until the job has finished so many."""
+        _wait(lambda: self.num_epochs(job_id) >= count, f"job {job_id} finishes {count} epochs")
+
+    def wait_for_end(self, job_id: str) -> None:
+        """Until the job is over."""
+        _wait(lambda: self.job(job_id)["ended_at"] is not None, f"job {job_id} ends")
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"within {PATIENCE_S:g} s it did not happen that {what}")
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def live_service(home: Path, **given: Any) -> Iterator[LiveService]:
+    """The service while the block runs; `given` are settings."""
+    settings = load_settings(home=home, port=free_port(), drain_interval_s=0.1, survey_interval_s=0.2, **given)
+    runtime = FakeRuntime(clock=time.time, cpus=(4.0, 4.0), ticks_per_epoch=TICKS_PER_EPOCH)
+    url = f"http://127.0.0.1:{settings.port}"
+    headers = {"Authorization": f"Bearer {settings.token()}"} if settings.token() else {}
+    with _api(settings), _scheduler(settings, runtime), httpx2.Client(base_url=url, headers=headers) as client:
+        yield LiveService(url=url, runtime=runtime, client=client)
+
+
+@contextmanager
+def _api(settings: Settings) -> Iterator[None]:
+    app = create_app(settings)
+    config = uvicorn.Config(app, host=settings.host, port=settings.port, log_config=None, timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(POLL_S)
+        yield
+    finally:
+        app.state.parts.draining.set()
+        server.should_exit = True
+        thread.join()
+        app.state.parts.database.close()
+
+
+@contextmanager
+def _scheduler(settings: Settings, runtime: FakeRuntime) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(settings, runtime), kwargs={"stop": stop})
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,144 @@
+"""The pages in a real browser, over a live service with a scripted cluster."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+LONG = 2000
+"""Epochs of a job that is still running when its test ends."""
+
+
+@pytest.fixture(scope="module")
+def running(service):
+    job_id = service.submit("running", epochs=LONG)
+    service.wait_for_epochs(job_id, 1)
+    yield job_id
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+
+
+def open_epochs(page, job_id):
+    page.goto(f"/jobs/{job_id}")
+    page.get_by_text("Epochs as a table").click()
+
+
+def test_rows_of_epochs_come_while_the_job_runs(page, service, running):
+    open_epochs(page, running)
+    rows = page.locator("#epochs tr")
+    expect(rows).not_to_have_count(0)
+    seen = service.num_epochs(running)
+    expect(page.locator(f'#epochs tr[data-epoch="{seen + 2}"]')).to_be_visible()
+
+
+def test_the_charts_are_drawn(page, service, running):
+    service.wait_for_epochs(running, 3)
+    page.goto(f"/jobs/{running}")
+    for chart in ("loss", "accuracy", "traffic", "phases", "change", "rate", "regimes", "levels"):
+        expect(page.locator(f"#{chart} .main-svg").first).to_be_visible()
+    expect(page.locator("#loss-said")).to_contain_text("Newest training loss 0.")
+
+
+def test_the_override_form_takes_the_wheel_and_hands_it_back(page, running):
+    page.goto(f"/jobs/{running}")
+    page.get_by_label("Level", exact=True).select_option("options")
+    page.get_by_label("Options", exact=True).fill("rank=2")
+    page.get_by_label("Layers", exact=True).fill("fc1*")
+    page.get_by_role("button", name="Override", exact=True).click()
+    expect(page.locator("#overrides")).to_contain_text("Applied")
+    expect(page.locator("#overrides")).to_contain_text("2 of 2")
+    expect(page.locator("#schedule tr", has_text="fc1.weight")).to_contain_text("override 1")
+    page.get_by_role("button", name="Hand override 1 back to the policy").click()
+    expect(page.locator("#overrides")).to_contain_text("Cancelled")
+
+
+def test_the_form_shows_the_call_it_makes(page, running):
+    page.goto(f"/jobs/{running}")
+    page.get_by_label("Until epoch", exact=True).fill("30")
+    expected = (
+        f'POST /api/v1/jobs/{running}/overrides\n{{"level":"low","layers":["*"],"apply_at":"next_step","until":30}}'
+    )
+    expect(page.locator("#call")).to_have_text(expected)
+
+
+def test_a_refused_override_says_why(watched, running):
+    page = watched.page
+    page.goto(f"/jobs/{running}")
+    page.get_by_label("Layers", exact=True).fill("nothing*")
+    page.get_by_role("button", name="Override", exact=True).click()
+    expect(page.locator("#override-said")).to_contain_text("matches none of the job's layers")
+
+
+def test_a_job_is_cancelled_only_after_being_asked_again(page, service):
+    job_id = service.submit("to-cancel", epochs=LONG)
+    page.goto(f"/jobs/{job_id}")
+    page.get_by_role("button", name="Cancel job").click()
+    page.get_by_role("button", name="Keep running").click()
+    assert service.job(job_id)["desired"] == "RUN"
+    page.get_by_role("button", name="Cancel job").click()
+    page.locator("#sure-yes").click()
+    expect(page.locator("#status")).to_have_text("Cancelled")
+
+
+def test_an_ended_job_says_so_and_takes_no_override(page, service):
+    job_id = service.submit("short", epochs=2)
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#status")).to_have_text("Succeeded")
+    expect(page.locator("#live")).to_have_text("Finished")
+    expect(page.get_by_role("button", name="Override", exact=True)).to_be_hidden()
+
+
+def test_the_stream_goes_on_where_it_was_after_the_page_was_hidden(page, service, running):
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#events tr").first).to_be_visible()
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    open_count = service.num_epochs(running)
+    expect(page.locator("#events")).to_contain_text(f"epoch {open_count + 1}: loss")
+    told = page.locator("#events td:last-child").all_inner_texts()
+    epochs = [text for text in told if re.match(r"epoch \d+:", text)]
+    assert len(epochs) == len(set(epochs))
+
+
+def test_the_list_of_jobs_is_live(page, service):
+    page.goto("/")
+    job_id = service.submit("appears-later", epochs=2)
+    row = page.locator("#rows tr", has=page.locator(f'a[href="/jobs/{job_id}"]'))
+    expect(row).to_contain_text("Succeeded")
+    expect(row).to_contain_text("%")
+
+
+def test_the_cluster_page_says_why_a_job_waits(page, service):
+    job_id = service.submit("too-large", workers={"min": 4, "max": 4, "cpus": 4})
+    page.goto("/cluster")
+    expect(page.locator("#queue tr", has_text="too-large")).to_contain_text("needs 4 workers")
+    expect(page.locator("#nodes tr")).to_have_count(2)
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+
+
+@pytest.mark.parametrize("path", ["/", "/cluster", "/jobs/{job}"])
+def test_a_phone_need_not_scroll_sideways(page, running, path):
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(path.format(job=running))
+    expect(page.locator("#tiles div").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("path", ["/", "/cluster", "/jobs/{job}", "/login"])
+def test_every_field_and_button_has_a_name(page, running, path):
+    page.goto(path.format(job=running))
+    unnamed = """() => [...document.querySelectorAll('input:not([hidden]):not([type=hidden]), select, button')]
+        .filter((field) => !field.labels?.length && !field.ariaLabel && !field.textContent.trim())
+        .map((field) => field.outerHTML)"""
+    assert page.evaluate(unnamed) == []
+
+
+def test_an_unknown_job_is_a_page_that_says_so(watched):
+    answer = watched.page.goto("/jobs/nobody")
+    assert answer.status == 404
+    expect(watched.page.locator("main")).to_contain_text("There is no job nobody")
+
+
+def test_pages_forbid_scripts_from_elsewhere(page):
+    policy = page.goto("/").headers["content-security-policy"]
+    assert "script-src 'self';" in policy

@@ -1,0 +1,150 @@
+"""What every test folder may use: `require` for things a machine may lack, `ray_cluster` for one shared Ray head."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
+
+RAY_START_TIMEOUT_S = 60.0
+"""A loaded two-core machine needs up to 20 s."""
+RAY_ENV = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_AUTH_MODE": "token",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "15",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "3",
+}
+"""Failures are seen quickly, the end does not wait for a drain, and no traffic goes outside; the group's start has room
+for a machine under test load."""
+os.environ["RAY_AUTH_MODE"] = RAY_ENV["RAY_AUTH_MODE"]
+# Ray reads the mode when it is imported, and test modules that are collected before the cluster starts import it.
+_PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h: the child gets a signal when its parent dies."""
+
+
+class Require:
+    """Asks for what not every machine has: skips the test with a reason, or fails it where ACCORDION_REQUIRE=all."""
+
+    def __init__(self, *, everything: bool) -> None:
+        self._everything = everything
+
+    def __call__(self, program: str) -> Path:
+        """Path of an installed program."""
+        found = shutil.which(program, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
+        return Path(found) if found else self.missing(f"program {program!r} is not installed")
+
+    def data(self, name: str) -> Path:
+        """Path of a data set below the folder that ACCORDION_DATA names."""
+        folder = Path(os.environ.get("ACCORDION_DATA", "data")).resolve() / name
+        return folder if folder.exists() else self.missing(f"there is no {folder}; set ACCORDION_DATA")
+
+    def missing(self, reason: str) -> NoReturn:
+        """Skip for this reason, or fail where everything is required."""
+        if self._everything:
+            pytest.fail(f"{reason}, and ACCORDION_REQUIRE=all allows no skips")
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def require() -> Require:
+    """`require("promtool")` gives the program's path, `require.data("name")` a data set's."""
+    return Require(everything=os.environ.get("ACCORDION_REQUIRE") == "all")
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """Address of a Ray head of this test session: 8 logical CPUs, token authentication.
+
+    The environment holds what a driver needs (RAY_AUTH_MODE, RAY_AUTH_TOKEN): `ray.init(address=ray_cluster, ...)`.
+    """
+    port = free_port()
+    with pytest.MonkeyPatch.context() as environment, tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        for name, value in (RAY_ENV | {"RAY_AUTH_TOKEN": secrets.token_hex(16)}).items():
+            environment.setenv(name, value)
+        environment.delenv("RAY_ADDRESS", raising=False)
+        with Path(folder, "head.log").open("wb") as log:
+            head = subprocess.Popen(_ray_command(port, folder), stdout=log, stderr=log, preexec_fn=_end_with_parent)
+        try:
+            _wait_for_ray(head, port, Path(folder, "head.log"))
+            yield f"127.0.0.1:{port}"
+        finally:
+            _disconnect()
+            _end(head)
+
+
+def _ray_command(port: int, folder: str) -> list[str]:
+    ray = str(Path(sys.executable).with_name("ray"))
+    command = [ray, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
+    ports = ["dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export"]
+    # Ray opens this one, always 10001, where its optional dependency is there, and refuses the option where it is not.
+    ports += ["ray-client-server"] if importlib.util.find_spec("grpc") else []
+    command += [f"--{name}-port={free_port()}" for name in ports]
+    command += ["--num-cpus=8", "--include-dashboard=false", "--disable-usage-stats"]
+    return [*command, "--object-store-memory=100000000", f"--temp-dir={folder}"]
+
+
+def _end_with_parent() -> None:
+    """A killed test session leaves no cluster behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait_for_ray(head: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + RAY_START_TIMEOUT_S
+    while time.monotonic() < deadline and head.poll() is None:
+        if "Ray runtime started" in log.read_text() and _listens(port):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"the Ray head did not start within {RAY_START_TIMEOUT_S:g} s:\n{log.read_text()}")
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False
+
+
+def _disconnect() -> None:
+    """A test module may have left this process connected."""
+    if "ray" in sys.modules:
+        import ray
+
+        ray.shutdown()
+
+
+def _end(head: subprocess.Popen[bytes]) -> None:
+    head.terminate()
+    try:
+        head.wait(timeout=30.0)
+    except subprocess.TimeoutExpired:
+        head.kill()
+        head.wait()

@@ -1,0 +1,48 @@
+"""Groups of real gloo processes, kept warm between tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+MOST_PROCESSES = 3
+PEER_TIMEOUT = timedelta(seconds=60)
+"""After this long a process whose peer failed gives up."""
+
+RunGroup = Callable[..., list[Any]]
+
+
+def _in_group(rank: int, world_size: int, store: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=PEER_TIMEOUT
+    )
+    try:
+        return function(rank, *arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def run_group() -> Iterator[RunGroup]:
+    """`run_group(W, function, *arguments)` runs `function(rank, *arguments)` in W processes; results in rank order."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(MOST_PROCESSES, mp_context=context) as pool, tempfile.TemporaryDirectory() as folder:
+
+        def run(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+            store = Path(tempfile.mkdtemp(dir=folder)) / "store"
+            futures = [
+                pool.submit(_in_group, rank, world_size, str(store), function, arguments) for rank in range(world_size)
+            ]
+            return [future.result(timeout=2 * PEER_TIMEOUT.total_seconds()) for future in futures]
+
+        yield run

@@ -1,0 +1,110 @@
+"""Saved, loaded, continued equals never stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, spec
+from workers.contract import Orders
+
+POWERSGD = spec(training={"epochs": 4, "lr_decay": {"at": [3]}}, policy={"window": {"epochs": 1}})
+STOP_IN_EPOCH_2 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 1))
+
+
+def what_was_learned(result: Result) -> list[dict[str, Any]]:
+    """Of each epoch, all but times and the bytes of the control traffic."""
+    return [record.model_dump(exclude={"seconds_by_phase", "bytes"}) for record in result.link.of("epoch")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run_group, tmp_path_factory) -> Result:
+    return run_group(2, run_job, tmp_path_factory.mktemp("undisturbed"), POWERSGD)[0]
+
+
+@pytest.fixture
+def stopped(run_group, tmp_path) -> Result:
+    return run_group(2, run_job, tmp_path, POWERSGD, STOP_IN_EPOCH_2)[0]
+
+
+def test_a_stopped_job_has_saved_in_the_middle_of_the_epoch(stopped, tmp_path):
+    assert stopped.outcome == "stopped"
+    assert [record.epoch for record in stopped.link.of("epoch")] == [0, 1]
+    assert stopped.link.of("checkpoint")[-1].step == 2 * 23 + 1
+
+
+def test_a_resumed_job_ends_with_the_bits_of_one_that_was_never_stopped(undisturbed, stopped, run_group, tmp_path):
+    resumed = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
+    assert equal(resumed.parameters, undisturbed.parameters)
+    assert what_was_learned(stopped) + what_was_learned(resumed) == what_was_learned(undisturbed)
+
+
+def test_a_resumed_job_says_where_it_went_on(stopped, run_group, tmp_path):
+    (started,) = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0].link.of("started")
+    assert (started.epoch, started.step) == (2, 47)
+    assert started.resumed_from == stopped.link.of("checkpoint")[-1].name
+
+
+def test_bytes_since_the_job_began_go_on_where_they_were(undisturbed, stopped, run_group, tmp_path):
+    resumed = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
+    dense = [sum(record.bytes.dense for record in run.link.of("epoch")) for run in (stopped, resumed, undisturbed)]
+    assert dense[0] + dense[1] == dense[2]
+
+
+def test_a_torn_checkpoint_costs_its_steps_and_nothing_else(undisturbed, stopped, run_group, tmp_path):
+    newest = max((tmp_path / "checkpoints").iterdir())
+    (newest / "rank-1.pt").write_bytes(b"torn")
+    resumed = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
+    assert resumed.link.of("started")[0].step == 2 * 23
+    assert "rank-1.pt does not match its checksum" in resumed.link.lines[0]
+    assert equal(resumed.parameters, undisturbed.parameters)
+
+
+def test_a_job_without_any_good_checkpoint_begins_anew(undisturbed, stopped, run_group, tmp_path):
+    for manifest in (tmp_path / "checkpoints").glob("*/manifest.json"):
+        manifest.unlink()
+    resumed = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
+    assert resumed.link.of("started")[0].resumed_from is None
+    assert equal(resumed.parameters, undisturbed.parameters)
+
+
+def test_a_finished_job_that_is_started_again_has_nothing_to_do(run_group, tmp_path):
+    first = run_group(2, run_job, tmp_path, POWERSGD)[0]
+    again = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
+    assert (again.outcome, again.link.of("epoch")) == ("completed", [])
+    assert equal(again.parameters, first.parameters)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers_goes_on_and_counts_every_sample(stopped, run_group, tmp_path, workers):
+    resumed = run_group(workers, run_job, tmp_path, POWERSGD, None, 2)[0]
+    epochs = resumed.link.of("epoch")
+    assert [(record.epoch, record.samples, record.world_size) for record in epochs] == [
+        (2, 1437, workers),
+        (3, 1437, workers),
+    ]
+    assert epochs[-1].metrics["accuracy"] > 0.9
+
+
+def test_only_as_many_checkpoints_stay_as_the_job_keeps(stopped, tmp_path):
+    assert len(list((tmp_path / "checkpoints").iterdir())) == POWERSGD.checkpoint.keep
+
+
+def test_the_mean_loss_of_an_epoch_survives_a_change_of_workers_in_its_middle(run_group, tmp_path):
+    """Without compression the mathematics does not depend on the number of workers."""
+    job = spec(training={"epochs": 3}, compression={"method": "none"})
+    undisturbed = run_group(2, run_job, tmp_path / "a", job)[0]
+    run_group(2, run_job, tmp_path / "b", job, STOP_IN_EPOCH_2)
+    resumed = run_group(1, run_job, tmp_path / "b", job, None, 2)[0]
+    # fp32 sums in another order: a few thousand additions at 6e-8 each, grown by 20 steps of training
+    assert resumed.link.of("epoch")[0].loss == pytest.approx(undisturbed.link.of("epoch")[2].loss, rel=1e-4)
+
+
+def test_a_window_counted_in_steps_that_was_open_at_the_stop_closes_where_it_would_have(run_group, tmp_path):
+    job = spec(training={"epochs": 3}, policy={"window": {"steps": 10}})
+    undisturbed = run_group(2, run_job, tmp_path / "a", job)[0]
+    run_group(2, run_job, tmp_path / "b", job, STOP_IN_EPOCH_2)
+    resumed = run_group(2, run_job, tmp_path / "b", job, None, 2)[0]
+    assert resumed.link.of("decision") == undisturbed.link.of("decision")[-len(resumed.link.of("decision")) :]
+    assert what_was_learned(resumed) == what_was_learned(undisturbed)[2:]

@@ -1,0 +1,84 @@
+"""`accordion up` as a process of its own, for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.client import Client, ClientError
+from service.home import Home
+
+WAIT_S = 120.0
+"""A loaded two-core machine needs several times what a free one does."""
+
+
+@dataclass
+class Up:
+    """One `accordion up`."""
+
+    process: subprocess.Popen[str]
+    home: Path
+    client: Client
+
+    def stop(self) -> None:
+        """End it as Ctrl-C does."""
+        self.process.terminate()
+        self.process.communicate(timeout=WAIT_S)
+
+    def pid(self, name: str) -> int:
+        running = Home(self.home).running()
+        return running.pids[name] if running else 0
+
+    def kill(self, name: str) -> int:
+        """Kill a program, wait until another one is in its place, and give the new process id."""
+        before = self.pid(name)
+        os.kill(before, signal.SIGKILL)
+        wait_for(lambda: self.pid(name) not in (0, before))
+        return self.pid(name)
+
+
+def accordion(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ACCORDION_", "RAY_"))}
+    command = [sys.executable, "-m", "service.cli", *arguments]
+    environment = {**kept, "ACCORDION_HOME": str(home)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def start(home: Path) -> Up:
+    process = accordion(home, "up", "--port", "0")
+    line = process.stdout.readline()
+    assert "accordion is ready at http" in line, process.communicate(timeout=WAIT_S)
+    return Up(process, home, Client(Home(home).running().url))
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Look until it holds."""
+    limit = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < limit, f"not within {WAIT_S:g} s"
+        time.sleep(0.05)
+
+
+def ready(client: Client) -> bool:
+    try:
+        return client.ready().ready
+    except ClientError:
+        return False
+
+
+def processes_of(home: Path) -> list[str]:
+    """Command lines of what runs with this home directory; the paths of its secrets are in every environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{home}/".encode() in (path / "environ").read_bytes().replace(b"\0", b"/\0"):
+                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found

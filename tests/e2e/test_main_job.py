@@ -1,0 +1,136 @@
+"""The main job over REST on real Ray: digits-watch.yaml, watched, overridden, scraped and robbed of its actor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.api.schemas import OverrideRequest
+from tests.e2e.dashboard_check import JOB_DASHBOARD, live_faults, prometheus
+from tests.e2e.real_up import Up, start, wait_for
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+SPEC = yaml.safe_load((Path(__file__).parents[2] / "deploy/jobs/digits-watch.yaml").read_text())
+FIRST, UNTIL = 8, 30
+"""The override is given in epoch 8, where the policy holds all layers at `high`, and ends at epoch 30."""
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    up = start(tmp_path_factory.mktemp("main") / "home")
+    yield up
+    up.stop()
+
+
+@pytest.fixture(scope="module")
+def calm(up: Up) -> str:
+    """The job as it runs when nobody interferes."""
+    return _finished(up, up.client.submit(_paced(0.0)).id)
+
+
+@pytest.fixture(scope="module")
+def overridden(up: Up, calm: str) -> str:
+    """The same job; in epoch 8 a person holds all layers at `low`."""
+    job = up.client.submit(SPEC)
+    wait_for(lambda: len(up.client.epochs(job.id).items) >= FIRST)
+    wish = up.client.override(job.id, OverrideRequest(level="low", until=UNTIL, reason="a test"))
+    wait_for(lambda: _state(up, job.id) != "PENDING" and _state(up, job.id) != "DELIVERED")
+    assert _state(up, job.id) == "APPLIED", wish
+    return _finished(up, job.id)
+
+
+@pytest.fixture(scope="module")
+def bereaved(up: Up, overridden: str) -> str:
+    """The same job; the Accordion actor's process is killed twice on the way."""
+    job = up.client.submit(_paced(0.02))
+    for epochs in (4, 17):
+        wait_for(lambda least=epochs: len(up.client.epochs(job.id).items) >= least)
+        os.kill(_actor_pid(up), signal.SIGKILL)
+    return _finished(up, job.id)
+
+
+def _paced(min_step_s: float) -> dict[str, Any]:
+    """The same mathematics at another speed."""
+    return {**SPEC, "task": {**SPEC["task"], "options": {"hidden": 512, "min_step_s": min_step_s}}}
+
+
+def _finished(up: Up, job_id: str) -> str:
+    wait_for(lambda: up.client.job(job_id).status in ("SUCCEEDED", "FAILED", "CANCELLED"))
+    job = up.client.job(job_id)
+    assert job.status == "SUCCEEDED", job.message
+    return job_id
+
+
+def _state(up: Up, job_id: str) -> str:
+    return up.client.overrides(job_id).items[0].state
+
+
+def _actor_pid(up: Up) -> int:
+    """The cluster's Accordion actor is a process of that name under this home's Ray head."""
+    found = [path for path in Path("/proc").glob("[0-9]*") if _is_actor(path, up)]
+    assert len(found) == 1, found
+    return int(found[0].name)
+
+
+def _is_actor(path: Path, up: Up) -> bool:
+    try:
+        name = (path / "cmdline").read_bytes()
+        return name.startswith(b"ray::AccordionActor") and f"{up.home}/".encode() in (path / "environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _levels(up: Up, job_id: str) -> list[str]:
+    return ["/".join(sorted(set(epoch.level_by_layer.values()))) for epoch in up.client.epochs(job_id).items]
+
+
+def test_the_job_learns_and_changes_its_levels_by_itself(up: Up, calm: str) -> None:
+    assert up.client.job(calm).metrics["accuracy"] >= 0.95
+    assert {"low", "high"} <= set(_levels(up, calm))
+    epochs = up.client.epochs(calm).items
+    assert [epoch.epoch for epoch in epochs] == list(range(40))
+    assert all(0 < epoch.bytes.payload < epoch.bytes.fp16 < epoch.bytes.dense for epoch in epochs)
+
+
+def test_an_override_is_applied_when_every_rank_says_so(up: Up, overridden: str) -> None:
+    override = up.client.overrides(overridden).items[0]
+    assert (override.acks, override.world_size) == (2, 2)
+    assert [ack.rank for ack in override.ack_list] == [0, 1]
+    assert len({ack.digest for ack in override.ack_list}) == 1
+
+
+def test_the_epochs_show_the_level_that_a_person_chose_until_the_policy_has_the_wheel_again(
+    up: Up, calm: str, overridden: str
+) -> None:
+    applied = up.client.overrides(overridden).items[0].epoch
+    assert applied is not None
+    assert FIRST <= applied < UNTIL
+    levels, untouched = _levels(up, overridden), _levels(up, calm)
+    assert untouched[applied] == "high"
+    assert set(levels[applied:UNTIL]) == {"low"}
+    schedule = up.client.schedule(overridden)
+    assert {layer.said_by for layer in schedule.layers} == {"policy"}
+    assert up.client.overrides(overridden).items[0].state == "EXPIRED"
+
+
+def test_killing_the_accordion_actor_changes_no_decision(up: Up, calm: str, bereaved: str) -> None:
+    assert _levels(up, bereaved) == _levels(up, calm)
+    losses = [[epoch.loss for epoch in up.client.epochs(job_id).items] for job_id in (calm, bereaved)]
+    assert losses[0] == losses[1]
+
+
+def test_every_panel_finds_numbers_while_a_real_job_trains(up: Up, bereaved: str, require) -> None:
+    job = up.client.submit({**SPEC, "name": "scraped"})
+    wait_for(lambda: len(up.client.epochs(job.id).items) >= 4)
+    with prometheus(str(require("prometheus")), up.client.url) as url:
+        faults = live_faults(json.loads(JOB_DASHBOARD.read_text()), url, job.id)
+    assert faults == []
+    up.client.cancel(job.id)
+    wait_for(lambda: up.client.job(job.id).status == "CANCELLED")

@@ -1,0 +1,155 @@
+"""Jobs on a real Ray cluster, their processes, and what a scheduler would have stored of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.runtime.ray_backend import RayBackend
+from workers.contract import Cursor, Drained, EndRecord, EpochRecord, JobSpec, Launch, LogLine, Orders, Record
+
+WAIT_S = 150.0
+"""A loaded two-core machine needs several times what a free one does."""
+
+
+@dataclass
+class Life:
+    """One attempt of a job. `look` does what the scheduler does four times a second."""
+
+    backend: RayBackend
+    launch: Launch
+    records: list[Record] = field(default_factory=list)
+    logs: list[LogLine] = field(default_factory=list)
+    orders: Orders = field(default_factory=Orders)
+
+    @property
+    def cursor(self) -> Cursor:
+        last = self.records[-1] if self.records else None
+        return Cursor(attempt=last.attempt, generation=last.generation, seq=last.seq) if last else Cursor()
+
+    def look(self) -> EndRecord | None:
+        """Store what is new; how the job ended, if it did."""
+        drained = self.drain()
+        if drained.orders_version < self.orders.version:
+            self.backend.order(self.launch.job_id, self.orders)
+        end = self.backend.outcome(self.launch.job_id, self.launch.storage)
+        if end is not None:
+            history = self.backend.history(self.launch.job_id, self.launch.storage).records
+            self.records = [*self.records, *(record for record in history if place(record) > place(self.cursor))]
+        return end
+
+    def drain(self) -> Drained:
+        drained = self.backend.drain(self.launch.job_id, self.cursor)
+        self.records += drained.records
+        self.logs += drained.logs
+        return drained
+
+    def order(self, orders: Orders) -> None:
+        self.orders = orders
+        self.backend.order(self.launch.job_id, orders)
+
+    def end(self) -> EndRecord:
+        wait_for(lambda: self.look() is not None)
+        end = self.look()
+        assert end is not None
+        return end
+
+    def reach(self, epoch: int) -> None:
+        """Go on until the epoch's record is stored."""
+        wait_for(lambda: self.look() is not None or any(record.epoch >= epoch for record in self.all(EpochRecord)))
+        assert epoch in self.epochs
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [record.payload for record in self.records if isinstance(record.payload, kind)]
+
+    @property
+    def epochs(self) -> dict[int, EpochRecord]:
+        """By number: of an epoch that was trained again, the newest."""
+        return {record.epoch: record for record in self.all(EpochRecord)}
+
+    @property
+    def training(self) -> list[tuple[Any, ...]]:
+        """What does not depend on time: losses, levels and regimes, epoch by epoch."""
+        rows = sorted(self.epochs.items())
+        return [(epoch, row.loss, row.metrics, row.level_by_layer, row.regime_by_layer) for epoch, row in rows]
+
+
+def place(item: Record | Cursor) -> tuple[int, int, int]:
+    return (item.attempt, item.generation, item.seq)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Look until it holds."""
+    limit = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < limit, f"not within {WAIT_S:g} s"
+        time.sleep(0.05)
+
+
+def processes(title: str) -> list[int]:
+    """Process ids under this test session whose title contains the word."""
+    parents, found = {}, []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if title in (folder / "cmdline").read_bytes().decode(errors="replace"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return [pid for pid in found if os.getpid() in ancestors(pid, parents)]
+
+
+def ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while pid in parents:
+        pid = parents[pid]
+        yield pid
+
+
+def kill(title: str) -> None:
+    """Kill one process of that title, and wait until it is gone."""
+    pid = processes(title)[0]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: pid not in processes(title))
+
+
+def everything_is_free() -> bool:
+    """Whether nothing is reserved in the cluster: Ray leaves out a resource that nobody has."""
+    import ray
+
+    return ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"]
+
+
+@pytest.fixture(scope="session")
+def backend(ray_cluster: str) -> RayBackend:
+    return RayBackend(address=ray_cluster)
+
+
+Start = Callable[..., Life]
+
+
+@pytest.fixture
+def start(backend: RayBackend, tmp_path: Path) -> Iterator[Start]:
+    """Starts jobs from specs; none of them is left at the end."""
+    lives: list[Life] = []
+
+    def begin(spec: dict[str, Any], *, workers: int = 2) -> Life:
+        job_id = uuid.uuid4().hex
+        storage = str(tmp_path / job_id)
+        launch = Launch(job_id=job_id, attempt=1, workers=workers, storage=storage, spec=JobSpec.model_validate(spec))
+        lives.append(Life(backend, launch))
+        backend.start(launch)
+        return lives[-1]
+
+    yield begin
+    for life in lives:
+        backend.remove(life.launch.job_id)
+    wait_for(lambda: not backend.supervisors() and everything_is_free())
+    wait_for(lambda: not any(map(processes, ("ray::Supervisor", "ray::TrainController", "RayTrainWorker"))))

@@ -1,0 +1,73 @@
+"""W pretended workers in one process, exchanging gradients in lockstep, and strategies for what they exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from hypothesis import strategies as st
+
+from accordion.compressors import COMPRESSORS, ladder_of, level_of
+from accordion.drive import drive_lockstep
+from accordion.engine import Engine, Layer
+from accordion.messages import LayerInfo, Level
+
+Gradients = Mapping[str, torch.Tensor]
+
+METHODS = sorted(COMPRESSORS)
+FEEDBACK_METHODS = [name for name in METHODS if COMPRESSORS[name].feedback]
+LEVELS = [level for name in METHODS for level in ladder_of(name)]
+SHAPES = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple)
+WORLD_SIZES = st.integers(1, 4)
+
+
+class Cluster:
+    """Engines of W workers; one call to `step` is one training step of all of them."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], world_size: int, seed: int = 0) -> None:
+        layers = [LayerInfo(name=name, shape=shape) for name, shape in shapes.items() if len(shape) > 1]
+        self.engines = [Engine(layers, seed=seed, world_size=world_size) for _ in range(world_size)]
+
+    def switch(self, level: Level) -> None:
+        for engine in self.engines:
+            engine.plan = dict.fromkeys(engine.sums._shapes, level)
+
+    def exchange(self, gradients: Sequence[Gradients]) -> list[dict[str, torch.Tensor]]:
+        """Average by flows; the gradients given stay as they are. Nothing is committed."""
+        buckets = [[Layer(name=n, gradient=g.clone()) for n, g in own.items()] for own in gradients]
+        for engine, bucket in zip(self.engines, buckets, strict=True):
+            engine.observe(bucket)
+        stacks = [engine.prepare(bucket) for engine, bucket in zip(self.engines, buckets, strict=True)]
+        results = drive_lockstep([[stack.flow for stack in own] for own in stacks])
+        for engine, own, result in zip(self.engines, stacks, results, strict=True):
+            engine.finish(own, result)
+        return [{layer.name: layer.gradient for layer in bucket} for bucket in buckets]
+
+    def step(self, gradients: Sequence[Gradients]) -> list[dict[str, torch.Tensor]]:
+        updates = self.exchange(gradients)
+        for engine in self.engines:
+            engine.commit()
+        return updates
+
+    def mean_residual(self, layer: str, like: torch.Tensor) -> torch.Tensor:
+        owed = [engine.feedback.get(layer) for engine in self.engines]
+        return sum((r.view_as(like) for r in owed if r is not None), torch.zeros_like(like)) / len(self.engines)
+
+
+def draw_gradients(shapes: Mapping[str, tuple[int, ...]], world_size: int, seed: int) -> list[dict[str, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    return [{n: torch.randn(shape, generator=draw) for n, shape in shapes.items()} for _ in range(world_size)]
+
+
+def mean_of(gradients: Sequence[Gradients], layer: str) -> torch.Tensor:
+    return torch.stack([own[layer] for own in gradients]).mean(0)
+
+
+def rank_level(rank: int) -> Level:
+    return level_of("powersgd", {"rank": rank}, name=f"rank={rank}")
+
+
+def closeness(*tensors: torch.Tensor) -> float:
+    """A few ulp of the largest term: flows and sums round in fp32, in different orders."""
+    largest = max((t.abs().max().item() for t in tensors if t.numel()), default=0.0)
+    return 64 * torch.finfo(torch.float32).eps * max(largest, 1e-30) * 16

@@ -1,0 +1,70 @@
+"""Settings are checked where they are born, and say what they would have taken."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accordion.compressors import COMPRESSORS
+from accordion.config import Config, DetectorConfig, Window
+from accordion.errors import ConfigError
+
+
+@pytest.mark.parametrize("method", COMPRESSORS)
+def test_every_method_has_a_light_and_a_strong_level_of_its_own(method) -> None:
+    low, high = Config(method=method).ladder()
+    assert (low.name, high.name) == ("low", "high")
+    assert low.options.keys() == high.options.keys() == COMPRESSORS[method].options.keys()
+
+
+def test_an_option_that_is_left_out_is_spelled_out_in_the_level() -> None:
+    low, high = Config(method="topk", low={"density": 0.5}, high={"values": "fp16"}).ladder()
+    assert low.options == {"density": 0.5, "values": "fp32"}
+    assert high.options == {"density": 0.01, "values": "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"method": "zip"}, "unknown compression method 'zip'; known are none, half"),
+        ({"low": {"rang": 2}}, "powersgd level 'low' has no option 'rang'; known are rank"),
+        ({"high": {"rank": 0}}, "powersgd level 'high'.rank is 0; it must be at least 1 and at most 1024"),
+        ({"high": {"rank": 1.5}}, "must be of type integer"),
+        ({"method": "topk", "low": {"density": math.nan}}, "must be at least 1e-06"),
+        ({"policy": "best"}, "unknown policy 'best'"),
+        ({"policy": "fixed", "policy_options": {"level": "middle"}}, "known are low, high"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_the_value_and_the_limit(settings, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Config(**settings)
+
+
+@pytest.mark.parametrize("given_", [{}, {"epochs": 1, "steps": 1}, {"epochs": 0}, {"steps": -1}])
+def test_a_window_is_counted_in_exactly_one_unit(given_) -> None:
+    with pytest.raises(ConfigError, match="exactly one"):
+        Window(**given_)
+
+
+@given(threshold=st.floats(max_value=0.0) | st.just(math.nan))
+def test_a_threshold_that_everything_or_nothing_reaches_is_refused(threshold) -> None:
+    with pytest.raises(ConfigError, match="threshold"):
+        DetectorConfig(threshold=threshold)
+
+
+@pytest.mark.parametrize("lr_drop", [1.0, -0.1, math.nan])
+def test_a_drop_outside_of_its_range_is_refused(lr_drop) -> None:
+    with pytest.raises(ConfigError, match="lr_drop"):
+        DetectorConfig(lr_drop=lr_drop)
+
+
+@pytest.mark.parametrize(
+    ("method", "low", "high"), [("powersgd", {"rank": 1}, {"rank": 8}), ("topk", {"density": 0.001}, {"density": 0.01})]
+)
+def test_a_light_level_that_compresses_harder_than_the_strong_one_is_refused(method, low, high):
+    with pytest.raises(ConfigError, match="exchange the two"):
+        Config(method=method, low=low, high=high)
+    assert Config(method=method, low=high, high=low).ladder()[0].name == "low"

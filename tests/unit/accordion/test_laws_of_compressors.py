@@ -1,0 +1,186 @@
+"""Laws that hold for every row of the table of compressors, on W pretended workers in lockstep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accordion.compressors import COMPRESSORS, ladder_of
+from accordion.config import Config, DetectorConfig, Window
+from accordion.controller import Controller
+from accordion.messages import LayerInfo, Report
+from accordion.statistics import norms
+from tests.unit.accordion.lockstep import (
+    FEEDBACK_METHODS,
+    LEVELS,
+    METHODS,
+    SHAPES,
+    WORLD_SIZES,
+    Cluster,
+    closeness,
+    draw_gradients,
+    mean_of,
+)
+
+LIGHT = settings(max_examples=40, deadline=None)
+any_level = st.sampled_from(LEVELS)
+seeds = st.integers(0, 2**31)
+
+
+@given(shape=SHAPES, world_size=WORLD_SIZES, level=any_level, seed=seeds)
+@LIGHT
+def test_all_workers_hold_the_same_update(shape, world_size, level, seed):
+    cluster = Cluster({"w": shape, "b": (3,)}, world_size)
+    cluster.switch(level)
+    updates = cluster.step(draw_gradients({"w": shape, "b": (3,)}, world_size, seed))
+    for own in updates[1:]:
+        assert torch.equal(own["w"], updates[0]["w"])
+        assert torch.equal(own["b"], updates[0]["b"])
+
+
+@pytest.mark.parametrize("method", FEEDBACK_METHODS)
+@given(shape=SHAPES, world_size=WORLD_SIZES, seed=seeds, rung=st.integers(0, 1))
+@LIGHT
+def test_what_is_sent_and_what_is_owed_add_up_to_the_gradient_and_the_old_debt(method, shape, world_size, seed, rung):
+    cluster = Cluster({"w": shape}, world_size)
+    cluster.switch(ladder_of(method)[rung])
+    cluster.step(draw_gradients({"w": shape}, world_size, seed))
+    gradients = draw_gradients({"w": shape}, world_size, seed + 1)
+    owed = cluster.mean_residual("w", gradients[0]["w"])
+    update = cluster.step(gradients)[0]["w"]
+    left = cluster.mean_residual("w", update)
+    due = mean_of(gradients, "w") + owed
+    torch.testing.assert_close(update + left, due, rtol=0, atol=closeness(due, update, left))
+
+
+@given(
+    shape=SHAPES,
+    world_size=WORLD_SIZES,
+    levels=st.lists(any_level.filter(lambda level: level.method != "half"), min_size=1, max_size=6),
+    seed=seeds,
+)
+@LIGHT
+def test_nothing_is_lost_over_any_sequence_of_level_changes(shape, world_size, levels, seed):
+    cluster = Cluster({"w": shape}, world_size)
+    due, received = torch.zeros(shape), torch.zeros(shape)
+    for step, level in enumerate(levels):
+        gradients = draw_gradients({"w": shape}, world_size, seed + step)
+        cluster.switch(level)
+        received += cluster.step(gradients)[0]["w"]
+        due += mean_of(gradients, "w")
+    left = cluster.mean_residual("w", due)
+    torch.testing.assert_close(received + left, due, rtol=0, atol=len(levels) * closeness(due, received, left))
+
+
+@given(shape=SHAPES, world_size=WORLD_SIZES, level=any_level, seed=seeds)
+@LIGHT
+def test_a_change_to_none_sends_the_whole_debt_once(shape, world_size, level, seed):
+    cluster = Cluster({"w": shape}, world_size)
+    cluster.switch(level)
+    cluster.step(draw_gradients({"w": shape}, world_size, seed))
+    cluster.switch(ladder_of("none")[0])
+    gradients = draw_gradients({"w": shape}, world_size, seed + 1)
+    owed = cluster.mean_residual("w", gradients[0]["w"])
+    update = cluster.step(gradients)[0]["w"]
+    due = mean_of(gradients, "w") + owed
+    torch.testing.assert_close(update, due, rtol=0, atol=closeness(due, owed))
+    assert all(engine.feedback.get("w") is None for engine in cluster.engines)
+
+
+@given(shape=SHAPES, world_size=WORLD_SIZES, level=any_level)
+@LIGHT
+def test_a_zero_layer_stays_zero_and_does_not_stop_later_gradients(shape, world_size, level):
+    cluster = Cluster({"w": shape}, world_size)
+    cluster.switch(level)
+    for _ in range(3):
+        update = cluster.step([{"w": torch.zeros(shape)} for _ in range(world_size)])[0]["w"]
+        assert torch.equal(update, torch.zeros(shape))
+    ones = [{"w": torch.ones(shape)} for _ in range(world_size)]
+    assert cluster.step(ones)[0]["w"].abs().max() > 0.1
+
+
+@given(shape=SHAPES, world_size=WORLD_SIZES, level=any_level, seed=seeds)
+@LIGHT
+def test_a_step_that_is_rolled_back_leaves_no_trace(shape, world_size, level, seed):
+    def train(*, with_bad_step: bool) -> list[torch.Tensor]:
+        cluster = Cluster({"w": shape}, world_size)
+        cluster.switch(level)
+        cluster.step(draw_gradients({"w": shape}, world_size, seed))
+        if with_bad_step:
+            cluster.exchange([{"w": torch.full(shape, 7.0)} for _ in range(world_size)])
+            for engine in cluster.engines:
+                engine.rollback()
+        update = cluster.step(draw_gradients({"w": shape}, world_size, seed + 1))[0]["w"]
+        return [update, *(engine.sums.sketches(0, torch.device("cpu")) for engine in cluster.engines)]
+
+    for disturbed, undisturbed in zip(train(with_bad_step=True), train(with_bad_step=False), strict=True):
+        assert torch.equal(disturbed, undisturbed)
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.method}-{level.name}")
+def test_no_global_random_state_is_touched(level):
+    before = torch.get_rng_state()
+    cluster = Cluster({"w": (64, 48)}, 2)
+    cluster.switch(level)
+    cluster.step(draw_gradients({"w": (64, 48)}, 2, 0))
+    cluster.engines[0].sums.sketches(0, torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@given(shape=SHAPES, level=any_level, seed=seeds)
+@LIGHT
+def test_gradients_in_64_bits_stay_in_64_bits(shape, level, seed):
+    cluster = Cluster({"w": shape}, 2)
+    cluster.switch(level)
+    gradients = [{"w": own["w"].double()} for own in draw_gradients({"w": shape}, 2, seed)]
+    assert cluster.step(gradients)[0]["w"].dtype == torch.float64
+
+
+def _regimes(method: str, rung: str) -> list[object]:
+    """Regimes by window when one stream of shrinking gradients is trained with this method."""
+    shapes = {"a": (40, 30), "b": (30, 50)}
+    cluster = Cluster(shapes, 2)
+    config = Config(method=method, policy="fixed", policy_options={"level": rung}, detector=_EACH_EPOCH)
+    layers = [LayerInfo(name=name, shape=shape) for name, shape in shapes.items()]
+    controller, found = Controller(config, layers), []
+    for epoch, scale in enumerate([1.0, 0.9, 0.3, 0.29, 0.28]):
+        cluster.switch(controller.decision.level_by_layer["a"])
+        for step in range(3):
+            gradients = draw_gradients(shapes, 2, 10 * epoch + step)
+            cluster.step([{name: g * scale for name, g in own.items()} for own in gradients])
+        found.append(controller.decide(_report(cluster, epoch)).regime_by_layer)
+    return found
+
+
+_EACH_EPOCH = DetectorConfig(window=Window(epochs=1))
+
+
+def _report(cluster: Cluster, epoch: int) -> Report:
+    sketches = [engine.sums.sketches(0, torch.device("cpu")) for engine in cluster.engines]
+    statistic = norms(["a", "b"], torch.stack(sketches).mean(0))
+    for engine in cluster.engines:
+        engine.sums.clear()
+    return Report(
+        epoch=epoch, step=3 * epoch + 3, epoch_end=True, world_size=2, global_batch=8, lr=0.1, next_lr=0.1,
+        window_steps=3, statistic_by_layer=statistic,
+    )  # fmt: skip
+
+
+def test_one_stream_of_gradients_gives_the_same_regimes_under_every_method_and_level():
+    expected = _regimes("none", "low")
+    assert [set(regimes.values()) for regimes in expected] == [
+        {"critical"}, {"stable"}, {"critical"}, {"stable"}, {"stable"},
+    ]  # fmt: skip
+    for method in METHODS:
+        for rung in ("low", "high"):
+            assert _regimes(method, rung) == expected, (method, rung)
+
+
+def test_every_row_says_what_it_is_and_names_a_flow_that_loads():
+    from accordion.engine import load
+
+    for name, row in COMPRESSORS.items():
+        assert row.summary, name
+        assert callable(load(row.flow)), name

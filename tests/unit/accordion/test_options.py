@@ -1,0 +1,77 @@
+"""Options: one record checks a value, fills its default and describes itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accordion.errors import ConfigError
+from accordion.options import Option, check_options, options_schema
+
+RANK = Option(default=4, least=1, most=8)
+DENSITY = Option(default=0.5, least=0.0, most=1.0)
+KIND = Option(default="fp32", choices=("fp32", "fp16"), help="format")
+FLAG = Option(default=False)
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
+
+
+@given(value=VALUES)
+@pytest.mark.parametrize("option", [RANK, DENSITY, KIND, FLAG])
+def test_a_value_is_taken_as_the_type_of_the_option_or_refused(option, value) -> None:
+    try:
+        taken = option.check(value, "it")
+    except ConfigError:
+        return
+    assert type(taken) is type(option.default)
+    assert taken == value
+
+
+@given(value=st.integers())
+def test_a_whole_number_is_taken_exactly_within_the_limits(value) -> None:
+    if 1 <= value <= 8:
+        assert RANK.check(value, "rank") == value
+    else:
+        with pytest.raises(ConfigError, match=r"rank is .*; it must be at least 1 and at most 8"):
+            RANK.check(value, "rank")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [(RANK, True), (RANK, 2.0), (RANK, "2"), (FLAG, 1), (DENSITY, math.nan), (DENSITY, True)]
+)
+def test_a_value_of_another_type_is_refused(option, value) -> None:
+    with pytest.raises(ConfigError):
+        option.check(value, "it")
+
+
+def test_a_whole_number_becomes_a_float_where_one_is_asked() -> None:
+    assert type(DENSITY.check(1, "density")) is float
+
+
+def test_a_choice_that_is_unknown_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'fp8'; known are fp32, fp16"):
+        KIND.check("fp8", "kind")
+
+
+def test_options_that_are_left_out_get_their_defaults() -> None:
+    assert check_options({"rank": 2}, {"rank": RANK, "kind": KIND}, "it") == {"rank": 2, "kind": "fp32"}
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="it has no option 'rang'; known are kind, rank"):
+        check_options({"rang": 2}, {"rank": RANK, "kind": KIND}, "it")
+    with pytest.raises(ConfigError, match="known are none"):
+        check_options({"rang": 2}, {}, "it")
+
+
+def test_the_schema_says_what_the_check_does() -> None:
+    assert options_schema({"rank": RANK, "kind": KIND}) == {
+        "type": "object",
+        "properties": {
+            "rank": {"type": "integer", "default": 4, "minimum": 1, "maximum": 8},
+            "kind": {"type": "string", "default": "fp32", "enum": ["fp32", "fp16"], "description": "format"},
+        },
+        "additionalProperties": False,
+    }

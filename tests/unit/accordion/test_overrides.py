@@ -1,0 +1,137 @@
+"""Overrides: what a person may ask for, for which layers and epochs, and who wins."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accordion.errors import OverrideError
+from accordion.messages import Decision, Override
+from tests.unit.accordion.reports import NAMES, controller, report
+
+INTERVALS = st.tuples(st.integers(0, 9), st.none() | st.integers(1, 12))
+
+
+def override(id: str = "o1", level: object = "high", **fields: object) -> Override:  # noqa: A002
+    return Override(id=id, level=level, **fields)
+
+
+def names(decision: Decision) -> list[str]:
+    return [decision.level_by_layer[name].name for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("level", "name", "method"),
+    [
+        ("high", "high", "powersgd"),
+        (0, "low", "powersgd"),
+        (1, "high", "powersgd"),
+        ({"rank": 2}, "rank=2", "powersgd"),
+        ({}, "powersgd", "powersgd"),
+        ({"method": "none"}, "none", "none"),
+        ({"method": "topk", "density": 0.5}, "topk density=0.5", "topk"),
+    ],
+)
+def test_a_level_is_a_rung_its_index_or_options(level, name, method) -> None:
+    decision = controller().override([override(level=level)], epoch=0, step=3)
+    assert {(made.name, made.method) for made in decision.level_by_layer.values()} == {(name, method)}
+
+
+@pytest.mark.parametrize("level", ["middle", 2, -1, True, 1.0])
+def test_an_unknown_level_is_refused_with_the_known_ones(level) -> None:
+    with pytest.raises(OverrideError, match=r"override o1: unknown level .*; known are low \(0\), high \(1\)"):
+        controller().override([override(level=level)], epoch=0, step=0)
+
+
+@pytest.mark.parametrize("level", [{"rang": 2}, {"rank": 0}, {"method": "zip"}, {"method": 3}])
+def test_options_that_no_method_takes_are_refused_by_name(level) -> None:
+    with pytest.raises(OverrideError, match="override o1: "):
+        controller().override([override(level=level)], epoch=0, step=0)
+
+
+def test_a_glob_without_a_layer_is_refused_with_the_layers() -> None:
+    with pytest.raises(OverrideError, match=r"no layer matches 'FC\*'; layers are fc1.weight, fc2.weight, head.weight"):
+        controller().override([override(layers=("fc*", "FC*"))], epoch=0, step=0)
+
+
+def test_an_override_that_ends_before_it_starts_is_refused() -> None:
+    with pytest.raises(OverrideError, match="until epoch 3"):
+        controller().check_override(override(apply_at=3, until=3))
+
+
+def test_a_refused_set_leaves_the_former_one_in_force() -> None:
+    ours = controller()
+    before = ours.override([override()], epoch=0, step=3)
+    with pytest.raises(OverrideError):
+        ours.override([override("o2", "low"), override("o3", "middle")], epoch=0, step=4)
+    assert ours.decision is before
+    assert ours.decide(report(0)).override_by_layer == before.override_by_layer
+
+
+def test_only_the_layers_that_match_are_taken_from_the_policy() -> None:
+    ours = controller()
+    decision = ours.override([override(layers=("fc*",))], epoch=0, step=3)
+    assert names(decision) == ["high", "high", "low"]
+    assert decision.override_by_layer == {"fc1.weight": "o1", "fc2.weight": "o1"}
+    assert {level.name for level in ours.policy_levels.values()} == {"low"}
+
+
+def test_an_override_decision_holds_from_the_step_it_is_given() -> None:
+    decision = controller().override([override(until=30)], epoch=2, step=25)
+    assert (decision.epoch, decision.step, decision.cause) == (2, 25, "override")
+    assert decision.reason == "override o1 holds 3 of 3 layers at high until epoch 30"
+
+
+def test_taking_all_overrides_away_hands_back_to_the_policy() -> None:
+    ours = controller()
+    ours.override([override()], epoch=0, step=3)
+    decision = ours.override([], epoch=0, step=4)
+    assert names(decision) == ["low", "low", "low"]
+    assert decision.reason == "no override holds in epoch 0: the policy decides"
+
+
+@given(start_until=INTERVALS)
+def test_an_override_holds_from_its_first_epoch_and_no_longer_in_its_last(start_until) -> None:
+    start, until = start_until
+    ours = controller()
+    ours.override([override(apply_at=start, until=until and start + until)], epoch=0, step=0)
+    for epoch in range(12):
+        decision = ours.decide(report(epoch))
+        holds = start <= decision.epoch and (until is None or decision.epoch < start + until)
+        assert bool(decision.override_by_layer) == holds
+
+
+def test_next_epoch_is_counted_from_the_epoch_in_which_the_override_is_seen_first() -> None:
+    ours = controller()
+    late = override(apply_at="next_epoch")
+    assert not ours.override([late], epoch=4, step=45).override_by_layer
+    assert ours.decide(report(4)).override_by_layer
+    assert ours.override([late, override("o2", 0, layers=("head*",))], epoch=5, step=55).override_by_layer
+
+
+def test_a_saved_start_is_not_counted_anew() -> None:
+    ours, later = controller(), controller()
+    late = override(apply_at="next_epoch")
+    ours.override([late], epoch=4, step=45)
+    later.load_state_dict(ours.state_dict())
+    assert later.override([late], epoch=5, step=55).override_by_layer
+
+
+@given(numbers=st.permutations([1, 2, 3]))
+def test_where_overrides_overlap_the_newest_wins_layer_by_layer_in_any_order(numbers) -> None:
+    globs = {1: "*", 2: "fc*", 3: "fc2*"}
+    overrides = [override(f"o{n}", {"rank": 10 + n}, layers=(globs[n],), number=n) for n in numbers]
+    decision = controller().override(overrides, epoch=0, step=0)
+    assert names(decision) == ["rank=12", "rank=13", "rank=11"]
+    assert list(decision.override_by_layer.values()).count("o2") == 1
+
+
+def test_a_window_still_judges_layers_that_a_person_holds() -> None:
+    ours = controller()
+    ours.override([override(level="low")], epoch=0, step=0)
+    ours.decide(report(0, 1.0))
+    decision = ours.decide(report(1, 1.0))
+    assert set(decision.regime_by_layer.values()) == {"stable"}
+    assert names(decision) == ["low"] * 3
+    assert decision.reason.endswith("; override o1 holds 3 of 3 layers at low")

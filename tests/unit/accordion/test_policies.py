@@ -1,0 +1,77 @@
+"""Policies: from regimes and epoch to the rung of each layer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accordion.errors import ConfigError
+from accordion.policies import POLICIES, check_policy
+
+REGIMES = st.dictionaries(st.text(min_size=1), st.sampled_from(["critical", "stable"]))
+OPTIONS = {"two_level": {}, "fixed": {"level": "low"}, "scheduled": {"table": {"0": "low", "5": "high"}}}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(regimes=REGIMES, epoch=st.integers(0, 1000))
+def test_every_policy_gives_every_layer_a_rung(name, regimes, epoch) -> None:
+    chosen = POLICIES[name].choose(regimes, epoch, OPTIONS[name])
+    assert chosen.keys() == regimes.keys()
+    assert set(chosen.values()) <= {"low", "high"}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_refuses_an_unknown_option_by_name(name) -> None:
+    with pytest.raises(ConfigError, match="no option 'bogus'"):
+        check_policy(name, {**OPTIONS[name], "bogus": 1}, ["low", "high"])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_describes_exactly_the_options_it_takes(name) -> None:
+    schema = POLICIES[name].schema
+    assert set(schema["properties"]) == set(OPTIONS[name])
+    assert schema["additionalProperties"] is False
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown policy 'best'; known are two_level, fixed, scheduled"):
+        check_policy("best", {}, ["low", "high"])
+
+
+@given(regimes=REGIMES)
+def test_two_level_is_light_exactly_where_the_regime_is_critical(regimes) -> None:
+    chosen = POLICIES["two_level"].choose(regimes, 0, {})
+    assert all((chosen[layer] == "low") == (regime == "critical") for layer, regime in regimes.items())
+
+
+def test_fixed_is_strong_unless_told_otherwise() -> None:
+    assert POLICIES["fixed"].choose({"a": "critical"}, 0, {}) == {"a": "high"}
+
+
+def test_a_schedule_holds_each_level_until_the_next_row() -> None:
+    options = {"table": {"0": "low", "10": "high", "2": "high", "4": "low"}}
+    levels = [
+        POLICIES["scheduled"].choose({"a": "stable"}, epoch, options)["a"] for epoch in (0, 1, 2, 3, 4, 9, 10, 99)
+    ]
+    assert levels == ["low", "low", "high", "high", "low", "low", "high", "high"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "table is None"),
+        ({"table": {}}, "starts at epoch None"),
+        ({"table": {"3": "low"}}, "starts at epoch 3"),
+        ({"table": {"0": "low", "-1": "high"}}, "'-1' is no epoch"),
+        ({"table": {"0": "middle"}}, "level 'middle' at epoch 0; known are low, high"),
+    ],
+)
+def test_a_table_that_cannot_be_followed_is_refused(options, sentence) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_policy("scheduled", options, ["low", "high"])
+
+
+def test_a_fixed_level_that_the_ladder_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'middle'; known are low, high"):
+        check_policy("fixed", {"level": "middle"}, ["low", "high"])

@@ -1,0 +1,391 @@
+"""The command line against a live service over the scripted cluster: what is printed, and the exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import structlog
+
+from service.client import Client
+from service.commands.control import parse_level
+from service.commands.spec_file import parse, set_value
+from service.commands.table import run
+from service.demo import packaged_spec
+from service.errors import SettingsError
+from tests.api.conftest import Live, serve_live
+from workers.contract import JobSpec
+
+SPEC = "name: NAME\ntask: {name: digits-mlp}\ntraining: {epochs: 3}\n"
+LONG = ("--set", "training.epochs=2000")
+"""Forty seconds on the scripted cluster; a test that needs a running job cancels it."""
+
+
+@dataclass
+class Said:
+    """What one call of the command line gave."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> dict:
+        return json.loads(self.out)
+
+
+Accordion = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    # The service shares the process with the command line; its log lines are not what the command prints.
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    yield from serve_live(tmp_path_factory.mktemp("service"))
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Accordion:
+    """The command line in a home directory of its own, where nothing runs."""
+    monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ACCORDION_PORT", "1")
+    monkeypatch.delenv("ACCORDION_URL", raising=False)
+
+    def call(*arguments: object) -> Said:
+        code = run([str(argument) for argument in arguments])
+        said = capfd.readouterr()
+        return Said(code, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def accordion(alone: Accordion, service: Live, monkeypatch: pytest.MonkeyPatch) -> Accordion:
+    """The command line beside the live service."""
+    monkeypatch.setenv("ACCORDION_URL", service.url)
+    return alone
+
+
+@pytest.fixture
+def spec(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A file whose job is named after the test."""
+    file = tmp_path / "job.yaml"
+    file.write_text(SPEC.replace("NAME", job_name(request)))
+    return file
+
+
+def job_name(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W+", "-", request.node.name)[:60].strip("-_")
+
+
+@pytest.fixture
+def running(accordion: Accordion, spec: Path, service: Live) -> Iterator[str]:
+    """Id of a job that trains for as long as the test needs it."""
+    job_id = accordion("submit", spec, *LONG, "--json").json()["id"]
+    with Client(service.url) as client:
+        next(event for event in client.events(job_id) if getattr(event, "type", "") == "epoch")
+        yield job_id
+        client.cancel(job_id)
+
+
+def test_submit_prints_the_id_and_how_to_watch_it(accordion: Accordion, spec: Path) -> None:
+    said = accordion("submit", spec)
+    assert said.code == 0
+    assert "is QUEUED as" in said.out
+    assert "accordion watch" in said.out
+
+
+def test_submit_takes_json_and_changed_values(accordion: Accordion, tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text('{"task": {"name": "digits-mlp"}}')
+    changes = ["--set", "training.epochs=2", "--set", "compression.high={rank: 2}", "--set", "labels.team=vision"]
+    found = accordion("submit", file, *changes, "--json").json()["spec"]
+    assert (found["training"]["epochs"], found["compression"]["high"], found["labels"]) == (
+        2,
+        {"rank": 2},
+        {"team": "vision"},
+    )
+
+
+def test_a_dry_run_shows_the_whole_spec_and_stores_nothing(accordion: Accordion, spec: Path, service: Live) -> None:
+    with Client(service.url) as client:
+        before = len(list(client.all_jobs()))
+        said = accordion("submit", spec, "--dry-run")
+        assert "window:" in said.out
+        assert "# would " in said.out
+        assert len(list(client.all_jobs())) == before
+
+
+def test_following_a_job_tells_its_epochs_and_ends_with_its_outcome(accordion: Accordion, spec: Path) -> None:
+    said = accordion("submit", spec, "--follow")
+    assert said.code == 0
+    assert [f"epoch   {n} of 0-2" in said.out for n in (0, 1, 2)] == [True] * 3
+    assert all(word in said.out for word in ("loss", "accuracy", "saved", "critical low", "SUCCEEDED"))
+
+
+def test_watching_a_job_that_fails_gives_exit_code_1_and_the_reason(accordion: Accordion, spec: Path) -> None:
+    raising = ["--set", "task={name: synthetic, options: {raise_at_step: 3}}"]
+    said = accordion("submit", spec, *raising, "--follow")
+    assert said.code == 1
+    assert "FAILED: RuntimeError: raised on purpose in step 3" in said.out
+
+
+def test_watch_as_json_gives_every_event_a_line(accordion: Accordion, spec: Path) -> None:
+    job_id = accordion("submit", spec, "--json").json()["id"]
+    said = accordion("watch", job_id, "--json")
+    events = [json.loads(line) for line in said.out.splitlines()]
+    numbers = [event["seq"] for event in events if event["type"] != "progress"]
+    assert said.code == 0
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert events[-1]["type"] == "end"
+
+
+def test_a_job_is_named_by_the_beginning_of_its_id_or_its_name(accordion: Accordion, spec: Path, request) -> None:
+    job_id = accordion("submit", spec, "--json").json()["id"]
+    by_start, by_name = (accordion("show", name, "--json").json()["job"] for name in (job_id[:18], job_name(request)))
+    assert by_start["id"] == by_name["id"] == job_id
+
+
+def test_list_shows_jobs_newest_first(accordion: Accordion, spec: Path) -> None:
+    ids = [accordion("submit", spec, "--json").json()["id"] for _ in range(2)]
+    listed = [job["id"] for job in accordion("list", "--json").json()["items"]]
+    table = accordion("list").out
+    assert listed[:2] == ids[::-1]
+    assert table.index(ids[1][:13]) < table.index(ids[0][:13])
+
+
+def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, spec: Path) -> None:
+    job_id = accordion("submit", spec, "--json").json()["id"]
+    assert accordion("watch", job_id).code == 0
+    text, whole = accordion("show", job_id).out, accordion("show", job_id, "--json").json()
+    assert all(word in text for word in ("SUCCEEDED", "in force", "fc1.weight", "epochs", "decisions"))
+    assert len(whole["epochs"]) == 3
+    assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs"}
+
+
+def test_logs_tell_who_wrote_each_line(accordion: Accordion, spec: Path) -> None:
+    job_id = accordion("submit", spec, "--json").json()["id"]
+    followed = accordion("logs", job_id, "--follow").out.splitlines()
+    assert "[rank 0] epoch 2 ended" in followed
+    assert accordion("logs", job_id).out.splitlines() == followed
+    assert {"who": "rank 0", "text": "epoch 2 ended"} in map(
+        json.loads, accordion("logs", job_id, "--json").out.splitlines()
+    )
+
+
+def test_an_override_waits_until_every_rank_has_switched(accordion: Accordion, running: str) -> None:
+    said = accordion("override", running, "--level", "high", "--layers", "fc1*", "--wait", "--json")
+    made = said.json()
+    assert said.code == 0
+    assert (made["state"], made["acks"], made["world_size"], made["layers"]) == ("APPLIED", 2, 2, ["fc1*"])
+
+
+def test_an_override_that_is_not_applied_gives_exit_code_1(accordion: Accordion, running: str, service: Live) -> None:
+    service.runtime.mute.add(1)
+    until = accordion("show", running, "--json").json()["job"]["progress"]["epoch"] + 40
+    try:
+        said = accordion("override", running, "--level", "rank=2", "--until", until, "--wait")
+    finally:
+        service.runtime.mute.clear()
+    assert said.code == 1
+    assert "EXPIRED" in said.out
+
+
+def test_cancel_ends_a_running_job(accordion: Accordion, running: str) -> None:
+    said = accordion("cancel", running)
+    assert said.code == 0
+    assert "is STOPPING" in said.out
+    assert accordion("watch", running).code == 1
+
+
+WRONG = [
+    pytest.param("task: {name: digit}", "task: unknown task 'digit'; known are", id="task"),
+    pytest.param("task: {name: digits-mlp}\ncompression: {method: zip}", "compression: .*'zip'", id="method"),
+    pytest.param("task: {name: digits-mlp}\ntrainig: {}", "trainig: 'trainig' is not known here", id="field"),
+    pytest.param("task: {name: digits-mlp}\nworkers: {min: 3, max: 2}", "workers: workers.min is 3, above", id="min"),
+    pytest.param("- a list", "holds a list; a spec is a mapping", id="list"),
+    pytest.param("", "holds nothing", id="empty"),
+    pytest.param("task: [", "neither YAML nor JSON: .* in line", id="syntax"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG)
+def test_a_wrong_spec_is_a_usage_error_with_one_sentence(
+    accordion: Accordion, tmp_path: Path, text: str, sentence: str
+) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    said = accordion("submit", file)
+    assert (said.code, said.out) == (2, "")
+    assert re.search(sentence, said.err)
+    assert "Traceback" not in said.err
+
+
+USAGE = [
+    pytest.param(["submit", "nowhere.yaml"], "nowhere.yaml cannot be read", id="no file"),
+    pytest.param(["show", "nothing"], "there is no job 'nothing'; 'accordion list' shows all", id="no job"),
+    pytest.param(["list", "--status", "ODD"], "query.status.0: 'ODD' is refused", id="status"),
+    pytest.param(["frobnicate"], "No such command 'frobnicate'", id="command"),
+    pytest.param(["list", "--limit", "0"], "Invalid value for '--limit'", id="range"),
+    pytest.param(["override", "x", "--level", "low", "--apply-at", "soon"], "--apply-at is 'soon'", id="when"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), USAGE)
+def test_a_usage_error_gives_exit_code_2_and_a_sentence(
+    accordion: Accordion, arguments: list[str], sentence: str
+) -> None:
+    said = accordion(*arguments)
+    assert said.code == 2
+    assert sentence in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("level", ["strong", "rank=0", "rank=x", "7"])
+def test_a_level_that_the_job_does_not_have_is_refused(accordion: Accordion, running: str, level: str) -> None:
+    said = accordion("override", running, "--level", level)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("accordion: level: ")
+
+
+@pytest.mark.parametrize("command", [["list"], ["submit", "-"], ["watch", "x"], ["cancel", "x"]])
+def test_without_a_service_the_exit_code_is_3(
+    alone: Accordion, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("task: {name: digits-mlp}"))
+    said = alone(*command)
+    assert said.code == 3
+    assert "no service answers at http://127.0.0.1:1" in said.err
+    assert "accordion up" in said.err
+
+
+def test_the_doctor_finds_a_healthy_service(accordion: Accordion, service: Live) -> None:
+    said = accordion("doctor", "--json")
+    states = {item["name"]: item["state"] for item in said.json()["findings"]}
+    assert said.code == 0
+    assert {"python", "packages", "disk", "memory", "service", "database", "scheduler", "ray"} <= states.keys()
+    assert set(states.values()) == {"ok"}
+
+
+def test_the_doctor_finds_files_that_others_may_read(alone: Accordion, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "ray.token").write_text("secret")
+    (home / "ray.token").chmod(0o644)
+    said = alone("doctor")
+    assert said.code == 1
+    assert f"others may read {home}/ray.token (644); chmod 600 {home}/ray.token" in said.out
+
+
+def test_the_doctor_finds_a_taken_port(alone: Accordion, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("ACCORDION_PORT", str(taken.getsockname()[1]))
+        said = alone("doctor")
+    assert said.code == 1
+    assert "cannot be had (Address already in use); end what uses it" in said.out
+
+
+def test_the_doctor_reads_a_wrong_setting_aloud(alone: Accordion, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCORDION_PORT", "many")
+    said = alone("doctor")
+    assert said.code == 1
+    assert "ACCORDION_PORT is 'many'" in said.out
+
+
+def fresh(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_without_the_service_extra_the_command_says_what_to_install() -> None:
+    done = fresh("import sys; sys.modules['typer'] = None; from service.cli import main; main()")
+    assert done.returncode == 2
+    assert "'typer'; install the service with: pip install 'accordion-train[service]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    done = fresh("import sys; from service.commands.table import run; run(['--help']); print(*sys.modules)")
+    assert "Exit codes" in done.stdout
+    assert {"ray", "torch", "sqlalchemy", "fastapi", "httpx2"}.isdisjoint(done.stdout.split())
+
+
+def test_a_reader_that_leaves_early_is_no_error(service: Live) -> None:
+    command = f"{sys.executable} -m service.cli list --json --url {service.url} | head -c 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_set_reaches_into_places_that_the_file_does_not_have() -> None:
+    spec: dict = {}
+    set_value(spec, "a.b.c=[1, 2]")
+    assert spec == {"a": {"b": {"c": [1, 2]}}}
+
+
+@pytest.mark.parametrize("change", ["a", "=1", "a..b=1", "task.name.x=1", "a=["])
+def test_a_malformed_change_is_refused(change: str) -> None:
+    with pytest.raises(SettingsError, match="--set"):
+        set_value({"task": {"name": "digits-mlp"}}, change)
+
+
+def test_json_numbers_stay_numbers() -> None:
+    assert parse('{"lr": 1e-4}', "x") == {"lr": 0.0001}
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("low", "low"),
+        ("2", 2),
+        ("rank=2", {"rank": 2}),
+        ("method=topk,density=0.1", {"method": "topk", "density": 0.1}),
+    ],
+)
+def test_a_level_is_a_name_a_rung_or_options(text: str, level: object) -> None:
+    assert parse_level(text) == level
+
+
+def test_the_job_of_the_demo_is_a_valid_spec_and_the_one_of_deploy() -> None:
+    deploy = Path(__file__).parents[3] / "deploy" / "jobs" / "digits.yaml"
+    assert JobSpec.model_validate(packaged_spec()).task.name == "digits-mlp"
+    assert packaged_spec() == parse(deploy.read_text(), "digits.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("labels: {a: 2020-01-01}", "put dates in quotes"),
+        ("training: {optimizer: {lr: .nan}}", "give finite numbers"),
+        ("x: &x [*x]", "let no alias hold itself"),
+        ("labels: {a: 2020-13-45}", "month must be in 1..12"),
+        ("x: " + "[" * 3000, "nested too deeply"),
+    ],
+)
+def test_a_file_that_no_request_can_carry_is_refused_with_the_way_out(
+    alone: Accordion, tmp_path: Path, text: str, reason: str
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("task: {name: digits-mlp}\n" + text)
+    said = alone("submit", file)
+    assert said.code == 2
+    assert reason in said.err
+
+
+@pytest.mark.parametrize("command", ["api", "list"])
+def test_a_home_that_is_a_file_is_said_in_a_sentence(
+    alone: Accordion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("ACCORDION_PORT", "0" if command == "api" else "1")
+    said = alone(command)
+    assert said.code in {2, 3}
+    assert "should not have happened" not in said.err

@@ -1,0 +1,203 @@
+"""The client: answers, refusals, and streams that survive lost connections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import httpx2
+import pytest
+
+from service.client import Client, Missing, NotOneJob, Refused, ServiceFailed, Unreachable, Waiter
+
+Handler = Callable[[httpx2.Request], httpx2.Response]
+PROBLEM = {"title": "Unprocessable", "status": 422, "detail": "all of it", "code": "invalid", "request_id": "r"}
+
+
+class Clock:
+    """Time passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def client_of(handler: Handler, **waiting) -> Client:
+    clock = Clock()
+    waiter = Waiter(clock=clock, sleep=clock.sleep, **waiting)
+    return Client("http://service", transport=httpx2.MockTransport(handler), waiter=waiter)
+
+
+def answering(status: int, body: object) -> Handler:
+    return lambda _: httpx2.Response(status, json=body)
+
+
+def event(number: int, kind: str = "log") -> str:
+    data = {"seq": number, "type": kind, "time": "2026-01-01T00:00:00Z", "data": {}}
+    return f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n"
+
+
+def stream_of(*parts: str, breaks: bool = False) -> httpx2.Response:
+    def body() -> Iterator[bytes]:
+        yield from (part.encode() for part in parts)
+        if breaks:
+            raise httpx2.ReadError("connection reset")
+
+    return httpx2.Response(200, content=body(), headers={"content-type": "text/event-stream"})
+
+
+class Outbox:
+    """A service with ten events that ends every connection after three of them."""
+
+    def __init__(self) -> None:
+        self.asked_after: list[str | None] = []
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        given = request.headers.get("last-event-id")
+        self.asked_after.append(given)
+        numbers = range(int(given or 0) + 1, 11)[:3]
+        frames = [event(number, "end" if number == 10 else "log") for number in numbers]
+        return stream_of("retry: 1000\n\n", *frames, breaks=len(self.asked_after) % 2 == 0)
+
+
+def test_a_refusal_is_one_line_for_each_wrong_value() -> None:
+    errors = [{"pointer": "/training/epochs", "detail": "too few"}, {"pointer": "", "detail": "does not fit"}]
+    with pytest.raises(Refused, match=r"^training.epochs: too few\ndoes not fit$") as caught:
+        client_of(answering(422, PROBLEM | {"errors": errors})).submit({})
+    assert (caught.value.status, caught.value.code) == (422, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, Missing), (409, Refused), (500, ServiceFailed), (503, ServiceFailed)]
+)
+def test_a_problem_becomes_the_error_of_its_status(status: int, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="all of it"):
+        client_of(answering(status, PROBLEM | {"status": status})).job("x")
+
+
+def test_a_missing_token_is_told_with_the_way_out() -> None:
+    with pytest.raises(Refused, match="ACCORDION_ADMIN_TOKEN_FILE"):
+        client_of(answering(401, PROBLEM | {"status": 401})).queue()
+
+
+@pytest.mark.parametrize("status", [200, 502])
+def test_an_answer_of_another_program_is_told_as_such(status: int) -> None:
+    with pytest.raises(Unreachable, match="not an Accordion service"):
+        client_of(lambda _: httpx2.Response(status, text="<html>")).queue()
+
+
+def test_nothing_at_the_address_is_told_with_the_way_out() -> None:
+    def refuse(_: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("refused")
+
+    with pytest.raises(Unreachable, match=r"no service answers at http://service .*accordion up"):
+        client_of(refuse).queue()
+
+
+@pytest.mark.parametrize("address", ["localhost:8080", "ftp://there", "http://[", "nonsense"])
+def test_an_address_that_is_none_is_told_with_an_example(address: str) -> None:
+    with pytest.raises(Unreachable, match=r"like http://127.0.0.1:8080"), Client(address) as client:
+        client.queue()
+
+
+def test_not_being_ready_is_an_answer() -> None:
+    check = {"ok": False, "message": "has not been here yet"}
+    ready = client_of(answering(503, {"ready": False, "checks": {"scheduler": check}})).ready()
+    assert not ready.ready
+    assert ready.checks["scheduler"].message == "has not been here yet"
+
+
+def test_every_event_comes_once_and_in_order_over_lost_connections() -> None:
+    outbox = Outbox()
+    seen = [event.seq for event in client_of(outbox).events("job")]
+    assert seen == list(range(1, 11))
+    assert outbox.asked_after == [None, "3", "6", "9"]
+
+
+def test_events_start_after_the_number_that_is_known() -> None:
+    assert [event.seq for event in client_of(Outbox()).events("job", after=8)] == [9, 10]
+
+
+def test_progress_does_not_move_the_number() -> None:
+    numbers = {"epoch": 0, "epochs": 1, "step": 1, "steps": 2, "samples_per_s": 1.0, "eta_s": None, "loss": None}
+    view = numbers | {"lr": 0.1, "bytes": {}, "updated_at": "2026-01-01T00:00:00Z"}
+    asked: list[str | None] = []
+
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.headers.get("last-event-id"))
+        progress = f"event: progress\ndata: {json.dumps(view)}\n\n"
+        return stream_of(event(1), progress) if len(asked) == 1 else stream_of(event(2, "end"))
+
+    assert [getattr(item, "seq", None) for item in client_of(serve).events("job")] == [1, None, 2]
+    assert asked == [None, "1"]
+
+
+def test_a_stream_that_has_nothing_more_ends() -> None:
+    assert list(client_of(lambda _: httpx2.Response(204)).events("job")) == []
+
+
+def test_a_service_that_stays_away_is_told_once_and_then_given_up() -> None:
+    told: list[Exception] = []
+    client = client_of(answering(503, PROBLEM | {"status": 503}), patience_s=5.0, tell=told.append)
+    with pytest.raises(ServiceFailed):
+        list(client.events("job"))
+    assert len(told) == 1
+
+
+def test_a_stream_of_an_unknown_job_is_not_tried_again() -> None:
+    requests: list[httpx2.Request] = []
+
+    def missing(request: httpx2.Request) -> httpx2.Response:
+        requests.append(request)
+        return httpx2.Response(404, json=PROBLEM | {"status": 404})
+
+    with pytest.raises(Missing):
+        list(client_of(missing).events("job"))
+    assert len(requests) == 1
+
+
+def jobs_named(*names: str) -> Handler:
+    """A service whose list has one job a page."""
+    times = {"created_at": "2026-01-01T00:00:00Z", "started_at": None, "ended_at": None}
+    rest = {"desired": "RUN", "reason": "SUBMITTED", "message": "", "labels": {}, "priority": 50, "attempt": 0}
+    rest |= {"status": "QUEUED", "spec": {"task": {"name": "synthetic"}}, "world_size": 0, "metrics": {}}
+    jobs = [{"id": f"0{n}-abc", "name": name, "progress": None} | rest | times for n, name in enumerate(names)]
+
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        page = int(request.url.params.get("cursor") or 0)
+        following = str(page + 1) if page + 1 < len(jobs) else None
+        return httpx2.Response(200, json={"items": jobs[page : page + 1], "next_cursor": following})
+
+    return serve
+
+
+@pytest.mark.parametrize(("reference", "found"), [("02", "02-abc"), ("01-abc", "01-abc"), ("b", "01-abc")])
+def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(reference: str, found: str) -> None:
+    assert client_of(jobs_named("a", "b", "c")).find(reference).id == found
+
+
+def test_a_reference_that_fits_several_jobs_lists_them() -> None:
+    with pytest.raises(NotOneJob, match=r"fits 2 jobs: 00-abc \(QUEUED\), 02-abc \(QUEUED\)"):
+        client_of(jobs_named("a", "b", "a")).find("a")
+
+
+def test_of_several_jobs_of_a_name_the_one_that_has_not_ended_is_meant() -> None:
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        answer = json.loads(jobs_named("a", "a")(httpx2.Request("GET", request.url.copy_set_param("cursor", "0"))).text)
+        following = json.loads(
+            jobs_named("a", "a")(httpx2.Request("GET", request.url.copy_set_param("cursor", "1"))).text
+        )
+        answer["items"][0] |= {"status": "SUCCEEDED", "ended_at": "2026-01-01T00:00:00Z"}
+        return httpx2.Response(200, json={"items": answer["items"] + following["items"], "next_cursor": None})
+
+    assert client_of(serve).find("a").id == "01-abc"
+
+
+def test_a_reference_that_fits_no_job_is_told_with_the_way_out() -> None:
+    with pytest.raises(NotOneJob, match="there is no job 'z'; 'accordion list'"):
+        client_of(jobs_named("a", "b")).find("z")

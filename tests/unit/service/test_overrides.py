@@ -1,0 +1,107 @@
+"""How far an override got: laws over whatever happens to it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accordion.messages import Ack
+from service.domain import overrides
+from service.domain.standing import LIVE, ORDERED, Standing, Switched
+from service.domain.wishes import check_interval
+from service.errors import Invalid
+
+LAYERS = ["fc1", "fc2", "fc3"]
+GLOBS = st.sampled_from([("*",), ("fc1",), ("fc2",), ("fc1", "fc2"), ("fc[23]",)])
+STATES = st.sampled_from(["PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"])
+UNTIL = st.none() | st.integers(1, 30)
+STANDINGS = st.builds(
+    Standing, id=st.just("a"), number=st.just(1), layers=GLOBS, until=UNTIL, orders_version=st.just(1), state=STATES
+)
+ACKS = st.lists(st.builds(Ack, rank=st.integers(-1, 4), step=st.just(9), digest=st.sampled_from("de")), max_size=5).map(
+    tuple
+)
+
+
+def switched(world_size: int, acks: tuple[Ack, ...]) -> Switched:
+    return Switched(epoch=3, step=9, world_size=world_size, digest="d", override_ids=("a",), acks=acks)
+
+
+@given(STANDINGS, st.integers(1, 4), ACKS)
+def test_it_is_applied_exactly_when_every_rank_runs_the_announced_plan(
+    standing: Standing, world_size: int, acks: tuple[Ack, ...]
+) -> None:
+    new = overrides.acknowledge(standing, switched(world_size, acks))
+    complete = sorted((ack.rank, ack.digest) for ack in acks) == [(rank, "d") for rank in range(world_size)]
+    if standing.state in ORDERED:
+        assert new.state == ("APPLIED" if complete else "DELIVERED")
+        assert bool(new.message) != complete
+    else:
+        assert new == standing
+
+
+@given(STANDINGS, st.lists(st.integers(0, 30), max_size=6))
+def test_what_is_over_by_decision_never_comes_back(standing: Standing, epochs: list[int]) -> None:
+    new = standing
+    for epoch in epochs:
+        new = overrides.expire(overrides.restart(overrides.deliver(new, 9), epoch), epoch)
+    if standing.state in {"REJECTED", "SUPERSEDED", "CANCELLED"}:
+        assert new == standing
+
+
+@given(STANDINGS, st.integers(0, 30))
+def test_nothing_lives_beyond_its_interval_or_its_job(standing: Standing, epoch: int) -> None:
+    expired = overrides.expire(standing, epoch)
+    assert expired.state not in LIVE or standing.until is None or epoch < standing.until
+    assert overrides.end(standing).state not in LIVE
+
+
+@given(STANDINGS, st.integers(0, 30))
+def test_work_rolled_back_into_the_interval_brings_it_back(standing: Standing, epoch: int) -> None:
+    again = overrides.restart(standing, epoch)
+    if standing.state in {"APPLIED", "EXPIRED", "DELIVERED"}:
+        held = standing.until is None or epoch < standing.until
+        assert again.state == ("DELIVERED" if held else "EXPIRED")
+        assert not held or not again.acks
+
+
+@given(st.lists(st.tuples(GLOBS, UNTIL, STATES), min_size=1, max_size=5))
+def test_only_what_newer_applied_ones_hold_to_the_end_is_superseded(
+    raw: list[tuple[tuple[str, ...], int | None, str]],
+) -> None:
+    standings = [
+        Standing(id=str(n), number=n, layers=globs, until=until, orders_version=n, state=state)  # type: ignore[arg-type]
+        for n, (globs, until, state) in enumerate(raw)
+    ]
+    for old, new in zip(standings, overrides.supersede(standings, LAYERS), strict=True):
+        if new != old:
+            assert new.state == "SUPERSEDED"
+            assert any(other.number > old.number and other.state == "APPLIED" for other in standings)
+
+
+def test_a_newer_one_that_ends_earlier_supersedes_nothing() -> None:
+    older = Standing(id="a", number=1, layers=("*",), until=None, orders_version=1, state="APPLIED")
+    newer = Standing(id="b", number=2, layers=("*",), until=10, orders_version=2, state="APPLIED")
+    assert overrides.supersede([older, newer], LAYERS) == [older, newer]
+
+
+def test_the_sentence_names_the_ranks_that_are_missing_or_differ() -> None:
+    standing = Standing(id="a", number=1, layers=("*",), until=None, orders_version=1)
+    acks = (Ack(rank=0, step=9, digest="d"), Ack(rank=2, step=9, digest="e"))
+    new = overrides.acknowledge(standing, switched(4, acks))
+    assert new.message == "not switched yet: rank 1, 3; running another plan: rank 2 (of 4 workers)"
+
+
+def test_the_first_switch_says_where_it_was_applied() -> None:
+    standing = Standing(id="a", number=1, layers=("*",), until=None, orders_version=1)
+    acks = (Ack(rank=0, step=9, digest="d"),)
+    first = overrides.acknowledge(standing, switched(1, acks))
+    later = Switched(epoch=7, step=99, world_size=1, digest="d", override_ids=("a",), acks=acks)
+    assert overrides.acknowledge(first, later).epoch == 3
+
+
+@pytest.mark.parametrize(("apply_at", "until"), [("next_step", 5), ("next_epoch", 6), (8, 8), (2, 5)])
+def test_an_interval_without_an_epoch_to_come_is_refused(apply_at: str | int, until: int) -> None:
+    with pytest.raises(Invalid, match=f"until is {until}, but the override would begin in epoch"):
+        check_interval(apply_at, until, epoch=5, epochs=30)

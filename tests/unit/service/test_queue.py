@@ -1,0 +1,95 @@
+"""Who starts next: laws of the queue."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.domain.jobs import Reason
+from service.domain.queue import Asked, Size, Waiting, fitting, plan_queue
+
+SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
+NODES = st.lists(
+    st.builds(Size, cpus=st.sampled_from([1.0, 2.0, 4.0, 8.0]), gpus=st.sampled_from([0.0, 1.0, 4.0])), max_size=4
+)
+HELD = st.lists(st.builds(Size, cpus=SHARES, gpus=st.sampled_from([0.0, 1.0])), max_size=6)
+
+
+def asked(least: int, most: int, cpus: float = 1.0, gpus: float = 0.0) -> Asked:
+    return Asked(min=least, max=most, cpus=cpus, gpus=gpus)
+
+
+ASKED = st.builds(
+    lambda least, more, cpus, gpus: asked(least, least + more, cpus, gpus),
+    st.integers(1, 4),
+    st.integers(0, 4),
+    SHARES,
+    st.sampled_from([0.0, 1.0]),
+)
+WAITING = st.lists(ASKED, max_size=5).map(lambda all_: [Waiting(id=str(n), asked=one) for n, one in enumerate(all_)])
+
+
+@given(WAITING, NODES, HELD)
+def test_an_admitted_group_is_within_its_limits_and_a_waiting_one_takes_nothing(
+    waiting: list[Waiting], nodes: list[Size], held: list[Size]
+) -> None:
+    verdicts = plan_queue(waiting, nodes, held)
+    for job in waiting:
+        verdict = verdicts[job.id]
+        admitted = verdict.reason is Reason.ADMITTED
+        assert verdict.workers == 0 or job.asked.min <= verdict.workers <= job.asked.max
+        assert admitted == (verdict.workers > 0)
+
+
+@given(WAITING, NODES, HELD)
+def test_nobody_overtakes_a_job_that_waits_for_room(
+    waiting: list[Waiting], nodes: list[Size], held: list[Size]
+) -> None:
+    reasons = [plan_queue(waiting, nodes, held)[job.id].reason for job in waiting]
+    if Reason.WAITING_FOR_ROOM in reasons:
+        assert Reason.ADMITTED not in reasons[reasons.index(Reason.WAITING_FOR_ROOM) :]
+
+
+@given(WAITING, NODES)
+def test_all_that_is_admitted_has_room_at_once(waiting: list[Waiting], nodes: list[Size]) -> None:
+    verdicts = plan_queue(waiting, nodes, [])
+    cpus = sum(verdicts[job.id].workers * job.asked.cpus for job in waiting)
+    gpus = sum(verdicts[job.id].workers * job.asked.gpus for job in waiting)
+    assert cpus <= sum(node.cpus for node in nodes) + 1e-6
+    assert gpus <= sum(node.gpus for node in nodes) + 1e-6
+
+
+@given(ASKED, NODES, HELD)
+def test_more_held_never_makes_more_room(one: Asked, nodes: list[Size], held: list[Size]) -> None:
+    worker = Size(cpus=one.cpus, gpus=one.gpus)
+    assert fitting(worker, nodes, []) >= fitting(worker, nodes, held)
+
+
+def test_a_job_that_never_fits_blocks_nobody() -> None:
+    waiting = [Waiting(id="huge", asked=asked(9, 9)), Waiting(id="small", asked=asked(1, 2))]
+    verdicts = plan_queue(waiting, [Size(cpus=4, gpus=0)], [])
+    assert verdicts["huge"].reason is Reason.NEVER_FITS
+    assert verdicts["small"].workers == 2
+
+
+def test_a_worker_never_spans_nodes() -> None:
+    verdicts = plan_queue([Waiting(id="wide", asked=asked(1, 1, cpus=3))], [Size(cpus=2, gpus=0)] * 4, [])
+    assert verdicts["wide"].reason is Reason.NEVER_FITS
+
+
+def test_thirds_of_a_cpu_fill_it() -> None:
+    assert fitting(Size(cpus=1 / 3, gpus=0), [Size(cpus=1, gpus=0)], []) == 3
+
+
+def test_a_cluster_without_nodes_is_waited_for() -> None:
+    verdict = plan_queue([Waiting(id="a", asked=asked(1, 1))], [], [])["a"]
+    assert verdict.reason is Reason.CLUSTER_UNREACHABLE
+
+
+def test_the_sentence_names_what_is_asked_what_there_is_and_the_way_out() -> None:
+    nodes = [Size(cpus=4, gpus=0), Size(cpus=4, gpus=2)]
+    verdict = plan_queue([Waiting(id="a", asked=asked(3, 3, cpus=2, gpus=1))], nodes, [])["a"]
+    assert verdict.message == (
+        "needs 3 workers of 2 CPU and 1 GPU each, but the whole cluster (8 CPU, 2 GPU on 2 nodes) holds at most 2; "
+        "lower workers.min or what each worker takes, or add nodes"
+    )

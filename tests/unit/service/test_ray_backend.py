@@ -1,0 +1,86 @@
+"""What the Ray backend makes of Ray's answers; the cluster is patched out, tests/elastic asks a real one."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError
+
+from service.errors import RuntimeUnavailable
+from service.runtime import ray_backend
+from service.runtime.ray_backend import RayBackend
+
+
+class Handle:
+    """A supervisor: `state.remote()` gives what `ray.get` is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.state = self
+        self._name = name
+
+    def remote(self) -> str:
+        return self._name
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """By actor name: a state, an error of the call, or LookupError for an actor that ended before it was looked up."""
+    held: dict[str, Any] = {}
+
+    def get_actor(name: str, namespace: str) -> Handle:
+        if held[name] is LookupError:
+            raise ValueError(f"Failed to look up actor with name {name!r}")
+        return Handle(name)
+
+    def get(call: str, timeout: float) -> Any:
+        if isinstance(held[call], Exception):
+            raise held[call]
+        return held[call]
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_backend, "free_orphans", lambda: 0)
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda: list(held))
+    for name, function in {"get_actor": get_actor, "get": get, "wait": lambda calls, **_: None}.items():
+        monkeypatch.setattr(ray, name, function)
+    return held
+
+
+def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str, Any]) -> None:
+    answers |= {"job-a.2": ("running", "it trains"), "accordion-v1": None}
+    [state] = RayBackend(address=None).supervisors()
+    assert (state.job_id, state.attempt, state.phase, state.message) == ("a", 2, "running", "it trains")
+
+
+def test_a_supervisor_that_does_not_answer_is_starting_and_one_whose_end_is_final_is_gone(answers) -> None:
+    answers |= {"job-a.1": GetTimeoutError("slow"), "job-b.1": ActorDiedError()}
+    assert [(state.job_id, state.phase) for state in RayBackend(address=None).supervisors()] == [("a", "starting")]
+
+
+def test_a_supervisor_that_ends_while_it_is_looked_up_is_left_out(answers: dict[str, Any]) -> None:
+    answers |= {"job-a.1": LookupError, "job-b.1": ("running", "")}
+    assert [state.job_id for state in RayBackend(address=None).supervisors()] == ["b"]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), RuntimeError("gone"), GetTimeoutError("slow")])
+def test_every_error_of_the_cluster_is_that_it_cannot_be_reached(answers, monkeypatch, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "nodes", fail)
+    with pytest.raises(RuntimeUnavailable, match=r"the Ray cluster at 10\.0\.0\.1:6379 does not answer"):
+        RayBackend(address="10.0.0.1:6379").nodes()
+
+
+def test_a_cluster_where_nobody_listens_is_told_at_once_and_ray_is_not_asked(monkeypatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.append(options))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        backend = RayBackend(address=f"127.0.0.1:{nobody.getsockname()[1]}")
+        with pytest.raises(RuntimeUnavailable, match="does not answer"):
+            backend.nodes()
+    assert asked == []

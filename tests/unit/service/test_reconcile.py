@@ -1,0 +1,72 @@
+"""What the scheduler does about one job: every state against everything the cluster may say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.domain.jobs import ENDED, Reason, Status
+from service.domain.reconcile import Finish, Follow, Launch, Lose, Remove, Seen, Supervisor, Wait, next_action
+
+LIVING = st.sampled_from(sorted(set(Status) - ENDED))
+SUPERVISORS = st.none() | st.builds(
+    Supervisor, attempt=st.integers(1, 3), phase=st.sampled_from(["starting", "running", "ended"])
+)
+HERE = Supervisor(attempt=2, phase="running")
+
+
+def seen(status: Status, deadline: float | None = None) -> Seen:
+    return Seen(status=status, attempt=2, deadline=deadline)
+
+
+@given(LIVING, SUPERVISORS, st.booleans(), st.none() | st.floats(0, 100))
+def test_two_attempts_are_never_followed_or_launched_beside_each_other(
+    status: Status, supervisor: Supervisor | None, has_ended: bool, deadline: float | None
+) -> None:
+    action = next_action(seen(status, deadline), supervisor, has_ended=has_ended, now=50.0)
+    assert not isinstance(action, Launch) or supervisor is None
+    assert not isinstance(action, Follow) or (supervisor is not None and supervisor.attempt == 2)
+
+
+@given(LIVING, SUPERVISORS)
+def test_an_end_file_ends_every_job_that_was_started(status: Status, supervisor: Supervisor | None) -> None:
+    action = next_action(seen(status), supervisor, has_ended=True, now=0.0)
+    assert isinstance(action, Finish) == (status is not Status.QUEUED)
+
+
+@pytest.mark.parametrize(
+    ("status", "deadline", "supervisor", "expected"),
+    [
+        (Status.QUEUED, None, None, Wait),
+        (Status.QUEUED, None, HERE, Remove),
+        (Status.STARTING, 60.0, None, Launch),
+        (Status.STARTING, 60.0, HERE, Follow),
+        (Status.STARTING, 50.0, HERE, Lose),
+        (Status.RUNNING, None, HERE, Follow),
+        (Status.RUNNING, None, None, Lose),
+        (Status.RUNNING, None, Supervisor(attempt=1, phase="running"), Remove),
+        (Status.RECOVERING, None, None, Lose),
+        (Status.STOPPING, 60.0, HERE, Follow),
+        (Status.STOPPING, 50.0, HERE, Remove),
+        (Status.STOPPING, 60.0, None, Finish),
+    ],
+)
+def test_each_case_has_its_action(
+    status: Status, deadline: float | None, *, supervisor: Supervisor | None, expected: type
+) -> None:
+    given_up = replace(seen(status, deadline), given_up=True)
+    assert isinstance(next_action(given_up, supervisor, has_ended=False, now=50.0), expected)
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.RECOVERING, Status.STOPPING])
+def test_a_supervisor_that_is_out_of_sight_is_waited_for(status: Status) -> None:
+    assert next_action(seen(status), None, has_ended=False, now=50.0) == Wait()
+
+
+def test_a_start_that_took_too_long_is_given_up() -> None:
+    action = next_action(seen(Status.STARTING, 10.0), HERE, has_ended=False, now=50.0)
+    assert isinstance(action, Lose)
+    assert action.reason is Reason.START_TIMED_OUT

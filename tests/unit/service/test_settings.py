@@ -1,0 +1,108 @@
+"""Settings: where values come from, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.errors import SettingsError
+from service.security.guards import access_of, is_loopback
+from service.settings import load_settings
+
+
+def test_nothing_needs_to_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = load_settings()
+    assert settings.database == f"sqlite:///{tmp_path}/.accordion/accordion.db"
+    assert settings.storage_of("j") == f"{tmp_path}/.accordion/storage/j"
+    assert settings.token() is None
+
+
+def test_a_keyword_wins_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCORDION_PORT", "9000")
+    assert load_settings().port == 9000
+    assert load_settings(port=9001).port == 9001
+
+
+def test_rays_own_variables_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "t")
+    settings = load_settings()
+    assert (settings.ray_address, settings.ray_auth_token()) == ("10.0.0.1:6379", "t")
+
+
+def test_postgresql_gets_its_driver() -> None:
+    assert load_settings(database_url="postgresql://h/d").database == "postgresql+psycopg://h/d"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"port": 70000}, "ACCORDION_PORT is 70000: Input should be less than or equal to 65535"),
+        (
+            {"database_url": "mysql://h/d"},
+            "ACCORDION_DATABASE_URL: its scheme is mysql; known are sqlite",
+        ),
+        ({"database_url": "nonsense"}, "it is no database URL; give one such as sqlite"),
+        ({"log_level": "LOUD"}, "ACCORDION_LOG_LEVEL is 'LOUD': known are DEBUG"),
+        ({"prot": 1}, "ACCORDION_PROT is 1: Extra inputs are not permitted"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_variable(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        load_settings(**given)
+
+
+def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"ACCORDION_ADMIN_TOKEN_FILE is .*none, which cannot be read"):
+        load_settings(admin_token_file=tmp_path / "none").token()
+
+
+def test_a_token_is_not_shown_when_settings_are() -> None:
+    assert "a-secret-of-20-chars" not in repr(load_settings(admin_token="a-secret-of-20-chars"))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        *[("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True)],
+        *[("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False), ("", False)],
+    ],
+)
+def test_only_loopback_is_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_with_a_token_any_name_is_served_unless_names_are_given() -> None:
+    token = "a-secret-of-20-chars"
+    assert access_of(load_settings(admin_token=token, host="0.0.0.0")).hosts is None
+    named = access_of(load_settings(admin_token=token, allowed_hosts="api.example, other")).hosts
+    assert named is not None
+    assert {"api.example", "other", "localhost"} <= named
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://me:hidden@h/d", "postgresql+asyncpg://me:hidden@h/d", "postgresql://me:hidden@h:port/d"]
+)
+def test_a_wrong_database_url_is_not_repeated(url: str) -> None:
+    with pytest.raises(SettingsError, match="ACCORDION_DATABASE_URL: it") as raised:
+        load_settings(database_url=url)
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_token_of_the_wrong_type_is_not_repeated() -> None:
+    with pytest.raises(SettingsError, match="ACCORDION_ADMIN_TOKEN: Input") as raised:
+        load_settings(admin_token=["hidden"])
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_token_that_no_header_can_carry_is_refused() -> None:
+    with pytest.raises(SettingsError, match="ACCORDION_ADMIN_TOKEN holds characters that no HTTP header can carry"):
+        load_settings(admin_token="é" * 20).token()
+
+
+def test_a_token_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff" * 20)
+    with pytest.raises(SettingsError, match=r"which cannot be read \(it is no text\)"):
+        load_settings(admin_token_file=tmp_path / "token").token()

@@ -1,0 +1,136 @@
+"""The database: migrations, writers that take turns, one scheduler at a time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+from service.errors import StartError
+from service.store import commands
+from service.store.commands import Commands, Idempotency
+from service.store.engine import Database
+from service.store.leases import Lease, holds
+from service.store.migrations import current, head, upgrade
+from service.store.models import Base
+from workers.contract import JobSpec
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    url = f"sqlite:///{tmp_path}/deep/accordion.db"
+    upgrade(url)
+    return Database(url)
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database) -> None:
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    assert current(database) == head()
+
+
+def test_two_processes_may_migrate_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/accordion.db"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(upgrade, [url] * 4))
+    assert current(Database(url)) == head()
+
+
+def test_writers_take_turns_and_lose_nothing(database: Database) -> None:
+    with database.write() as session:
+        session.execute(text("CREATE TABLE counter (n INTEGER)"))
+        session.execute(text("INSERT INTO counter VALUES (0)"))
+
+    def count(_: int) -> None:
+        with database.write() as session:
+            n = session.scalar(text("SELECT n FROM counter"))
+            session.execute(text("UPDATE counter SET n = :n"), {"n": n + 1})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(count, range(80)))
+    with database.read() as session:
+        assert session.scalar(text("SELECT n FROM counter")) == 80
+
+
+def test_a_write_that_raises_leaves_nothing(database: Database) -> None:
+    def fail() -> None:
+        with database.write() as session:
+            session.execute(text("CREATE TABLE half (n INTEGER)"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with database.engine.connect() as connection:
+        assert not connection.dialect.has_table(connection, "half")
+
+
+def test_a_reader_does_not_wait_for_a_writer(database: Database) -> None:
+    with database.write() as writer, database.read() as reader:
+        writer.execute(text("CREATE TABLE slow (n INTEGER)"))
+        assert reader.scalar(text("SELECT count(*) FROM jobs")) == 0
+
+
+def test_the_tables_fit_postgresql_too() -> None:
+    for table in Base.metadata.sorted_tables:
+        assert str(CreateTable(table).compile(dialect=postgresql.dialect()))
+
+
+def test_of_many_schedulers_one_holds_the_lease(database: Database) -> None:
+    now = [0.0]
+    leases = [Lease(database, owner=str(n), clock=lambda: now[0], lease_s=3.0) for n in range(4)]
+    seen = []
+    for moment in range(24):
+        now[0] = float(moment)
+        alive = leases[moment // 6 :]
+        seen.append([token for token in (lease.hold() for lease in alive) if token is not None])
+    assert all(len(tokens) <= 1 for tokens in seen)
+    assert sorted({tokens[0] for tokens in seen if tokens}) == [1, 2, 3, 4]
+
+
+def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> None:
+    now = [0.0]
+    old, new = (Lease(database, owner=name, clock=lambda: now[0], lease_s=3.0) for name in ("old", "new"))
+    first = old.hold()
+    now[0] = 3.0
+    second = new.hold()
+    assert first is not None
+    assert second is not None
+    with database.read() as session:
+        assert not holds(session, first)
+        assert holds(session, second)
+    assert old.hold() is None
+
+
+def test_a_late_holder_goes_on_where_nobody_took_over(database: Database) -> None:
+    now = [0.0]
+    lease = Lease(database, owner="a", clock=lambda: now[0], lease_s=3.0)
+    first = lease.hold()
+    now[0] = 60.0
+    assert lease.hold() == first
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/file/a.db", "postgresql+psycopg://me:hidden@127.0.0.1:1/d"])
+def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path: Path, url: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match=r"the database .* cannot be used \(.*ACCORDION_DATABASE_URL right") as raised:
+        upgrade(url.format(tmp_path))
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, key = JobSpec.model_validate({"task": {"name": "digits-mlp"}}), Idempotency(key="k", scope="s", body_hash="h")
+    first, _ = Commands(database, lambda: 1.0).submit(spec, key)
+    look = iter([lambda *_: None])
+    replayed = commands._replayed
+    monkeypatch.setattr(commands, "_replayed", lambda *given: next(look, replayed)(*given))
+    again, was_replayed = Commands(database, lambda: 1.0).submit(spec, key)
+    assert (again.id, was_replayed) == (first.id, True)

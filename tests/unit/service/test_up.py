@@ -1,0 +1,253 @@
+"""`accordion up` without Ray: programs that are kept running and never left behind, the home directory, its lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from service.errors import SettingsError, StartError
+from service.home import Home, Running
+from service.parts import Place, free_port, parts
+from service.processes import FIRST_DELAY_S, MAX_DELAY_S, Keeper, Program, restart_delay_s
+from service.settings import Settings
+from service.up import last_words, up
+
+WAIT_S = 20.0
+SLEEP = "import time; time.sleep(600)"
+RECORD = Running(pid=7, url="http://127.0.0.1:9", ray_address="127.0.0.1:8", ray_dir="/tmp/none", pids={"api": 3})
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Look until it holds."""
+    limit = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < limit, f"not within {WAIT_S:g} s"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[..., Program]:
+    def make(name: str, code: str = SLEEP, **more) -> Program:
+        command = (sys.executable, "-c", code)
+        return Program(name=name, command=command, environment=dict(os.environ), log=tmp_path / f"{name}.log", **more)
+
+    return make
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    keeper = Keeper()
+    yield keeper
+    keeper.stop(tuple(keeper.pids()))
+
+
+def test_a_killed_program_is_started_again(keeper: Keeper, program: Callable[..., Program]) -> None:
+    keeper.start([program("a"), program("b")])
+    before = keeper.pids()
+    os.kill(before["a"], signal.SIGKILL)
+    wait_for(lambda: keeper.look() == ["a"])
+    after = keeper.pids()
+    assert after["a"] != before["a"]
+    assert after["b"] == before["b"]
+    assert alive(after["a"])
+
+
+def test_a_program_is_started_again_with_the_one_it_needs(keeper: Keeper, program: Callable[..., Program]) -> None:
+    keeper.start([program("ray"), program("api"), program("scheduler", needs=("ray",))])
+    before, started = keeper.pids(), []
+    os.kill(before["ray"], signal.SIGKILL)
+    wait_for(lambda: started.extend(keeper.look()) or len(started) == 2)
+    assert set(started) == {"ray", "scheduler"}
+    assert keeper.pids()["api"] == before["api"]
+
+
+def test_the_wait_before_a_restart_grows_and_has_a_limit() -> None:
+    delays = [restart_delay_s(deaths) for deaths in range(1, 40)]
+    assert delays[0] == FIRST_DELAY_S
+    assert delays == sorted(delays)
+    assert delays[-1] == MAX_DELAY_S
+
+
+def test_deaths_are_counted_from_the_beginning_after_a_steady_life(program: Callable[..., Program]) -> None:
+    now = [0.0]
+    keeper = Keeper(clock=lambda: now[0])
+    keeper.start([program("a", "pass")])
+    for seconds, deaths in ((1.0, 1), (1.0, 2), (100.0, 1)):
+        now[0] += seconds
+        wait_for(lambda: keeper.look() or keeper.deaths()["a"] == deaths)  # noqa: B023 - called at once
+        now[0] += MAX_DELAY_S
+        wait_for(keeper.look)
+    keeper.stop(("a",))
+
+
+def test_stopping_ends_programs_that_do_not_listen(
+    program: Callable[..., Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.processes.END_GRACE_S", 0.5)
+    ready = tmp_path / "ready"
+    deaf = (
+        f"import signal, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN); pathlib.Path({str(ready)!r}).touch();"
+    )
+    keeper = Keeper()
+    keeper.start([program("deaf", f"{deaf} {SLEEP}")])
+    wait_for(ready.exists)
+    [pid] = keeper.pids().values()
+    keeper.stop(("deaf",))
+    assert not alive(pid)
+
+
+PARENT = f"""
+import subprocess, sys
+print(subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid, flush=True)
+{SLEEP}
+"""
+KEEPING = f"""
+import os, pathlib, sys
+from service.processes import Keeper, Program
+command = (sys.executable, "-c", {PARENT!r})
+keeper = Keeper()
+keeper.start([Program(name="a", command=command, environment=dict(os.environ), log=pathlib.Path("a.log"))])
+print(keeper.pids()["a"], flush=True)
+sys.stdin.readline()
+keeper.stop(("a",))
+"""
+
+
+@pytest.fixture
+def keeping(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """A process that keeps a program, which has a child: the process, the program's pid and the child's."""
+    keeping = subprocess.Popen(
+        [sys.executable, "-c", KEEPING], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    program = int(keeping.stdout.readline())
+    wait_for(lambda: (tmp_path / "a.log").read_text().endswith("\n"))
+    grandchild = int((tmp_path / "a.log").read_text())
+    yield keeping, program, grandchild
+    for pid in filter(alive, (keeping.pid, program, grandchild)):
+        os.kill(pid, signal.SIGKILL)
+    keeping.communicate()
+
+
+def test_programs_die_with_a_keeper_that_is_killed(keeping: tuple[subprocess.Popen[str], int, int]) -> None:
+    process, program, _ = keeping
+    process.kill()
+    wait_for(lambda: not alive(program))
+
+
+def test_stopping_ends_what_programs_left_behind(keeping: tuple[subprocess.Popen[str], int, int]) -> None:
+    process, program, grandchild = keeping
+    os.kill(program, signal.SIGKILL)
+    process.communicate("stop\n", timeout=WAIT_S)
+    assert process.returncode == 0
+    assert not alive(grandchild)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.make()
+    return home
+
+
+def test_the_home_directory_and_its_secrets_are_the_owners_only(home: Home) -> None:
+    home.write(RECORD)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (home.path, home.ray_token, home.path / "up.json")}
+    assert modes == {"home": 0o700, "ray.token": 0o600, "up.json": 0o600}
+
+
+def test_the_ray_token_is_kept(home: Home) -> None:
+    before = home.ray_token.read_text()
+    home.make()
+    assert home.ray_token.read_text() == before
+    assert len(before) == 64
+
+
+def test_a_second_holder_is_told_who_holds_it_and_the_way_out(home: Home) -> None:
+    with home.locked():
+        home.write(RECORD)
+        with (
+            pytest.raises(StartError, match=r"process 7, at http://127.0.0.1:9; use that one, stop it with 'kill 7'"),
+            home.locked(),
+        ):
+            pytest.fail("two hold it")
+
+
+def test_a_record_counts_only_while_its_writer_holds_the_lock(home: Home) -> None:
+    with home.locked():
+        home.write(RECORD)
+        assert home.running() == RECORD
+    assert home.running() is None
+    assert home.last() == RECORD
+
+
+def test_a_home_that_cannot_be_made_is_told_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match=r"file/home cannot be used .*ACCORDION_HOME"):
+        Home(tmp_path / "file" / "home").make()
+
+
+def test_a_taken_port_is_told_with_the_way_out(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=rf"port {port} on 127.0.0.1 cannot be had .*--port"):
+            up(Settings(home=tmp_path / "home", port=port), print)
+    assert not list(tmp_path.glob("home/logs/*"))
+
+
+def test_a_bind_beyond_this_machine_needs_a_token(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="ACCORDION_ADMIN_TOKEN"):
+        up(Settings(home=tmp_path, host="0.0.0.0"), print)
+
+
+@pytest.fixture
+def environments(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[str, str]]:
+    """What the three programs would see, where our own environment is full of secrets."""
+    for name in ("ACCORDION_ADMIN_TOKEN", "ACCORDION_DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
+    place = Place(home=home, host="127.0.0.1", port=9, ray_dir=tmp_path, ray_port=free_port("127.0.0.1", 0))
+    return {part.name: dict(part.environment) for part in parts(place)}
+
+
+def test_workers_see_no_secret_of_the_service(environments: dict[str, dict[str, str]]) -> None:
+    assert "secret" not in environments["ray"].values()
+    assert not [name for name in environments["ray"] if name.startswith("ACCORDION_")]
+
+
+def test_each_part_sees_what_it_needs_and_not_what_is_for_others(environments: dict[str, dict[str, str]]) -> None:
+    api, scheduler = environments["api"], environments["scheduler"]
+    assert api["ACCORDION_ADMIN_TOKEN"] == scheduler["ACCORDION_DATABASE_URL"] == "secret"
+    assert "ACCORDION_ADMIN_TOKEN" not in scheduler
+    assert scheduler["RAY_ADDRESS"].startswith("127.0.0.1:")
+    assert {name for name in api if name.startswith("RAY_")} == set()
+    assert {name for name in scheduler.keys() & environments["ray"].keys() if name == "RAY_AUTH_TOKEN"} == set()
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("", "nothing"),
+        ("one\ntwo\n\n", "two"),
+        ('{"event": "began"}\n', "began"),
+        ('{"event": "x", "error": "why"}', "why"),
+    ],
+)
+def test_the_last_words_of_a_log_are_its_last_sentence(tmp_path: Path, log: str, said: str) -> None:
+    (tmp_path / "log").write_text(log)
+    assert last_words(tmp_path / "log") == said

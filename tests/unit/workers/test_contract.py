@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from workers.contract import EndRecord, EpochRecord, JobSpec, Record
+
+JOBS = Path(__file__).parents[3] / "deploy" / "jobs"
+DIGITS = {"task": {"name": "digits-mlp"}}
+
+
+def refusal(**parts) -> str:
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate({**DIGITS, **parts})
+    return str(caught.value)
+
+
+def test_a_spec_needs_nothing_but_a_task():
+    spec = JobSpec.model_validate(DIGITS)
+    assert spec.task.options == {"hidden": 512, "min_step_s": 0.0}
+    assert (spec.compression.low, spec.compression.high) == ({"rank": 4}, {"rank": 1})
+
+
+@pytest.mark.parametrize("file", sorted(JOBS.glob("*.yaml")), ids=lambda file: file.name)
+def test_every_job_file_is_a_spec(file):
+    assert JobSpec.model_validate(yaml.safe_load(file.read_text())).name == file.stem
+
+
+def test_there_are_job_files():
+    assert {"digits.yaml", "digits-watch.yaml"} <= {file.name for file in JOBS.iterdir()}
+
+
+def test_a_spec_survives_json():
+    spec = JobSpec.model_validate({**DIGITS, "labels": {"team": "vision"}, "compression": {"method": "topk"}})
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"task": {"name": "digits"}}, "unknown task 'digits'; known are digits-mlp, synthetic"),
+        ({"task": {"name": "digits-mlp", "options": {"hiden": 3}}}, "has no option 'hiden'; known are hidden"),
+        ({"task": {"name": "digits-mlp", "options": {"hidden": 0}}}, "is 0; it must be at least 1"),
+        ({"workers": {"min": 3, "max": 2}}, "workers.min is 3, above workers.max 2; lower min or raise max"),
+        ({"compression": {"method": "zip"}}, "unknown compression method 'zip'; known are none"),
+        ({"compression": {"method": "powersgd", "low": {"rang": 1}}}, "has no option 'rang'; known are rank"),
+        ({"policy": {"name": "mine"}}, "unknown policy 'mine'; known are two_level"),
+        ({"policy": {"window": {"epochs": 1, "steps": 1}}}, "window has epochs=1 and steps=1; give exactly one"),
+        ({"workers": {"max": 5}}, "gives 4 shares for workers.max 5; lower micro_batch or workers.max"),
+        ({"speling": 1}, "Extra inputs are not permitted"),
+        ({"labels": {f"k{n}": "v" for n in range(33)}}, "33 labels; at most 32 are kept"),
+    ],
+)
+def test_a_wrong_spec_is_refused_with_the_value_and_the_way_out(parts, sentence):
+    assert sentence in refusal(**parts)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_refused(value):
+    assert "finite number" in refusal(training={"optimizer": {"lr": value}})
+
+
+def test_a_spec_gives_the_librarys_settings():
+    config = JobSpec.model_validate({**DIGITS, "policy": {"threshold": 0.3, "lr_drop": 0.2}}).config()
+    assert (config.detector.threshold, config.detector.lr_drop, config.detector.window.epochs) == (0.3, 0.2, 2)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        EndRecord(status="FAILED", reason="TASK_RAISED", message="the task raised"),
+        EpochRecord(
+            epoch=1,
+            step=2,
+            world_size=2,
+            loss=None,
+            lr=0.1,
+            global_batch=64,
+            samples=128,
+            seconds_by_phase={"compute": 1.0},
+            bytes={"payload": 1},
+            regime_by_layer={"w": "critical"},
+            level_by_layer={"w": "low"},
+        ),
+    ],
+)
+def test_a_record_comes_back_from_json_as_what_it_was(payload):
+    record = Record(attempt=1, generation=2, seq=3, time=4.0, payload=payload)
+    assert Record.model_validate_json(record.model_dump_json()) == record
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"workers": {"cpus": 5e-324}}, "greater than or equal to 0.001"),
+        ({"workers": {"gpus": 1.5}}, "workers.gpus is 1.5; give a whole number"),
+        ({"workers": {"max": "2"}}, "valid integer"),
+        ({"training": {"epochs": True}}, "valid integer"),
+        ({"training": {"optimizer": {"nesterov": True, "momentum": 0}}}, "give a momentum above 0"),
+        ({"training": {"optimizer": {"name": "adamw", "momentum": 0.5}}}, "adamw has no momentum"),
+        ({"compression": {"method": "topk", "low": {"density": 10**400}}}, "give one that a float can hold"),
+    ],
+)
+def test_numbers_that_nobody_can_mean_are_refused_in_a_sentence(change, sentence):
+    with pytest.raises(ValidationError, match=re.escape(sentence)):
+        JobSpec.model_validate({"task": {"name": "digits-mlp"}, **change})
+
+
+def test_a_stored_spec_reads_back_as_it_was():
+    for optimizer in ({"name": "adamw", "lr": 0.001}, {"nesterov": True}):
+        spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}, "training": {"optimizer": optimizer}})
+        assert JobSpec.model_validate_json(spec.model_dump_json()) == spec

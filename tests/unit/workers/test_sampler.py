@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.sampler import batch_at, cut, epoch_order, loss_weight, num_batches, seed_of, share
+
+SAMPLES = st.integers(1, 300)
+BATCH = st.integers(1, 80)
+MICRO = st.integers(1, 40)
+WORLD = st.integers(1, 7)
+
+
+def places(pieces) -> list[int]:
+    return [place for piece in pieces for place in piece]
+
+
+def shares(batch: range, micro: int, world: int):
+    pieces = cut(batch, micro)
+    return [share(pieces, rank=rank, world_size=world) for rank in range(world)]
+
+
+@given(SAMPLES, BATCH, MICRO, st.lists(WORLD, min_size=1, max_size=8), st.integers(0, 50))
+def test_any_sequence_of_resizes_visits_every_sample_of_an_epoch_exactly_once(samples, batch, micro, worlds, epoch):
+    order, done, seen = epoch_order(samples, seed=3, epoch=epoch), 0, []
+    for step in range(num_batches(samples, batch)):
+        now = batch_at(done, num_samples=samples, global_batch=batch)
+        for mine in shares(now, micro, worlds[step % len(worlds)]):
+            seen += order[torch.tensor(places(mine), dtype=torch.long)].tolist()
+        done = now.stop
+    assert sorted(seen) == list(range(samples))
+
+
+@given(SAMPLES, MICRO, WORLD)
+def test_shares_are_contiguous_whole_micro_batches_and_differ_by_one_at_most(samples, micro, world):
+    parts = shares(range(samples), micro, world)
+    assert [piece for part in parts for piece in part] == cut(range(samples), micro)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(SAMPLES, MICRO, WORLD)
+def test_weighted_and_averaged_micro_batches_give_the_mean_over_the_batch(samples, micro, world):
+    batch = range(samples)
+    values = [0.5 * place for place in batch]
+    sums = [
+        sum(sum(values[p] for p in piece) / len(piece) * loss_weight(piece, batch, world_size=world) for piece in part)
+        for part in shares(batch, micro, world)
+    ]
+    assert sum(sums) / world == pytest.approx(sum(values) / samples, rel=1e-12, abs=1e-12)
+
+
+@given(st.integers(1, 64), WORLD)
+def test_the_weight_is_exactly_one_when_every_worker_has_one_equal_piece(micro, world):
+    batch = range(micro * world)
+    assert {loss_weight(piece, batch, world_size=world) for piece in cut(batch, micro)} == {1.0}
+
+
+def test_a_worker_gets_an_empty_share_when_there_are_fewer_micro_batches_than_workers():
+    assert [len(part) for part in shares(range(20), 16, 3)] == [1, 1, 0]
+
+
+def test_only_the_last_batch_and_the_last_micro_batch_are_short():
+    assert batch_at(1408, num_samples=1437, global_batch=64) == range(1408, 1437)
+    assert [len(piece) for piece in cut(range(1408, 1437), 16)] == [16, 13]
+
+
+def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
+    first = epoch_order(100, seed=0, epoch=1)
+    torch.rand(7)
+    assert torch.equal(first, epoch_order(100, seed=0, epoch=1))
+    assert not torch.equal(first, epoch_order(100, seed=1, epoch=0))
+    assert not torch.equal(first, epoch_order(100, seed=0, epoch=2))
+
+
+def test_drawing_an_order_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    epoch_order(100, seed=0, epoch=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_neighbouring_seeds_share_nothing():
+    assert len({seed_of("sample", seed, epoch, 0) for seed in range(10) for epoch in range(10)}) == 100

@@ -1,0 +1,1 @@
+"""Runs one training job on Ray: supervisor, workers, the Accordion actor."""

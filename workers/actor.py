@@ -1,0 +1,177 @@
+"""The Accordion actor: one process that decides for all jobs and hands what they record to the scheduler.
+
+A thin shell round `Controller`. Rank 0 of each job reports and asks; the scheduler orders and drains. Everything held
+here can be rebuilt: controllers from rank 0's state, records from the jobs' journals, orders from the database. So the
+process may be killed at any time. Every call may be repeated, and one of an older generation is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from accordion.controller import Controller
+from accordion.errors import ReportError
+from workers.calls import Decided, Question, Receipt, Refused, Registration, Stamp, Unknown, line_bytes
+from workers.contract import Cursor, Drained, LogLine, Orders, Progress, Record
+from workers.journal import Place, place_of
+
+NAMESPACE = "accordion"
+ACTOR_NAME = "accordion-v1"
+"""The number grows when the calls change, so that old and new supervisors never talk past each other."""
+LOG_LIMIT_BYTES = 1 << 20
+"""Log text held for one job: eight seconds of a job that writes as fast as it may."""
+DRAIN_LIMIT = 1000
+"""Records handed over in one call: a few megabytes."""
+
+_NOBODY = Stamp(attempt=0, generation=0)
+
+
+@dataclass(slots=True)
+class _Job:
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Of this memory: another one has lost what this one held."""
+    stamp: Stamp = _NOBODY
+    controller: Controller | None = None
+    orders: Orders = field(default_factory=Orders)
+    ordered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced, with every new orders."""
+    records: dict[Place, Record] = field(default_factory=dict)
+    confirmed: Cursor = field(default_factory=Cursor)
+    progress: Progress | None = None
+    logs: deque[LogLine] = field(default_factory=deque)
+    logs_bytes: int = 0
+    logs_dropped: int = 0
+
+    def admit(self, stamp: Stamp) -> Refused | None:
+        if stamp < self.stamp:
+            return Refused(newest=self.stamp)
+        if stamp > self.stamp:
+            self.stamp, self.controller = stamp, None
+        return None
+
+    def confirm(self, cursor: Cursor) -> None:
+        if place_of(cursor) > place_of(self.confirmed):
+            self.confirmed = cursor
+        done = place_of(self.confirmed)
+        self.records = {place: record for place, record in self.records.items() if place > done}
+
+    def receipt(self) -> Receipt:
+        return Receipt(confirmed=self.confirmed, incarnation=self.incarnation)
+
+
+class AccordionActor:
+    """All methods may be called at any time and repeated; Ray calls them one at a time up to their first `await`."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _Job] = {}
+
+    async def register(self, job_id: str, stamp: Stamp, registration: Registration) -> Receipt | Refused:
+        """Hold this controller for the job, in place of the one held before.
+
+        Raises:
+            StateError: the state is not one of this job's controller.
+        """
+        job = self._job(job_id)
+        if refused := job.admit(stamp):
+            return refused
+        controller = Controller(registration.spec.config(), registration.layers)
+        controller.load_state_dict(registration.controller_state)
+        job.controller = controller
+        return job.receipt()
+
+    async def decide(self, job_id: str, stamp: Stamp, question: Question) -> Decided | Unknown | Refused:
+        """Answer what is in force after the report; the same question again gives the same answer."""
+        job = self._job(job_id)
+        if refused := job.admit(stamp):
+            return refused
+        if job.controller is None or question.number - job.controller.number not in (0, 1):
+            return Unknown()
+        try:
+            return Decided(decision=job.controller.decide(question.report))
+        except ReportError:
+            return Unknown()
+
+    async def post(
+        self,
+        job_id: str,
+        stamp: Stamp,
+        records: Sequence[Record],
+        *,
+        progress: Progress | None = None,
+        incarnation: str | None = None,
+    ) -> Receipt | Refused:
+        """Hold records until the database has confirmed them.
+
+        Records that follow what another incarnation held are not taken: drained before those, they would move the
+        database's cursor past them. None is for records that begin with the first unconfirmed one.
+        """
+        job = self._job(job_id)
+        if refused := job.admit(stamp):
+            return refused
+        if incarnation in (None, job.incarnation):
+            done = place_of(job.confirmed)
+            job.records |= {place_of(record): record for record in records if place_of(record) > done}
+        job.progress = progress or job.progress
+        return job.receipt()
+
+    async def log(self, job_id: str, lines: Sequence[LogLine], dropped: int) -> None:
+        """Hold log lines until they are drained; the oldest are dropped, and counted, where they are too many."""
+        job = self._job(job_id)
+        job.logs_dropped += dropped
+        job.logs.extend(lines)
+        job.logs_bytes += sum(map(line_bytes, lines))
+        while job.logs_bytes > LOG_LIMIT_BYTES:
+            job.logs_bytes -= line_bytes(job.logs.popleft())
+            job.logs_dropped += 1
+
+    async def watch(self, job_id: str, version: int, timeout_s: float) -> Orders:
+        """Answer the orders as soon as they are newer than `version`, or what is held after the timeout."""
+        job = self._job(job_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while job.orders.version <= version:
+                    await job.ordered.wait()
+        except TimeoutError:
+            pass
+        return job.orders
+
+    async def order(self, job_id: str, orders: Orders) -> int:
+        """Hold the orders unless newer ones are held; gives the version held then."""
+        job = self._job(job_id)
+        if orders.version > job.orders.version:
+            job.orders = orders
+            job.ordered.set()
+            job.ordered = asyncio.Event()
+        return job.orders.version
+
+    async def drain(self, job_id: str, confirmed: Cursor) -> Drained:
+        """Hand over what the database does not hold yet, and drop what it does.
+
+        Log lines are handed over once: an answer that is lost takes them with it, and they are not counted.
+        """
+        job = self._jobs.get(job_id)
+        if job is None:
+            return Drained()
+        job.confirm(confirmed)
+        records = tuple(job.records[place] for place in sorted(job.records)[:DRAIN_LIMIT])
+        logs, dropped = tuple(job.logs), job.logs_dropped
+        job.logs.clear()
+        job.logs_bytes = job.logs_dropped = 0
+        return Drained(
+            records=records,
+            progress=job.progress,
+            logs=logs,
+            logs_dropped=dropped,
+            orders_version=job.orders.version,
+        )
+
+    async def forget(self, job_id: str) -> None:
+        """Drop all that is held of a job."""
+        self._jobs.pop(job_id, None)
+
+    def _job(self, job_id: str) -> _Job:
+        return self._jobs.setdefault(job_id, _Job())

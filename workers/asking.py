@@ -1,0 +1,59 @@
+"""How a process of a job calls the Accordion actor: with a limit, and with one error for all that may go wrong."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from workers.actor import ACTOR_NAME, NAMESPACE, AccordionActor
+
+PLACE = {"accordion-node": "!scheduler"}
+"""Where our long-lived actors may run: anywhere but on the node that a scheduler brings, which ends with it."""
+
+
+class ActorSilentError(Exception):
+    """The Accordion actor did not answer in time; it may have done what it was asked."""
+
+
+class Ask(Protocol):
+    """Calls a method of the Accordion actor.
+
+    Raises:
+        ActorSilentError: there was no answer in time.
+    """
+
+    def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
+        """Give the method's answer."""
+
+
+class RayAsk:
+    """Asks the actor of the Ray cluster that this process belongs to. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
+        """Give the method's answer.
+
+        Raises:
+            ActorSilentError: there was no answer in time.
+        """
+        import ray
+
+        try:
+            self._actor = self._actor or ensure_actor()
+            return ray.get(getattr(self._actor, method).remote(*arguments, **named), timeout=timeout_s)
+        except (ray.exceptions.RayError, TimeoutError, ConnectionError) as error:
+            self._actor = None if isinstance(error, ray.exceptions.ActorDiedError) else self._actor
+            raise ActorSilentError(f"the Accordion actor gave no answer to {method}: {error}") from error
+
+
+def ensure_actor() -> Any:
+    """Get the cluster's Accordion actor; the first who asks starts it.
+
+    Detached, it outlives all drivers. It restarts for ever, and calls made meanwhile are repeated by Ray.
+    """
+    import ray
+
+    options = {"name": ACTOR_NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    endless = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 10_000, "num_cpus": 0}
+    return ray.remote(AccordionActor).options(**options, **endless, label_selector=PLACE).remote()

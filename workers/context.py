@@ -1,0 +1,101 @@
+"""What `launch` hands to the training loop on every rank, and the road it has to the rest of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from accordion.messages import Decision, Report
+from workers.contract import Launch, Orders, Payload, Progress, Started
+
+
+class Link(Protocol):
+    """Rank 0's road to the Accordion actor and the database. On other ranks (`NoLink`) everything but `log` is silent.
+
+    No method waits for the network, but `started`, `decide` and `flush`, each with a limit.
+    """
+
+    def on_orders(self, callback: Callable[[Orders], None]) -> None:
+        """Call it with the orders known now, if any, and from a thread of the link with all newer ones."""
+
+    def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
+        """Post the record, and make the actor hold this controller; once a generation, before anything else."""
+
+    def post(self, payload: Payload) -> None:
+        """Keep a record until the database confirms it.
+
+        On return it is in the journal beside the checkpoints, so a checkpoint that is written afterwards never knows
+        more than the journal; a checkpoint itself holds no records.
+
+        Raises:
+            OSError: the storage cannot be written.
+        """
+
+    def progress(self, progress: Progress) -> None:
+        """Say where the job is; only the newest is kept, and one may be lost."""
+
+    def log(self, text: str) -> None:
+        """Add lines to the job's log, under this rank."""
+
+    def decide(self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]) -> Decision:
+        """Ask what shall be in force: the actor's answer, or the proposal where it does not answer in time.
+
+        `controller_state` is that of the local controller after it made the proposal.
+        """
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the actor holds all that was posted; False where it took too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """One rank's place in a worker group. The process group is initialised when the loop gets it."""
+
+    launch: Launch
+    generation: int
+    """Grows with every worker group of the job, over all attempts."""
+    rank: int
+    world_size: int
+    device: str
+    """As Ray gave it: `cpu` or `cuda:0`."""
+    link: Link
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of the job's checkpoints, the same for all ranks, generations and attempts."""
+        return Path(self.launch.storage) / "checkpoints"
+
+
+class NoLink:
+    """The link of a rank that reports nothing: its log lines go to the function given, all else to nobody."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+
+    def on_orders(self, callback: Callable[[Orders], None]) -> None:
+        """No orders come here."""
+
+    def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
+        """Rank 0 says it."""
+
+    def post(self, payload: Payload) -> None:
+        """Rank 0 says it."""
+
+    def progress(self, progress: Progress) -> None:
+        """Rank 0 says it."""
+
+    def log(self, text: str) -> None:
+        """Add lines to the job's log, under this rank."""
+        self._log(text)
+
+    def decide(self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]) -> Decision:
+        """Return the proposal: only rank 0 asks."""
+        del report, controller_state
+        return proposal
+
+    def flush(self, timeout_s: float) -> bool:
+        """Nothing waits here."""
+        del timeout_s
+        return True

@@ -1,0 +1,225 @@
+"""What workers report (`Record`) and are told (`Launch`, `Orders`): pydantic; neither ray nor torch.
+
+Epochs and steps are counted from 0, steps since the start of the job; intervals of epochs are half open.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from accordion.messages import Ack, Decision, LayerInfo, Override
+from workers.spec import JobSpec as JobSpec
+from workers.spec import Strict
+
+
+class Bytes(Strict):
+    """Bytes of one worker over some steps, all layers."""
+
+    payload: int = 0
+    """What the compressors handed to the network."""
+    wire: int = 0
+    """Estimate of what this worker's interface sends: ring all-reduce 2(W-1)/W, all-gather W-1 times the payload."""
+    dense: int = 0
+    fp16: int = 0
+    """Payloads that all-reduce in fp32 and in fp16 would have had."""
+
+
+class Started(Strict):
+    """A worker group began to train."""
+
+    kind: Literal["started"] = "started"
+    world_size: int
+    epoch: int
+    step: int
+    resumed_from: str | None
+    """Name of the checkpoint, None at the beginning of the job."""
+    steps_per_epoch: int
+    layers: tuple[LayerInfo, ...]
+    """Layers that decisions speak of, in the model's order."""
+    parameters: int
+    """Number of trained values."""
+
+
+class EpochRecord(Strict):
+    """One finished epoch."""
+
+    kind: Literal["epoch"] = "epoch"
+    epoch: int
+    step: int
+    world_size: int
+    loss: float | None
+    """Mean training loss over the samples of the epoch; None where it was not finite."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Of the evaluation: `loss`, `accuracy` and what else the task measures."""
+    lr: float
+    global_batch: int
+    samples: int
+    skipped_steps: int = 0
+    """Steps not taken because a gradient was not finite."""
+    seconds_by_phase: dict[str, float]
+    """Seconds of rank 0: `compute`, `communicate`, `optimize`, `evaluate`, `checkpoint`, `decide`, `wait`."""
+    bytes: Bytes
+    statistic_by_layer: dict[str, float] | None = None
+    regime_by_layer: dict[str, Literal["critical", "stable"]]
+    """In force during this epoch, at its end; likewise the level."""
+    level_by_layer: dict[str, str]
+
+
+class DecisionRecord(Strict):
+    """A decision that every rank switched to."""
+
+    kind: Literal["decision"] = "decision"
+    decision: Decision
+
+
+class AcksRecord(Strict):
+    """Which plan every rank runs after a switch, each rank speaking for itself; the overrides in force under it."""
+
+    kind: Literal["acks"] = "acks"
+    epoch: int
+    step: int
+    world_size: int
+    digest: str
+    """Digest of the plan that was announced."""
+    override_ids: tuple[str, ...]
+    acks: tuple[Ack, ...]
+
+
+class RejectedRecord(Strict):
+    """An override that cannot be applied to this job."""
+
+    kind: Literal["rejected"] = "rejected"
+    override_id: str
+    reason: str
+
+
+class CheckpointRecord(Strict):
+    """A saved state that can be resumed from."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    name: str
+    epoch: int
+    """First epoch that is still to be trained."""
+    step: int
+    size_bytes: int
+    seconds: float
+
+
+class FailureRecord(Strict):
+    """A worker group ended before its time."""
+
+    kind: Literal["failure"] = "failure"
+    cause: Literal["job", "infrastructure"]
+    """`job`: an exception with every process alive; only these spend `max_failures`."""
+    rank: int | None
+    epoch: int | None = None
+    step: int | None = None
+    message: str
+    """One sentence: type and text of the error, never a traceback (that is in the logs)."""
+
+
+EndReason = Literal[
+    "COMPLETED", "CANCELLED_BY_USER", "TASK_RAISED", "LOSS_NOT_FINITE", "TOO_MANY_FAILURES", "LOST", "START_FAILED"
+]
+
+
+class EndRecord(Strict):
+    """The job is over; `message` is one sentence for people."""
+
+    kind: Literal["end"] = "end"
+    status: Literal["SUCCEEDED", "FAILED", "CANCELLED"]
+    reason: EndReason
+    message: str = ""
+
+
+Payload = Annotated[
+    Started | EpochRecord | DecisionRecord | AcksRecord | RejectedRecord | CheckpointRecord | FailureRecord | EndRecord,
+    Field(discriminator="kind"),
+]
+
+
+class Record(Strict):
+    """Something that must reach the database: kept and sent again until the database has confirmed it.
+
+    Ordered by (attempt, generation, seq). A newer generation starts again at seq 0 and makes older ones void.
+    """
+
+    attempt: int
+    generation: int
+    """Grows with every worker group of the job, over all attempts."""
+    seq: int
+    time: float
+    """Seconds since 1970, on the clock of the machine that wrote it."""
+    payload: Payload
+
+
+class Progress(Strict):
+    """Where the job is now; only the newest is kept, and one may be lost."""
+
+    attempt: int
+    generation: int
+    time: float
+    epoch: int
+    step: int
+    steps_per_epoch: int
+    epochs: int
+    world_size: int
+    loss: float | None
+    lr: float
+    samples_per_s: float
+    bytes: Bytes
+    seconds_by_phase: dict[str, float]
+    """Both since the job began, work that was rolled back included."""
+
+
+class LogLine(Strict):
+    """One line of output; `rank` None is the supervisor."""
+
+    attempt: int
+    rank: int | None
+    time: float
+    text: str
+
+
+class Cursor(Strict):
+    """The newest record that the database holds."""
+
+    attempt: int = 0
+    generation: int = 0
+    seq: int = -1
+
+
+class Orders(Strict):
+    """What people want of a running job; the newest version replaces all before it."""
+
+    version: int = 0
+    overrides: tuple[Override, ...] = ()
+    stop: Literal["cancel"] | None = None
+
+
+class Launch(Strict):
+    """All that a supervisor has to know to run one attempt."""
+
+    job_id: str
+    attempt: int
+    workers: int
+    """Size of the worker group, within the spec's limits."""
+    storage: str
+    """Directory for checkpoints and the end file, the same for all attempts of the job."""
+    spec: JobSpec
+
+
+class Drained(Strict):
+    """What the scheduler takes over from a running job in one call."""
+
+    records: tuple[Record, ...] = ()
+    """Above the cursor that was given, in order."""
+    progress: Progress | None = None
+    logs: tuple[LogLine, ...] = ()
+    """Handed over once: with an answer that is lost they are gone, and not counted."""
+    logs_dropped: int = 0
+    """Lines lost since the last call because they came faster than they were taken."""
+    orders_version: int = 0
+    """Version of the orders held there; below the last one sent after a restart: they are to be sent again."""

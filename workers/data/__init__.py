@@ -1,0 +1,40 @@
+"""Training data: what a task hands to the loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Data(Protocol):
+    """Samples that can be read in any order."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these samples, on the CPU, in this order.
+
+        Called with the default generator seeded by the job's seed, the epoch (not where samples are held out) and the
+        place, so that augmentation may use it freely and does not depend on the number of workers.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TensorData:
+    """Samples that fit in memory: row i of both tensors is sample i."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows."""
+        return self.inputs[indices], self.targets[indices]
+
+
+__all__ = ["Data", "TensorData"]

@@ -1,0 +1,52 @@
+"""Every error of the training side, in one tree; stdlib only.
+
+    WorkerError
+    ├── TaskRaised        the task's own code raised: the job's fault, with the place where it happened
+    ├── LossNotFinite     training went nowhere: no step could be taken any more
+    └── CheckpointError   a saved state does not fit this job
+
+All carry one sentence with the value, the limit and the way out, and survive pickling.
+"""
+
+from __future__ import annotations
+
+
+class WorkerError(Exception):
+    """Root of the training side's errors."""
+
+
+class TaskRaised(WorkerError):
+    """The task's code raised `error`, `Type: message`; `step` and `epoch` are None while it was being built."""
+
+    def __init__(self, step: int | None, epoch: int | None, error: str) -> None:
+        super().__init__(step, epoch, error)
+        self.step = step
+        self.epoch = epoch
+        self.error = error
+
+    def __str__(self) -> str:
+        place = "while it was being built" if self.step is None else f"in step {self.step} (epoch {self.epoch})"
+        return f"the task raised {self.error} {place}; the traceback is in the job's log"
+
+
+class LossNotFinite(WorkerError):
+    """`skipped` steps in a row could not be taken on any worker, the last of them `step` in `epoch`."""
+
+    def __init__(self, step: int, epoch: int, skipped: int) -> None:
+        super().__init__(step, epoch, skipped)
+        self.step = step
+        self.epoch = epoch
+        self.skipped = skipped
+
+    def __str__(self) -> str:
+        return (
+            f"loss or gradient was not finite in {self.skipped} steps in a row, up to step {self.step} "
+            f"(epoch {self.epoch}); lower training.optimizer.lr or set training.clip_norm"
+        )
+
+
+class CheckpointError(WorkerError):
+    """A checkpoint is torn, foreign or does not fit the job."""
+
+
+__all__ = ["CheckpointError", "LossNotFinite", "TaskRaised", "WorkerError"]

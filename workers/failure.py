@@ -1,0 +1,150 @@
+"""Why a worker group ended before its time, and whether to try again; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from workers.contract import EndReason, FailureRecord
+from workers.errors import LossNotFinite, TaskRaised, WorkerError
+
+CONTROLLER = -1
+"""The rank under which a failure of no rank stands: of what starts and leads the group."""
+MOST_LOST_GROUPS = 20
+"""Worker groups that may be lost in a row without a step of progress: then the cluster is broken, not unlucky."""
+FIRST_PAUSE_S = 0.5
+MOST_PAUSE_S = 30.0
+"""Pauses before lost groups are started again: they double up to this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """What went wrong so far in this attempt."""
+
+    own: int = 0
+    """Failures of the job itself."""
+    lost_in_a_row: int = 0
+    """Worker groups lost since a group last made a step."""
+    last: tuple[int | None, str] | None = None
+    """Step and sentence of the job's last own failure."""
+
+    @classmethod
+    def recorded(cls, failures: Iterable[FailureRecord]) -> Self:
+        """What a supervisor knows that starts again in mid-attempt."""
+        own = [failure for failure in failures if failure.cause == "job"]
+        return cls(own=len(own), last=(own[-1].step, own[-1].message) if own else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Start another worker group after a pause."""
+
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """The job failed."""
+
+    reason: EndReason
+    message: str
+
+
+def failure_of(by_rank: Mapping[int, BaseException]) -> FailureRecord:
+    """The failure that explains the others.
+
+    A worker whose process died takes its peers' collectives down with it, so what they raise says nothing; and a
+    collective that broke says only that some peer is gone. What a rank raised itself explains the rest.
+    """
+    if CONTROLLER in by_rank:
+        return _of_controller(by_rank[CONTROLLER])
+    dead = sorted(rank for rank, error in by_rank.items() if _is_dead(error))
+    if dead:
+        listed = ", ".join(map(str, dead))
+        return FailureRecord(cause="infrastructure", rank=dead[0], message=f"the process of rank {listed} is gone")
+    own = {rank: error for rank, error in by_rank.items() if not _is_collateral(error)}
+    if not own:
+        rank = min(by_rank, default=None)
+        return FailureRecord(cause="infrastructure", rank=rank, message=f"rank {rank} lost its peers in a collective")
+    rank, error = min(own.items(), key=lambda item: (not isinstance(item[1], WorkerError), item[0]))
+    step, epoch = getattr(error, "step", None), getattr(error, "epoch", None)
+    return FailureRecord(cause="job", rank=rank, epoch=epoch, step=step, message=_sentence(error))
+
+
+def next_move(
+    failures: Failures, failure: FailureRecord, *, progressed: bool, most_own: int, fatal: EndReason | None
+) -> tuple[Failures, Retry | GiveUp]:
+    """What to do after a worker group failed; `fatal` names an error that no retry can cure."""
+    if failure.cause == "infrastructure":
+        lost = 1 if progressed else failures.lost_in_a_row + 1
+        return replace(failures, lost_in_a_row=lost), _after_loss(lost, failure)
+    place = (failure.step, failure.message)
+    repeated = failure.step is not None and place == failures.last
+    now = Failures(own=failures.own + 1, lost_in_a_row=0, last=place)
+    if fatal is not None:
+        return now, GiveUp(reason=fatal, message=failure.message)
+    if repeated or most_own == 0:
+        message = f"twice in a row: {failure.message}" if repeated else failure.message
+        return now, GiveUp(reason="TASK_RAISED", message=message)
+    if now.own > most_own:
+        message = f"{now.own} failures, max_failures is {most_own}; the last: {failure.message}"
+        return now, GiveUp(reason="TOO_MANY_FAILURES", message=message)
+    return now, Retry(pause_s=FIRST_PAUSE_S)
+
+
+def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
+    """The end that an error means at once, where every process lived."""
+    if any(isinstance(error, LossNotFinite) for error in by_rank.values()):
+        return "LOSS_NOT_FINITE"
+    built = (error for error in by_rank.values() if isinstance(error, TaskRaised))
+    return "TASK_RAISED" if any(error.step is None for error in built) else None
+
+
+def _after_loss(lost: int, failure: FailureRecord) -> Retry | GiveUp:
+    if lost > MOST_LOST_GROUPS:
+        message = f"{lost} worker groups in a row were lost without a step; the last: {failure.message}"
+        return GiveUp(reason="LOST", message=message)
+    return Retry(pause_s=min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (lost - 1)))
+
+
+def _of_controller(error: BaseException) -> FailureRecord:
+    cause: Literal["job", "infrastructure"] = "infrastructure" if _is_dead(error) else "job"
+    return FailureRecord(cause=cause, rank=None, message=f"the worker group did not run: {_sentence(error)}")
+
+
+def _is_dead(error: BaseException) -> bool:
+    """Whether the error says that a process is gone rather than that code in it raised."""
+    rays = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] == "ray"}
+    return not _SIGNS_OF_DEATH.isdisjoint(rays)
+
+
+def _is_collateral(error: BaseException) -> bool:
+    """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known by their source."""
+    return any(kind.__name__ == "DistError" for kind in type(error).__mro__) or "gloo/transport" in str(error)
+
+
+_SIGNS_OF_DEATH = frozenset(
+    {
+        "RayActorError",
+        "ActorUnavailableError",
+        "NodeDiedError",
+        "OwnerDiedError",
+        "WorkerCrashedError",
+        "OutOfMemoryError",
+        "WorkerHealthCheckFailedError",
+        "WorkerHealthCheckTimeoutError",
+        "WorkerGroupStartupFailedError",
+        "WorkerGroupStartupTimeoutError",
+        "InsufficientClusterResourcesError",
+        "PreemptionError",
+    }
+)
+"""By name, so that this module loads without Ray."""
+
+
+def _sentence(error: BaseException) -> str:
+    """One line that every file and database takes."""
+    first = (str(error).strip() or "no message").splitlines()[0]
+    text = first if isinstance(error, WorkerError) else f"{type(error).__name__}: {first}"
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,128 @@
+"""The job's records on disk, one file a generation: what the database has not confirmed survives every process.
+
+    storage/records/000000007.jsonl     a record a line; the file's name is the generation
+    storage/end.json                    how the job ended, and all its records
+
+A generation is claimed by creating its file, which only one process can do, so generations grow over supervisors,
+attempts and lost clusters. Torn lines are left out: their writer died before it could tell anybody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from workers.contract import Cursor, Drained, EndRecord, Payload, Record
+
+Clock = Callable[[], float]
+"""Seconds since 1970."""
+Place = tuple[int, int, int]
+
+
+def claim_generation(storage: Path) -> int:
+    """A generation that nobody had before.
+
+    Raises:
+        OSError: the storage cannot be written.
+    """
+    folder = storage / "records"
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        generation = max(_generations(folder), default=0) + 1
+        try:
+            _file(folder, generation).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return generation
+
+
+def read_records(storage: Path, above: Cursor | None = None) -> list[Record]:
+    """All records of the job, or those above a cursor, in order."""
+    least = above or Cursor()
+    folder = storage / "records"
+    files = (_file(folder, generation) for generation in sorted(_generations(folder)) if generation >= least.generation)
+    records = [record for file in files for record in _lines(file) if place_of(record) > place_of(least)]
+    return sorted(records, key=place_of)
+
+
+def place_of(item: Record | Cursor) -> Place:
+    """What records are ordered by."""
+    return (item.attempt, item.generation, item.seq)
+
+
+class Journal:
+    """The records of one generation, as one process writes them. Any thread may write."""
+
+    def __init__(self, storage: Path, *, attempt: int, generation: int, clock: Clock) -> None:
+        self.storage = storage
+        self.attempt = attempt
+        self.generation = generation
+        self._clock = clock
+        self._seq = 0
+        self._lock = threading.Lock()
+
+    def write(self, payload: Payload) -> Record:
+        """The payload as a record that is on disk.
+
+        Raises:
+            OSError: the storage cannot be written.
+        """
+        with self._lock:
+            place = {"attempt": self.attempt, "generation": self.generation, "seq": self._seq}
+            record = Record(**place, time=self._clock(), payload=payload)
+            with _file(self.storage / "records", self.generation).open("ab") as file:
+                # the newline comes first too: it ends a line that a full disk tore.
+                file.write(b"\n" + record.model_dump_json().encode() + b"\n")
+            self._seq += 1
+            return record
+
+
+def write_end(storage: Path, end: EndRecord) -> None:
+    """Write how the job ended, beside all that it recorded; whole or not at all.
+
+    Raises:
+        OSError: the storage cannot be written.
+    """
+    records = [record.model_dump(mode="json") for record in read_records(storage)]
+    target = storage / "end.json"
+    draft = target.with_suffix(".draft")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump({"end": end.model_dump(mode="json"), "records": records}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(target)
+
+
+def read_end(storage: Path) -> tuple[EndRecord, Drained] | None:
+    """How the job ended and all its records; None while it has not."""
+    file = storage / "end.json"
+    if not file.exists():
+        return None
+    content = json.loads(file.read_text(encoding="utf-8"))
+    records = tuple(Record.model_validate(record) for record in content["records"])
+    return EndRecord.model_validate(content["end"]), Drained(records=records)
+
+
+def _file(folder: Path, generation: int) -> Path:
+    return folder / f"{generation:09d}.jsonl"
+
+
+def _generations(folder: Path) -> list[int]:
+    return [int(file.stem) for file in folder.glob("*.jsonl") if file.stem.isdecimal()]
+
+
+def _lines(file: Path) -> Iterator[Record]:
+    # as bytes: a torn line may end inside a character, and texts hold characters that str.splitlines takes for ends.
+    for line in file.read_bytes().split(b"\n"):
+        try:
+            yield Record.model_validate_json(line)
+        except ValidationError:
+            continue
+
+
+__all__ = ["Clock", "Journal", "claim_generation", "place_of", "read_end", "read_records", "write_end"]

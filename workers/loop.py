@@ -1,0 +1,195 @@
+"""One worker's training loop, from top to bottom: build, resume, epochs, batches, micro-batches.
+
+Runs in any process group: Ray's, or the one of a test.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from accordion.control import Word
+from workers.clock import Clock
+from workers.context import WorkerContext
+from workers.errors import LossNotFinite
+from workers.evaluation import agree, mean_loss, mean_metrics, summaries
+from workers.reporting import announce, epoch_record, mark, report_progress, report_switch
+from workers.run import LossSum, Run, build, seeded
+from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, seed_of, share
+from workers.state import restore, save
+
+logger = logging.getLogger(__name__)
+Outcome = Literal["completed", "stopped"]
+
+MAX_SKIPPED_IN_A_ROW = 10
+"""Steps that may be skipped one after the other. One bad batch costs one step and a spike a few; parameters do not
+change while steps are skipped, so when a window of other samples did not help either, nothing will."""
+FLUSH_TIMEOUT_S = 10.0
+"""How long a finished worker waits for its last records to arrive; they are in the journal in any case."""
+
+
+def train(context: WorkerContext, clock: Clock | None = None) -> Outcome:
+    """Train the job from its newest checkpoint to its end, or to a stop that was asked for and saved.
+
+    Raises:
+        TaskRaised: the task's own code raised.
+        LossNotFinite: no step could be taken any more.
+        OSError: the storage cannot be written.
+    """
+    torch.set_num_threads(1)
+    run = build(context, clock or Clock())
+    announce(run, restore(run))
+    outcome = train_epochs(run)
+    context.link.flush(FLUSH_TIMEOUT_S)
+    return outcome
+
+
+def train_epochs(run: Run) -> Outcome:
+    """The rest of the job, epoch by epoch."""
+    while run.position.epoch < run.spec.training.epochs:
+        if train_epoch(run) == "stopped":
+            save(run)
+            return "stopped"
+        close_epoch(run)
+    return "completed"
+
+
+def train_epoch(run: Run) -> Outcome:
+    """The rest of the epoch, batch by batch."""
+    order = epoch_order(len(run.data), seed=run.spec.training.seed, epoch=run.position.epoch)
+    run.ddp.module.train()
+    while run.position.samples < len(order):
+        words = train_batch(run, order)
+        if Word.SAVE_STOP in words:
+            return "stopped"
+        if Word.CHECKPOINT in words:
+            save(run)
+    return "completed"
+
+
+def train_batch(run: Run, order: Tensor) -> frozenset[Word]:
+    """One step of the optimizer; returns what was announced at its end."""
+    start = run.phases.clock.elapsed()
+    batch = batch_at(run.position.samples, num_samples=len(order), global_batch=run.spec.training.global_batch)
+    with run.phases("compute"):
+        accumulate(run, order, batch)
+    with run.phases("optimize"):
+        result = run.session.step()
+    run.position = Position(epoch=run.position.epoch, samples=batch.stop)
+    run.progress_samples += len(batch)
+    if result.switch is not None:
+        report_switch(run, result.switch)
+    check_taken(run, taken=result.taken)
+    report_progress(run)
+    rest(run, start)
+    return result.announced
+
+
+def accumulate(run: Run, order: Tensor, batch: range) -> None:
+    """Leave the gradient of the batch's mean loss in the parameters, averaged over the workers."""
+    set_rate(run, batch)
+    run.optimizer.zero_grad()
+    pieces = cut(batch, run.spec.training.micro_batch)
+    mine = share(pieces, rank=run.context.rank, world_size=run.context.world_size)
+    with run.ddp.no_sync():
+        for piece in mine[:-1]:
+            backward(run, order, piece, batch=batch)
+    if mine:
+        backward(run, order, mine[-1], batch=batch)
+    else:
+        take_part(run, order, pieces[0])
+    if run.spec.training.clip_norm is not None:
+        clip_grad_norm_(run.ddp.parameters(), run.spec.training.clip_norm)
+
+
+def backward(run: Run, order: Tensor, piece: range, *, batch: range) -> None:
+    """Add the gradient of a micro-batch of this batch."""
+    loss = forward(run, order, piece)
+    run.epoch_loss.add(loss, len(piece))
+    run.recent_loss.add(loss, len(piece))
+    weight = loss_weight(piece, batch, world_size=run.context.world_size)
+    (loss * weight).backward()  # type: ignore[no-untyped-call]
+
+
+def take_part(run: Run, order: Tensor, piece: range) -> None:
+    """A backward pass that adds nothing: the others wait for this worker, and it has no samples in this batch."""
+    # in evaluation mode running statistics stay as they are.
+    run.ddp.module.eval()
+    (forward(run, order, piece) * 0.0).backward()  # type: ignore[no-untyped-call]
+    run.ddp.module.train()
+
+
+def forward(run: Run, order: Tensor, piece: range) -> Tensor:
+    """Mean loss of a micro-batch.
+
+    Raises:
+        TaskRaised: the task or its model raised.
+    """
+    seed = seed_of("sample", run.spec.training.seed, run.position.epoch, piece.start)
+    device = run.context.device
+    with run.task_code(), seeded(seed, device):
+        inputs, targets = run.data.batch(order[piece.start : piece.stop])
+        outputs = run.ddp(inputs.to(device))
+        return run.task.loss(outputs, targets.to(device), step=run.session.steps)
+
+
+def set_rate(run: Run, batch: range) -> None:
+    """Give the optimizer the schedule's rate of this step."""
+    step = batch.start // run.spec.training.global_batch
+    rate = run.schedule.step_rate(run.position.epoch, step, steps_per_epoch=run.steps_per_epoch)
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def check_taken(run: Run, *, taken: bool) -> None:
+    """Count steps that were skipped one after the other; the same on all ranks.
+
+    Raises:
+        LossNotFinite: there were too many.
+    """
+    run.skipped_in_a_row = 0 if taken else run.skipped_in_a_row + 1
+    if run.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        raise LossNotFinite(run.session.steps - 1, run.position.epoch, run.skipped_in_a_row)
+
+
+def rest(run: Run, start: float) -> None:
+    """Stretch the step that began at `start` to the length that the job asks for."""
+    least = float(run.spec.task.options.get("min_step_s", 0.0))
+    missing = least - (run.phases.clock.elapsed() - start)
+    if missing > 0:
+        with run.phases("wait"):
+            run.phases.clock.sleep(missing)
+
+
+def close_epoch(run: Run) -> None:
+    """Evaluate, decide about the next epoch, report, save."""
+    epoch, decision = run.position.epoch, run.session.decision
+    with run.phases("evaluate"):
+        parts = summaries(run)
+        agree(run, parts)
+    with run.phases("decide"):
+        switch = run.session.end_epoch(lr=run.schedule.epoch_rate(epoch), next_lr=run.schedule.epoch_rate(epoch + 1))
+    last = epoch + 1 == run.spec.training.epochs
+    if run.context.rank == 0:
+        logger.info("epoch %d ends after step %d; %s", epoch, run.session.steps, switch.decision.reason)
+    run.context.link.post(epoch_record(run, decision, loss=mean_loss(parts), metrics=mean_metrics(parts)))
+    if not last:
+        report_switch(run, switch)
+    open_epoch(run, epoch + 1)
+    if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
+        save(run)
+
+
+def open_epoch(run: Run, epoch: int) -> None:
+    """Begin to count anew."""
+    run.position = Position(epoch=epoch)
+    run.epoch_loss = LossSum.zero(run.context.device)
+    run.epoch_mark = mark(run)
+    run.adviser.statistic = None
+
+
+__all__ = ["MAX_SKIPPED_IN_A_ROW", "Outcome", "train", "train_epochs"]

@@ -1,0 +1,1 @@
+"""Models of the tasks that come with the service."""

@@ -1,0 +1,147 @@
+"""What rank 0 tells the world, and what the world tells rank 0."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+from accordion.control import Word
+from accordion.errors import OverrideError
+from accordion.messages import Decision, Override, plan_digest
+from accordion.session import Switch
+from workers.contract import (
+    AcksRecord,
+    Bytes,
+    DecisionRecord,
+    EpochRecord,
+    Orders,
+    Progress,
+    RejectedRecord,
+    Started,
+)
+from workers.run import Mark, Run
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 0.25
+"""Least distance of two `Progress`: four a second look live, and cost a fast step nothing."""
+
+
+def announce(run: Run, resumed_from: str | None) -> None:
+    """Say that this worker group trains, and take orders from now on; rank 0."""
+    started = Started(
+        world_size=run.context.world_size,
+        epoch=run.position.epoch,
+        step=run.session.steps,
+        resumed_from=resumed_from,
+        steps_per_epoch=run.steps_per_epoch,
+        layers=run.session.layers,
+        parameters=sum(parameter.numel() for parameter in run.ddp.module.parameters() if parameter.requires_grad),
+    )
+    run.context.link.started(started, run.session.controller.state_dict())
+    run.context.link.on_orders(lambda orders: obey(run, orders))
+
+
+def obey(run: Run, orders: Orders) -> None:
+    """Take over what people want; called by a thread of the link."""
+    if orders.overrides != run.overrides:
+        run.overrides = orders.overrides
+        run.session.override([override for override in orders.overrides if _possible(run, override)])
+    if orders.stop is not None:
+        run.session.request(Word.SAVE_STOP)
+
+
+def _possible(run: Run, override: Override) -> bool:
+    try:
+        run.session.controller.check_override(override)
+    except OverrideError as error:
+        run.context.link.post(RejectedRecord(override_id=override.id, reason=str(error)))
+        return False
+    return True
+
+
+def report_switch(run: Run, switch: Switch) -> None:
+    """Say what all workers switched to, and which plan each of them runs now; rank 0."""
+    decision = switch.decision
+    run.context.link.post(DecisionRecord(decision=decision))
+    run.context.link.post(
+        AcksRecord(
+            epoch=decision.epoch,
+            step=decision.step,
+            world_size=run.context.world_size,
+            digest=plan_digest(decision.level_by_layer),
+            override_ids=tuple(sorted(set(decision.override_by_layer.values()))),
+            acks=switch.acks,
+        )
+    )
+
+
+def epoch_record(run: Run, decision: Decision, *, loss: float | None, metrics: Mapping[str, float]) -> EpochRecord:
+    """The finished epoch; `decision` was in force at its end."""
+    statistic = run.adviser.statistic
+    return EpochRecord(
+        epoch=run.position.epoch,
+        step=run.session.steps,
+        world_size=run.context.world_size,
+        loss=loss,
+        metrics=dict(metrics),
+        lr=float(run.optimizer.param_groups[0]["lr"]),
+        global_batch=run.spec.training.global_batch,
+        samples=run.position.samples,
+        skipped_steps=run.session.skipped_steps - run.epoch_mark.skipped_steps,
+        seconds_by_phase={
+            phase: seconds - run.epoch_mark.seconds.get(phase, 0.0) for phase, seconds in run.phases.seconds.items()
+        },
+        bytes=_difference(run.spent(), run.epoch_mark.bytes),
+        statistic_by_layer=_finite(statistic) if statistic is not None else None,
+        regime_by_layer=dict(decision.regime_by_layer),
+        level_by_layer={layer: level.name for layer, level in decision.level_by_layer.items()},
+    )
+
+
+def mark(run: Run) -> Mark:
+    """Where the next epoch's record begins to count."""
+    return Mark(bytes=run.spent(), seconds=dict(run.phases.seconds), skipped_steps=run.session.skipped_steps)
+
+
+def report_progress(run: Run) -> None:
+    """Say where the job is, unless that was said just now; rank 0, after every step."""
+    now = run.phases.clock.elapsed()
+    passed = now - run.progress_s
+    if passed < PROGRESS_EVERY_S:
+        return
+    loss = float(run.recent_loss.total) / max(1, run.recent_loss.samples)
+    launch = run.context.launch
+    run.context.link.progress(
+        Progress(
+            attempt=launch.attempt,
+            generation=run.context.generation,
+            time=run.phases.clock.now(),
+            epoch=run.position.epoch,
+            step=run.session.steps,
+            steps_per_epoch=run.steps_per_epoch,
+            epochs=run.spec.training.epochs,
+            world_size=run.context.world_size,
+            loss=loss if math.isfinite(loss) else None,
+            lr=float(run.optimizer.param_groups[0]["lr"]),
+            samples_per_s=run.progress_samples / passed,
+            bytes=run.spent(),
+            seconds_by_phase=dict(run.phases.seconds),
+        )
+    )
+    run.progress_s, run.progress_samples = now, 0
+    run.recent_loss = run.recent_loss.zero(run.context.device)
+
+
+def _difference(now: Bytes, before: Bytes) -> Bytes:
+    return Bytes(
+        payload=now.payload - before.payload,
+        wire=now.wire - before.wire,
+        dense=now.dense - before.dense,
+        fp16=now.fp16 - before.fp16,
+    )
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -1,0 +1,207 @@
+"""Everything that one worker's training holds in its hands, and how it is put together."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, AdamW, Optimizer
+
+from accordion.controller import Controller
+from accordion.messages import Decision, Override, Report
+from accordion.session import Session, attach
+from workers.clock import Clock, Phases
+from workers.context import Link, WorkerContext
+from workers.contract import Bytes, JobSpec
+from workers.data import Data
+from workers.errors import TaskRaised
+from workers.sampler import Position, num_batches, seed_of
+from workers.schedule import Schedule, schedule_of
+from workers.spec import OptimizerSpec
+from workers.tasks.base import Task, load_task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class LossSum:
+    """Training loss of this worker's own samples."""
+
+    total: Tensor
+    """Sum over the samples, a float64 scalar on the device: reading it there would make every step wait."""
+    samples: int = 0
+
+    @classmethod
+    def zero(cls, device: str) -> Self:
+        """Nothing yet."""
+        return cls(total=torch.zeros((), dtype=torch.float64, device=device))
+
+    def add(self, mean_loss: Tensor, samples: int) -> None:
+        """Count a micro-batch."""
+        self.total += mean_loss.detach().double() * samples
+        self.samples += samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What had been spent when the open epoch began; its record holds the difference."""
+
+    bytes: Bytes = field(default_factory=Bytes)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    skipped_steps: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Adviser:
+    """Asks the Accordion actor on behalf of the session, on rank 0, and notes what it was asked about."""
+
+    link: Link
+    controller: Controller | None = None
+    statistic: Mapping[str, float] | None = None
+    """The newest of the open epoch."""
+
+    def __call__(self, report: Report, proposal: Decision) -> Decision:
+        """What shall be in force: the actor's answer, or the proposal where it does not answer in time."""
+        if report.statistic_by_layer is not None:
+            self.statistic = report.statistic_by_layer
+        state = self.controller.state_dict() if self.controller else {}
+        return self.link.decide(report, proposal, state)
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One worker's part of a job."""
+
+    context: WorkerContext
+    task: Task
+    data: Data
+    held_out: Data
+    ddp: DistributedDataParallel
+    optimizer: Optimizer
+    session: Session
+    schedule: Schedule
+    adviser: Adviser
+    phases: Phases
+    position: Position = field(default_factory=Position)
+    epoch_loss: LossSum
+    recent_loss: LossSum
+    """Since the last `Progress`."""
+    epoch_mark: Mark = field(default_factory=Mark)
+    skipped_in_a_row: int = 0
+    overrides: tuple[Override, ...] | None = ()
+    """Those that people ordered last; None where a checkpoint may hold others."""
+    progress_s: float
+    """When the last `Progress` left, on the clock's `elapsed`."""
+    progress_samples: int = 0
+    """Samples over all workers since then."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """What was asked for."""
+        return self.context.launch.spec
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last may be short."""
+        return num_batches(len(self.data), self.spec.training.global_batch)
+
+    def spent(self) -> Bytes:
+        """Bytes of this worker since the job began."""
+        return Bytes(**asdict(self.session.ledger.total))
+
+    @contextmanager
+    def task_code(self) -> Iterator[None]:
+        """What is raised inside the block is the task's own doing.
+
+        Raises:
+            TaskRaised: in place of any exception.
+        """
+        with task_code(self.session.steps, self.position.epoch):
+            yield
+
+
+def build(context: WorkerContext, clock: Clock) -> Run:
+    """Model, data, optimizer and session of a run that has not begun; equal on all ranks.
+
+    Raises:
+        TaskRaised: the task cannot be built.
+    """
+    spec = context.launch.spec
+    with task_code(None, None), seeded(seed_of("model", spec.training.seed), context.device):
+        task = load_task(spec.task)
+        model = task.model().to(context.device)
+        data, held_out = task.train_data(), task.eval_data()
+    ddp = _parallel(model, context.device)
+    optimizer = _optimizer(model, spec.training.optimizer)
+    adviser = Adviser(link=context.link)
+    session = attach(ddp, spec.config(), optimizer=optimizer, decider=adviser, global_batch=spec.training.global_batch)
+    adviser.controller = session.controller
+    schedule = schedule_of(spec.training)
+    session.lr = schedule.epoch_rate(0)
+    return Run(
+        context=context,
+        task=task,
+        data=data,
+        held_out=held_out,
+        ddp=ddp,
+        optimizer=optimizer,
+        session=session,
+        schedule=schedule,
+        adviser=adviser,
+        phases=Phases(clock=clock, communicated=lambda: session.communicate_s),
+        epoch_loss=LossSum.zero(context.device),
+        recent_loss=LossSum.zero(context.device),
+        progress_s=clock.elapsed(),
+    )
+
+
+@contextmanager
+def task_code(step: int | None, epoch: int | None) -> Iterator[None]:
+    """Turn whatever the task raises into `TaskRaised`; the traceback goes to the log."""
+    try:
+        yield
+    except Exception as error:
+        logger.exception("the task raised")
+        raise TaskRaised(step, epoch, f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def seeded(seed: int, device: str) -> Iterator[None]:
+    """Inside, the default generators start at this seed; afterwards they are where they were."""
+    cuda = [torch.device(device)] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=cuda):
+        # torch.manual_seed notes a traceback for devices that are not there: 0.3 ms and more a micro-batch.
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def _parallel(model: nn.Module, device: str) -> DistributedDataParallel:
+    places: dict[str, Any] = {"device_ids": [torch.device(device)]} if device.startswith("cuda") else {}
+    with warnings.catch_warnings():
+        # the successor that the warning names is missing from the oldest torch we serve.
+        warnings.simplefilter("ignore", FutureWarning)
+        # broadcasting buffers would send all of them at every forward pass, past the ledger.
+        return DistributedDataParallel(model, broadcast_buffers=False, **places)
+
+
+def _optimizer(model: nn.Module, spec: OptimizerSpec) -> Optimizer:
+    match spec.name:
+        case "sgd":
+            return SGD(
+                model.parameters(),
+                lr=spec.lr,
+                momentum=spec.momentum,
+                nesterov=spec.nesterov,
+                weight_decay=spec.weight_decay,
+            )
+        case "adamw":
+            return AdamW(model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)

@@ -1,0 +1,69 @@
+"""Which worker reads which sample, as pure functions of seed, epoch, position and world size.
+
+An epoch's order is cut into global batches, a batch into micro-batches, and each worker takes whole micro-batches of
+it, contiguous ones. A batch is a `range` of places in the epoch's order, a micro-batch a smaller one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where the job is in its data: the next sample to be trained on."""
+
+    epoch: int = 0
+    samples: int = 0
+    """Samples of this epoch that all workers together have trained on."""
+
+
+def seed_of(*parts: str | int) -> int:
+    """A seed of 63 bits; unlike a sum of the parts, neighbours share nothing (seed 1 epoch 0, seed 0 epoch 1)."""
+    text = "/".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
+
+
+def epoch_order(num_samples: int, *, seed: int, epoch: int) -> Tensor:
+    """Indices of all samples, shape [num_samples], int64, in the order in which this epoch visits them."""
+    generator = torch.Generator().manual_seed(seed_of("order", seed, epoch))
+    return torch.randperm(num_samples, generator=generator)
+
+
+def num_batches(num_samples: int, global_batch: int) -> int:
+    """Steps of an epoch; the last batch may be short."""
+    return -(-num_samples // global_batch)
+
+
+def batch_at(samples: int, *, num_samples: int, global_batch: int) -> range:
+    """The batch that begins where `samples` of the epoch are done."""
+    return range(samples, min(samples + global_batch, num_samples))
+
+
+def cut(batch: range, micro_batch: int) -> list[range]:
+    """The batch in micro-batches; the last may be short."""
+    return [batch[start : start + micro_batch] for start in range(0, len(batch), micro_batch)]
+
+
+def share(pieces: Sequence[range], *, rank: int, world_size: int) -> Sequence[range]:
+    """The rank's contiguous part of the micro-batches: sizes differ by one at most, the first ranks take more.
+
+    Empty where there are fewer micro-batches than workers, as in the last batch of an epoch.
+    """
+    least, more = divmod(len(pieces), world_size)
+    start = rank * least + min(rank, more)
+    return pieces[start : start + least + (rank < more)]
+
+
+def loss_weight(piece: range, batch: range, *, world_size: int) -> float:
+    """Factor for the mean loss of a micro-batch.
+
+    The workers' gradients are averaged, that is divided by the world size; with this factor their sum is the gradient
+    of the batch's mean loss, whoever took which part. Exactly 1.0 where every worker has one piece of equal size.
+    """
+    return len(piece) * world_size / len(batch)

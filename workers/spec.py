@@ -1,0 +1,211 @@
+"""What a person asks for: `JobSpec`, checked and with all defaults filled in; pydantic; neither ray nor torch.
+
+Epochs and steps are counted from 0; intervals of epochs are half open.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from accordion.compressors import ladder_of
+from accordion.config import Config, DetectorConfig, Window
+from accordion.messages import OptionValue
+from accordion.options import check_options
+from workers.tasks import TASKS
+
+Label = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
+
+
+class Strict(BaseModel):
+    """A frozen record that refuses unknown fields, and numbers that are not finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+Whole = Annotated[int, Field(strict=True)]
+"""A whole number: neither a text nor a truth value that could be taken for one."""
+Number = Annotated[float, Field(strict=True)]
+"""Likewise, whole or not."""
+LEAST_SHARE = 0.001
+"""The smallest part of a CPU or GPU that Ray can reserve is ten times smaller; below this nobody means it."""
+
+
+class TaskSpec(Strict):
+    """What is trained."""
+
+    name: str
+    options: dict[str, OptionValue] = {}
+
+    @model_validator(mode="after")
+    def _known(self) -> TaskSpec:
+        if self.name not in TASKS:
+            raise ValueError(f"unknown task {self.name!r}; known are {', '.join(TASKS)}")
+        checked = check_options(self.options, TASKS[self.name].options, f"task {self.name}")
+        object.__setattr__(self, "options", checked)
+        return self
+
+
+class WorkersSpec(Strict):
+    """How many worker processes, and what each of them reserves."""
+
+    min: Whole = Field(default=1, ge=1, le=1024)
+    max: Whole = Field(default=2, ge=1, le=1024)
+    cpus: Number = Field(default=1.0, ge=LEAST_SHARE, le=1024)
+    gpus: Number = Field(default=0.0, ge=0, le=64)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> WorkersSpec:
+        if self.min > self.max:
+            raise ValueError(f"workers.min is {self.min}, above workers.max {self.max}; lower min or raise max")
+        if not (self.gpus.is_integer() or LEAST_SHARE <= self.gpus <= 1):
+            raise ValueError(
+                f"workers.gpus is {self.gpus:g}; give a whole number, or a part of one GPU from {LEAST_SHARE}"
+            )
+        return self
+
+
+class OptimizerSpec(Strict):
+    """The optimizer; `momentum` and `nesterov` belong to sgd only."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Number = Field(default=0.1, gt=0, le=100)
+    momentum: Number = Field(default=0.9, ge=0, lt=1)
+    nesterov: Annotated[bool, Field(strict=True)] = False
+    weight_decay: Number = Field(default=1.0e-4, ge=0, le=10)
+
+    @model_validator(mode="after")
+    def _fits_its_name(self) -> OptimizerSpec:
+        own = type(self).model_fields
+        foreign = [field for field in ("momentum", "nesterov") if getattr(self, field) != own[field].default]
+        if self.name == "adamw" and foreign:
+            raise ValueError(f"optimizer adamw has no {foreign[0]}; leave it out, or take sgd")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov is true and momentum is 0; give a momentum above 0, such as 0.9")
+        return self
+
+
+class WarmupSpec(Strict):
+    """The learning rate grows linearly over the first epochs."""
+
+    epochs: Whole = Field(default=0, ge=0, le=100_000)
+
+
+class LrDecaySpec(Strict):
+    """The learning rate is multiplied by `factor` at the start of each epoch named in `at`."""
+
+    at: Annotated[tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], Field(max_length=1000)] = ()
+    factor: Number = Field(default=0.1, gt=0, lt=1)
+
+
+class TrainingSpec(Strict):
+    """The mathematics of the run; none of it depends on the number of workers."""
+
+    epochs: Whole = Field(default=20, ge=1, le=100_000)
+    global_batch: Whole = Field(default=64, ge=1, le=10_000_000)
+    """Samples a step, over all workers."""
+    micro_batch: Whole = Field(default=16, ge=1, le=1_000_000)
+    """Samples a forward pass: the unit that is shared out to workers."""
+    seed: Whole = Field(default=0, ge=0, lt=2**32)
+    clip_norm: Number | None = Field(default=None, gt=0)
+    optimizer: OptimizerSpec = OptimizerSpec()
+    warmup: WarmupSpec = WarmupSpec()
+    lr_decay: LrDecaySpec = LrDecaySpec()
+
+
+class CompressionSpec(Strict):
+    """The method and the options of its two levels; left out, the method's own."""
+
+    method: str = "powersgd"
+    low: dict[str, OptionValue] | None = None
+    high: dict[str, OptionValue] | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> CompressionSpec:
+        low, high = ladder_of(self.method, self.low, self.high)
+        object.__setattr__(self, "low", dict(low.options))
+        object.__setattr__(self, "high", dict(high.options))
+        return self
+
+
+class WindowSpec(Strict):
+    """Distance between two checks of the regime: epochs or steps, one of the two."""
+
+    epochs: Whole | None = Field(default=None, ge=1)
+    steps: Whole | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one(self) -> WindowSpec:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"window has epochs={self.epochs} and steps={self.steps}; give exactly one of them")
+        return self
+
+
+class PolicySpec(Strict):
+    """Who decides the level of a layer, and when a layer counts as critical."""
+
+    name: str = "two_level"
+    threshold: Number = Field(default=0.5, gt=0)
+    window: WindowSpec = WindowSpec(epochs=2)
+    lr_drop: Number = Field(default=0.5, ge=0, lt=1)
+    options: dict[str, Any] = {}
+
+
+class CheckpointSpec(Strict):
+    """How often the state is saved and how many saved states are kept."""
+
+    every_epochs: Whole = Field(default=1, ge=1)
+    keep: Whole = Field(default=2, ge=1, le=100)
+
+
+class JobSpec(Strict):
+    """What a person asks for. Everything but `task` has a default."""
+
+    name: Label | None = None
+    task: TaskSpec
+    workers: WorkersSpec = WorkersSpec()
+    training: TrainingSpec = TrainingSpec()
+    compression: CompressionSpec = CompressionSpec()
+    policy: PolicySpec = PolicySpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    priority: Whole = Field(default=50, ge=0, le=100)
+    max_failures: Whole = Field(default=3, ge=0, le=100)
+    """How often the job's own failures are retried; lost machines do not count."""
+    labels: dict[Label, Label] = {}
+
+    @field_validator("labels")
+    @classmethod
+    def _few(cls, labels: dict[str, str]) -> dict[str, str]:
+        if len(labels) > 32:
+            raise ValueError(f"{len(labels)} labels; at most 32 are kept")
+        return labels
+
+    @model_validator(mode="after")
+    def _fits(self) -> JobSpec:
+        self.config()
+        share = -(-self.training.global_batch // self.training.micro_batch)
+        if share < self.workers.max:
+            raise ValueError(
+                f"a global batch of {self.training.global_batch} in micro-batches of {self.training.micro_batch} gives "
+                f"{share} shares for workers.max {self.workers.max}; lower micro_batch or workers.max"
+            )
+        return self
+
+    def config(self) -> Config:
+        """The library's settings.
+
+        Raises:
+            ConfigError: an unknown method, policy or option, or one out of range.
+        """
+        policy = self.policy
+        window = Window(epochs=policy.window.epochs, steps=policy.window.steps)
+        return Config(
+            method=self.compression.method,
+            low=self.compression.low,
+            high=self.compression.high,
+            policy=policy.name,
+            policy_options=policy.options,
+            detector=DetectorConfig(threshold=policy.threshold, window=window, lr_drop=policy.lr_drop),
+            seed=self.training.seed,
+        )
