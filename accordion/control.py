@@ -31,7 +31,7 @@ class Word(IntEnum):
 def word_flow(word: Tensor) -> Flow:
     """Average the word: a place above zero was raised by somebody. NaN stays in its own place."""
     seen = yield Mean(word.clone())
-    return seen, word
+    return seen.clone()
 
 
 def raised(word: Tensor) -> frozenset[Word]:

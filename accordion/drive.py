@@ -1,7 +1,8 @@
 """The only code that moves gradient bytes: runs flows over a process group, or in lockstep for workers of one process.
 
 All flows of a bucket run together. In every round the driver packs what they ask for into one buffer per kind and
-dtype, so a bucket costs one collective per round and kind however many layers it has.
+dtype, so a bucket costs one collective per round and kind however many layers it has. Small means ride in a gather of
+the same round, which saves a collective.
 """
 
 from __future__ import annotations
@@ -14,42 +15,44 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.wire import Flow, Gather, Mean, Request
+from accordion.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded
 
-Result = tuple[Tensor, Tensor]
 Answers = dict[int, Any]
 OnRequest = Callable[[int, Request], None]
+
+RIDES_BELOW = 1 << 14
+"""Bytes that a mean may cost more as part of a gather than by itself: about what one more collective costs in time."""
 
 
 class Network(Protocol):
     """Answers one round of requests; all workers ask the same round."""
 
-    def answer(self, requests: Mapping[int, Request]) -> Answers:
-        """The answers, by the keys of the requests."""
+    def answer(self, requests: Mapping[int, Request], round_number: int, on_request: OnRequest) -> Answers:
+        """The answers, by the keys of the requests; they stay valid until round 0 of the next exchange."""
 
 
-def drive(flows: Sequence[Flow], network: Network, on_request: OnRequest) -> list[Result]:
-    """Run one worker's flows to their ends.
+def drive(flows: Sequence[Flow], network: Network, on_request: OnRequest) -> list[Any]:
+    """Run one worker's flows to their ends; what they returned.
 
-    Every worker calls this with the same flows in the same order. `on_request` sees every request before it leaves.
+    Every worker calls this with the same flows in the same order. `on_request` sees every request as it leaves.
     """
-    results: list[Result | None] = [None] * len(flows)
+    results: list[Any] = [None] * len(flows)
     asked = _advance(flows, dict.fromkeys(range(len(flows))), results)
+    round_number = 0
     while asked:
-        for index, request in asked.items():
-            on_request(index, request)
-        asked = _advance(flows, network.answer(asked), results)
-    return [result for result in results if result is not None]
+        asked = _advance(flows, network.answer(asked, round_number, on_request), results)
+        round_number += 1
+    return results
 
 
-def drive_lockstep(flows_by_worker: Sequence[Sequence[Flow]]) -> list[list[Result]]:
-    """Run the flows of W pretended workers side by side; results by worker."""
-    results: list[list[Result | None]] = [[None] * len(flows) for flows in flows_by_worker]
+def drive_lockstep(flows_by_worker: Sequence[Sequence[Flow]]) -> list[list[Any]]:
+    """Run the flows of W pretended workers side by side; what they returned, by worker."""
+    results: list[list[Any]] = [[None] * len(flows) for flows in flows_by_worker]
     answers: list[Answers] = [dict.fromkeys(range(len(flows))) for flows in flows_by_worker]
     while True:
         asked = [_advance(*parts) for parts in zip(flows_by_worker, answers, results, strict=True)]
         if not asked[0]:
-            return [[result for result in own if result is not None] for own in results]
+            return results
         answers = answer_lockstep(asked)
 
 
@@ -75,7 +78,7 @@ def _payloads_of(requests: Sequence[Request]) -> list[Tensor]:
     return [request.payload.clone() for request in requests if isinstance(request, Gather)]
 
 
-def _advance(flows: Sequence[Flow], answers: Answers, results: list[Result | None]) -> dict[int, Request]:
+def _advance(flows: Sequence[Flow], answers: Answers, results: list[Any]) -> dict[int, Request]:
     """Send every waiting flow its answer; what they ask next, and in `results` what the finished ones returned."""
     asked: dict[int, Request] = {}
     for index, answer in answers.items():
@@ -89,23 +92,33 @@ def _advance(flows: Sequence[Flow], answers: Answers, results: list[Result | Non
 class GroupNetwork:
     """Answers over a process group with blocking collectives, in an order that is the same on all workers."""
 
-    def __init__(self, group: dist.ProcessGroup, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._group = group
         self._clock = clock
+        self._scratch = Scratch(device)
         self.world_size = dist.get_world_size(group)
         self.seconds = 0.0
         """Spent in collectives so far, waiting for slower workers included."""
 
-    def answer(self, requests: Mapping[int, Request]) -> Answers:
+    def answer(self, requests: Mapping[int, Request], round_number: int, on_request: OnRequest) -> Answers:
         """Implements `Network`."""
-        answers: Answers = {}
         means = {index: request for index, request in requests.items() if isinstance(request, Mean)}
-        for dtype in dict.fromkeys(request.buffer.dtype for request in means.values()):
-            answers |= self._answer_means({i: r for i, r in means.items() if r.buffer.dtype == dtype})
         gathers = {index: request for index, request in requests.items() if isinstance(request, Gather)}
+        riders = self._riders(means) if gathers else {}
+        leaving = requests | {index: _as_gather(mean) for index, mean in riders.items()}
+        for index, request in leaving.items():
+            on_request(index, request)
+        answers: Answers = {}
+        alone = {index: mean for index, mean in means.items() if index not in riders}
+        for dtype in dict.fromkeys(mean.buffer.dtype for mean in alone.values()):
+            of_dtype = {index: mean for index, mean in alone.items() if mean.buffer.dtype == dtype}
+            answers |= self._answer_means(of_dtype, f"mean {round_number}")
         if gathers:
-            answers |= self._answer_gathers(gathers)
-        return answers
+            gathers |= {index: _as_gather(mean) for index, mean in riders.items()}
+            answers |= self._answer_gathers(gathers, f"gather {round_number}")
+        return answers | {index: _mean_of_payloads(answers[index], mean) for index, mean in riders.items()}
 
     def mean_(self, buffer: Tensor) -> None:
         """Replace a contiguous buffer by its mean over the workers, scaled before the sum as DDP does."""
@@ -114,35 +127,68 @@ class GroupNetwork:
         dist.all_reduce(buffer, group=self._group)
         self.seconds += self._clock() - started
 
-    def _answer_means(self, requests: Mapping[int, Mean]) -> Answers:
+    def _riders(self, means: Mapping[int, Mean]) -> dict[int, Mean]:
+        """Means that cost no more as part of a gather: W-1 times their bytes there, 2(W-1)/W times by themselves."""
+        size = sum(mean.buffer.numel() * mean.buffer.element_size() for mean in means.values())
+        extra = (self.world_size - 1) * (self.world_size - 2) * size // self.world_size
+        return dict(means) if extra <= RIDES_BELOW else {}
+
+    def _answer_means(self, requests: Mapping[int, Mean], name: str) -> Answers:
         buffers = [request.buffer for request in requests.values()]
-        packed = buffers[0].contiguous().view(-1) if len(buffers) == 1 else torch.cat([b.reshape(-1) for b in buffers])
+        if len(buffers) == 1 and buffers[0].is_contiguous():
+            packed = buffers[0].view(-1)
+        else:
+            packed = self._scratch.take(name, (sum(buffer.numel() for buffer in buffers),), buffers[0].dtype)
+            torch.cat([buffer.reshape(-1) for buffer in buffers], out=packed)
         self.mean_(packed)
         parts = torch.split(packed, [buffer.numel() for buffer in buffers])
         return {index: part.view(b.shape) for index, part, b in zip(requests, parts, buffers, strict=True)}
 
-    def _answer_gathers(self, requests: Mapping[int, Gather]) -> Answers:
+    def _answer_gathers(self, requests: Mapping[int, Gather], name: str) -> Answers:
         payloads = [request.payload for request in requests.values()]
         own = [payload.numel() for payload in payloads]
         equal = all(request.equal for request in requests.values())
         lengths_by_rank = [own] * self.world_size if equal else self._exchange_lengths(own, payloads[0].device)
-        packed = torch.cat(payloads)
-        longest = max(sum(lengths) for lengths in lengths_by_rank)
-        packed = torch.nn.functional.pad(packed, (0, longest - packed.numel()))
-        gathered = self._all_gather(packed)
-        split = [
-            torch.split(row[: sum(lengths)], lengths) for row, lengths in zip(gathered, lengths_by_rank, strict=True)
+        longest = max(sum(map(padded, lengths)) for lengths in lengths_by_rank)
+        packed = self._scratch.take(f"{name} own", (longest,), torch.uint8)
+        for payload, place in zip(payloads, _places(own), strict=True):
+            packed[place].copy_(payload)
+        gathered = self._scratch.take(f"{name} all", (self.world_size, longest), torch.uint8)
+        self._all_gather(gathered, packed)
+        parts = [
+            [row[place] for place in _places(lengths)] for row, lengths in zip(gathered, lengths_by_rank, strict=True)
         ]
-        return {index: [parts[place] for parts in split] for place, index in enumerate(requests)}
+        return {index: [part[place] for part in parts] for place, index in enumerate(requests)}
 
     def _exchange_lengths(self, own: list[int], device: torch.device) -> list[list[int]]:
-        lengths: list[list[int]] = self._all_gather(torch.tensor(own, dtype=torch.int64, device=device)).tolist()
+        row = torch.tensor(own, dtype=torch.int64, device=device)
+        gathered = torch.empty(self.world_size, len(own), dtype=torch.int64, device=device)
+        self._all_gather(gathered, row)
+        lengths: list[list[int]] = gathered.tolist()
         return lengths
 
-    def _all_gather(self, row: Tensor) -> Tensor:
-        """The rows of all workers, (W, length)."""
-        gathered = torch.empty(self.world_size, row.numel(), dtype=row.dtype, device=row.device)
+    def _all_gather(self, gathered: Tensor, row: Tensor) -> None:
+        """Fill (W, length) with the rows of all workers."""
         started = self._clock()
-        dist.all_gather(list(gathered.unbind(0)), row, group=self._group)
+        dist.all_gather_into_tensor(gathered.view(-1), row, group=self._group)
         self.seconds += self._clock() - started
-        return gathered
+
+
+def _as_gather(mean: Mean) -> Gather:
+    return Gather(as_bytes(mean.buffer.contiguous()), equal=True)
+
+
+def _mean_of_payloads(payloads: Sequence[Tensor], mean: Mean) -> Tensor:
+    """Summed in rank order, so that all workers get the same bits."""
+    total = payloads[0].view(mean.buffer.dtype) * (1.0 / len(payloads))
+    for payload in payloads[1:]:
+        total.add_(payload.view(mean.buffer.dtype), alpha=1.0 / len(payloads))
+    return total.view(mean.buffer.shape)
+
+
+def _places(lengths: Sequence[int]) -> list[slice]:
+    """Where payloads of these lengths lie in a row."""
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + padded(length))
+    return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]

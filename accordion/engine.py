@@ -9,23 +9,27 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from accordion.compressors import COMPRESSORS
-from accordion.drive import Result
 from accordion.errors import StateError
-from accordion.feedback import Feedback, Kept, rescaled, working_dtype
+from accordion.feedback import Feedback, Kept, Pair, rescaled, working_dtype
 from accordion.ledger import Ledger
 from accordion.messages import LayerInfo, Level
 from accordion.statistics import GradientSums, seeded
-from accordion.wire import Context, Flow
+from accordion.wire import Context, Flow, LayerKind, Scratch
 
 DENSE = Level(name="none", method="none")
 """The level of all layers that no decision speaks of."""
+STACKED_BELOW = 1 << 17
+"""Values from which a layer has a flow of its own, so that its update is written straight into the bucket.
+
+Below, layers of equal shape share a flow: there the number of operations counts, and copies are cheap.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +47,10 @@ class Stack:
 
     layers: tuple[Layer, ...]
     level: Level
-    compensated: Tensor
-    """Gradients with their residuals, stacked: (B, N, M) for matrices, else (B, L)."""
+    owed: Tensor
+    """Gradients with their residuals, stacked: (B, N, M) for matrices, else (B, L). The flow leaves the residuals."""
+    update: Tensor
+    """Shaped alike; may be the bucket's own memory."""
     warm: Tensor | None
     flow: Flow
 
@@ -54,25 +60,67 @@ class Stack:
         return tuple(layer.name for layer in self.layers)
 
 
+class _Memory:
+    """The buffers that one stack uses step after step, made when they are asked for."""
+
+    def __init__(self, shape: tuple[int, ...], gradient: Tensor) -> None:
+        self.scratch = Scratch(gradient.device)
+        self.warm: Pair | None = None
+        self._new = partial(torch.empty, shape, dtype=working_dtype(gradient), device=gradient.device)
+
+    @cached_property
+    def owed(self) -> Pair:
+        """For what is owed before and after the step."""
+        return Pair(self._new())
+
+    @cached_property
+    def update(self) -> Tensor:
+        """For an update that cannot be written straight into the bucket."""
+        return self._new()
+
+
 class Engine:
     """Residuals, warm starts, the open window and the ledger of one worker, and the plan in force."""
 
-    def __init__(self, layers: Sequence[LayerInfo], *, seed: int, world_size: int) -> None:
-        self.plan: Mapping[str, Level] = {}
-        """Level by layer; layers that are not named travel dense."""
+    def __init__(self, layers: Sequence[LayerInfo], *, seed: int, world_size: int, rank: int = 0) -> None:
         self.feedback = Feedback()
         self.ledger = Ledger(world_size)
-        self.sums = GradientSums({layer.name: torch.Size(layer.shape) for layer in layers})
+        self.sums = GradientSums({layer.name: torch.Size(layer.shape) for layer in layers}, seed)
+        self.loss_scale = 1.0
+        """By which the gradients are multiplied; residuals and statistic are kept without it."""
+        self._plan: Mapping[str, Level] = {}
         self._warm = Kept()
         self._decided = frozenset(layer.name for layer in layers)
-        self._seed = seed
+        self._seed, self._rank = seed, rank
+        self._exchanges = 0
+        self._memories: dict[Any, _Memory] = {}
+        self._others: Tensor | None = None
+
+    @property
+    def plan(self) -> Mapping[str, Level]:
+        """Level by layer; layers that are not named travel dense."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Mapping[str, Level]) -> None:
+        if plan != self._plan:
+            self._memories.clear()
+        self._plan = plan
 
     def observe(self, layers: Sequence[Layer]) -> None:
         """See the raw gradients of a bucket: the window's sums and the dense equivalents."""
         for layer in layers:
             self.ledger.expect(layer.name, layer.gradient.numel())
             if layer.name in self._decided:
-                self.sums.add(layer.name, layer.gradient)
+                self.sums.add(layer.name, layer.gradient, scale=1.0 / self.loss_scale)
+            else:
+                total = layer.gradient.sum(dtype=working_dtype(layer.gradient))
+                self._others = total if self._others is None else self._others + total
+
+    def not_finite(self) -> Tensor:
+        """Whether a gradient that was observed in this step is not finite, as one bool; no wait for the device."""
+        total = self.sums.step_total()
+        return torch.isfinite(total if self._others is None else total + self._others).logical_not()
 
     def is_dense(self, layers: Sequence[Layer]) -> bool:
         """Whether no layer of the bucket is compressed, so that the bucket can be reduced as it is."""
@@ -81,46 +129,53 @@ class Engine:
     def settle_(self, layers: Sequence[Layer]) -> None:
         """Add the residuals to gradients that are about to be sent whole."""
         for layer in layers:
-            self.feedback.compensate_(layer.name, layer.gradient)
+            self.feedback.compensate_(layer.name, layer.gradient, scale=self.loss_scale)
             self.feedback.settle(layer.name)
 
     def prepare(self, layers: Sequence[Layer]) -> list[Stack]:
-        """The flows of a bucket; layers of equal level, shape and dtype share one."""
+        """The flows of a bucket; small layers of equal level, shape and dtype share one."""
         groups: dict[Any, list[Layer]] = {}
         for layer in layers:
             level = self._level(layer.name)
             key = (level.method, tuple(level.options.items()), layer.gradient.shape, layer.gradient.dtype)
-            groups.setdefault(key, []).append(layer)
+            alone = layer.gradient.numel() >= STACKED_BELOW
+            groups.setdefault((key, layer.name if alone else None), []).append(layer)
         return [self._stack(tuple(group)) for group in groups.values()]
 
-    def finish(self, stacks: Sequence[Stack], results: Sequence[Result]) -> None:
+    def finish(self, stacks: Sequence[Stack]) -> None:
         """Put the averaged gradients into the bucket and set aside what each layer owes from now on."""
-        for stack, (update, sent) in zip(stacks, results, strict=True):
-            for layer, part in zip(stack.layers, update.unbind(0), strict=True):
-                layer.gradient.copy_(part.view_as(layer.gradient))
-            if COMPRESSORS[stack.level.method].feedback:
-                self.feedback.remember_(stack.names, stack.compensated, sent)
-            if stack.warm is not None:
-                for name, warm in zip(stack.names, stack.warm.unbind(0), strict=True):
-                    self._warm.put(name, warm)
+        for stack in stacks:
+            for place, layer in enumerate(stack.layers):
+                update = stack.update[place]
+                if update.data_ptr() != layer.gradient.data_ptr():
+                    layer.gradient.copy_(update.view_as(layer.gradient))
+                if self.loss_scale != 1.0:
+                    layer.gradient.mul_(self.loss_scale)
+                if COMPRESSORS[stack.level.method].feedback:
+                    self.feedback.put(layer.name, stack.owed[place])
+                if stack.warm is not None:
+                    self._warm.put(layer.name, stack.warm[place])
 
     def commit(self) -> None:
         """The step is taken: what was set aside is in force."""
         for kept in (self.feedback, self._warm, self.sums):
             kept.commit()
+        self._end_step()
 
     def rollback(self) -> None:
         """The step is not taken: nothing has happened, but for the bytes."""
         for kept in (self.feedback, self._warm, self.sums):
             kept.rollback()
+        self._end_step()
 
     def state_dict(self) -> dict[str, Any]:
         """All but the plan, which is the decision's. Tensors by layer name; loadable with `weights_only=True`."""
         return {
-            "residuals": dict(self.feedback.values),
-            "warm": dict(self._warm.values),
+            "residuals": self.feedback.copies(),
+            "warm": self._warm.copies(),
             "window": self.sums.state_dict(),
             "ledger": self.ledger.state_dict(),
+            "exchanges": self._exchanges,
         }
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
@@ -135,38 +190,83 @@ class Engine:
         unexpected = sorted(set(own) - self._decided)
         if unexpected:
             raise StateError(f"saved residuals do not match the model: unexpected {unexpected}; was the model changed?")
+        first = states[max(rank, 0)]
         self.feedback.values = dict(own)
-        self._warm.values = dict(states[max(rank, 0)]["warm"])
+        self._warm.values = dict(first["warm"])
         self.sums.load_state_dict([state["window"] for state in states], rank)
-        self.ledger.load_state_dict(states[max(rank, 0)]["ledger"])
+        self.ledger.load_state_dict(first["ledger"])
+        self._exchanges = first["exchanges"]
+
+    def _end_step(self) -> None:
+        self._others = None
+        self._exchanges += 1
 
     def _level(self, layer: str) -> Level:
-        return self.plan.get(layer, DENSE)
+        return self._plan.get(layer, DENSE)
 
     def _stack(self, layers: tuple[Layer, ...]) -> Stack:
-        level = self._level(layers[0].name)
+        level, first = self._level(layers[0].name), layers[0].gradient
         row = COMPRESSORS[level.method]
-        gradient = layers[0].gradient
-        shape = (gradient.shape[0], -1) if row.matrices else (-1,)
-        parts = [layer.gradient.reshape(shape).to(working_dtype(gradient)) for layer in layers]
-        # stack copies: the flow and the residual must not alias the bucket
-        compensated = torch.stack(parts)
-        for layer, part in zip(layers, compensated.unbind(0), strict=True):
-            self.feedback.compensate_(layer.name, part)
+        shape = (first.shape[0], first[0].numel()) if row.matrices else (first.numel(),)
+        memory = self._memory(layers, shape)
+        in_place = len(layers) == 1 and first.dtype == working_dtype(first) and first.is_contiguous()
+        update = first.view(1, *shape) if in_place else memory.update
+        if row.feedback:
+            owed = memory.owed.free(self.feedback.get(layers[0].name))
+        else:
+            owed = update
+        for part, layer in zip(owed, layers, strict=True):
+            self._compensate(part, layer)
             if not row.feedback:
                 self.feedback.settle(layer.name)
-        warm = self._warm_start(layers, level, compensated) if row.warm_start else None
-        flow = load(row.flow)(compensated, Context(options=level.options, warm=warm))
-        return Stack(layers=layers, level=level, compensated=compensated, warm=warm, flow=flow)
+        warm = self._warm_start(layers, level, owed, memory) if row.warm_start else None
+        context = Context(
+            options=level.options, update=update, scratch=memory.scratch, warm=warm, step=self._exchanges,
+            draw=partial(self._draw, layers[0].name), kind=_kind(first),
+        )  # fmt: skip
+        return Stack(
+            layers=layers, level=level, owed=owed, update=update, warm=warm, flow=load(row.flow)(owed, context)
+        )
 
-    def _warm_start(self, layers: tuple[Layer, ...], level: Level, stack: Tensor) -> Tensor:
+    def _memory(self, layers: tuple[Layer, ...], shape: tuple[int, ...]) -> _Memory:
+        key = (*(layer.name for layer in layers), shape, layers[0].gradient.dtype)
+        if key not in self._memories:
+            self._memories[key] = _Memory((len(layers), *shape), layers[0].gradient)
+        return self._memories[key]
+
+    def _compensate(self, owed: Tensor, layer: Layer) -> None:
+        """Write the gradient, in units before loss scaling, plus the layer's residual into a part of a stack."""
+        gradient, residual = layer.gradient.reshape(owed.shape), self.feedback.get(layer.name)
+        if residual is not None:
+            torch.add(residual.view_as(owed), gradient, alpha=1.0 / self.loss_scale, out=owed)
+        elif self.loss_scale != 1.0:
+            torch.mul(gradient, 1.0 / self.loss_scale, out=owed)
+        elif gradient.data_ptr() != owed.data_ptr():
+            owed.copy_(gradient)
+
+    def _draw(self, layer: str, whose: str) -> torch.Generator:
+        owner = "" if whose == "shared" else f":{self._rank}"
+        return seeded(self._seed, f"flow:{layer}:{self._exchanges}{owner}")
+
+    def _warm_start(self, layers: tuple[Layer, ...], level: Level, owed: Tensor, memory: _Memory) -> Tensor:
         make = load(str(COMPRESSORS[level.method].warm_start))
-        shape = tuple(stack.shape[1:])
+        old = [self._warm.get(layer.name) for layer in layers]
         values = [
-            make(self._warm.get(layer.name), shape, level.options, draw=seeded(self._seed, f"warm:{layer.name}"))
-            for layer in layers
+            make(value, tuple(owed.shape[1:]), level.options, draw=seeded(self._seed, f"warm:{layer.name}"))
+            for value, layer in zip(old, layers, strict=True)
         ]
-        return torch.stack([value.to(stack) for value in values])
+        if memory.warm is None:
+            memory.warm = Pair(torch.empty(len(layers), *values[0].shape, dtype=owed.dtype, device=owed.device))
+        warm = memory.warm.free(old[0])
+        for part, value in zip(warm, values, strict=True):
+            part.copy_(value)
+        return warm
+
+
+def _kind(gradient: Tensor) -> LayerKind:
+    if gradient.dim() == 2:
+        return "matrix"
+    return "vector" if gradient.dim() < 2 else "conv"
 
 
 @cache

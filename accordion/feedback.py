@@ -40,26 +40,37 @@ class Kept:
         """Forget what was set aside."""
         self._next.clear()
 
+    def copies(self) -> dict[str, Tensor]:
+        """The committed values, each in memory of its own: later steps write into ours."""
+        return {layer: value.clone() for layer, value in self.values.items()}
+
 
 class Feedback(Kept):
-    """The residuals of one worker, in fp32 (fp64 for fp64 gradients)."""
+    """The residuals of one worker, in fp32 (fp64 for fp64 gradients) and in the gradient's units before loss scaling."""
 
-    def compensate_(self, layer: str, gradient: Tensor) -> None:
-        """Add the layer's residual, where there is one, to a tensor of the layer's size."""
+    def compensate_(self, layer: str, gradient: Tensor, *, scale: float = 1.0) -> None:
+        """Add `scale` times the layer's residual, where there is one, to a tensor of the layer's size."""
         residual = self.get(layer)
         if residual is not None:
-            gradient.add_(residual.view_as(gradient))
-
-    def remember_(self, layers: Sequence[str], compensated_BX: Tensor, sent_BX: Tensor) -> None:
-        """Set aside `compensated - sent` as the new residuals. The first tensor is used up: it becomes them."""
-        compensated_BX.sub_(sent_BX)
-        for layer, residual in zip(layers, compensated_BX.unbind(0), strict=True):
-            self.put(layer, residual)
+            gradient.add_(residual.view_as(gradient), alpha=scale)
 
     def settle(self, layer: str) -> None:
         """Set aside that the layer owes nothing more."""
         if self.get(layer) is not None:
             self.put(layer, None)
+
+
+class Pair:
+    """Two buffers in turn: one may hold what is in force, the other is free to be written."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._buffers = (torch.empty_like(like), torch.empty_like(like))
+
+    def free(self, in_force: Tensor | None) -> Tensor:
+        """The buffer of which `in_force` is no view."""
+        first, second = self._buffers
+        held = in_force is not None and in_force.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        return second if held else first
 
 
 def rescaled(residuals_by_rank: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -7,18 +7,20 @@ known by name and never by their place.
 # Annotations are evaluated here: DDP compares the hook's with its own types.
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from accordion.background import Inline, OnStream, OnThread, Runner, own_group
 from accordion.control import Word, empty_word, word_flow
 from accordion.drive import GroupNetwork, drive
 from accordion.engine import Engine, Layer, Stack
 from accordion.errors import HookError
-from accordion.feedback import working_dtype
 from accordion.ledger import OVERHEAD
 from accordion.messages import LayerInfo
 from accordion.wire import Request
@@ -27,18 +29,30 @@ from accordion.wire import Request
 class Hook:
     """Registers itself with a DDP module and runs its engine's flows bucket by bucket, in bucket order.
 
-    Collectives block inside the hook: on gloo, waiting in a future's callback from several buckets can deadlock.
+    Waiting in a future's callback from several buckets can deadlock on gloo, so collectives block: in a thread beside the
+    backward pass, or, with `overlap=False`, inside the hook.
 
     Raises:
         HookError: the module has a hook already.
     """
 
-    def __init__(self, module: DistributedDataParallel, engine: Engine, raised: Callable[[], frozenset[Word]]) -> None:
-        self.network = GroupNetwork(module.process_group)
+    def __init__(
+        self,
+        module: DistributedDataParallel,
+        engine: Engine,
+        raised: Callable[[], frozenset[Word]],
+        *,
+        loss_scale: Callable[[], float],
+        overlap: bool,
+    ) -> None:
+        device = next(module.parameters()).device
+        self.network = GroupNetwork(module.process_group, device)
+        self._exchange_network, self._runner = _background(module.process_group, device, overlap=overlap)
         self._engine = engine
         self._raised = raised
+        self._loss_scale = loss_scale
         self._names = {id(parameter): name for name, parameter in module.module.named_parameters()}
-        self._word = empty_word(_device(module))
+        self._word = empty_word(device)
         self._seen: Tensor | None = None
         try:
             module.register_comm_hook(None, self._on_bucket)
@@ -46,6 +60,11 @@ class Hook:
             raise HookError(
                 f"DDP refused the hook ({error}); a module takes one hook, attach() to a new DDP"
             ) from error
+
+    @property
+    def seconds(self) -> float:
+        """Spent in collectives so far, beside the backward pass or not."""
+        return self.network.seconds + self._exchange_network.seconds
 
     def take_word(self) -> Tensor:
         """The control word of the step's backward, averaged over the workers.
@@ -63,50 +82,63 @@ class Hook:
             raise HookError(
                 "gradients were exchanged twice for one step; call backward() under no_sync() but for the last"
             )
-        self._note_finite(bucket.buffer())
-        layers = self._layers(bucket)
+        if bucket.index() == 0:
+            self._engine.loss_scale = self._loss_scale()
+        buffer, layers = bucket.buffer(), self._layers(bucket)
+        future: torch.futures.Future[Tensor] = self._runner.submit(
+            partial(self._exchange, buffer, layers, is_last=bucket.is_last()), buffer
+        )
+        return future
+
+    def _exchange(self, buffer: Tensor, layers: list[Layer], *, is_last: bool) -> None:
         self._engine.observe(layers)
         if self._engine.is_dense(layers):
-            self._reduce_in_place(bucket.buffer(), layers)
+            self._reduce_in_place(buffer, layers)
             stacks: list[Stack] = []
         else:
             stacks = self._engine.prepare(layers)
-        if stacks or bucket.is_last():
-            self._run(stacks, with_word=bucket.is_last())
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+        if stacks or is_last:
+            self._run(stacks, with_word=is_last)
+        if is_last:
+            self._mark_not_finite_(buffer)
 
     def _run(self, stacks: list[Stack], *, with_word: bool) -> None:
         flows = [stack.flow for stack in stacks]
-        owners = [stack.names for stack in stacks]
+        owners = [(stack.names, stack.level.method) for stack in stacks]
         if with_word:
             flows.append(word_flow(self._closing_word()))
-            owners.append((OVERHEAD,))
+            owners.append(((OVERHEAD,), OVERHEAD))
 
         def count(index: int, request: Request) -> None:
-            self._engine.ledger.count(owners[index], request)
+            layers, method = owners[index]
+            self._engine.ledger.count(layers, request, method)
 
-        results = drive(flows, self.network, count)
-        self._engine.finish(stacks, results[: len(stacks)])
+        results = drive(flows, self._exchange_network, count)
+        self._engine.finish(stacks)
         if with_word:
-            self._seen = results[-1][0]
+            self._seen = results[-1]
             self._word.zero_()
 
     def _reduce_in_place(self, buffer: Tensor, layers: list[Layer]) -> None:
         self._engine.settle_(layers)
         for layer in layers:
             self._engine.ledger.count_mean(layer.name, layer.gradient)
-        self.network.mean_(buffer)
-
-    def _note_finite(self, buffer: Tensor) -> None:
-        """One pass and no wait for the device: a sum is finite only if every term is."""
-        self._word[Word.NOT_FINITE] += torch.isfinite(buffer.sum(dtype=working_dtype(buffer))).logical_not()
+        self._exchange_network.mean_(buffer)
 
     def _closing_word(self) -> Tensor:
+        self._word[Word.NOT_FINITE] = self._engine.not_finite()
         for word in self._raised():
             self._word[word] = 1.0
         return self._word
+
+    def _mark_not_finite_(self, buffer: Tensor) -> None:
+        """Let a gradient be NaN on all workers where one was not finite on any, as plain DDP would.
+
+        Compression may hide it, and whoever looks at the gradients (a GradScaler, clipping) has to see it everywhere.
+        """
+        assert self._seen is not None  # noqa: S101
+        found = self._seen[Word.NOT_FINITE] != 0
+        buffer[:1].masked_fill_(found, torch.nan)
 
     def _layers(self, bucket: GradBucket) -> list[Layer]:
         pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
@@ -122,5 +154,9 @@ def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
     )
 
 
-def _device(module: DistributedDataParallel) -> Any:
-    return next(module.parameters()).device
+def _background(group: dist.ProcessGroup, device: Any, *, overlap: bool) -> tuple[GroupNetwork, Runner]:
+    if not overlap:
+        return GroupNetwork(group, device), Inline()
+    if device.type == "cuda" and dist.get_backend(group) == "nccl":
+        return GroupNetwork(group, device), OnStream(device)
+    return GroupNetwork(own_group(group), device), OnThread()

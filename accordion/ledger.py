@@ -1,10 +1,11 @@
-"""Bytes: what each layer sent, and what plain and fp16 all-reduce would have sent instead."""
+"""Bytes: what each layer and each method sent, and what plain and fp16 all-reduce would have sent instead."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ DENSE_BYTES = 4
 HALF_BYTES = 2
 """Bytes of one value in the fp16 equivalent."""
 OVERHEAD = "(control)"
-"""Stands in for a layer's name where bytes belong to no layer: control words, sketches, decisions."""
+"""Stands in for a layer's and a method's name where bytes belong to none: control words, sketches, decisions."""
 
 
 @dataclass(slots=True)
@@ -33,29 +34,27 @@ class ByteCount:
 
 
 class Ledger:
-    """Counts the bytes of one worker by layer. Steps that were skipped count too: their bytes were sent."""
+    """Counts the bytes of one worker. Steps that were skipped count too: their bytes were sent."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self.by_layer: defaultdict[str, ByteCount] = defaultdict(ByteCount)
+        self.by_collective: defaultdict[str, ByteCount] = defaultdict(ByteCount)
+        """By method and collective, such as `powersgd all-reduce`; payload and wire only."""
         self.total = ByteCount()
 
-    def count(self, layers: tuple[str, ...], request: Request) -> None:
+    def count(self, layers: tuple[str, ...], request: Request, method: str) -> None:
         """Book a request in equal parts on layers of equal shape."""
-        payload = bytes_of(request) // len(layers)
-        wire, rest = divmod(wire_bytes(request, self._world_size), len(layers))
-        for layer in layers:
-            self._book(layer, payload, wire + rest)
-            rest = 0
+        sent, wire = bytes_of(request), wire_bytes(request, self._world_size)
+        collective = "all-reduce" if isinstance(request, Mean) else "all-gather"
+        _add(self.by_collective[f"{method} {collective}"], sent, wire)
+        _add(self.total, sent, wire)
+        for place, layer in enumerate(layers):
+            _add(self.by_layer[layer], _share(sent, place, len(layers)), _share(wire, place, len(layers)))
 
     def count_mean(self, layer: str, gradient: Tensor) -> None:
         """Book a layer that is averaged as it is."""
-        self.count((layer,), Mean(gradient))
-
-    def _book(self, layer: str, payload: int, wire: int) -> None:
-        for count in (self.total, self.by_layer[layer]):
-            count.payload += payload
-            count.wire += wire
+        self.count((layer,), Mean(gradient), "none")
 
     def expect(self, layer: str, values: int) -> None:
         """Book what a layer of this many values would have cost uncompressed in one step."""
@@ -63,17 +62,22 @@ class Ledger:
             count.dense += DENSE_BYTES * values
             count.fp16 += HALF_BYTES * values
 
-    def state_dict(self) -> dict[str, dict[str, int]]:
-        """The counts by layer."""
-        return {layer: asdict(count) for layer, count in self.by_layer.items()}
+    def state_dict(self) -> dict[str, Any]:
+        """The counts by layer and by collective."""
+        tables = {"layers": self.by_layer, "collectives": self.by_collective}
+        return {name: {key: asdict(count) for key, count in table.items()} for name, table in tables.items()}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, int]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
         """Continue from saved counts."""
-        self.by_layer.clear()
+        self.by_layer = defaultdict(ByteCount, {key: ByteCount(**count) for key, count in state["layers"].items()})
+        self.by_collective = defaultdict(
+            ByteCount, {key: ByteCount(**count) for key, count in state["collectives"].items()}
+        )
         self.total = ByteCount()
-        for layer, fields in state.items():
-            count = self.by_layer[layer] = ByteCount(**fields)
-            self.total = _sum(self.total, count)
+        for count in self.by_layer.values():
+            _add(self.total, count.payload, count.wire)
+            self.total.dense += count.dense
+            self.total.fp16 += count.fp16
 
 
 def wire_bytes(request: Request, world_size: int) -> int:
@@ -85,10 +89,12 @@ def wire_bytes(request: Request, world_size: int) -> int:
             return (world_size - 1) * bytes_of(request)
 
 
-def _sum(one: ByteCount, other: ByteCount) -> ByteCount:
-    return ByteCount(
-        payload=one.payload + other.payload,
-        wire=one.wire + other.wire,
-        dense=one.dense + other.dense,
-        fp16=one.fp16 + other.fp16,
-    )
+def _add(count: ByteCount, payload: int, wire: int) -> None:
+    count.payload += payload
+    count.wire += wire
+
+
+def _share(total: int, place: int, parts: int) -> int:
+    """An equal share; the first takes what does not divide."""
+    share, rest = divmod(total, parts)
+    return share + rest if place == 0 else share

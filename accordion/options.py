@@ -22,8 +22,8 @@ class Option:
     most: float | None = None
     choices: tuple[str, ...] = ()
     help: str = ""
-    lighter: Literal["more"] | None = None
-    """`more`: a larger value compresses less, so a ladder must not rise from its light to its strong level."""
+    lighter: Literal["more", "less"] | None = None
+    """Which direction compresses less; a ladder must not go that way from its light to its strong level."""
 
     def check(self, value: object, where: str) -> OptionValue:
         """The value, as the option's type.

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -66,25 +67,32 @@ def attach(
     config: Config,
     *,
     optimizer: Optimizer | None = None,
+    scaler: GradScaler | None = None,
     decider: Decider | None = None,
     global_batch: int = 0,
+    overlap: bool = True,
 ) -> Session:
     """Compress the gradients of a DDP module from now on.
 
     Every worker calls this with equal arguments, before the first backward pass. Without an optimizer `Session.step`
-    leaves the optimizer's step to the caller, who takes it when `StepResult.taken` is true.
+    leaves the optimizer's step to the caller, who takes it when `StepResult.taken` is true. With a scaler, which needs
+    an optimizer, `Session.step` also stands for `scaler.step(optimizer)` and `scaler.update()`. `overlap=False`
+    exchanges gradients inside the backward pass, not beside it.
 
     Raises:
-        HookError: the module has a hook already, or is no DistributedDataParallel.
+        HookError: the module has a hook already, or is no DistributedDataParallel; a scaler without an optimizer.
     """
+    if scaler is not None and optimizer is None:
+        raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
     if not isinstance(module, DistributedDataParallel):
         raise HookError(f"attach() got a {type(module).__name__}; wrap the model in DistributedDataParallel first")
     layers = decided_layers(module.module)
-    engine = Engine(layers, seed=config.seed, world_size=dist.get_world_size(module.process_group))
-    session = Session(
-        config, engine, Controller(config, layers), optimizer=optimizer, decider=decider, global_batch=global_batch
-    )
-    session.connect(module)
+    group = module.process_group
+    engine = Engine(layers, seed=config.seed, world_size=dist.get_world_size(group), rank=dist.get_rank(group))
+    controller = Controller(config, layers)
+    session = Session(config, engine, controller, optimizer=optimizer, scaler=scaler, decider=decider)
+    session.global_batch = global_batch
+    session.connect(module, overlap=overlap)
     return session
 
 
@@ -98,8 +106,8 @@ class Session:
         controller: Controller,
         *,
         optimizer: Optimizer | None,
+        scaler: GradScaler | None,
         decider: Decider | None,
-        global_batch: int,
     ) -> None:
         self.controller = controller
         """Kept up to date on rank 0 only."""
@@ -110,11 +118,12 @@ class Session:
         self.skipped_steps = 0
         self.epoch = 0
         """The epoch that is being trained."""
-        self.global_batch = global_batch
+        self.global_batch = 0
         """Samples a step over all workers, for the reports; set it when it changes."""
         self._config = config
         self._engine = engine
         self._optimizer = optimizer
+        self._scaler = scaler
         self._decider = decider
         self._requested: set[Word] = set()
         self._in_flight: frozenset[Word] = frozenset()
@@ -123,13 +132,13 @@ class Session:
         """The schedule's rate of this epoch, before batch scaling and warm-up; None takes the optimizer's."""
         engine.plan = self.decision.level_by_layer
 
-    def connect(self, module: DistributedDataParallel) -> None:
+    def connect(self, module: DistributedDataParallel, *, overlap: bool) -> None:
         """Register the hook; `attach` does this."""
         self.rank: int = dist.get_rank(module.process_group)
         self.world_size: int = dist.get_world_size(module.process_group)
         self.layers: tuple[LayerInfo, ...] = decided_layers(module.module)
         self._device: torch.device = next(module.parameters()).device
-        self._hook = Hook(module, self._engine, self._raise_now)
+        self._hook = Hook(module, self._engine, self._raise_now, loss_scale=self._loss_scale, overlap=overlap)
 
     @property
     def ledger(self) -> Ledger:
@@ -138,8 +147,11 @@ class Session:
 
     @property
     def communicate_s(self) -> float:
-        """Seconds spent in collectives since `attach`, waiting for slower workers included."""
-        return self._hook.network.seconds
+        """Seconds spent in collectives since `attach`, waiting for slower workers included.
+
+        With overlap most of them pass beside the backward pass.
+        """
+        return self._hook.seconds
 
     def request(self, word: Word) -> None:
         """Raise a word: at the end of the next step that starts, all workers see it. Any rank, any thread."""
@@ -218,13 +230,20 @@ class Session:
         return self._in_flight
 
     def _settle(self, *, taken: bool) -> None:
-        if not taken:
+        if taken:
+            self._engine.commit()
+        else:
             self._engine.rollback()
             self.skipped_steps += 1
-            return
-        self._engine.commit()
-        if self._optimizer is not None:
+        if self._scaler is not None and self._optimizer is not None:
+            # It skips by itself: a step that is not taken has a NaN in its gradients on every worker.
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        elif taken and self._optimizer is not None:
             self._optimizer.step()
+
+    def _loss_scale(self) -> float:
+        return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
     def _window_is_full(self) -> bool:
         steps = self._config.detector.window.steps
@@ -254,7 +273,7 @@ class Session:
 
     def _statistic(self) -> dict[str, float]:
         sums = self._engine.sums
-        sketches = self._exchange(_mean_flow(sums.sketches(self._config.seed, self._device)))
+        sketches = self._exchange(_mean_flow(sums.sketches(self._device)))
         sums.clear()
         return norms((layer.name for layer in self.layers), sketches)
 
@@ -297,16 +316,16 @@ class Session:
 
     def _exchange(self, flow: Flow) -> Any:
         def count(_: int, request: Request) -> None:
-            self.ledger.count((OVERHEAD,), request)
+            self.ledger.count((OVERHEAD,), request, OVERHEAD)
 
-        return drive([flow], self._hook.network, count)[0][0]
+        return drive([flow], self._hook.network, count)[0]
 
 
 def _mean_flow(buffer: Tensor) -> Flow:
     mean = yield Mean(buffer)
-    return mean, buffer
+    return mean
 
 
 def _gather_flow(payload: Tensor) -> Flow:
     payloads = yield Gather(payload)
-    return payloads, payload
+    return payloads

@@ -1,23 +1,30 @@
-"""What a flow may ask of the network, and what a flow is.
+"""What a flow may ask of the network, what it is given, and what it has to leave behind.
 
-A flow is a generator without IO. It gets a stack of B layers of equal shape with their residuals already added, yields
-requests, is sent their answers, and returns `(update, sent)`, both shaped like the stack:
+A flow is a generator without IO: `flow(owed, context)`. `owed` is a stack of B layers of equal shape, each the gradient
+plus what its layer owed before. The flow yields requests, is sent their answers, and at its end has
 
-- `update`: what the optimizer gets, the same on all workers;
-- `sent`: what this worker no longer owes. Its own part for sparse methods, the shared approximation for PowerSGD.
+- written into `context.update` what the optimizer gets, the same on all workers;
+- left in `owed` what this worker still owes (a method without feedback leaves whatever it likes).
 
-A flow changes neither its stack nor an answer it has returned; a buffer it has yielded belongs to the network.
+So the mean over the workers of `owed` before is the update plus the mean of `owed` after. A method without feedback may
+find `owed` and `context.update` to be the same memory. A buffer that was yielded belongs to the network; an answer
+may be changed and lives until the flow ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from accordion.messages import OptionValue
+
+ALIGNMENT = 8
+"""Payloads are padded to this many bytes on their way, so that an answer can be viewed as any dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Asks for everybody's bytes; answered with a list of W byte tensors in rank order."""
+    """Asks for everybody's bytes; answered with a list of W byte tensors in rank order, each starting aligned."""
 
     payload: Tensor
     """uint8, one dimension."""
@@ -38,14 +45,42 @@ class Gather:
 
 
 Request = Mean | Gather
-Flow = Generator[Request, Any, tuple[Tensor, Tensor]]
+LayerKind = Literal["vector", "matrix", "conv"]
+Flow = Generator[Request, Any, Any]
+
+
+class Scratch:
+    """Buffers by name that keep their memory from step to step; what is in them when they are taken is undefined."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """A contiguous tensor; the same memory for the same name and dtype as long as it is large enough."""
+        size = math.prod(shape)
+        buffer = self._buffers.get((name, dtype))
+        if buffer is None or buffer.numel() < size:
+            room = size if buffer is None else size + size // 4
+            buffer = self._buffers[name, dtype] = torch.empty(room, dtype=dtype, device=self._device)
+        return buffer[:size].view(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a flow may know beside its stack."""
+    """What a flow is given beside its stack."""
 
     options: Mapping[str, OptionValue]
+    update: Tensor
+    """To be written: what the optimizer gets, shaped like the stack."""
+    scratch: Scratch
+    """Memory of this stack."""
+    step: int
+    """Exchanges before this one, those of skipped steps included; the same on all workers."""
+    draw: Callable[[str], torch.Generator]
+    """`draw("shared")` is seeded the same on all workers, `draw("own")` differs; both anew each step, on the CPU."""
+    kind: LayerKind = "matrix"
+    """Of the layers in the stack, told by their number of dimensions."""
     warm: Tensor | None = None
     """State kept from step to step, stacked over the layers (B first); the flow changes it in place."""
 
@@ -53,4 +88,15 @@ class Context:
 def bytes_of(request: Request) -> int:
     """Bytes that one worker hands to the network for this request."""
     tensor = request.buffer if isinstance(request, Mean) else request.payload
-    return tensor.numel() * tensor.element_size()
+    size = tensor.numel() * tensor.element_size()
+    return size if isinstance(request, Mean) else padded(size)
+
+
+def padded(size: int) -> int:
+    """Bytes that a payload of this size takes on its way."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's memory as a flat uint8 view."""
+    return tensor.view(-1).view(torch.uint8)

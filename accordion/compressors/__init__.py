@@ -22,6 +22,8 @@ class Compressor:
     """Whether what compression leaves out is kept as a residual and sent later."""
     flow: str
     """`module:function`, loaded at first use."""
+    exact: bool = False
+    """True: nothing is left out. A method that is neither exact nor keeps a residual loses what it leaves out."""
     low: Mapping[str, OptionValue] = field(default_factory=dict)
     """Options of the light level where nobody chose others."""
     high: Mapping[str, OptionValue] = field(default_factory=dict)
@@ -30,13 +32,14 @@ class Compressor:
     warm_start: str | None = None
     """`module:function` giving the state that a layer keeps from step to step, fitted to a level; None keeps none."""
     matrices: bool = False
-    """True: the flow gets layers as stacks of matrices `m_BNM`; False: flattened, `m_BL`."""
+    """True: the flow gets layers as stacks of matrices `owed_BNM`; False: flattened, `owed_BL`."""
 
 
 COMPRESSORS: Mapping[str, Compressor] = {
     "none": Compressor(
         summary="the gradient as it is; sends an old residual once",
         feedback=False,
+        exact=True,
         flow="accordion.compressors.none:none_flow",
     ),
     "half": Compressor(
@@ -49,10 +52,17 @@ COMPRESSORS: Mapping[str, Compressor] = {
         summary="low-rank approximation with warm start (arXiv:1905.13727)",
         feedback=True,
         flow="accordion.compressors.powersgd:powersgd_flow",
-        options={"rank": Option(default=4, least=1, most=1024, lighter="more", help="columns of the factors")},
+        options={
+            "rank": Option(default=4, least=1, most=1024, lighter="more", help="columns of the factors"),
+            "factors": Option(
+                default="both",
+                choices=("both", "alternating"),
+                help="sent in a step; in turn costs half the bytes and one round less, and follows the gradient slower",
+            ),
+        },
         low={"rank": 4},
         high={"rank": 1},
-        warm_start="accordion.compressors.powersgd:warm_q",
+        warm_start="accordion.compressors.powersgd:warm_factors",
         matrices=True,
     ),
     "topk": Compressor(
@@ -84,7 +94,10 @@ def ladder_of(
     high = row.high if high is None else high
     light, strong = level_of(method, low, name="low"), level_of(method, high, name="high")
     for name, option in row.options.items():
-        if option.lighter == "more" and float(light.options[name]) < float(strong.options[name]):
+        if option.lighter is None:
+            continue
+        rise = float(strong.options[name]) - float(light.options[name])
+        if rise > 0 if option.lighter == "more" else rise < 0:
             raise ConfigError(
                 f"{method}: {name} is {light.options[name]} at low and {strong.options[name]} at high, so that low "
                 "would compress harder; exchange the two"

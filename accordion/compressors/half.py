@@ -10,11 +10,11 @@ from accordion.wire import Context, Flow, Mean
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def half_flow(m_BL: Tensor, context: Context) -> Flow:
+def half_flow(owed_BL: Tensor, context: Context) -> Flow:
     """Round to 16 bits; values beyond the format's range are sent as its largest."""
     dtype = _DTYPES[str(context.options["dtype"])]
     limit = torch.finfo(dtype).max
-    h_BL = m_BL.clamp(-limit, limit).to(dtype)
-    sent_BL = h_BL.to(m_BL.dtype)
-    update_BL = yield Mean(h_BL)
-    return update_BL.to(m_BL.dtype), sent_BL
+    half_BL = context.scratch.take("half", owed_BL.shape, dtype)
+    half_BL.copy_(owed_BL.clamp_(-limit, limit))
+    mean_BL = yield Mean(half_BL)
+    context.update.copy_(mean_BL)

@@ -17,6 +17,7 @@ Gradients = Mapping[str, torch.Tensor]
 METHODS = sorted(COMPRESSORS)
 FEEDBACK_METHODS = [name for name in METHODS if COMPRESSORS[name].feedback]
 LEVELS = [level for name in METHODS for level in ladder_of(name)]
+LOSSLESS_LEVELS = [level for level in LEVELS if COMPRESSORS[level.method].feedback or COMPRESSORS[level.method].exact]
 SHAPES = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple)
 WORLD_SIZES = st.integers(1, 4)
 
@@ -26,7 +27,7 @@ class Cluster:
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], world_size: int, seed: int = 0) -> None:
         layers = [LayerInfo(name=name, shape=shape) for name, shape in shapes.items() if len(shape) > 1]
-        self.engines = [Engine(layers, seed=seed, world_size=world_size) for _ in range(world_size)]
+        self.engines = [Engine(layers, seed=seed, world_size=world_size, rank=rank) for rank in range(world_size)]
 
     def switch(self, level: Level) -> None:
         for engine in self.engines:
@@ -38,9 +39,9 @@ class Cluster:
         for engine, bucket in zip(self.engines, buckets, strict=True):
             engine.observe(bucket)
         stacks = [engine.prepare(bucket) for engine, bucket in zip(self.engines, buckets, strict=True)]
-        results = drive_lockstep([[stack.flow for stack in own] for own in stacks])
-        for engine, own, result in zip(self.engines, stacks, results, strict=True):
-            engine.finish(own, result)
+        drive_lockstep([[stack.flow for stack in own] for own in stacks])
+        for engine, own in zip(self.engines, stacks, strict=True):
+            engine.finish(own)
         return [{layer.name: layer.gradient for layer in bucket} for bucket in buckets]
 
     def step(self, gradients: Sequence[Gradients]) -> list[dict[str, torch.Tensor]]:

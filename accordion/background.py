@@ -1,0 +1,107 @@
+"""Where a bucket's exchange runs, so that it overlaps with the rest of the backward pass.
+
+On CPUs: one thread that takes buckets in their order, with a process group of its own, so that its collectives never mix
+with DDP's. On GPUs: a stream of its own; there the collectives are asynchronous by themselves. `Inline` runs at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Future = torch.futures.Future
+_Job = tuple[Callable[[], None], Tensor, Any]
+
+
+class Runner(Protocol):
+    """Runs exchanges in the order in which they are given."""
+
+    def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
+        """A future of the buffer, done when the exchange that fills it is."""
+
+
+class Inline:
+    """Runs an exchange where it is submitted; its errors are raised there."""
+
+    def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
+        """Implements `Runner`."""
+        exchange()
+        future: Any = Future()
+        future.set_result(buffer)
+        return future
+
+
+class OnThread:
+    """Runs exchanges on one thread. After a failure all later ones fail with the same error."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        threads = torch.get_num_threads()
+        worker = threading.Thread(target=_work, args=(self._jobs, threads), name="accordion-exchange", daemon=True)
+        worker.start()
+        weakref.finalize(self, self._jobs.put, None)
+
+    def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
+        """Implements `Runner`."""
+        future: Any = Future()
+        self._jobs.put((exchange, buffer, future))
+        return future
+
+
+class OnStream:
+    """Runs exchanges on a CUDA stream: the host only enqueues them, in the order of the buckets."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
+        """Implements `Runner`. DDP waits for the future's event on its own stream, not on the host."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        buffer.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
+            exchange()
+            future: Any = Future(devices=[self._device])
+            future.set_result(buffer)
+        return future
+
+
+def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A process group with the same members, backend and timeout, for the exchange thread alone.
+
+    DDP's own collectives, such as the map of used parameters, would otherwise run between ours, in an order that differs
+    between the workers.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    return dist.new_group(
+        ranks, timeout=_timeout(group), backend=dist.get_backend(group), use_local_synchronization=len(ranks) > 1
+    )
+
+
+def _timeout(group: dist.ProcessGroup) -> Any:
+    backend = group._get_backend(torch.device("cpu"))
+    return backend.options._timeout
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
+    torch.set_num_threads(threads)
+    failure: Exception | None = None
+    while (job := jobs.get()) is not None:
+        exchange, buffer, future = job
+        if failure is None:
+            try:
+                exchange()
+            except Exception as error:
+                failure = error
+        if failure is None:
+            future.set_result(buffer)
+        else:
+            future.set_exception(failure)
+        del job, exchange, buffer, future
