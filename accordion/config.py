@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import get_args
 
 from accordion.compressors import ladder_of
 from accordion.errors import ConfigError
-from accordion.messages import Level, OptionValue
+from accordion.messages import BatchLevel, Level, OptionValue, StatisticKind
 from accordion.policies import check_policy
 
 LevelOptions = Mapping[str, OptionValue]
+_NAMED_LAYERS = 8
+"""Layers that an error sentence lists before it only counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +46,66 @@ class DetectorConfig:
     The paper reacts to any drop; under cosine or linear decay that is every epoch, and nothing is ever compressed hard.
     """
 
+    statistic: StatisticKind = "mean"
+    """What two windows are compared by. `paper` is the published one, the norm of the sum of rank 0's gradients; it
+    changes with batch and world size, and is there for comparison only."""
+
     def __post_init__(self) -> None:
+        if self.statistic not in get_args(StatisticKind):
+            raise ConfigError(f"statistic is {self.statistic!r}; known are {', '.join(get_args(StatisticKind))}")
         if not self.threshold > 0.0:
             raise ConfigError(f"threshold is {self.threshold}; it must be above 0, the paper uses 0.5")
         if not 0.0 <= self.lr_drop < 1.0:
             raise ConfigError(f"lr_drop is {self.lr_drop}; it must be in [0, 1), 0.5 means 'to half or less'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """Two sizes of the global batch, chosen by the regime of the whole model (arXiv:2010.16248: 512 and 4096).
+
+    Raises:
+        ConfigError: a size is no whole number from 1 on, or the large one is not above the small one.
+    """
+
+    low: int
+    """Samples a step over all workers in critical regimes."""
+    high: int
+    """Likewise elsewhere."""
+    grow_only: bool = True
+    """Once large, the batch stays large, as in the paper."""
+
+    def __post_init__(self) -> None:
+        whole = all(isinstance(size, int) and not isinstance(size, bool) for size in (self.low, self.high))
+        if not whole or not 1 <= self.low < self.high:
+            raise ConfigError(
+                f"batch has low={self.low!r} and high={self.high!r}; give two whole numbers of samples, "
+                "at least 1, with high above low"
+            )
+
+    def size(self, level: BatchLevel) -> int:
+        """Samples a step over all workers."""
+        return self.high if level == "high" else self.low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """Method and levels of some layers, where they differ from the rest.
+
+    Raises:
+        ConfigError: an unknown method or option, or one out of range.
+    """
+
+    method: str
+    low: LevelOptions | None = None
+    """Options of the light level; None takes the method's own. Likewise `high`, the strong one."""
+    high: LevelOptions | None = None
+
+    def __post_init__(self) -> None:
+        self.ladder()
+
+    def ladder(self) -> tuple[Level, ...]:
+        """The rungs from the lightest to the strongest compression, named as everywhere else."""
+        return ladder_of(self.method, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +121,13 @@ class Config:
     """Options of the light level, used in critical regimes; None takes the method's own."""
     high: LevelOptions | None = None
     """Options of the strong level; None takes the method's own."""
+    by_layer: Mapping[str, LayerPlan] = field(default_factory=dict)
+    """Glob over layer names to method and levels of the layers it matches; the first that matches a layer wins."""
     policy: str = "two_level"
     policy_options: Mapping[str, object] = field(default_factory=dict)
     detector: DetectorConfig = field(default_factory=DetectorConfig)
+    batch: BatchConfig | None = None
+    """None leaves the global batch alone."""
     seed: int = 0
     """Seeds sketches and warm starts; the global generators are never touched."""
 
@@ -73,5 +136,31 @@ class Config:
         check_policy(self.policy, self.policy_options, [level.name for level in self.ladder()])
 
     def ladder(self) -> tuple[Level, ...]:
-        """The rungs from the lightest to the strongest compression."""
+        """The rungs from the lightest to the strongest compression, of layers that `by_layer` does not name."""
         return ladder_of(self.method, self.low, self.high)
+
+    def ladders(self, layers: Sequence[str]) -> dict[str, tuple[Level, ...]]:
+        """The rungs of each layer.
+
+        Raises:
+            ConfigError: a glob of `by_layer` wins no layer.
+        """
+        won = {layer: next((glob for glob in self.by_layer if fnmatchcase(layer, glob)), None) for layer in layers}
+        for glob in self.by_layer:
+            if glob not in won.values():
+                raise ConfigError(_idle_sentence(glob, layers))
+        rest, ladders = self.ladder(), {glob: plan.ladder() for glob, plan in self.by_layer.items()}
+        return {layer: rest if glob is None else ladders[glob] for layer, glob in won.items()}
+
+
+def _idle_sentence(glob: str, layers: Sequence[str]) -> str:
+    matching = [layer for layer in layers if fnmatchcase(layer, glob)]
+    if matching:
+        return f"by_layer: {listed(matching)} of glob {glob!r} are taken by globs before it; put it before them"
+    return f"by_layer: no layer matches {glob!r}; layers are {listed(layers)}"
+
+
+def listed(layers: Sequence[str]) -> str:
+    """The first layers by name, and how many more there are; for error sentences."""
+    rest = len(layers) - _NAMED_LAYERS
+    return ", ".join(layers[:_NAMED_LAYERS]) + (f" and {rest} more" if rest > 0 else "")

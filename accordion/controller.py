@@ -16,9 +16,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from accordion.compressors import level_of
 from accordion.config import Config
-from accordion.detector import DetectorState, init_detector, update_detector
-from accordion.errors import OverrideError, ReportError, StateError
+from accordion.detector import (
+    BatchState,
+    DetectorResult,
+    DetectorState,
+    init_batch,
+    init_detector,
+    update_batch,
+    update_detector,
+)
+from accordion.errors import ConfigError, OverrideError, ReportError, StateError
 from accordion.messages import (
     Decision,
     DecisionCause,
@@ -30,10 +39,15 @@ from accordion.messages import (
     to_json,
 )
 from accordion.overrides import Placed, first_epoch, overlay, place
-from accordion.policies import POLICIES
+from accordion.policies import POLICIES, UNCOMPRESSED, Situation
 
 _SHOWN_ID = 13
 """Characters of an override's id in a sentence; the first 13 of a time-ordered UUID are its millisecond."""
+_DENSE = level_of("none", {}, name=UNCOMPRESSED)
+_MEASURED = {"lr", "next_lr", "statistic_by_layer", "rms_by_layer", "cost_s_by_layer"}
+"""Fields of a report whose numbers are floats, whole or not."""
+_LATER_FIELDS: Mapping[str, object] = {"statistic_kind": "mean", "rms_by_layer": None, "cost_s_by_layer": {}}
+"""Fields that reports did not always have: at these values they are no part of a digest, so that it fits old states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +71,9 @@ class Controller:
     Args:
         config: the library's settings.
         layers: the layers that decisions speak of, those of two or more dimensions.
+
+    Raises:
+        ConfigError: a glob of `config.by_layer` wins none of the layers, or the policy picks a level that there is not.
     """
 
     def __init__(self, config: Config, layers: Sequence[LayerInfo]) -> None:
@@ -64,8 +81,10 @@ class Controller:
         """Decisions made from reports so far."""
         self._config = config
         self._layers = tuple(layer.name for layer in layers)
-        self._rungs = {level.name: level for level in config.ladder()}
+        self._ladders = config.ladders(self._layers)
         self._detector = init_detector(self._layers)
+        self._batch = init_batch()
+        self._policy_state: Mapping[str, Any] = {}
         self._placed: tuple[Placed, ...] = ()
         self._asked: _Asked | None = None
         self.policy_levels: Mapping[str, Level] = self._policy_levels(epoch=0)
@@ -81,18 +100,23 @@ class Controller:
 
         Raises:
             ReportError: the report is older than the last one, contradicts it, or is not of this model.
+            ConfigError: the policy picks a level that there is not; nothing is changed then.
         """
         asked = _asked(report)
         if asked == self._asked:
             return self._answer
         self._check_order(asked)
-        self._detector, result = update_detector(self._detector, report, self._config.detector)
-        self._asked = asked
-        self.number += 1
         epoch = report.epoch + 1 if report.epoch_end else report.epoch
-        self.policy_levels = self._policy_levels(epoch)
+        detector, result = update_detector(self._detector, report, self._config.detector)
+        batch, batch_reason = self._updated_batch(report)
+        bare = self._situation(epoch, detector, self._policy_state)
+        state = POLICIES[self._config.policy].observe(_observed(bare, report, result))
+        self.policy_levels = self._picked(replace(bare, state=state))
+        self._detector, self._batch, self._policy_state, self._asked = detector, batch, state, asked
+        self.number += 1
+        reason = f"{result.reason}; {batch_reason}" if batch_reason else result.reason
         self.decision = self._answer = self._decision(
-            epoch=epoch, step=report.step, cause=result.cause, reason=result.reason, changes=result.change_by_layer
+            epoch=epoch, step=report.step, cause=result.cause, reason=reason, changes=result.change_by_layer
         )
         return self.decision
 
@@ -102,7 +126,7 @@ class Controller:
         Raises:
             OverrideError: it names a level or a layer that this job does not have, or epochs that hold nothing.
         """
-        place(override, self._config, self._layers, start=0)
+        place(override, self._ladders, start=0)
 
     def override(self, overrides: Sequence[Override], *, epoch: int, step: int) -> Decision:
         """What holds from `step` of `epoch` on, with these overrides in place of the former ones.
@@ -123,6 +147,8 @@ class Controller:
         return {
             "number": self.number,
             "detector": asdict(self._detector),
+            "batch": asdict(self._batch),
+            "policy": {"name": self._config.policy, "state": dict(self._policy_state)},
             "overrides": [{"start": item.start, "override": to_json(item.override)} for item in self._placed],
             "asked": asdict(self._asked) if self._asked else None,
             "answer": None if self._answer is self.decision else to_json(self._answer),
@@ -143,12 +169,15 @@ class Controller:
             raise StateError(f"saved controller state does not fit this job: {error}") from error
         regimes = {layer: saved.detector.regime_by_layer[layer] for layer in self._layers}
         self._detector = replace(saved.detector, regime_by_layer=regimes)
+        self._batch = saved.batch
+        # Another policy's state says nothing to this one, which starts anew.
+        self._policy_state = saved.policy_state if saved.policy == self._config.policy else {}
         self._placed, self._asked, self.number = placed, saved.asked, saved.number
         self._answer, self.decision = saved.answer or saved.decision, saved.decision
         self.policy_levels = self._policy_levels(saved.decision.epoch)
 
     def _place(self, overrides: Sequence[Override], starts: Mapping[str, int]) -> tuple[Placed, ...]:
-        return tuple(place(item, self._config, self._layers, start=starts[item.id]) for item in overrides)
+        return tuple(place(item, self._ladders, start=starts[item.id]) for item in overrides)
 
     def _check_order(self, asked: _Asked) -> None:
         last = self._asked
@@ -173,15 +202,40 @@ class Controller:
         counts = Counter(item.override.id for item in held.values())
         return "; ".join(
             f"override {_shown(item.override.id)} holds {counts[item.override.id]} of {len(self._layers)} layers at "
-            f"{item.level.name}{'' if item.override.until is None else f' until epoch {item.override.until}'}"
+            f"{item.level_names}{'' if item.override.until is None else f' until epoch {item.override.until}'}"
             for item in self._placed
             if item.override.id in counts
         )
 
+    def _updated_batch(self, report: Report) -> tuple[BatchState, str]:
+        if self._config.batch is None:
+            return self._batch, ""
+        return update_batch(self._batch, report, self._config.detector, batch=self._config.batch)
+
+    def _situation(self, epoch: int, detector: DetectorState, state: Mapping[str, Any]) -> Situation:
+        """What the policy is told without a report."""
+        return Situation(
+            epoch=epoch,
+            regime_by_layer=detector.regime_by_layer,
+            ladder_by_layer=self._ladders,
+            options=self._config.policy_options,
+            state=state,
+        )
+
     def _policy_levels(self, epoch: int) -> dict[str, Level]:
-        choose = POLICIES[self._config.policy].choose
-        names = choose(self._detector.regime_by_layer, epoch, self._config.policy_options)
-        return {layer: self._rungs[name] for layer, name in names.items()}
+        return self._picked(self._situation(epoch, self._detector, self._policy_state))
+
+    def _picked(self, situation: Situation) -> dict[str, Level]:
+        names = POLICIES[self._config.policy].pick(situation)
+        return {layer: self._rung(layer, names.get(layer)) for layer in self._layers}
+
+    def _rung(self, layer: str, name: str | None) -> Level:
+        rungs = {level.name: level for level in (*self._ladders[layer], _DENSE)}
+        if name not in rungs:
+            raise ConfigError(
+                f"policy {self._config.policy} picks {name!r} for layer {layer}; known are {', '.join(rungs)}"
+            )
+        return rungs[name]
 
     def _decision(
         self,
@@ -193,6 +247,7 @@ class Controller:
         changes: Mapping[str, float | None] | None = None,
     ) -> Decision:
         held = overlay(self._placed, epoch)
+        batch = self._config.batch
         if held and cause != "override":
             reason = f"{reason}; {self._override_reason(epoch)}"
         return Decision(
@@ -201,9 +256,13 @@ class Controller:
             cause=cause,
             reason=reason,
             regime_by_layer=dict(self._detector.regime_by_layer),
-            level_by_layer=dict(self.policy_levels) | {layer: item.level for layer, item in held.items()},
+            level_by_layer=dict(self.policy_levels)
+            | {layer: item.level_by_layer[layer] for layer, item in held.items()},
             change_by_layer=dict(changes) if changes is not None else dict.fromkeys(self._layers),
             override_by_layer={layer: item.override.id for layer, item in held.items()},
+            policy_level_by_layer={layer: self.policy_levels[layer] for layer in held},
+            batch_level=self._batch.level if batch else None,
+            global_batch=batch.size(self._batch.level) if batch else None,
         )
 
 
@@ -213,6 +272,9 @@ class _Saved:
 
     number: int
     detector: DetectorState
+    batch: BatchState
+    policy: str | None
+    policy_state: Mapping[str, Any]
     overrides: tuple[Override, ...]
     starts: Mapping[str, int]
     asked: _Asked | None
@@ -226,6 +288,9 @@ def _read(state: Mapping[str, Any]) -> _Saved:
         return _Saved(
             number=int(state["number"]),
             detector=DetectorState(**state["detector"]),
+            batch=_batch(state["batch"]) if "batch" in state else init_batch(),
+            policy=state["policy"]["name"] if "policy" in state else None,
+            policy_state=dict(state["policy"]["state"]) if "policy" in state else {},
             overrides=tuple(_override(item["override"]) for item in state["overrides"]),
             starts={item["override"]["id"]: int(item["start"]) for item in state["overrides"]},
             asked=_Asked(**state["asked"]) if state["asked"] else None,
@@ -236,25 +301,46 @@ def _read(state: Mapping[str, Any]) -> _Saved:
         raise StateError(f"saved controller state cannot be read ({error!r}); give what state_dict() gave") from error
 
 
+def _batch(data: Mapping[str, Any]) -> BatchState:
+    return BatchState(**{**data, "detector": DetectorState(**data["detector"])})
+
+
 def _override(data: Mapping[str, Any]) -> Override:
     return Override(**{**data, "layers": tuple(data["layers"])})
 
 
+def _observed(bare: Situation, report: Report, result: DetectorResult) -> Situation:
+    return replace(
+        bare,
+        cause=result.cause,
+        change_by_layer=result.change_by_layer,
+        statistic_by_layer=report.statistic_by_layer,
+        rms_by_layer=report.rms_by_layer,
+        cost_s_by_layer=report.cost_s_by_layer,
+    )
+
+
 def _asked(report: Report) -> _Asked:
     """Whole numbers become floats first: a report that went through JSON is the same report."""
-    statistics = report.statistic_by_layer
-    content = asdict(report) | {
-        "lr": float(report.lr),
-        "next_lr": float(report.next_lr),
-        "statistic_by_layer": statistics and {layer: float(value) for layer, value in statistics.items()},
+    content = {
+        name: _floats(value) if name in _MEASURED else value
+        for name, value in asdict(report).items()
+        if name not in _LATER_FIELDS or value != _LATER_FIELDS[name]
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return _Asked(epoch=report.epoch, step=report.step, epoch_end=report.epoch_end, digest=digest)
 
 
-__all__ = ["Controller"]
-
-
 def _shown(override_id: str) -> str:
     """As much of an id as tells two of them apart for people."""
     return override_id[:_SHOWN_ID]
+
+
+def _floats(value: Any) -> Any:
+    """The value with all its numbers as floats."""
+    if isinstance(value, Mapping):
+        return {key: _floats(item) for key, item in value.items()}
+    return value if value is None else float(value)
+
+
+__all__ = ["Controller"]

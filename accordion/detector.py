@@ -13,9 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from accordion.config import DetectorConfig
+from accordion.config import BatchConfig, DetectorConfig
 from accordion.errors import ReportError
-from accordion.messages import DecisionCause, Regime, Report
+from accordion.messages import BatchLevel, DecisionCause, Regime, Report
+
+_WHOLE = "*"
+"""The name under which the whole model is judged as if it were one layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,42 @@ def init_detector(layers: Sequence[str]) -> DetectorState:
     return DetectorState(regime_by_layer=dict.fromkeys(layers, "critical"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchState:
+    """What is remembered about the global batch; starts as `init_batch` makes it."""
+
+    detector: DetectorState
+    """Of the whole model as one layer."""
+    level: BatchLevel = "low"
+
+
+def init_batch() -> BatchState:
+    """The state before the first report: the whole model critical, the batch small."""
+    return BatchState(detector=init_detector((_WHOLE,)))
+
+
+def update_batch(
+    state: BatchState, report: Report, config: DetectorConfig, *, batch: BatchConfig
+) -> tuple[BatchState, str]:
+    """The state after the report, and a sentence that says why where the level is another now, else "".
+
+    The whole model is judged by the same rules as a layer, its statistic being that of all layers together:
+    sqrt(sum over layers of statistic^2). Critical takes the small batch, stable the large one (arXiv:2010.16248,
+    section on batch sizes; many summaries say the opposite).
+
+    Raises:
+        ReportError: as `update_detector`.
+    """
+    given = report.statistic_by_layer
+    whole = replace(report, statistic_by_layer=None if given is None else {_WHOLE: math.hypot(*given.values())})
+    detector, result = update_detector(state.detector, whole, config)
+    level: BatchLevel = "high" if detector.regime_by_layer[_WHOLE] == "stable" else "low"
+    if batch.grow_only and state.level == "high":
+        level = "high"
+    after = BatchState(detector=detector, level=level)
+    return after, "" if level == state.level else _batch_reason(level, result, config, batch=batch)
+
+
 def update_detector(
     state: DetectorState, report: Report, config: DetectorConfig
 ) -> tuple[DetectorState, DetectorResult]:
@@ -60,9 +99,10 @@ def update_detector(
     the middle of a window too, and again when that window closes: the regime lasts at least one whole window.
 
     Raises:
-        ReportError: the layers are not the model's, or a learning rate is negative or not finite.
+        ReportError: the layers are not the model's, the statistic is not the one that was asked for, or a learning
+            rate is negative or not finite.
     """
-    _check(state, report)
+    _check(state, report, config)
     asked = _with_conditions(state, report)
     if report.statistic_by_layer is None:
         after = asked
@@ -75,11 +115,16 @@ def update_detector(
     return after, result
 
 
-def _check(state: DetectorState, report: Report) -> None:
+def _check(state: DetectorState, report: Report, config: DetectorConfig) -> None:
     for name, rate in (("lr", report.lr), ("next_lr", report.next_lr)):
         if not 0.0 <= rate < math.inf:
             raise ReportError(f"gradient report has {name}={rate}; a learning rate is finite and not below 0")
     given = report.statistic_by_layer
+    if given is not None and report.statistic_kind != config.statistic:
+        raise ReportError(
+            f"gradient report holds the statistic {report.statistic_kind!r}, the detector compares "
+            f"{config.statistic!r}; report with statistic_kind={config.statistic!r}, or change the detector's statistic"
+        )
     if given is not None and given.keys() != state.regime_by_layer.keys():
         missing = sorted(state.regime_by_layer.keys() - given.keys())
         unexpected = sorted(given.keys() - state.regime_by_layer.keys())
@@ -163,6 +208,16 @@ def _skip_reason(report: Report) -> str:
     )
 
 
+def _batch_reason(level: BatchLevel, result: DetectorResult, config: DetectorConfig, *, batch: BatchConfig) -> str:
+    head = f"global batch becomes {batch.size(level)}"
+    if result.cause == "lr_drop":
+        return f"{head}: {result.reason.partition(':')[0]}"
+    change = result.change_by_layer[_WHOLE]
+    if change is None:
+        return f"{head}: the change of the whole gradient has no finite size"
+    return f"{head}: the whole gradient changed by {change:.3g} (threshold {config.threshold:g})"
+
+
 def _window_reason(regimes: Mapping[str, Regime], changes: Mapping[str, float | None], *, threshold: float) -> str:
     """One sentence for people, which names the layer that changed most."""
     critical = [layer for layer, regime in regimes.items() if regime == "critical"]
@@ -177,4 +232,12 @@ def _window_reason(regimes: Mapping[str, Regime], changes: Mapping[str, float | 
     return f"{head}: {most} changed {'' if critical else 'most, '}by {sized[most]:.3g} (threshold {threshold:g})"
 
 
-__all__ = ["DetectorResult", "DetectorState", "init_detector", "update_detector"]
+__all__ = [
+    "BatchState",
+    "DetectorResult",
+    "DetectorState",
+    "init_batch",
+    "init_detector",
+    "update_batch",
+    "update_detector",
+]

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 Regime = Literal["critical", "stable"]
+BatchLevel = Literal["low", "high"]
+"""`low`: the small global batch, for critical regimes; `high`: the large one."""
+StatisticKind = Literal["mean", "paper"]
 OptionValue = bool | int | float | str
 
 
@@ -54,6 +57,14 @@ class Report:
     """Finite steps that the open or just closed window holds."""
     statistic_by_layer: Mapping[str, float] | None = None
     """Norm of the mean raw gradient over the window, by layer name; None while the window is open."""
+    statistic_kind: StatisticKind = "mean"
+    """What `statistic_by_layer` holds: `paper` is the norm of the sum of rank 0's gradients instead."""
+    rms_by_layer: Mapping[str, float] | None = None
+    """Root of the mean, over the window's finite steps and the workers, of the squared norm of one worker's gradient of
+    one step. Never below the norm of the mean: what it exceeds it by is noise. None where nobody measured it."""
+    cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Measured seconds that a layer adds to a step, by rung, and under `none` as it travels uncompressed: encoding,
+    decoding, and what the backward pass does not hide of its communication. Empty where nobody measured it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +107,12 @@ class Decision:
     """Relative change of the statistic that was compared with the threshold; None where nothing was compared."""
     override_by_layer: Mapping[str, str] = field(default_factory=dict)
     """Id of the override in force, for the layers that a person decided."""
+    policy_level_by_layer: Mapping[str, Level] = field(default_factory=dict)
+    """What the policy would pick, for the same layers; for all others that is the level in force."""
+    batch_level: BatchLevel | None = None
+    """Level of the global batch; None where the settings leave the batch alone."""
+    global_batch: int | None = None
+    """Samples a step over all workers at that level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +143,10 @@ def decision_from_json(data: Mapping[str, object]) -> Decision:
         KeyError: a field is missing.
     """
     fields = dict(data)
-    levels = fields["level_by_layer"]
-    if isinstance(levels, Mapping):
-        fields["level_by_layer"] = {
-            name: level if isinstance(level, Level) else Level(**level) for name, level in levels.items()
-        }
+    for name in ("level_by_layer", "policy_level_by_layer"):
+        levels = fields[name] if name == "level_by_layer" else fields.get(name)
+        if isinstance(levels, Mapping):
+            fields[name] = {
+                layer: level if isinstance(level, Level) else Level(**level) for layer, level in levels.items()
+            }
     return Decision(**fields)  # type: ignore[arg-type]

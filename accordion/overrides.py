@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from accordion.compressors import level_of
-from accordion.config import Config
+from accordion.config import listed
 from accordion.errors import ConfigError, OverrideError
 from accordion.messages import Level, Override
 
-_NAMED_LAYERS = 8
-"""Layers that an error sentence lists before it only counts."""
+Ladders = Mapping[str, tuple[Level, ...]]
+"""The rungs of each of the job's layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +22,20 @@ class Placed:
     override: Override
     start: int
     """First epoch it holds for."""
-    level: Level
-    layers: tuple[str, ...]
-    """Names of the layers that its globs match."""
+    level_by_layer: Mapping[str, Level]
+    """For the layers that its globs match; a rung's options differ where their ladders do."""
+
+    @property
+    def level_names(self) -> str:
+        """What its levels are called, for people."""
+        return " or ".join(sorted({level.name for level in self.level_by_layer.values()}))
 
     def holds(self, epoch: int) -> bool:
         """Whether it is in force in this epoch."""
         return self.start <= epoch and (self.override.until is None or epoch < self.override.until)
 
 
-def place(override: Override, config: Config, layers: Sequence[str], *, start: int) -> Placed:
+def place(override: Override, ladders: Ladders, *, start: int) -> Placed:
     """The override with its level and layers looked up.
 
     Raises:
@@ -42,7 +46,8 @@ def place(override: Override, config: Config, layers: Sequence[str], *, start: i
             f"override {override.id}: until epoch {override.until} ends before it starts in epoch {override.apply_at}; "
             f"give until at least {override.apply_at + 1}"
         )
-    return Placed(override=override, start=start, level=_level(override, config), layers=_matching(override, layers))
+    levels = {layer: _level(override, ladders[layer]) for layer in _matching(override, tuple(ladders))}
+    return Placed(override=override, start=start, level_by_layer=levels)
 
 
 def first_epoch(override: Override, epoch: int) -> int:
@@ -57,14 +62,14 @@ def overlay(placed: Sequence[Placed], epoch: int) -> dict[str, Placed]:
     by_layer: dict[str, Placed] = {}
     for item in sorted(placed, key=lambda item: item.override.number):
         if item.holds(epoch):
-            by_layer.update(dict.fromkeys(item.layers, item))
+            by_layer.update(dict.fromkeys(item.level_by_layer, item))
     return by_layer
 
 
-def _level(override: Override, config: Config) -> Level:
-    level, ladder = override.level, config.ladder()
+def _level(override: Override, ladder: Sequence[Level]) -> Level:
+    level = override.level
     if isinstance(level, Mapping):
-        return _level_of_options(override.id, level, config.method)
+        return _level_of_options(override.id, level, ladder[0].method)
     if isinstance(level, int) and not isinstance(level, bool) and 0 <= level < len(ladder):
         return ladder[level]
     for rung in ladder:
@@ -92,13 +97,8 @@ def _level_of_options(override_id: str, given: Mapping[str, object], default_met
 def _matching(override: Override, layers: Sequence[str]) -> tuple[str, ...]:
     for glob in override.layers:
         if not any(fnmatchcase(layer, glob) for layer in layers):
-            raise OverrideError(f"override {override.id}: no layer matches {glob!r}; layers are {_listed(layers)}")
+            raise OverrideError(f"override {override.id}: no layer matches {glob!r}; layers are {listed(layers)}")
     return tuple(layer for layer in layers if any(fnmatchcase(layer, glob) for glob in override.layers))
 
 
-def _listed(layers: Sequence[str]) -> str:
-    rest = len(layers) - _NAMED_LAYERS
-    return ", ".join(layers[:_NAMED_LAYERS]) + (f" and {rest} more" if rest > 0 else "")
-
-
-__all__ = ["Placed", "first_epoch", "overlay", "place"]
+__all__ = ["Ladders", "Placed", "first_epoch", "overlay", "place"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from accordion.errors import ConfigError
-from accordion.messages import Regime
+from accordion.policies.situation import Situation
 
 SCHEMA: Mapping[str, object] = {
     "type": "object",
@@ -15,10 +15,10 @@ SCHEMA: Mapping[str, object] = {
 _DEFAULT_LEVEL = "high"
 
 
-def choose(regime_by_layer: Mapping[str, Regime], epoch: int, options: Mapping[str, object]) -> dict[str, str]:  # noqa: ARG001
+def choose(situation: Situation) -> dict[str, str]:
     """The rung of each layer."""
-    level = str(options.get("level", _DEFAULT_LEVEL))
-    return dict.fromkeys(regime_by_layer, level)
+    level = str(situation.options.get("level", _DEFAULT_LEVEL))
+    return dict.fromkeys(situation.regime_by_layer, level)
 
 
 def check(options: Mapping[str, object], rungs: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from accordion.errors import ConfigError
-from accordion.messages import Regime
+from accordion.policies.situation import Situation
 
 SCHEMA: Mapping[str, object] = {
     "type": "object",
@@ -21,11 +21,11 @@ SCHEMA: Mapping[str, object] = {
 }
 
 
-def choose(regime_by_layer: Mapping[str, Regime], epoch: int, options: Mapping[str, object]) -> dict[str, str]:
+def choose(situation: Situation) -> dict[str, str]:
     """The rung of each layer."""
-    table = _table(options)
-    start = max(first for first in table if first <= epoch)
-    return dict.fromkeys(regime_by_layer, table[start])
+    table = _table(situation.options)
+    start = max(first for first in table if first <= situation.epoch)
+    return dict.fromkeys(situation.regime_by_layer, table[start])
 
 
 def check(options: Mapping[str, object], rungs: Sequence[str]) -> None:

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from accordion.errors import ConfigError
 from accordion.messages import Regime
+from accordion.policies.situation import Situation
 
 SCHEMA: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 _LEVEL_OF: Mapping[Regime, str] = {"critical": "low", "stable": "high"}
 
 
-def choose(regime_by_layer: Mapping[str, Regime], epoch: int, options: Mapping[str, object]) -> dict[str, str]:  # noqa: ARG001
+def choose(situation: Situation) -> dict[str, str]:
     """The rung of each layer."""
-    return {layer: _LEVEL_OF[regime] for layer, regime in regime_by_layer.items()}
+    return {layer: _LEVEL_OF[regime] for layer, regime in situation.regime_by_layer.items()}
 
 
 def check(options: Mapping[str, object], rungs: Sequence[str]) -> None:  # noqa: ARG001

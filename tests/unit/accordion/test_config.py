@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accordion.compressors import COMPRESSORS
-from accordion.config import Config, DetectorConfig, Window
+from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def test_an_option_that_is_left_out_is_spelled_out_in_the_level() -> None:
     ("settings", "sentence"),
     [
         ({"method": "zip"}, "unknown compression method 'zip'; known are none, half"),
-        ({"low": {"rang": 2}}, "powersgd level 'low' has no option 'rang'; known are rank"),
+        ({"low": {"rang": 2}}, "powersgd level 'low' has no option 'rang'; known are .*rank"),
         ({"high": {"rank": 0}}, "powersgd level 'high'.rank is 0; it must be at least 1 and at most 1024"),
         ({"high": {"rank": 1.5}}, "must be of type integer"),
         ({"method": "topk", "low": {"density": math.nan}}, "must be at least 1e-06"),
@@ -68,3 +68,14 @@ def test_a_light_level_that_compresses_harder_than_the_strong_one_is_refused(met
     with pytest.raises(ConfigError, match="exchange the two"):
         Config(method=method, low=low, high=high)
     assert Config(method=method, low=high, high=low).ladder()[0].name == "low"
+
+
+def test_an_unknown_statistic_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="statistic is 'sum'; known are mean, paper"):
+        DetectorConfig(statistic="sum")
+
+
+@pytest.mark.parametrize("sizes", [(0, 8), (8, 8), (64, 8), (8.0, 64), (True, 64), (8, "64")])
+def test_sizes_of_a_batch_that_cannot_grow_are_refused(sizes) -> None:
+    with pytest.raises(ConfigError, match="with high above low"):
+        BatchConfig(low=sizes[0], high=sizes[1])

@@ -156,3 +156,10 @@ def test_regimes_do_not_depend_on_the_unit_of_the_statistic(history: list[Report
 def _survives(norm: float, factor: float) -> bool:
     """Whether scaling by a power of two is exact."""
     return not math.isfinite(norm) or norm * factor / factor == norm
+
+
+def test_a_report_of_another_statistic_than_the_one_asked_for_is_refused() -> None:
+    with pytest.raises(ReportError, match="report with statistic_kind='paper'"):
+        replay([report(0, 1.0)], DetectorConfig(statistic="paper"))
+    answers = replay([report(0, 1.0, statistic_kind="paper")], DetectorConfig(statistic="paper"))
+    assert answers[0][1].cause == "window"

@@ -63,3 +63,11 @@ def test_messages_are_frozen() -> None:
     decision: Decision = controller().decision
     with pytest.raises(AttributeError):
         decision.epoch = 3  # type: ignore[misc]
+
+
+def test_a_decision_that_was_stored_before_batches_were_decided_is_readable() -> None:
+    decision = controller().decision
+    data = to_json(decision)
+    for later in ("policy_level_by_layer", "batch_level", "global_batch"):
+        del data[later]
+    assert decision_from_json(data) == decision

@@ -7,18 +7,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accordion.errors import ConfigError
-from accordion.policies import POLICIES, check_policy
+from accordion.messages import Level
+from accordion.policies import POLICIES, Situation, check_policy
 
 REGIMES = st.dictionaries(st.text(min_size=1), st.sampled_from(["critical", "stable"]))
-OPTIONS = {"two_level": {}, "fixed": {"level": "low"}, "scheduled": {"table": {"0": "low", "5": "high"}}}
+OPTIONS = {
+    "two_level": {},
+    "fixed": {"level": "low"},
+    "scheduled": {"table": {"0": "low", "5": "high"}},
+    "adaqs": {"drop": 0.5},
+}
+LADDER = tuple(Level(name=name, method="none") for name in ("low", "high"))
+
+
+def picked(name: str, regimes: dict[str, str], *, epoch: int = 0, options: dict[str, object] | None = None):
+    """What a policy picks that has observed nothing."""
+    ladders = dict.fromkeys(regimes, LADDER)
+    chosen = Situation(epoch=epoch, regime_by_layer=regimes, ladder_by_layer=ladders, options=options or {})
+    return POLICIES[name].pick(chosen)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(regimes=REGIMES, epoch=st.integers(0, 1000))
 def test_every_policy_gives_every_layer_a_rung(name, regimes, epoch) -> None:
-    chosen = POLICIES[name].choose(regimes, epoch, OPTIONS[name])
+    chosen = picked(name, regimes, epoch=epoch, options=OPTIONS[name])
     assert chosen.keys() == regimes.keys()
     assert set(chosen.values()) <= {"low", "high"}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(regimes=REGIMES, epoch=st.integers(0, 1000))
+def test_what_a_policy_says_of_regimes_alone_is_what_it_picks_at_the_start(name, regimes, epoch) -> None:
+    chosen = POLICIES[name].choose(regimes, epoch, OPTIONS[name])
+    assert chosen == picked(name, regimes, epoch=epoch, options=OPTIONS[name])
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -41,19 +62,18 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
 
 @given(regimes=REGIMES)
 def test_two_level_is_light_exactly_where_the_regime_is_critical(regimes) -> None:
-    chosen = POLICIES["two_level"].choose(regimes, 0, {})
+    chosen = picked("two_level", regimes)
     assert all((chosen[layer] == "low") == (regime == "critical") for layer, regime in regimes.items())
 
 
 def test_fixed_is_strong_unless_told_otherwise() -> None:
-    assert POLICIES["fixed"].choose({"a": "critical"}, 0, {}) == {"a": "high"}
+    assert picked("fixed", {"a": "critical"}) == {"a": "high"}
 
 
 def test_a_schedule_holds_each_level_until_the_next_row() -> None:
     options = {"table": {"0": "low", "10": "high", "2": "high", "4": "low"}}
-    levels = [
-        POLICIES["scheduled"].choose({"a": "stable"}, epoch, options)["a"] for epoch in (0, 1, 2, 3, 4, 9, 10, 99)
-    ]
+    epochs = (0, 1, 2, 3, 4, 9, 10, 99)
+    levels = [picked("scheduled", {"a": "stable"}, epoch=epoch, options=options)["a"] for epoch in epochs]
     assert levels == ["low", "low", "high", "high", "low", "low", "high", "high"]
 
 

@@ -1,0 +1,123 @@
+"""The level of the global batch: one for the whole model, by the rules that hold for layers."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accordion.config import BatchConfig, DetectorConfig
+from accordion.controller import Controller
+from accordion.detector import init_detector, update_detector
+from accordion.messages import Override, Report, decision_from_json, to_json
+from tests.unit.accordion.reports import NAMES, controller, histories, report
+
+GROWS = BatchConfig(low=64, high=512)
+FREE = BatchConfig(low=64, high=512, grow_only=False)
+KINDS = st.sampled_from([GROWS, FREE])
+
+
+def levels(ours: Controller, reports: list[Report]) -> list[str | None]:
+    return [ours.decide(item).batch_level for item in reports]
+
+
+def test_without_a_batch_in_the_settings_none_is_decided() -> None:
+    decision = controller().decide(report(0, 1.0))
+    assert (decision.batch_level, decision.global_batch) == (None, None)
+
+
+def test_a_run_starts_with_the_small_batch() -> None:
+    start = controller(batch=GROWS).decision
+    assert (start.batch_level, start.global_batch) == ("low", 64)
+
+
+def test_a_stable_model_takes_the_large_batch_and_the_decision_says_why() -> None:
+    ours = controller(batch=GROWS)
+    ours.decide(report(0, 1.0))
+    decision = ours.decide(report(1, 1.25))
+    assert (decision.batch_level, decision.global_batch) == ("high", 512)
+    assert decision.reason.endswith("; global batch becomes 512: the whole gradient changed by 0.25 (threshold 0.5)")
+    assert "global batch becomes" not in ours.decide(report(2, 1.25, global_batch=512)).reason
+
+
+def test_the_model_is_judged_by_all_layers_together() -> None:
+    ours = controller(batch=GROWS)
+    ours.decide(report(0, {"fc1.weight": 0.1, "fc2.weight": 3.0, "head.weight": 4.0}))
+    decision = ours.decide(report(1, {"fc1.weight": 0.9, "fc2.weight": 4.0, "head.weight": 3.0}))
+    assert decision.regime_by_layer["fc1.weight"] == "critical"  # by itself it changed by 8
+    assert decision.batch_level == "high"
+
+
+def test_a_rate_that_drops_takes_the_small_batch_again_where_it_may_shrink_and_only_there() -> None:
+    reports = [report(0, 1.0), report(1, 1.0), report(2, 1.0, global_batch=512, next_lr=0.01)]
+    assert levels(controller(batch=FREE), reports) == ["low", "high", "low"]
+    assert levels(controller(batch=GROWS), reports) == ["low", "high", "high"]
+    ours = controller(batch=FREE)
+    assert [ours.decide(item) for item in reports][-1].reason.endswith(
+        "global batch becomes 64: learning rate falls from 0.1 at the last check to 0.01 (limit 0.5 of it)"
+    )
+
+
+def test_the_window_after_a_batch_has_grown_is_not_compared() -> None:
+    ours = controller(batch=FREE)
+    reports = [report(0, 1.0), report(1, 1.0), report(2, 9.0, global_batch=512), report(3, 9.0, global_batch=512)]
+    assert levels(ours, reports) == ["low", "high", "high", "high"]
+    assert levels(ours, [report(4, 99.0, global_batch=512)]) == ["low"]
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_layer_that_is_not_finite_makes_the_whole_model_critical(broken) -> None:
+    reports = [report(0, 1.0), report(1, 1.0), report(2, dict.fromkeys(NAMES, 1.0) | {"fc1.weight": broken})]
+    assert levels(controller(batch=FREE), reports) == ["low", "high", "low"]
+
+
+@given(history=histories())
+def test_once_large_a_batch_that_only_grows_stays_large(history) -> None:
+    sizes = [level == "high" for level in levels(controller(batch=GROWS), history)]
+    assert sizes == sorted(sizes)
+
+
+@given(history=histories(), batch=KINDS)
+def test_the_batch_is_as_large_as_the_regime_of_a_model_of_one_layer_says(history, batch) -> None:
+    state, high = init_detector(("all",)), False
+    for item, level in zip(history, levels(controller(batch=batch), history), strict=True):
+        given_ = item.statistic_by_layer
+        whole = None if given_ is None else {"all": math.hypot(*given_.values())}
+        state, _ = update_detector(state, replace(item, statistic_by_layer=whole), DetectorConfig())
+        high = state.regime_by_layer["all"] == "stable" or (high and batch.grow_only)
+        assert level == ("high" if high else "low")
+
+
+@given(history=histories(), batch=KINDS, cut=st.integers(0, 7))
+def test_saved_loaded_and_continued_equals_never_stopped(history, batch, cut) -> None:
+    straight, stopped = controller(batch=batch), controller(batch=batch)
+    for position, item in enumerate(history):
+        if position == cut:
+            saved = json.loads(json.dumps(stopped.state_dict(), allow_nan=False, sort_keys=True))
+            stopped = controller(batch=batch)
+            stopped.load_state_dict(saved)
+        decision = straight.decide(item)
+        assert decision == stopped.decide(item)
+        assert decision_from_json(json.loads(json.dumps(to_json(decision), allow_nan=False))) == decision
+    assert straight.state_dict() == stopped.state_dict()
+
+
+@given(history=histories(), batch=KINDS)
+def test_the_same_report_again_gives_the_same_batch(history, batch) -> None:
+    ours = controller(batch=batch)
+    answers = [ours.decide(item) for item in history]
+    ours.override([Override(id="o1", level="low")], epoch=len(history), step=999)
+    assert ours.decision.batch_level == answers[-1].batch_level
+    assert ours.decide(replace(history[-1])) == answers[-1]
+
+
+@given(history=histories(), batch=KINDS)
+def test_a_batch_in_the_settings_changes_nothing_about_the_layers(history, batch) -> None:
+    plain, other = controller(), controller(batch=batch)
+    for item in history:
+        one, two = plain.decide(item), other.decide(item)
+        assert (one.regime_by_layer, one.level_by_layer) == (two.regime_by_layer, two.level_by_layer)
