@@ -1,7 +1,7 @@
 """Where a bucket's exchange runs, so that it overlaps with the rest of the backward pass.
 
-On CPUs: one thread that takes buckets in their order, with a process group of its own, so that its collectives never mix
-with DDP's. On GPUs: a stream of its own; there the collectives are asynchronous by themselves. `Inline` runs at once.
+On CPUs: one thread that takes buckets in their order, with a process group of its own, so that its collectives never
+mix with DDP's. On GPUs: a stream of its own; there collectives are asynchronous by themselves. `Inline` runs at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ _Job = tuple[Callable[[], None], Tensor, Any]
 class Runner(Protocol):
     """Runs exchanges in the order in which they are given."""
 
+    beside: bool
+    """Whether the backward pass goes on meanwhile."""
+
     def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
         """A future of the buffer, done when the exchange that fills it is."""
 
 
 class Inline:
     """Runs an exchange where it is submitted; its errors are raised there."""
+
+    beside = False
 
     def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
         """Implements `Runner`."""
@@ -40,6 +45,8 @@ class Inline:
 
 class OnThread:
     """Runs exchanges on one thread. After a failure all later ones fail with the same error."""
+
+    beside = True
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -58,9 +65,11 @@ class OnThread:
 class OnStream:
     """Runs exchanges on a CUDA stream: the host only enqueues them, in the order of the buckets."""
 
+    beside = True
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
         """Implements `Runner`. DDP waits for the future's event on its own stream, not on the host."""
@@ -76,13 +85,15 @@ class OnStream:
 def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A process group with the same members, backend and timeout, for the exchange thread alone.
 
-    DDP's own collectives, such as the map of used parameters, would otherwise run between ours, in an order that differs
-    between the workers.
+    DDP's own collectives, such as the map of used parameters, would otherwise run between ours, in an order that
+    differs between the workers.
     """
     ranks = dist.get_process_group_ranks(group)
-    return dist.new_group(
-        ranks, timeout=_timeout(group), backend=dist.get_backend(group), use_local_synchronization=len(ranks) > 1
+    backend, alone = dist.get_backend(group), len(ranks) == 1
+    own: dist.ProcessGroup = dist.new_group(
+        ranks, timeout=_timeout(group), backend=backend, use_local_synchronization=not alone
     )
+    return own
 
 
 def _timeout(group: dist.ProcessGroup) -> Any:
@@ -98,7 +109,7 @@ def _work(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
         if failure is None:
             try:
                 exchange()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 -- whoever waits for the future gets it
                 failure = error
         if failure is None:
             future.set_result(buffer)

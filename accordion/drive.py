@@ -107,7 +107,7 @@ class GroupNetwork:
         means = {index: request for index, request in requests.items() if isinstance(request, Mean)}
         gathers = {index: request for index, request in requests.items() if isinstance(request, Gather)}
         riders = self._riders(means) if gathers else {}
-        leaving = requests | {index: _as_gather(mean) for index, mean in riders.items()}
+        leaving = {**requests, **{index: _as_gather(mean) for index, mean in riders.items()}}
         for index, request in leaving.items():
             on_request(index, request)
         answers: Answers = {}

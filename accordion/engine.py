@@ -211,15 +211,12 @@ class Engine:
         memory = self._memory(layers, shape)
         in_place = len(layers) == 1 and first.dtype == working_dtype(first) and first.is_contiguous()
         update = first.view(1, *shape) if in_place else memory.update
-        if row.feedback:
-            owed = memory.owed.free(self.feedback.get(layers[0].name))
-        else:
-            owed = update
+        owed = memory.owed.free(self.feedback.get(layers[0].name)) if row.feedback else update
         for part, layer in zip(owed, layers, strict=True):
             self._compensate(part, layer)
             if not row.feedback:
                 self.feedback.settle(layer.name)
-        warm = self._warm_start(layers, level, owed, memory) if row.warm_start else None
+        warm = self._warm_start(layers, owed, memory) if row.warm_start else None
         context = Context(
             options=level.options, update=update, scratch=memory.scratch, warm=warm, step=self._exchanges,
             draw=partial(self._draw, layers[0].name), kind=_kind(first),
@@ -248,7 +245,8 @@ class Engine:
         owner = "" if whose == "shared" else f":{self._rank}"
         return seeded(self._seed, f"flow:{layer}:{self._exchanges}{owner}")
 
-    def _warm_start(self, layers: tuple[Layer, ...], level: Level, owed: Tensor, memory: _Memory) -> Tensor:
+    def _warm_start(self, layers: tuple[Layer, ...], owed: Tensor, memory: _Memory) -> Tensor:
+        level = self._level(layers[0].name)
         make = load(str(COMPRESSORS[level.method].warm_start))
         old = [self._warm.get(layer.name) for layer in layers]
         values = [

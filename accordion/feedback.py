@@ -46,7 +46,7 @@ class Kept:
 
 
 class Feedback(Kept):
-    """The residuals of one worker, in fp32 (fp64 for fp64 gradients) and in the gradient's units before loss scaling."""
+    """The residuals of one worker, in fp32 (fp64 for fp64 gradients), in the gradient's units before loss scaling."""
 
     def compensate_(self, layer: str, gradient: Tensor, *, scale: float = 1.0) -> None:
         """Add `scale` times the layer's residual, where there is one, to a tensor of the layer's size."""

@@ -6,6 +6,7 @@ known by name and never by their place.
 
 # Annotations are evaluated here: DDP compares the hook's with its own types.
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,8 +30,8 @@ from accordion.wire import Request
 class Hook:
     """Registers itself with a DDP module and runs its engine's flows bucket by bucket, in bucket order.
 
-    Waiting in a future's callback from several buckets can deadlock on gloo, so collectives block: in a thread beside the
-    backward pass, or, with `overlap=False`, inside the hook.
+    Waiting in a future's callback from several buckets can deadlock on gloo, so collectives block: in a thread beside
+    the backward pass, or, with `overlap=False`, inside the hook.
 
     Raises:
         HookError: the module has a hook already.
@@ -54,17 +55,14 @@ class Hook:
         self._names = {id(parameter): name for name, parameter in module.module.named_parameters()}
         self._word = empty_word(device)
         self._seen: Tensor | None = None
+        self.waited_s = 0.0
+        """Seconds in which training stood still for exchanges, encoding included; on GPUs the device's are not seen."""
         try:
             module.register_comm_hook(None, self._on_bucket)
         except RuntimeError as error:
             raise HookError(
                 f"DDP refused the hook ({error}); a module takes one hook, attach() to a new DDP"
             ) from error
-
-    @property
-    def seconds(self) -> float:
-        """Spent in collectives so far, beside the backward pass or not."""
-        return self.network.seconds + self._exchange_network.seconds
 
     def take_word(self) -> Tensor:
         """The control word of the step's backward, averaged over the workers.
@@ -85,12 +83,11 @@ class Hook:
         if bucket.index() == 0:
             self._engine.loss_scale = self._loss_scale()
         buffer, layers = bucket.buffer(), self._layers(bucket)
-        future: torch.futures.Future[Tensor] = self._runner.submit(
-            partial(self._exchange, buffer, layers, is_last=bucket.is_last()), buffer
-        )
+        exchange = partial(self._exchange, buffer, layers, is_last=bucket.is_last(), since=time.perf_counter())
+        future: torch.futures.Future[Tensor] = self._runner.submit(exchange, buffer)
         return future
 
-    def _exchange(self, buffer: Tensor, layers: list[Layer], *, is_last: bool) -> None:
+    def _exchange(self, buffer: Tensor, layers: list[Layer], *, is_last: bool, since: float) -> None:
         self._engine.observe(layers)
         if self._engine.is_dense(layers):
             self._reduce_in_place(buffer, layers)
@@ -101,6 +98,8 @@ class Hook:
             self._run(stacks, with_word=is_last)
         if is_last:
             self._mark_not_finite_(buffer)
+        if is_last or not self._runner.beside:
+            self.waited_s += time.perf_counter() - since
 
     def _run(self, stacks: list[Stack], *, with_word: bool) -> None:
         flows = [stack.flow for stack in stacks]

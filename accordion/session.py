@@ -147,11 +147,11 @@ class Session:
 
     @property
     def communicate_s(self) -> float:
-        """Seconds spent in collectives since `attach`, waiting for slower workers included.
+        """Seconds since `attach` in which training stood still for exchanges, slower workers included.
 
-        With overlap most of them pass beside the backward pass.
+        What passes beside the backward pass is not in it.
         """
-        return self._hook.seconds
+        return self._hook.waited_s + self._hook.network.seconds
 
     def request(self, word: Word) -> None:
         """Raise a word: at the end of the next step that starts, all workers see it. Any rank, any thread."""

@@ -1,9 +1,9 @@
 """The statistic of the detector: per layer, the norm of the raw gradient's mean over a window's steps and the workers.
 
-Every worker adds each step's gradient, before residual and compression, to a count sketch of 1,024 floats a layer: every
-entry times a random sign, summed over all entries 1,024 apart. A sketch is linear, so sums over steps and the mean over
-workers are sketches too, and its norm is the tensor's within a relative standard error of about 1/sqrt(2 x 1024) = 2.2 %.
-A step reads the gradient once.
+Every worker adds each step's gradient, before residual and compression, to a count sketch of 1,024 floats a layer:
+every entry times a random sign, summed over all entries 1,024 apart. A sketch is linear, so sums over steps and the
+mean over workers are sketches too. Its norm is the tensor's within a relative standard error of about
+1/sqrt(2 x 1024), which is 2.2 %. A step reads the gradient once.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Signs:
         if flat.numel() <= SKETCH_SIZE:
             total[: flat.numel()].add_(flat, alpha=scale)
             return
-        for part, signs in zip(flat.split(self._tile.numel()), self._by_tile[layer], strict=True):
+        for part, signs in zip(torch.split(flat, self._tile.numel()), self._by_tile[layer], strict=True):
             rows, rest = divmod(part.numel(), SKETCH_SIZE)
             products = torch.mul(
                 part[: part.numel() - rest].view(rows, -1), self._tile[:rows], out=self._products[:rows]

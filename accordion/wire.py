@@ -23,7 +23,7 @@ from torch import Tensor
 
 from accordion.messages import OptionValue
 
-ALIGNMENT = 8
+_ALIGNMENT = 8
 """Payloads are padded to this many bytes on their way, so that an answer can be viewed as any dtype."""
 
 
@@ -94,7 +94,7 @@ def bytes_of(request: Request) -> int:
 
 def padded(size: int) -> int:
     """Bytes that a payload of this size takes on its way."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def _both_factors(owed_BNM: Tensor, q_BRM: Tensor, context: Context) -> Flow:
     orthogonalize_(p_BNR)
     sent_BRM = context.scratch.take("q", (layers, rank, columns), owed_BNM.dtype)
     new_BRM = yield Mean(torch.bmm(p_BNR.mT, owed_BNM, out=sent_BRM))
-    _take_off(owed_BNM, p_BNR, new_BRM, context)
+    _take_off(owed_BNM, context, p_BNR=p_BNR, q_BRM=new_BRM)
     _keep_alive_(q_BRM, new_BRM)
 
 
@@ -72,7 +72,7 @@ def _left_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     orthogonalize_(q_BRM.mT)
     sent_BNR = context.scratch.take("p", (layers, rows, p_BRN.shape[1]), owed_BNM.dtype)
     p_BNR = yield Mean(torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR))
-    _take_off(owed_BNM, p_BNR, q_BRM, context)
+    _take_off(owed_BNM, context, p_BNR=p_BNR, q_BRM=q_BRM)
     _keep_alive_(p_BRN, p_BNR.mT)
 
 
@@ -83,11 +83,11 @@ def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     orthogonalize_(p_BRN.mT)
     sent_BRM = context.scratch.take("q", (layers, q_BRM.shape[1], columns), owed_BNM.dtype)
     new_BRM = yield Mean(torch.bmm(p_BRN, owed_BNM, out=sent_BRM))
-    _take_off(owed_BNM, p_BRN.mT, new_BRM, context)
+    _take_off(owed_BNM, context, p_BNR=p_BRN.mT, q_BRM=new_BRM)
     _keep_alive_(q_BRM, new_BRM)
 
 
-def _take_off(owed_BNM: Tensor, p_BNR: Tensor, q_BRM: Tensor, context: Context) -> None:
+def _take_off(owed_BNM: Tensor, context: Context, *, p_BNR: Tensor, q_BRM: Tensor) -> None:
     torch.bmm(p_BNR, q_BRM, out=context.update)
     owed_BNM.sub_(context.update)
 
