@@ -34,7 +34,7 @@ from accordion.errors import AccordionError, HookError, ReportError, StateError
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import OVERHEAD, Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, decision_from_json, plan_digest, to_json
-from accordion.statistics import norms
+from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
 from accordion.wire import Flow, Gather, Mean, Request
 
 Decider = Callable[[Report, Decision], Decision]
@@ -258,6 +258,7 @@ class Session:
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
         epochs = self._config.detector.window.epochs
         closes = (self.epoch + 1) % epochs == 0 if epochs else not epoch_end
+        statistic, rms = self._close_sums() if closes else (None, None)
         report = Report(
             epoch=self.epoch,
             step=self.steps,
@@ -267,15 +268,22 @@ class Session:
             lr=lr,
             next_lr=next_lr,
             window_steps=self._engine.sums.steps,
-            statistic_by_layer=self._statistic() if closes else None,
+            statistic_by_layer=statistic,
+            statistic_kind=self._config.detector.statistic,
+            rms_by_layer=rms,
         )
         return self._switch(lambda: self._decide(report))
 
-    def _statistic(self) -> dict[str, float]:
-        sums = self._engine.sums
-        sketches = self._exchange(_mean_flow(sums.sketches(self._device)))
+    def _close_sums(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The statistic of the window that ends, and the root mean squares beside it, by layer."""
+        sums, names = self._engine.sums, [layer.name for layer in self.layers]
+        own = sums.summary(self._device)
+        if self._config.detector.statistic == "paper":
+            # The published one sums rank 0's gradients: undo the mean over the steps here and over the workers below.
+            own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
+        summary = self._exchange(_mean_flow(own))
         sums.clear()
-        return norms((layer.name for layer in self.layers), sketches)
+        return norms(names, summary), root_mean_squares(names, summary)
 
     def _decide(self, report: Report) -> Decision:
         proposal = self.controller.decide(report)

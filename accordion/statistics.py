@@ -36,6 +36,7 @@ class GradientSums:
         self._signs: Signs | None = None
         self._sums = torch.zeros(len(shapes), SKETCH_SIZE)
         self._step = torch.zeros_like(self._sums)
+        self._squares = torch.zeros(len(shapes))
         self.steps = 0
         """Finite steps in the window."""
 
@@ -43,7 +44,7 @@ class GradientSums:
         """Add `scale` times a step's gradient of a layer, to count from the next commit on."""
         if self._signs is None:
             self._signs = Signs(self._shapes, self._seed, gradient.device)
-            self._sums, self._step = self._sums.to(gradient.device), self._step.to(gradient.device)
+            self._to(gradient.device)
         self._signs.sketch_(self._step[self._rows[layer]], layer, gradient, scale=scale)
 
     def step_total(self) -> Tensor:
@@ -53,6 +54,7 @@ class GradientSums:
     def commit(self) -> None:
         """Count the step."""
         self._sums.add_(self._step)
+        self._squares.add_(self._step.square().sum(1))
         self._step.zero_()
         self.steps += 1
 
@@ -60,19 +62,24 @@ class GradientSums:
         """Forget the step."""
         self._step.zero_()
 
-    def sketches(self, device: torch.device) -> Tensor:
-        """One sketch of the mean a layer, (layers, 1024), in the order of the shapes; zeros where nothing was added."""
-        return self._sums.to(device) / max(1, self.steps)
+    def summary(self, device: torch.device) -> Tensor:
+        """One row a layer, in the order of the shapes: a sketch of the mean over the steps, and the mean square norm.
+
+        (layers, 1025); zeros where nothing was added.
+        """
+        return torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1).to(device).div_(max(1, self.steps))
 
     def clear(self) -> None:
         """Open a new window."""
         self._sums.zero_()
+        self._squares.zero_()
         self._step.zero_()
         self.steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The open window."""
-        return {"steps": self.steps, "sums": {layer: self._sums[row].clone() for layer, row in self._rows.items()}}
+        rows = torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1)
+        return {"steps": self.steps, "sums": {layer: rows[row].clone() for layer, row in self._rows.items()}}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
         """Continue a saved window with the sums of this rank, or with their mean in a group of another size (rank -1).
@@ -83,12 +90,18 @@ class GradientSums:
         self.clear()
         for state in states if rank < 0 else [states[rank]]:
             for layer, total in state["sums"].items():
-                if layer not in self._rows or total.shape != (SKETCH_SIZE,):
+                if layer not in self._rows or total.shape != (SKETCH_SIZE + 1,):
                     raise StateError(f"saved window: layer {layer!r} with {total.numel()} values is not in this model")
-                self._sums[self._rows[layer]] += total.to(self._sums)
+                row, total = self._rows[layer], total.to(self._sums)
+                self._sums[row] += total[:-1]
+                self._squares[row] += total[-1]
         if rank < 0:
             self._sums /= len(states)
+            self._squares /= len(states)
         self.steps = states[0]["steps"]
+
+    def _to(self, device: torch.device) -> None:
+        self._sums, self._step, self._squares = (t.to(device) for t in (self._sums, self._step, self._squares))
 
 
 class Signs:
@@ -125,10 +138,15 @@ class Signs:
             total.addcmul_(self._sum, signs, value=scale)
 
 
-def norms(layers: Iterable[str], sketches: Tensor) -> dict[str, float]:
-    """Norm of each layer's mean gradient, from sketches averaged over the workers."""
-    lengths = torch.linalg.vector_norm(sketches, dim=1).tolist()
+def norms(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
+    """Norm of each layer's mean gradient, from a summary averaged over the workers."""
+    lengths = torch.linalg.vector_norm(summary[:, :SKETCH_SIZE], dim=1).tolist()
     return dict(zip(layers, lengths, strict=True))
+
+
+def root_mean_squares(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
+    """Root mean square of the norms of single workers' gradients of single steps, likewise."""
+    return dict(zip(layers, summary[:, SKETCH_SIZE].sqrt().tolist(), strict=True))
 
 
 def seeded(seed: int, purpose: str) -> torch.Generator:

@@ -114,7 +114,7 @@ def test_a_step_that_is_rolled_back_leaves_no_trace(shape, world_size, level, se
             for engine in cluster.engines:
                 engine.rollback()
         update = cluster.step(draw_gradients({"w": shape}, world_size, seed + 1))[0]["w"]
-        return [update, *(engine.sums.sketches(torch.device("cpu")) for engine in cluster.engines)]
+        return [update, *(engine.sums.summary(torch.device("cpu")) for engine in cluster.engines)]
 
     for disturbed, undisturbed in zip(train(with_bad_step=True), train(with_bad_step=False), strict=True):
         assert torch.equal(disturbed, undisturbed)
@@ -126,7 +126,7 @@ def test_no_global_random_state_is_touched(level):
     cluster = Cluster({"w": (64, 48)}, 2)
     cluster.switch(level)
     cluster.step(draw_gradients({"w": (64, 48)}, 2, 0))
-    cluster.engines[0].sums.sketches(torch.device("cpu"))
+    cluster.engines[0].sums.summary(torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -159,7 +159,7 @@ _EACH_EPOCH = DetectorConfig(window=Window(epochs=1))
 
 
 def _report(cluster: Cluster, epoch: int) -> Report:
-    sketches = [engine.sums.sketches(torch.device("cpu")) for engine in cluster.engines]
+    sketches = [engine.sums.summary(torch.device("cpu")) for engine in cluster.engines]
     statistic = norms(["a", "b"], torch.stack(sketches).mean(0))
     for engine in cluster.engines:
         engine.sums.clear()
