@@ -216,10 +216,11 @@ class Engine:
             self._compensate(part, layer)
             if not row.feedback:
                 self.feedback.settle(layer.name)
+        gradient = self._unscaled(update, layers) if row.raw_gradient else None
         warm = self._warm_start(layers, owed, memory) if row.warm_start else None
         context = Context(
             options=level.options, update=update, scratch=memory.scratch, warm=warm, step=self._exchanges,
-            draw=partial(self._draw, layers[0].name), kind=_kind(first),
+            draw=partial(self._draw, layers[0].name), kind=_kind(first), gradient=gradient,
         )  # fmt: skip
         return Stack(
             layers=layers, level=level, owed=owed, update=update, warm=warm, flow=load(row.flow)(owed, context)
@@ -240,6 +241,16 @@ class Engine:
             torch.mul(gradient, 1.0 / self.loss_scale, out=owed)
         elif gradient.data_ptr() != owed.data_ptr():
             owed.copy_(gradient)
+
+    def _unscaled(self, update: Tensor, layers: tuple[Layer, ...]) -> Tensor:
+        """The gradients before loss scaling, in the memory of the stack's update; no copy where they lie there."""
+        for part, layer in zip(update, layers, strict=True):
+            gradient = layer.gradient.reshape(part.shape)
+            if gradient.data_ptr() != part.data_ptr():
+                part.copy_(gradient)
+            if self.loss_scale != 1.0:
+                part.mul_(1.0 / self.loss_scale)
+        return update
 
     def _draw(self, layer: str, whose: str) -> torch.Generator:
         owner = "" if whose == "shared" else f":{self._rank}"

@@ -81,6 +81,11 @@ class Context:
     """`draw("shared")` is seeded the same on all workers, `draw("own")` differs; both anew each step, on the CPU."""
     kind: LayerKind = "matrix"
     """Of the layers in the stack, told by their number of dimensions."""
+    gradient: Tensor | None = None
+    """For rows that ask for it: the raw gradient before loss scaling, shaped like the stack.
+
+    It lies in the memory of `update`: read it before the first yield, write `update` only after.
+    """
     warm: Tensor | None = None
     """State kept from step to step, stacked over the layers (B first); the flow changes it in place."""
 

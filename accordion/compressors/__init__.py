@@ -31,6 +31,8 @@ class Compressor:
     options: Mapping[str, Option] = field(default_factory=dict)
     warm_start: str | None = None
     """`module:function` giving the state that a layer keeps from step to step, fitted to a level; None keeps none."""
+    raw_gradient: bool = False
+    """True: the flow also gets the gradient without what is owed, as `context.gradient`; needs `feedback`."""
     matrices: bool = False
     """True: the flow gets layers as stacks of matrices `owed_BNM`; False: flattened, `owed_BL`."""
 
