@@ -121,3 +121,17 @@ def test_a_batch_in_the_settings_changes_nothing_about_the_layers(history, batch
     for item in history:
         one, two = plain.decide(item), other.decide(item)
         assert (one.regime_by_layer, one.level_by_layer) == (two.regime_by_layer, two.level_by_layer)
+
+
+def test_norms_of_layers_are_added_in_squares() -> None:
+    ours = controller(batch=GROWS)
+    ours.decide(report(0, 4.0))
+    decision = ours.decide(report(1, {"fc1.weight": 0.0, "fc2.weight": 0.0, "head.weight": 5.0}))
+    assert decision.batch_level == "high"  # 6.9 became 5, while the plain sum fell from 12 to 5
+
+
+def test_a_batch_that_has_grown_stays_large_through_a_crash() -> None:
+    ours, other = controller(batch=GROWS), controller(batch=GROWS)
+    assert levels(ours, [report(0, 1.0), report(1, 1.0)]) == ["low", "high"]
+    other.load_state_dict(json.loads(json.dumps(ours.state_dict())))
+    assert levels(other, [report(2, 9.0), report(3, 99.0)]) == ["high", "high"]

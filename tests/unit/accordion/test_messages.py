@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accordion.messages import Decision, Level, decision_from_json, plan_digest, to_json
+from accordion.messages import Decision, Level, Override, decision_from_json, plan_digest, to_json
 from tests.unit.accordion.reports import controller, histories
 
 NAMES = st.text(max_size=5)
@@ -71,3 +71,10 @@ def test_a_decision_that_was_stored_before_batches_were_decided_is_readable() ->
     for later in ("policy_level_by_layer", "batch_level", "global_batch"):
         del data[later]
     assert decision_from_json(data) == decision
+
+
+def test_a_decision_that_a_person_took_goes_through_json_unchanged() -> None:
+    decision = controller().override([Override(id="o1", level={"rank": 2})], epoch=0, step=3)
+    again = decision_from_json(json.loads(json.dumps(to_json(decision))))
+    assert again == decision
+    assert {level.name for level in again.policy_level_by_layer.values()} == {"low"}

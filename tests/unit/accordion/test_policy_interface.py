@@ -129,3 +129,22 @@ def test_adaqs_goes_one_rung_lighter_through_the_controller_and_keeps_its_refere
     other.load_state_dict(json.loads(json.dumps(ours.state_dict(), allow_nan=False)))
     other.decide(report(1, 1.0, rms_by_layer=dict.fromkeys(NAMES, 2.0) | {"fc1.weight": 8.0}))
     assert levels(other) == ["low", "high", "high"]
+
+
+def test_levels_are_asked_for_without_what_a_report_brought(monkeypatch) -> None:
+    told: list[Situation] = []
+    spying = replace(COST_AWARE, pick=lambda situation: told.append(situation) or cheapest(situation))
+    monkeypatch.setitem(POLICIES, "cost_aware", spying)
+    measured(controller(policy="cost_aware"))
+    assert {(item.cause, item.statistic_by_layer, item.rms_by_layer) for item in told} == {(None, None, None)}
+    assert not any(item.cost_s_by_layer or item.change_by_layer for item in told)
+
+
+def test_what_a_report_brought_is_told_to_the_policy_that_observes_it(monkeypatch) -> None:
+    told: list[Situation] = []
+    spying = replace(COST_AWARE, observe=lambda situation: told.append(situation) or {})
+    monkeypatch.setitem(POLICIES, "cost_aware", spying)
+    measured(controller(policy="cost_aware"))
+    assert [item.cause for item in told] == ["window", "window"]
+    assert told[1].cost_s_by_layer == COSTS
+    assert told[1].change_by_layer == {"fc1.weight": 0.0, "fc2.weight": 0.0, "head.weight": 8.0}
