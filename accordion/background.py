@@ -10,6 +10,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -48,16 +49,21 @@ class OnThread:
 
     beside = True
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._device = device
         threads = torch.get_num_threads()
         worker = threading.Thread(target=_work, args=(self._jobs, threads), name="accordion-exchange", daemon=True)
         worker.start()
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
-        """Implements `Runner`."""
-        future: Any = Future()
+        """Implements `Runner`. On a GPU the thread waits for the gradients on its stream, and DDP for the result."""
+        if self._device.type != "cuda":
+            future: Any = Future()
+        else:
+            ready = torch.cuda.current_stream(self._device).record_event()
+            exchange, future = partial(_after, ready, self._device, exchange), Future(devices=[self._device])
         self._jobs.put((exchange, buffer, future))
         return future
 
@@ -99,6 +105,12 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 def _timeout(group: dist.ProcessGroup) -> Any:
     backend = group._get_backend(torch.device("cpu"))
     return backend.options._timeout
+
+
+def _after(ready: Any, device: torch.device, exchange: Callable[[], None]) -> None:
+    torch.cuda.set_device(device)
+    torch.cuda.current_stream(device).wait_event(ready)
+    exchange()
 
 
 def _work(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:

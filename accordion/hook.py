@@ -158,4 +158,4 @@ def _background(group: dist.ProcessGroup, device: Any, *, overlap: bool) -> tupl
         return GroupNetwork(group, device), Inline()
     if device.type == "cuda" and dist.get_backend(group) == "nccl":
         return GroupNetwork(group, device), OnStream(device)
-    return GroupNetwork(own_group(group), device), OnThread()
+    return GroupNetwork(own_group(group), device), OnThread(device)
