@@ -22,8 +22,11 @@ def test_every_method_has_a_light_and_a_strong_level_of_its_own(method) -> None:
 
 def test_an_option_that_is_left_out_is_spelled_out_in_the_level() -> None:
     low, high = Config(method="topk", low={"density": 0.5}, high={"values": "fp16"}).ladder()
-    assert low.options == {"density": 0.5, "values": "fp32"}
-    assert high.options == {"density": 0.01, "values": "fp16"}
+    rest = {name: option.default for name, option in COMPRESSORS["topk"].options.items()}
+    assert low.options == rest | {"density": 0.5}
+    assert high.options == rest | {"values": "fp16"}
+    assert rest["density"] != 0.5
+    assert rest["values"] != "fp16"
 
 
 @pytest.mark.parametrize(
