@@ -53,11 +53,16 @@ class _Child:
 
 @dataclass(slots=True, kw_only=True)
 class Keeper:
-    """Keeps programs running. Only its own thread may call it: children die with the thread that started them."""
+    """Keeps programs running. Only its own thread may call it: children die with the thread that started them.
+
+    Children that this process had before are left alone.
+    """
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _children: dict[str, _Child] = field(default_factory=dict)
+    _strangers: frozenset[int] = field(default_factory=lambda: _living_children())
+    """Process ids of children that others started."""
 
     def start(self, programs: Iterable[Program]) -> None:
         """Start all at once.
@@ -65,7 +70,7 @@ class Keeper:
         Raises:
             OSError: a program cannot be started.
         """
-        _adopt_orphans()
+        _adopt_orphans(adopt=True)
         for program in programs:
             self._children[program.name] = _Child(program, spawn(program), self.clock())
 
@@ -83,7 +88,7 @@ class Keeper:
         for child in self._children.values():
             if child.next_start_at is None and child.process.poll() is not None:
                 self._bury(child, now)
-        _reap_adopted(self.pids().values())
+        self._reap_adopted()
         return [name for name, child in self._children.items() if self._revive(child, now)]
 
     def stop(self, order: Sequence[str]) -> None:
@@ -93,6 +98,7 @@ class Keeper:
                 end(self._children[name].process, grace_s=END_GRACE_S)
         self._children.clear()
         self._end_adopted()
+        _adopt_orphans(adopt=False)
 
     def _bury(self, child: _Child, now: float) -> None:
         child.deaths = 1 if now - child.started_at >= _STEADY_S else child.deaths + 1
@@ -120,8 +126,19 @@ class Keeper:
             self.sleep(_POLL_S)
 
     def _adopted(self) -> list[int]:
-        _reap_adopted(())
-        return _living_children()
+        self._reap_adopted()
+        return self._not_started()
+
+    def _reap_adopted(self) -> None:
+        """Take leave of adopted children that ended; all others are left to the `Popen` that started them."""
+        with suppress(ChildProcessError):
+            # A single call where nobody ended: this runs ten times a second.
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                for pid in self._not_started():
+                    os.waitpid(pid, os.WNOHANG)
+
+    def _not_started(self) -> list[int]:
+        return sorted(_living_children() - self._strangers - set(self.pids().values()))
 
 
 def restart_delay_s(deaths: int) -> float:
@@ -163,10 +180,10 @@ def inherited(keep: Callable[[str], bool]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if keep(name)}
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of grandchildren whose parent dies, so that they can be found and ended."""
+def _adopt_orphans(*, adopt: bool) -> None:
+    """Become the parent of grandchildren whose parent dies, so that they can be found and ended; or be so no more."""
     if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def _die_with_parent(number: signal.Signals | None) -> None:
@@ -174,18 +191,10 @@ def _die_with_parent(number: signal.Signals | None) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
-def _reap_adopted(own: Iterable[int]) -> None:
-    """Take leave of adopted children that ended; the own ones are left to their `Popen`."""
-    known = set(own)
-    with suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in known:
-            os.waitpid(ended.si_pid, 0)
-
-
-def _living_children() -> list[int]:
+def _living_children() -> frozenset[int]:
     """Process ids of all children of this process, the adopted ones included; Linux only."""
     me = os.getpid()
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if _parent_of(path) == me]
+    return frozenset(int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if _parent_of(path) == me)
 
 
 def _parent_of(stat: Path) -> int | None:

@@ -127,9 +127,13 @@ def everything_is_free() -> bool:
     return ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"]
 
 
-@pytest.fixture(scope="session")
-def backend(ray_cluster: str) -> RayBackend:
-    return RayBackend(address=ray_cluster)
+@pytest.fixture(scope="module")
+def backend(ray_cluster: str) -> Iterator[RayBackend]:
+    """Connects this process while a module lasts. No later test is bound to the cluster: its end would end them all."""
+    import ray
+
+    yield RayBackend(address=ray_cluster)
+    ray.shutdown()
 
 
 Start = Callable[..., Life]

@@ -112,6 +112,37 @@ def test_stopping_ends_programs_that_do_not_listen(
     assert not alive(pid)
 
 
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[str]]:
+    """A child of this process that no keeper started; it ends with 7 when it is told to."""
+    command = [sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(7)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as stranger:
+        yield stranger
+        stranger.kill()
+
+
+def test_stopping_leaves_children_alone_that_were_there_before(
+    stranger: subprocess.Popen[str], program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.processes.END_GRACE_S", 0.5)
+    keeper = Keeper()
+    keeper.start([program("a")])
+    keeper.stop(("a",))
+    assert stranger.communicate("end\n", timeout=WAIT_S) == (None, None)
+    assert stranger.returncode == 7
+
+
+def test_how_a_child_ended_that_was_there_before_is_left_to_whoever_started_it(
+    stranger: subprocess.Popen[str], keeper: Keeper, program: Callable[..., Program]
+) -> None:
+    keeper.start([program("a")])
+    stranger.stdin.write("end\n")
+    stranger.stdin.flush()
+    wait_for(lambda: not alive(stranger.pid))
+    keeper.look()
+    assert stranger.wait(WAIT_S) == 7
+
+
 PARENT = f"""
 import subprocess, sys
 print(subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid, flush=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -14,9 +14,8 @@ from accordion.errors import StateError
 from accordion.messages import Report
 from tests.unit.workers.world import JOB, LAYERS, SPEC, FakeCluster, cursor_of, note, record, stamp, until
 from workers import actor as actor_module
-from workers.actor import AccordionActor
 from workers.calls import Decided, Question, Refused, Registration, Unknown
-from workers.contract import Cursor, LogLine, Orders, Progress
+from workers.contract import LogLine, Orders, Progress
 
 
 def controller() -> Controller:
@@ -110,20 +109,18 @@ def test_a_controller_state_of_another_model_is_refused(cluster: FakeCluster) ->
 
 @given(st.lists(st.tuples(st.sampled_from(["post", "drain"]), st.integers(0, 20), st.integers(0, 20)), max_size=30))
 def test_whatever_is_posted_again_or_drained_between_every_record_arrives_once_and_in_order(steps) -> None:
-    async def live() -> None:
-        accordion, received, posted = AccordionActor(), [], set()
+    received, posted = [], set()
+    # a cluster for every example, with a thread of its own: what runs in this one does not matter
+    with closing(FakeCluster()) as cluster:
         for step, first, last in [*steps, ("drain", 0, 0)]:
             if step == "post":
                 # an outbox sends in order: nothing new is posted before what comes before it
                 seqs = range(min(first, len(posted)), max(last, len(posted)))
-                await accordion.post(JOB, stamp(), [record(seq) for seq in seqs])
+                cluster.call("post", JOB, stamp(), [record(seq) for seq in seqs])
                 posted |= set(seqs)
             else:
-                confirmed = cursor_of(received[-1]) if received else Cursor()
-                received += (await accordion.drain(JOB, confirmed)).records
-        assert received == [record(seq) for seq in sorted(posted)]
-
-    asyncio.run(live())
+                received += cluster.drain(cursor_of(received[-1]) if received else None).records
+    assert received == [record(seq) for seq in sorted(posted)]
 
 
 def test_records_are_held_until_the_database_confirms_them_and_posters_learn_it(cluster: FakeCluster) -> None:
