@@ -104,25 +104,28 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
     """What is in force per layer; before the first decision everything is critical, as the detector starts."""
     decision = decision_from_json(newest.decision) if newest else None
     spec = JobSpec.model_validate(job.spec)
-    regimes: dict[str, Regime] = {layer["name"]: "critical" for layer in job.layers or []}
-    if decision:
-        regimes |= decision.regime_by_layer
     epoch = job.progress["epoch"] if job.progress else 0
-    policy_levels = POLICIES[spec.policy.name].choose(regimes, epoch, spec.policy.options)
-    ladder = {level.name: level for level in spec.config().ladder()}
-    layers = [
-        _layer_schedule(layer, decision, policy=ladder[policy_levels[layer["name"]]], regime=regimes[layer["name"]])
-        for layer in job.layers or []
-    ]
+    start = _start_levels(spec, [layer["name"] for layer in job.layers or []])
+    layers = [_layer_schedule(layer, decision, start=start[layer["name"]]) for layer in job.layers or []]
     return ScheduleView(epoch=epoch, step=job.progress["step"] if job.progress else 0, layers=layers)
 
 
-def _layer_schedule(
-    layer: dict[str, Any], decision: Decision | None, *, policy: Level, regime: Regime
-) -> LayerSchedule:
-    name = layer["name"]
-    level = decision.level_by_layer.get(name, policy) if decision else policy
-    said_by = decision.override_by_layer.get(name, "policy") if decision else "policy"
+def _start_levels(spec: JobSpec, layers: list[str]) -> dict[str, Level]:
+    """What the policy picks before it has seen anything."""
+    regimes: dict[str, Regime] = dict.fromkeys(layers, "critical")
+    rungs = {level.name: level for level in spec.config().ladder()}
+    picked = POLICIES[spec.policy.name].choose(regimes, 0, spec.policy.options)
+    return {layer: rungs.get(name, Level(name=name, method=name)) for layer, name in picked.items()}
+
+
+def _layer_schedule(layer: dict[str, Any], decision: Decision | None, *, start: Level) -> LayerSchedule:
+    name, regime = layer["name"], "critical"
+    level = policy = start
+    said_by = "policy"
+    if decision:
+        level, regime = decision.level_by_layer.get(name, start), decision.regime_by_layer.get(name, "critical")
+        policy = decision.policy_level_by_layer.get(name, level)
+        said_by = decision.override_by_layer.get(name, "policy")
     return LayerSchedule(
         layer=name,
         shape=tuple(layer["shape"]),

@@ -13,7 +13,7 @@ JOBS = "/api/v1/jobs"
 WRONG_SPECS = [
     ({"task": {"name": "digit-mlp"}}, "/task", "known are digits-mlp"),
     ({**DIGITS, "compression": {"method": "zip"}}, "/compression", "unknown compression method 'zip'; known are none"),
-    ({**DIGITS, "compression": {"low": {"rnak": 4}}}, "/compression", "has no option 'rnak'; known are rank"),
+    ({**DIGITS, "compression": {"low": {"rnak": 4}}}, "/compression", "has no option 'rnak'; known are factors, rank"),
     ({**DIGITS, "compression": {"low": {"rank": 0}}}, "/compression", "at least 1"),
     ({**DIGITS, "policy": {"name": "fixed", "options": {"level": "middle"}}}, "", "'middle'; known are low, high"),
     ({**DIGITS, "wokers": {"max": 2}}, "/wokers", "'wokers' is not known here; check the spelling or leave it out"),

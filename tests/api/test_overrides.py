@@ -104,7 +104,7 @@ def test_the_schedule_says_who_decided_each_layer(world: World, client: TestClie
     world.turn_until(lambda: world.override_row(job_id, override_id).state == "APPLIED")
     layers = {layer["layer"]: layer for layer in client.get(f"/api/v1/jobs/{job_id}/schedule").json()["layers"]}
     assert layers["fc1.weight"]["said_by"] == override_id
-    assert layers["fc1.weight"]["options"] == {"rank": 2}
+    assert layers["fc1.weight"]["options"] == {"rank": 2, "factors": "both"}
     assert layers["fc1.weight"]["policy_level"] == layers["fc2.weight"]["level"] == "high"
 
 

@@ -22,7 +22,8 @@ def refusal(**parts) -> str:
 def test_a_spec_needs_nothing_but_a_task():
     spec = JobSpec.model_validate(DIGITS)
     assert spec.task.options == {"hidden": 512, "min_step_s": 0.0}
-    assert (spec.compression.low, spec.compression.high) == ({"rank": 4}, {"rank": 1})
+    assert spec.compression.low == {"rank": 4, "factors": "both"}
+    assert spec.compression.high == {"rank": 1, "factors": "both"}
 
 
 @pytest.mark.parametrize("file", sorted(JOBS.glob("*.yaml")), ids=lambda file: file.name)
@@ -47,7 +48,7 @@ def test_a_spec_survives_json():
         ({"task": {"name": "digits-mlp", "options": {"hidden": 0}}}, "is 0; it must be at least 1"),
         ({"workers": {"min": 3, "max": 2}}, "workers.min is 3, above workers.max 2; lower min or raise max"),
         ({"compression": {"method": "zip"}}, "unknown compression method 'zip'; known are none"),
-        ({"compression": {"method": "powersgd", "low": {"rang": 1}}}, "has no option 'rang'; known are rank"),
+        ({"compression": {"method": "powersgd", "low": {"rang": 1}}}, "has no option 'rang'; known are factors, rank"),
         ({"policy": {"name": "mine"}}, "unknown policy 'mine'; known are two_level"),
         ({"policy": {"window": {"epochs": 1, "steps": 1}}}, "window has epochs=1 and steps=1; give exactly one"),
         ({"workers": {"max": 5}}, "gives 4 shares for workers.max 5; lower micro_batch or workers.max"),
