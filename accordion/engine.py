@@ -7,6 +7,7 @@ The hook drives the flows over a process group; tests and simulations drive seve
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from accordion.compressors import COMPRESSORS
 from accordion.errors import StateError
-from accordion.feedback import Feedback, Kept, Pair, rescaled, working_dtype
+from accordion.feedback import Feedback, Kept, Pair, by_memory, rescaled, working_dtype
 from accordion.ledger import Ledger
 from accordion.messages import LayerInfo, Level
 from accordion.statistics import GradientSums, seeded
@@ -90,9 +91,9 @@ class Engine:
         """By which the gradients are multiplied; residuals and statistic are kept without it."""
         self._plan: Mapping[str, Level] = {}
         self._warm = Kept()
-        self._decided = frozenset(layer.name for layer in layers)
+        self._decided = {layer.name: math.prod(layer.shape) for layer in layers}
         self._seed, self._rank = seed, rank
-        self._exchanges = 0
+        self._steps = 0
         self._memories: dict[Any, _Memory] = {}
         self._others: Tensor | None = None
 
@@ -112,7 +113,7 @@ class Engine:
         for layer in layers:
             self.ledger.expect(layer.name, layer.gradient.numel())
             if layer.name in self._decided:
-                self.sums.add(layer.name, layer.gradient, scale=1.0 / self.loss_scale)
+                self.sums.add(layer.name, by_memory(layer.gradient), scale=1.0 / self.loss_scale)
             else:
                 total = layer.gradient.sum(dtype=working_dtype(layer.gradient))
                 self._others = total if self._others is None else self._others + total
@@ -156,17 +157,24 @@ class Engine:
                 if stack.warm is not None:
                     self._warm.put(layer.name, stack.warm[place])
 
+    def keep(self, layers: Sequence[str]) -> None:
+        """Let these layers owe what they did before the step: nobody took their update."""
+        for layer in layers:
+            self.feedback.keep(layer)
+            self._warm.keep(layer)
+
     def commit(self) -> None:
         """The step is taken: what was set aside is in force."""
         for kept in (self.feedback, self._warm, self.sums):
             kept.commit()
-        self._end_step()
+        self._others = None
+        self._steps += 1
 
     def rollback(self) -> None:
         """The step is not taken: nothing has happened, but for the bytes."""
         for kept in (self.feedback, self._warm, self.sums):
             kept.rollback()
-        self._end_step()
+        self._others = None
 
     def state_dict(self) -> dict[str, Any]:
         """All but the plan, which is the decision's. Tensors by layer name; loadable with `weights_only=True`."""
@@ -175,7 +183,7 @@ class Engine:
             "warm": self._warm.copies(),
             "window": self.sums.state_dict(),
             "ledger": self.ledger.state_dict(),
-            "exchanges": self._exchanges,
+            "steps": self._steps,
         }
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
@@ -187,19 +195,21 @@ class Engine:
             StateError: the state is of another model.
         """
         own = states[rank]["residuals"] if rank >= 0 else rescaled([state["residuals"] for state in states])
-        unexpected = sorted(set(own) - self._decided)
+        unexpected = sorted(set(own) - set(self._decided))
         if unexpected:
             raise StateError(f"saved residuals do not match the model: unexpected {unexpected}; was the model changed?")
+        for layer, residual in own.items():
+            if residual.numel() != self._decided[layer]:
+                raise StateError(
+                    f"saved residual of layer {layer!r} has {residual.numel()} values, the layer has "
+                    f"{self._decided[layer]}; was the model changed?"
+                )
         first = states[max(rank, 0)]
         self.feedback.values = dict(own)
         self._warm.values = dict(first["warm"])
         self.sums.load_state_dict([state["window"] for state in states], rank)
         self.ledger.load_state_dict(first["ledger"])
-        self._exchanges = first["exchanges"]
-
-    def _end_step(self) -> None:
-        self._others = None
-        self._exchanges += 1
+        self._steps = first["steps"]
 
     def _level(self, layer: str) -> Level:
         return self._plan.get(layer, DENSE)
@@ -219,7 +229,7 @@ class Engine:
         gradient = self._unscaled(update, layers) if row.raw_gradient else None
         warm = self._warm_start(layers, owed, memory) if row.warm_start else None
         context = Context(
-            options=level.options, update=update, scratch=memory.scratch, warm=warm, step=self._exchanges,
+            options=level.options, update=update, scratch=memory.scratch, warm=warm, step=self._steps,
             draw=partial(self._draw, layers[0].name), kind=_kind(first), gradient=gradient,
         )  # fmt: skip
         return Stack(
@@ -234,9 +244,10 @@ class Engine:
 
     def _compensate(self, owed: Tensor, layer: Layer) -> None:
         """Write the gradient, in units before loss scaling, plus the layer's residual into a part of a stack."""
-        gradient, residual = layer.gradient.reshape(owed.shape), self.feedback.get(layer.name)
+        gradient, residual = layer.gradient, self.feedback.get(layer.name)
+        owed = owed.view(gradient.shape)
         if residual is not None:
-            torch.add(residual.view_as(owed), gradient, alpha=1.0 / self.loss_scale, out=owed)
+            torch.add(residual.view_as(owed).to(owed), gradient, alpha=1.0 / self.loss_scale, out=owed)
         elif self.loss_scale != 1.0:
             torch.mul(gradient, 1.0 / self.loss_scale, out=owed)
         elif gradient.data_ptr() != owed.data_ptr():
@@ -245,16 +256,15 @@ class Engine:
     def _unscaled(self, update: Tensor, layers: tuple[Layer, ...]) -> Tensor:
         """The gradients before loss scaling, in the memory of the stack's update; no copy where they lie there."""
         for part, layer in zip(update, layers, strict=True):
-            gradient = layer.gradient.reshape(part.shape)
-            if gradient.data_ptr() != part.data_ptr():
-                part.copy_(gradient)
+            if layer.gradient.data_ptr() != part.data_ptr():
+                part.view(layer.gradient.shape).copy_(layer.gradient)
             if self.loss_scale != 1.0:
                 part.mul_(1.0 / self.loss_scale)
         return update
 
     def _draw(self, layer: str, whose: str) -> torch.Generator:
         owner = "" if whose == "shared" else f":{self._rank}"
-        return seeded(self._seed, f"flow:{layer}:{self._exchanges}{owner}")
+        return seeded(self._seed, f"flow:{layer}:{self._steps}{owner}")
 
     def _warm_start(self, layers: tuple[Layer, ...], owed: Tensor, memory: _Memory) -> Tensor:
         level = self._level(layers[0].name)

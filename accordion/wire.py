@@ -76,7 +76,7 @@ class Context:
     scratch: Scratch
     """Memory of this stack."""
     step: int
-    """Exchanges before this one, those of skipped steps included; the same on all workers."""
+    """Steps taken before this one; the same on all workers."""
     draw: Callable[[str], torch.Generator]
     """`draw("shared")` is seeded the same on all workers, `draw("own")` differs; both anew each step, on the CPU."""
     kind: LayerKind = "matrix"
