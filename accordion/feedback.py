@@ -40,6 +40,15 @@ class Kept:
         """Forget what was set aside."""
         self._next.clear()
 
+    def keep(self, layer: str) -> None:
+        """Let what was set aside for a layer be what it has now."""
+        new, old = self._next.get(layer), self.get(layer)
+        if new is None:
+            self._next.pop(layer, None)
+        elif old is not None:
+            # Stays aside: the layers of a stack change buffers together.
+            new.copy_(old.view_as(new))
+
     def copies(self) -> dict[str, Tensor]:
         """The committed values, each in memory of its own: later steps write into ours."""
         return {layer: value.clone() for layer, value in self.values.items()}
@@ -52,12 +61,19 @@ class Feedback(Kept):
         """Add `scale` times the layer's residual, where there is one, to a tensor of the layer's size."""
         residual = self.get(layer)
         if residual is not None:
-            gradient.add_(residual.view_as(gradient), alpha=scale)
+            gradient.add_(residual.view_as(gradient).to(gradient.device), alpha=scale)
 
     def settle(self, layer: str) -> None:
         """Set aside that the layer owes nothing more."""
         if self.get(layer) is not None:
             self.put(layer, None)
+
+    def keep(self, layer: str) -> None:
+        """As for all; what a layer owes that owed nothing is zero."""
+        super().keep(layer)
+        new = self._next.get(layer)
+        if new is not None and self.get(layer) is None:
+            new.zero_()
 
 
 class Pair:
@@ -89,3 +105,8 @@ def rescaled(residuals_by_rank: Sequence[Mapping[str, Tensor]]) -> dict[str, Ten
 def working_dtype(gradient: Tensor) -> torch.dtype:
     """The dtype in which residuals are kept and flows work."""
     return torch.float64 if gradient.dtype == torch.float64 else torch.float32
+
+
+def by_memory(tensor: Tensor) -> Tensor:
+    """A view with the dimensions in the order in which they lie in memory: contiguous for every dense tensor."""
+    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))

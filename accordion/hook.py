@@ -22,6 +22,7 @@ from accordion.control import Word, empty_word, word_flow
 from accordion.drive import GroupNetwork, drive
 from accordion.engine import Engine, Layer, Stack
 from accordion.errors import HookError
+from accordion.feedback import by_memory
 from accordion.ledger import OVERHEAD
 from accordion.messages import LayerInfo
 from accordion.wire import Request
@@ -52,7 +53,8 @@ class Hook:
         self._engine = engine
         self._raised = raised
         self._loss_scale = loss_scale
-        self._names = {id(parameter): name for name, parameter in module.module.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in named_layers(module.module).items()}
+        self._parameters = named_layers(module.module) if module.find_unused_parameters else {}
         self._word = empty_word(device)
         self._seen: Tensor | None = None
         self.waited_s = 0.0
@@ -74,6 +76,10 @@ class Hook:
             raise HookError("no gradients were exchanged since the last step; call backward() outside no_sync() first")
         word, self._seen = self._seen, None
         return word
+
+    def unused(self) -> list[str]:
+        """Layers that no worker used in this step: DDP leaves their gradients alone, whatever was exchanged."""
+        return [name for name, parameter in self._parameters.items() if parameter.grad is None]
 
     def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002
         if self._seen is not None:
@@ -141,16 +147,31 @@ class Hook:
 
     def _layers(self, bucket: GradBucket) -> list[Layer]:
         pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        return [Layer(name=self._names[id(parameter)], gradient=gradient) for parameter, gradient in pairs]
+        return [
+            Layer(name=self._names[id(parameter)], gradient=_shaped(gradient, parameter))
+            for parameter, gradient in pairs
+        ]
 
 
 def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
     """The layers that decisions speak of: trained parameters of two or more dimensions, in the model's order."""
     return tuple(
         LayerInfo(name=name, shape=tuple(parameter.shape))
-        for name, parameter in module.named_parameters()
+        for name, parameter in named_layers(module).items()
         if parameter.requires_grad and parameter.dim() > 1
     )
+
+
+def named_layers(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """All parameters, named alike whether or not the module is compiled."""
+    return {name.replace("_orig_mod.", ""): parameter for name, parameter in module.named_parameters()}
+
+
+def _shaped(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A part of a bucket, indexed like its parameter: DDP lays it out as the parameter lies in memory, if dense."""
+    if parameter.is_contiguous() or not by_memory(parameter).is_contiguous():
+        return gradient
+    return gradient.as_strided(parameter.shape, parameter.stride(), gradient.storage_offset())
 
 
 def _background(group: dist.ProcessGroup, device: Any, *, overlap: bool) -> tuple[GroupNetwork, Runner]:

@@ -84,12 +84,15 @@ def attach(
     """
     if scaler is not None and optimizer is None:
         raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
+    if isinstance(getattr(module, "_orig_mod", None), DistributedDataParallel):
+        raise HookError("attach() got a compiled module; give it the DistributedDataParallel inside, then compile that")
     if not isinstance(module, DistributedDataParallel):
         raise HookError(f"attach() got a {type(module).__name__}; wrap the model in DistributedDataParallel first")
     layers = decided_layers(module.module)
     group = module.process_group
     engine = Engine(layers, seed=config.seed, world_size=dist.get_world_size(group), rank=dist.get_rank(group))
     controller = Controller(config, layers)
+    scaler = scaler if scaler is not None and scaler.is_enabled() else None
     session = Session(config, engine, controller, optimizer=optimizer, scaler=scaler, decider=decider)
     session.global_batch = global_batch
     session.connect(module, overlap=overlap)
@@ -231,16 +234,24 @@ class Session:
 
     def _settle(self, *, taken: bool) -> None:
         if taken:
+            self._engine.keep(self._hook.unused())
             self._engine.commit()
         else:
             self._engine.rollback()
             self.skipped_steps += 1
-        if self._scaler is not None and self._optimizer is not None:
-            # It skips by itself: a step that is not taken has a NaN in its gradients on every worker.
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
+        if self._scaler is not None:
+            self._step_scaled(self._scaler, taken=taken)
         elif taken and self._optimizer is not None:
             self._optimizer.step()
+
+    def _step_scaled(self, scaler: GradScaler, *, taken: bool) -> None:
+        if taken and self._optimizer is not None:
+            scaler.step(self._optimizer)
+            scaler.update()
+            return
+        # The scaler looks at gradients here, and those may be finite where another worker's were not.
+        scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+        scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 0})
 
     def _loss_scale(self) -> float:
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
