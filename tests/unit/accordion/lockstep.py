@@ -16,7 +16,14 @@ Gradients = Mapping[str, torch.Tensor]
 
 METHODS = sorted(COMPRESSORS)
 FEEDBACK_METHODS = [name for name in METHODS if COMPRESSORS[name].feedback]
-LEVELS = [level for name in METHODS for level in ladder_of(name)]
+LEVELS = [level for name in METHODS for level in ladder_of(name)] + [
+    level_of(name, {**row.low, option: choice}, name=f"{option}={choice}")
+    for name, row in COMPRESSORS.items()
+    for option, known in row.options.items()
+    for choice in known.choices
+    if choice != known.default
+]
+"""Both rungs of every row, and every variant that an option of it offers."""
 LOSSLESS_LEVELS = [level for level in LEVELS if COMPRESSORS[level.method].feedback or COMPRESSORS[level.method].exact]
 SHAPES = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple)
 WORLD_SIZES = st.integers(1, 4)
