@@ -6,18 +6,21 @@ TORCH_ARGS ?=
 # What `accordion demo` and pytest get, such as DEMO_ARGS='--json out.json' and PYTEST_ARGS='-m "not slow"'.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+# What the bench gets, such as BENCH_ARGS='--quick --rows encode'.
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv demo test lint format
+.PHONY: help venv demo test lint format bench-library
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
 	@echo "make test    linters, types, import contracts, then all tests"
 	@echo "make lint    the checks without the tests"
 	@echo "make format  format the code"
+	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
 	@echo "make venv    install everything into $(VENV)"
 
 venv: $(STAMP)
@@ -45,3 +48,6 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+bench-library: $(STAMP)
+	$(BIN)/python -m tests.bench.library $(BENCH_ARGS)

@@ -1,0 +1,122 @@
+"""Who takes part in the training step: each with its own model, optimizer and way of averaging gradients.
+
+All train the same ResNet-18 from the same weights on the same pictures. Running statistics of BatchNorm stay each
+worker's own for all of them, as in the published scripts of PowerSGD: what is compared is the exchange of gradients.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from accordion import Config, attach
+from tests.bench.peers_powersgd import PeerPowerSGD
+from tests.bench.resnet import resnet18
+
+LR = 0.01
+RANK = 4
+WHOLE_MODEL_MB = 1000
+"""A bucket that holds every gradient, so that nothing leaves before backward has ended."""
+
+
+class Contestant:
+    """Forward and backward, then whatever `_finish` does."""
+
+    payload = 0
+    """Bytes handed to the network so far, where the contestant counts them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
+
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
+        """One training step; the loss before it."""
+        loss = nn.functional.cross_entropy(self.module(images), labels)
+        loss.backward()
+        self._finish()
+        return loss.detach()
+
+    def _finish(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def parameters(self) -> Tensor:
+        """All of them, flat."""
+        return torch.cat([parameter.detach().view(-1) for parameter in self.module.parameters()])
+
+
+class HalfDdp(Contestant):
+    """DDP with PyTorch's fp16 hook."""
+
+    def __init__(self) -> None:
+        module = ddp()
+        module.register_comm_hook(None, fp16_compress_hook)
+        super().__init__(module)
+
+
+class Accordion(Contestant):
+    """Ours, at a level that does not change."""
+
+    def __init__(self, method: str, options: Mapping[str, Any], *, overlap: bool = True, **settings: Any) -> None:
+        super().__init__(ddp(**settings))
+        config = Config(method=method, low=options, high=options)
+        self._session = attach(self.module, config, optimizer=self.optimizer, overlap=overlap)
+
+    @property
+    def payload(self) -> int:
+        return self._session.ledger.total.payload
+
+    def _finish(self) -> None:
+        self._session.step()
+        self.optimizer.zero_grad()
+
+
+class Peer(Contestant):
+    """epfml's PowerSGD after backward; the gradients keep the residual, so they are never set to zero."""
+
+    def __init__(self, sides: int) -> None:
+        super().__init__(resnet18())
+        self._parameters = list(self.module.parameters())
+        self._aggregator = PeerPowerSGD(self._parameters, rank=RANK, sides=sides)
+
+    def _finish(self) -> None:
+        gradients = [parameter.grad for parameter in self._parameters]
+        averaged = self._aggregator.aggregate_(gradients)
+        self.payload += self._aggregator.payload_bytes
+        for parameter, gradient in zip(self._parameters, averaged, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+def ddp(**settings: Any) -> DistributedDataParallel:
+    """The model under DDP, with PyTorch's own settings but for BatchNorm's statistics."""
+    with warnings.catch_warnings():
+        # Its successor is not there in the oldest torch that we support.
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(resnet18(), broadcast_buffers=False, **settings)
+
+
+CONTESTANTS: Mapping[str, Callable[[], Contestant]] = {
+    "ddp": lambda: Contestant(ddp()),
+    "fp16": HalfDdp,
+    "accordion": lambda: Accordion("powersgd", {"rank": RANK}),
+    "accordion alternating": lambda: Accordion("powersgd", {"rank": RANK, "factors": "alternating"}),
+    "accordion blocking": lambda: Accordion("powersgd", {"rank": RANK}, overlap=False),
+    "accordion after backward": lambda: Accordion(
+        "powersgd", {"rank": RANK}, overlap=False, bucket_cap_mb=WHOLE_MODEL_MB
+    ),
+    "epfml": lambda: Peer(sides=2),
+    "epfml alternating": lambda: Peer(sides=1),
+    "none": lambda: Accordion("none", {}),
+    "alone": lambda: Contestant(resnet18()),
+}
+ALONE = "alone"
+"""Averages nothing: the part of a step that no exchange can take away."""

@@ -1,0 +1,66 @@
+"""Two worker processes on two hosts of a lab, and the link between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+from tests.netlab.lab import NET, ROOT, SCRIPT, Lab
+
+HOSTS = 2
+
+
+class Pair:
+    """Two workers that take the same commands at the same time, up while the `with` block runs."""
+
+    def __init__(self) -> None:
+        self._lab = Lab(HOSTS)
+        self._workers: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Pair:
+        self._lab.__enter__()
+        address = f"tcp://{NET}.1:{random.randint(20_000, 50_000)}"
+        self._workers = [_start(rank, address) for rank in range(HOSTS)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+        self._lab.__exit__()
+
+    def shape(self, rate: int) -> None:
+        """Give both links `rate` Mbit/s each way; 0 takes the limit away."""
+        for host in range(1, HOSTS + 1):
+            subprocess.run([SCRIPT, "rate", str(host), str(rate)], check=True, capture_output=True)
+
+    def ask(self, do: str, **arguments: Any) -> list[Any]:
+        """Both workers' answers.
+
+        Raises:
+            RuntimeError: a worker ended; what it said is on standard error.
+        """
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            worker.stdin.flush()
+        return [_answer(worker) for worker in self._workers]
+
+
+def _start(rank: int, address: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-m", "tests.bench.step_worker", str(rank), address]
+    command = [str(SCRIPT), "exec", str(rank + 1), *arguments]
+    return subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _answer(worker: subprocess.Popen[str]) -> Any:
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        if line.startswith("@"):
+            return json.loads(line[1:])
+    raise RuntimeError(f"a worker ended with status {worker.wait()} and without an answer; see its words above")

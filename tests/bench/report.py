@@ -1,0 +1,140 @@
+"""From measured rounds to rows, and from rows to JSON and a table that people read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.bench.targets import Target
+from tests.bench.timing import Spread
+
+ROOT = Path(__file__).parents[2]
+HEAD = ("work", "peer", "reach", "reached", "least - most", "ours", "peer's", "× floor", "the floor counts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Seconds of ours and of the peer, one pair a round, beside the least that the machine allows."""
+
+    ours: Sequence[float]
+    peer: Sequence[float]
+    floor: Sequence[float]
+    """Seconds in the same round that nobody can do without."""
+    floor_counts: str
+    """What the floor is made of."""
+    note: str = ""
+    details: Mapping[str, Any] | None = None
+    """More figures, for the JSON alone."""
+
+
+def row_of(target: Target, measured: Measured) -> dict[str, Any]:
+    """A row of the JSON file: `reached` is the median over the rounds of the ratio in the round."""
+    pairs = list(zip(measured.ours, measured.peer, strict=True))
+    ratios = Spread.of([ours / peer if target.ours_on_top else peer / ours for ours, peer in pairs])
+    floors = Spread.of([ours / floor for ours, floor in zip(measured.ours, measured.floor, strict=True)])
+    return {
+        "row": target.row,
+        "work": target.work,
+        "peer": target.peer,
+        "reach": str(target),
+        "reached": round(ratios.median, 3),
+        "met": target.met_by(ratios.median),
+        "least": round(ratios.least, 3),
+        "most": round(ratios.most, 3),
+        "rounds": len(pairs),
+        "ours_s": round(Spread.of(measured.ours).median, 5),
+        "peer_s": round(Spread.of(measured.peer).median, 5),
+        "floor_multiple": round(floors.median, 3),
+        "floor_counts": measured.floor_counts,
+        "note": measured.note,
+        "details": dict(measured.details or {}),
+    }
+
+
+def missing_row(target: Target, why: str) -> dict[str, Any]:
+    """A row that could not be measured; it never counts as met."""
+    return {
+        "row": target.row,
+        "work": target.work,
+        "peer": target.peer,
+        "reach": str(target),
+        "reached": None,
+        "met": None if target.ratio is None else False,
+        "note": f"not measured: {why}",
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows in Markdown."""
+    lines = [_line(HEAD), _line(["---"] * len(HEAD))]
+    return "\n".join([*lines, *(_line(_cells(row)) for row in rows)])
+
+
+def write(folder: Path, found: Mapping[str, Any]) -> None:
+    """`library.json` and `library.md`; `found` is the command, the surroundings and the rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "library.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    facts = [f"- {name}: {found[name]}" for name in ("command", "commit", "machine", "versions", "load")]
+    text = "\n".join(["# The library against its peers", "", *facts, "", table(found["rows"]), "", *_notes(found)])
+    (folder / "library.md").write_text(text.rstrip() + "\n")
+
+
+def surroundings() -> dict[str, Any]:
+    """Machine, versions, commit, and how many processes want to compute (the mean of the last minute)."""
+    return {
+        "commit": _git("rev-parse", "--short", "HEAD") + (" with changes" if _git("status", "--porcelain") else ""),
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "memory_gib": _memory_gib(), "kernel": platform.release()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    if row["reached"] is None:
+        return [row["work"], row["peer"], row["reach"], row["note"], *[""] * (len(HEAD) - 4)]
+    mark = {True: " ✓", False: " ✗", None: ""}[row["met"]]
+    return [
+        row["work"],
+        row["peer"],
+        row["reach"],
+        f"**{row['reached']:.2f}**{mark}",
+        f"{row['least']:.2f} - {row['most']:.2f}",
+        _milliseconds(row["ours_s"]),
+        _milliseconds(row["peer_s"]),
+        f"{row['floor_multiple']:.2f}",
+        row["floor_counts"],
+    ]
+
+
+def _notes(found: Mapping[str, Any]) -> list[str]:
+    return [f"- {row['row']}: {row['note']}" for row in found["rows"] if row["note"]]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _memory_gib() -> int:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
