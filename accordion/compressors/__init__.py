@@ -80,6 +80,22 @@ COMPRESSORS: Mapping[str, Compressor] = {
         low={"density": 0.1},
         high={"density": 0.01},
     ),
+    "signsgd": Compressor(
+        summary="one bit a value, and a scale a layer (arXiv:1802.04434, arXiv:1901.09847)",
+        feedback=True,
+        flow="accordion.compressors.signsgd:signsgd_flow",
+    ),
+    "qsgd": Compressor(
+        summary="a few bits a value, rounded at random so that the mean is right (arXiv:1610.02132)",
+        feedback=False,
+        flow="accordion.compressors.qsgd:qsgd_flow",
+        options={
+            "bits": Option(default=8, least=2, most=8, lighter="more", help="for a value, its sign included"),
+            "bucket": Option(default=512, least=8, most=1 << 15, lighter="less", help="values that share a norm"),
+        },
+        low={"bits": 8},
+        high={"bits": 4},
+    ),
 }
 
 

@@ -1,0 +1,159 @@
+"""What qsgd promises beyond the laws: unbiased, bounded by the norm, and as small as its bits say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from accordion.compressors.packing import block_size
+from accordion.compressors.qsgd import qsgd_flow
+from accordion.drive import drive_lockstep
+from accordion.wire import Context, Flow, Scratch
+
+BLOCK = block_size(torch.device("cpu"))
+scratches = [Scratch(torch.device("cpu")) for _ in range(4)]
+
+
+def flow_of(owed_BL: torch.Tensor, *, step: int = 0, rank: int = 0, bits: int = 8, bucket: int = 512) -> Flow:
+    """A flow that changes `owed_BL` into the update."""
+
+    def draw(whose: str) -> torch.Generator:
+        assert whose == "own"
+        return torch.Generator().manual_seed(10 * step + rank)
+
+    options = {"bits": bits, "bucket": bucket}
+    context = Context(options=options, update=owed_BL, scratch=scratches[rank], step=step, draw=draw)
+    return qsgd_flow(owed_BL, context)
+
+
+def exchange(*given: torch.Tensor, **of_flow: int) -> torch.Tensor:
+    """The update, the same on all workers."""
+    stacks = [owed.clone() for owed in given]
+    drive_lockstep([[flow_of(stack, rank=rank, **of_flow)] for rank, stack in enumerate(stacks)])
+    assert all(torch.equal(stack, stacks[0]) for stack in stacks)
+    return stacks[0]
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def steps_of(given_BL: torch.Tensor, *, bits: int, bucket: int = 512) -> torch.Tensor:
+    """The distance of two codes, for every value."""
+    norms = [part.abs().amax(1, keepdim=True).expand_as(part) for part in given_BL.split(bucket, 1)]
+    return torch.cat(norms, 1) / (2 ** (bits - 1) - 1)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("bits", [2, 3, 5, 8])
+def test_the_mean_over_many_steps_approaches_every_value(bits, world_size):
+    given = [normal(2, 700, seed=seed) for seed in range(world_size)]
+    mean = sum(exchange(*given, step=step, bits=bits) for step in range(300)) / 300
+    step = torch.stack([steps_of(own, bits=bits) for own in given]).amax(0)
+    # A rounding has a deviation of half a step at most; five deviations for the worst of 1400 values.
+    bound = 5 * 0.5 * step / (300 * world_size) ** 0.5
+    assert ((mean - sum(given) / world_size).abs() <= bound).all()
+
+
+def test_values_beyond_the_first_block_are_rounded_without_bias_too():
+    given = normal(1, 2 * BLOCK + 77)
+    mean = sum(exchange(given, step=step, bits=4) for step in range(50)) / 50
+    # Six deviations of half a step, for a quarter of a million values; rounding to the nearest is off by seven.
+    assert ((mean - given).abs() <= 6 * 0.5 * steps_of(given, bits=4) / 50**0.5).all()
+
+
+def test_workers_and_steps_round_independently():
+    given = normal(1, 4000)
+    alone = exchange(given, bits=4) - given
+    later = exchange(given, bits=4, step=1) - given
+    together = exchange(given, given, given, given, bits=4) - given
+    assert (alone * later).mean().abs() < 0.1 * alone.square().mean()
+    torch.testing.assert_close(together.square().mean(), alone.square().mean() / 4, rtol=0.15, atol=0)
+
+
+def test_the_error_of_a_layers_sum_is_that_of_independent_roundings():
+    """The mean square of a rounding's error is a sixth of a step squared where values lie anywhere between codes."""
+    given = normal(1, 4 * BLOCK)
+    errors = [(exchange(given, step=step, bits=6) - given).double().sum() for step in range(24)]
+    independent = (steps_of(given, bits=6).double().square().sum() / 6).sqrt()
+    # 24 squares of a normal number have a mean between 0.3 and 2.2 but for one seed in a thousand.
+    assert 0.3 < torch.stack(errors).square().mean() / independent**2 < 2.2
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("shape", [(1, 1), (3, 9), (5, 512), (2, 1030), (1, BLOCK + 515)])
+def test_a_value_moves_by_less_than_a_step_and_zeros_and_the_largest_stay(bits, shape):
+    given = normal(*shape)
+    given[given.abs() < 0.2] = 0
+    step = steps_of(given, bits=bits)
+    update = exchange(given, bits=bits)
+    largest = given.abs() == step * (2 ** (bits - 1) - 1)
+    assert ((update - given).abs() <= step * (1 + 1e-5)).all()
+    assert not update[given == 0].any()
+    torch.testing.assert_close(update[largest], given[largest], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_value_never_flows_over_whatever_the_noise_and_the_norm(sign):
+    """A million buckets of one magnitude, so that every rounding of levels / norm meets the extremes of the noise."""
+    given = sign * (1 + torch.rand(1, 8 << 17, generator=torch.Generator().manual_seed(3)))
+    given = given.view(-1, 8)[:, :1].expand(-1, 8).reshape(1, -1).contiguous()
+    torch.testing.assert_close(exchange(given, bits=8, bucket=8), given, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("bits", "code_bytes"), [(8, 2100), (4, 1052), (3, 789), (2, 526)])
+def test_a_payload_holds_its_bits_and_one_float_a_bucket(bits, code_bytes):
+    """Two layers of 1050 values are 2100 codes, filled up to 2104 where they are packed, in 2 times 3 buckets."""
+    request = next(flow_of(normal(2, 1050), bits=bits))
+    assert request.equal
+    assert request.payload.numel() == code_bytes + 4 * 6
+
+
+def test_a_bucket_does_not_see_the_norms_of_others():
+    given = torch.cat([1e6 * normal(1, 512), normal(1, 512, seed=1)], 1)
+    assert (exchange(given) - given)[:, 512:].abs().max() < 0.1
+
+
+def test_smaller_buckets_and_more_bits_have_less_error():
+    given = normal(1, 1 << 14)
+
+    def error(**options: int) -> float:
+        return (exchange(given, **options) - given).norm().item()
+
+    assert error(bits=4, bucket=64) < error(bits=4, bucket=512) < error(bits=4, bucket=8192)
+    assert error(bits=8) < error(bits=7) < error(bits=5) < error(bits=3) < error(bits=2)
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-45, 1e30])
+def test_very_small_and_large_values_stay_finite_and_in_bounds(size):
+    given = torch.full((1, 20), size)
+    update = exchange(given)
+    assert torch.isfinite(update).all()
+    assert (update.abs() <= max(size * 1.01, 2.0**-100)).all()
+
+
+def test_gradients_in_64_bits_are_off_by_less_than_a_step():
+    given = normal(2, 600).double() / 3
+    update = exchange(given)
+    assert update.dtype == torch.float64
+    assert ((update - given).abs() <= steps_of(given, bits=8) * (1 + 1e-5)).all()
+
+
+def test_a_layer_without_values_passes():
+    assert exchange(torch.empty(2, 0)).shape == (2, 0)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3])
+def test_no_step_after_the_first_allocates_memory_of_a_layers_size(bits):
+    given = normal(1, 3 * BLOCK)
+
+    def step() -> None:
+        flow = flow_of(given, bits=bits)
+        payload = next(flow).payload
+        with pytest.raises(StopIteration):
+            flow.send([payload, payload])
+
+    step()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step()
+    assert max(event.self_cpu_memory_usage for event in profile.events()) <= 1 << 16
