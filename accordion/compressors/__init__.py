@@ -96,6 +96,19 @@ COMPRESSORS: Mapping[str, Compressor] = {
         low={"bits": 8},
         high={"bits": 4},
     ),
+    "adacomp": Compressor(
+        summary="of each bin the entries that the newest gradient makes large, as signs of one size (arXiv:1712.02679)",
+        feedback=True,
+        flow="accordion.compressors.adacomp:adacomp_flow",
+        raw_gradient=True,
+        options={
+            "bin_conv": Option(
+                default=50,
+                least=2,
+                most=16382,
+                lighter="less",
+                help="entries of a bin of a convolution; up to 62 a sent entry takes 8 bits, above 16",
+            ),
 }
 
 

@@ -1,0 +1,235 @@
+"""AdaComp: of each bin the entries that the newest gradient makes large, as signs of one size (arXiv:1712.02679).
+
+B layers of L entries, cut into K bins of T entries (a layer's last bin may be shorter), S entries sent. With G what is
+owed, the gradient included, and H = G + gradient, an entry is sent when |H| is at least the largest |G| of its bin.
+What is sent of it is sign(G) times the layer's scale: the mean over the bins of their largest |G|.
+
+On the wire: B scales in fp32, then codes of 8 bits (T up to 62) or 16 bits, bin after bin. A code is
+`place in the bin << 2 | negative << 1 | first of its bin`. The largest place says that there is nothing: every bin has
+a first code, so that the bins can be counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from accordion.wire import Context, Flow, Gather, Scratch
+
+NARROW = 62
+"""Entries of the largest bin that codes of 8 bits can tell apart, beside the place that says nothing."""
+CACHED = 1 << 17
+"""Entries that a CPU works on at a time, so that they stay in its cache."""
+LAUNCHED = 1 << 22
+"""The same for other devices, where a block costs a wait for the number of selected entries."""
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""Magnitudes are compared as whole numbers: the order is the same, and torch's maximum of rows is four times faster."""
+
+
+def adacomp_flow(owed_BL: Tensor, context: Context) -> Flow:
+    """Send the selected entries of each bin; the update is the sum over the workers divided by their number."""
+    if context.gradient is None:
+        raise ValueError("adacomp selects by the raw gradient and was given none; its row must ask for it")
+    size = context.options["bin_conv" if context.kind == "conv" else "bin_other"]
+    bins = _Bins(layers=owed_BL.shape[0], values=owed_BL.shape[1], size=int(size))
+    entries = min(CACHED if owed_BL.is_cpu else LAUNCHED, max(1, bins.layers * bins.per_layer) * bins.size)
+    coder = _Coder(bins, context.scratch, entries)
+    payloads = yield Gather(coder.encode_(owed_BL, context.gradient))
+    context.update.zero_()
+    for payload in payloads:
+        coder.add_decoded_(context.update, payload, weight=1.0 / len(payloads))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bins:
+    """How layers are cut into bins, and what that makes of the codes."""
+
+    layers: int
+    values: int
+    size: int
+
+    @property
+    def per_layer(self) -> int:
+        return -(-self.values // self.size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the codes; 16 bits are the same with and without a sign."""
+        return torch.uint8 if self.size <= NARROW else torch.int16
+
+    @property
+    def nothing(self) -> int:
+        """The place that says that there is no entry."""
+        return (1 << 8 * self.dtype.itemsize - 2) - 1
+
+    def blocks(self, entries: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Layers, values and bins of at most so many entries: several whole layers or a part of one."""
+        width = self.per_layer * self.size
+        if 2 * width <= entries:
+            for layers in _slices(self.layers, entries // max(1, width)):
+                yield layers, slice(0, self.values), slice(0, self.per_layer)
+            return
+        for layer in range(self.layers):
+            for places in _slices(self.per_layer, entries // self.size):
+                values = slice(places.start * self.size, min(places.stop * self.size, self.values))
+                yield slice(layer, layer + 1), values, places
+
+
+@dataclass(frozen=True, slots=True)
+class _Coder:
+    """Turns a stack into a payload and payloads into an update, block by block in memory that is kept."""
+
+    bins: _Bins
+    scratch: Scratch
+    entries: int
+    """Of the largest block, padding included."""
+    buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
+    """Of the scratch memory, each as long as the largest block, so that none ever grows."""
+
+    def encode_(self, owed_BL: Tensor, gradient_BL: Tensor) -> Tensor:
+        """The payload; what it holds is taken off `owed_BL`."""
+        bins, blocks = self.bins, list(self.bins.blocks(self.entries))
+        largest_BK = self.scratch.take("largest", (bins.layers, bins.per_layer), owed_BL.dtype)
+        for layers, values, places in blocks:
+            g_KT, inner = self._cut("h", owed_BL[layers, values])
+            torch.abs(owed_BL[layers, values], out=inner)
+            torch.amax(_bits(g_KT), 1, out=_bits(largest_BK[layers, places].view(-1)))
+        limit = torch.finfo(torch.float32).max
+        scale_B = largest_BK.mean(1).clamp_(max=limit).to(torch.float32)
+        room = 4 * bins.layers + bins.dtype.itemsize * bins.layers * bins.values
+        payload = self.scratch.take("payload", (room,), torch.uint8)
+        payload[: 4 * bins.layers].view(torch.float32).copy_(scale_B)
+        codes, sent = payload[4 * bins.layers :].view(bins.dtype), 0
+        for layers, values, places in blocks:
+            owed, gradient = owed_BL[layers, values], gradient_BL[layers, values]
+            i_S, empty_K = self._select(owed, gradient, largest_BK[layers, places].view(-1))
+            scale = scale_B[layers].to(owed.dtype)
+            code_S = self._send_(owed, i_S, empty_K=empty_K, scale_B=scale)
+            codes[sent : sent + code_S.numel()].copy_(code_S)
+            sent += code_S.numel()
+        return payload[: 4 * bins.layers + bins.dtype.itemsize * sent]
+
+    def add_decoded_(self, update_BL: Tensor, payload: Tensor, *, weight: float) -> None:
+        """Add what a worker sent, times `weight`."""
+        cut = 4 * self.bins.layers
+        scale_B = payload[:cut].view(torch.float32).to(update_BL.dtype).mul_(weight)
+        codes = payload[cut:].view(self.bins.dtype)
+        bins_before = torch.full((1,), -1, device=payload.device)
+        for part in _slices(codes.numel(), self.entries // 4 + 1):
+            bins_before = self._add_codes_(update_BL, codes[part], scale_B=scale_B, bins_before=bins_before)
+
+    def _select(self, owed: Tensor, gradient: Tensor, largest_K: Tensor) -> tuple[Tensor, Tensor]:
+        """The selected entries of a block, counted with padding, and which bins have none; those give their first."""
+        h_KT, inner = self._cut("h", owed)
+        torch.add(owed, gradient, out=inner)
+        h_KT.abs_()
+        largest_K.masked_fill_(largest_K == 0, torch.inf)
+        bits_KT, least_K = _bits(h_KT), _bits(largest_K)
+        empty_K = torch.amax(bits_KT, 1, out=self._take("highest", h_KT.shape[0], bits_KT.dtype)) < least_K
+        # a mask of whole numbers: torch is four times as fast with it as with one of bools, and as fast at finding them
+        torch.ge(bits_KT, least_K[:, None], out=bits_KT)
+        bits_KT[:, 0].masked_fill_(empty_K, 1)
+        room = self._take("i", self.entries, torch.int64).view(-1, 1).resize_(0, 1)
+        return torch.nonzero(bits_KT.view(-1), out=room).view(-1), empty_K
+
+    def _send_(self, owed: Tensor, i_S: Tensor, *, empty_K: Tensor, scale_B: Tensor) -> Tensor:
+        """The codes of a block's selected entries, which are taken off `owed`."""
+        size, count = self.bins.size, i_S.numel()
+        g_KT = self._padded(owed)
+        g_S = torch.index_select(g_KT.view(-1), 0, i_S, out=self._take("g", count, owed.dtype))
+        places, rows = _numbering(size, self.entries, owed.device)
+        row_S = torch.index_select(rows, 0, i_S, out=self._take("row", count, torch.int32))
+        code_S = torch.index_select(places, 0, i_S, out=self._take("code", count, torch.int32))
+        nothing_S = torch.eq(g_S, 0, out=self._take("nothing", count, torch.bool))
+        if empty_K.any():
+            nothing_S.logical_or_(empty_K.index_select(0, row_S))
+        sent_S = torch.copysign(self._by_entry(scale_B, row_S), g_S, out=self._take("sent", count, owed.dtype))
+        bits = _BITS[owed.dtype]
+        negative_S = torch.bitwise_right_shift(
+            g_S.view(bits), 8 * bits.itemsize - 2, out=self._take("negative", count, bits)
+        )
+        code_S.add_(negative_S.bitwise_and_(2))
+        if nothing_S.any():
+            sent_S.masked_fill_(nothing_S, 0)
+            code_S.masked_fill_(nothing_S, self.bins.nothing << 2)
+        # every bin has an entry here, so that row numbers rise by one or not at all
+        code_S[:1].add_(1)
+        code_S[1:].add_(row_S[1:]).sub_(row_S[:-1])
+        g_KT.view(-1).index_copy_(0, i_S, g_S.sub_(sent_S))
+        if g_KT.data_ptr() != owed.data_ptr():
+            owed.copy_(g_KT.view(owed.shape[0], -1)[:, : owed.shape[1]])
+        return code_S
+
+    def _add_codes_(self, update_BL: Tensor, codes: Tensor, *, scale_B: Tensor, bins_before: Tensor) -> Tensor:
+        """Add some of a payload's entries; the number of the bin reached, for the codes that follow."""
+        bins, count = self.bins, codes.numel()
+        code_S = self._take("code", count, torch.int64).copy_(codes)
+        if bins.dtype == torch.int16:
+            code_S.bitwise_and_(0xFFFF)
+        row_S = torch.bitwise_and(code_S, 1, out=self._take("row", count, torch.int64)).cumsum_(0).add_(bins_before)
+        bins_before = row_S[-1:].clone()
+        sign_S = self._take("g", count, update_BL.dtype)
+        sign_S.copy_(torch.bitwise_and(code_S, 2, out=self._take("i", count, torch.int64))).sub_(1)
+        code_S.bitwise_right_shift_(2)
+        if code_S.max() == bins.nothing:
+            nothing_S = code_S == bins.nothing
+            code_S.masked_fill_(nothing_S, 0)
+            sign_S.masked_fill_(nothing_S, 0)
+        code_S.add_(row_S, alpha=bins.size)
+        if bins.layers > 1:
+            row_S.div_(bins.per_layer, rounding_mode="floor")
+            code_S.sub_(row_S, alpha=bins.per_layer * bins.size - bins.values)
+            scale_B = scale_B[row_S]
+        update_BL.view(-1).index_add_(0, code_S, sign_S.mul_(scale_B), alpha=-1)
+        return bins_before
+
+    def _take(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        """The first part of a buffer."""
+        if (name, dtype) not in self.buffers:
+            self.buffers[name, dtype] = self.scratch.take(name, (self.entries,), dtype)
+        return self.buffers[name, dtype][:count]
+
+    def _cut(self, name: str, block_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """A buffer for a block as bins (K, T), padded with zeros, and its part that is no padding, (B, L)."""
+        layers, values = block_BL.shape
+        width = -(-values // self.bins.size) * self.bins.size
+        whole = self._take(name, layers * width, block_BL.dtype).view(layers, width)
+        if values == width:
+            return whole.view(-1, self.bins.size), whole
+        whole[:, values:] = 0
+        return whole.view(-1, self.bins.size), whole[:, :values]
+
+    def _padded(self, block_BL: Tensor) -> Tensor:
+        """A block as bins (K, T): its own memory where no bin is short."""
+        if block_BL.shape[1] % self.bins.size == 0:
+            return block_BL.view(-1, self.bins.size)
+        bins_KT, inner = self._cut("padded", block_BL)
+        inner.copy_(block_BL)
+        return bins_KT
+
+    def _by_entry(self, scale_B: Tensor, row_S: Tensor) -> Tensor:
+        """Each entry's scale, or the one of all."""
+        return (
+            scale_B if scale_B.numel() == 1 else scale_B.repeat_interleave(self.bins.per_layer).index_select(0, row_S)
+        )
+
+
+def _bits(magnitudes: Tensor) -> Tensor:
+    """The same memory as whole numbers in the same order; none is negative."""
+    return magnitudes.view(_BITS[magnitudes.dtype])
+
+
+@lru_cache(maxsize=16)
+def _numbering(size: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of each entry of a block: its place in its bin, where codes hold it, and the number of its bin."""
+    i = torch.arange(entries, dtype=torch.int32, device=device)
+    row = torch.div(i, size, rounding_mode="floor")
+    return (i - row * size).bitwise_left_shift_(2), row
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
