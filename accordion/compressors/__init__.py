@@ -76,6 +76,23 @@ COMPRESSORS: Mapping[str, Compressor] = {
                 default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent"
             ),
             "values": Option(default="fp32", choices=("fp32", "fp16"), help="format of the values on the wire"),
+            "select": Option(
+                default="sampled",
+                choices=("sampled", "exact"),
+                help="by a threshold guessed from a sample, or among all entries at once; both send the largest",
+            ),
+        },
+        low={"density": 0.1},
+        high={"density": 0.01},
+    ),
+    "randomk": Compressor(
+        summary="entries at positions that all workers draw alike, averaged in place",
+        feedback=True,
+        flow="accordion.compressors.randomk:randomk_flow",
+        options={
+            "density": Option(
+                default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent"
+            ),
         },
         low={"density": 0.1},
         high={"density": 0.01},
