@@ -205,8 +205,8 @@ class Engine:
                     f"{self._decided[layer]}; was the model changed?"
                 )
         first = states[max(rank, 0)]
-        self.feedback.values = dict(own)
-        self._warm.values = dict(first["warm"])
+        self.feedback.values = {layer: value.clone() for layer, value in own.items()}
+        self._warm.values = {layer: value.clone() for layer, value in first["warm"].items()}
         self.sums.load_state_dict([state["window"] for state in states], rank)
         self.ledger.load_state_dict(first["ledger"])
         self._steps = first["steps"]
@@ -248,10 +248,12 @@ class Engine:
         owed = owed.view(gradient.shape)
         if residual is not None:
             torch.add(residual.view_as(owed).to(owed), gradient, alpha=1.0 / self.loss_scale, out=owed)
-        elif self.loss_scale != 1.0:
-            torch.mul(gradient, 1.0 / self.loss_scale, out=owed)
-        elif gradient.data_ptr() != owed.data_ptr():
+            return
+        if gradient.data_ptr() != owed.data_ptr():
             owed.copy_(gradient)
+        if self.loss_scale != 1.0:
+            # After the copy: a product in 16 bits would lose small gradients.
+            owed.mul_(1.0 / self.loss_scale)
 
     def _unscaled(self, update: Tensor, layers: tuple[Layer, ...]) -> Tensor:
         """The gradients before loss scaling, in the memory of the stack's update; no copy where they lie there."""

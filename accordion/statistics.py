@@ -3,8 +3,7 @@
 Every worker adds each step's gradient, before residual and compression, to a count sketch of 1,024 floats a layer:
 every entry times a random sign, summed over all entries 1,024 apart. A sketch is linear, so sums over steps and the
 mean over workers are sketches too. Its norm is the tensor's within a relative standard error of about
-1/sqrt(2 x 1024), which is 2.2 %, and 5 % for a large layer whose entries are all equal (both measured). A step reads
-the gradient once.
+1/sqrt(2 x 1024), which is 2.2 %. A step reads the gradient once.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ SKETCH_SIZE = 1024
 """Floats of a layer's sketch; smaller layers are kept as they are and are exact."""
 _TILE = 256 * SKETCH_SIZE
 """Entries that are multiplied at once; the signs and the sum of the tiles stay in a core's cache."""
-_STRIDE = 17
-"""Between the signs of one tile and the next; no divisor in common with the sketch's size."""
 
 
 class GradientSums:
@@ -110,16 +107,20 @@ class GradientSums:
 class Signs:
     """The random signs of all layers' sketches, the same on every worker, and the memory to apply them.
 
-    A layer is cut into tiles of 256 rows of 1,024. Tile t takes its signs from one pool, from place 17 t (mod 1024) on,
-    so that no two entries of a column share a sign; that is all that the sketch's expectation depends on. One
-    multiply-add over a tile that stays in the cache is all that a step costs.
+    A layer is cut into tiles of 256 rows of 1,024. A tile takes its signs from one pool, from a place on that differs
+    between the tiles modulo 1,024, so that no two entries of a column share a sign; and all of them times a sign of
+    its own, so that what two tiles have in common does not add up. One multiply-add over a tile that stays in the
+    cache is all that a step costs.
     """
 
     def __init__(self, shapes: Mapping[str, torch.Size], seed: int, device: torch.device) -> None:
         largest = max((shape.numel() for shape in shapes.values()), default=0)
         tiles = -(-largest // _TILE)
         pool = (1 + tiles // SKETCH_SIZE) * _TILE + SKETCH_SIZE
-        self._pool = _random_signs(min(pool, largest + SKETCH_SIZE), seeded(seed, "sketch")).to(device)
+        draw = seeded(seed, "sketch")
+        self._pool = _random_signs(min(pool, largest + SKETCH_SIZE), draw).to(device)
+        self._starts = torch.randperm(SKETCH_SIZE, generator=draw).tolist()
+        self._turns = _random_signs(tiles, draw).tolist()
         self._tile = torch.empty(min(_TILE, largest), device=device)
 
     def sketch_(self, total: Tensor, values: Tensor, *, scale: float = 1.0) -> None:
@@ -129,12 +130,12 @@ class Signs:
             total[: flat.numel()].add_(flat, alpha=scale)
             return
         for number, part in enumerate(torch.split(flat, _TILE)):
-            start = number * _STRIDE % SKETCH_SIZE + number // SKETCH_SIZE * _TILE
+            start = self._starts[number % SKETCH_SIZE] + number // SKETCH_SIZE * _TILE
             signs, tile = self._pool[start : start + part.numel()], self._tile[: part.numel()]
             if number == 0:
                 torch.mul(part, signs, out=tile)
             else:
-                tile.addcmul_(part, signs)
+                tile.addcmul_(part, signs, value=self._turns[number])
         size = min(flat.numel(), _TILE)
         rows, rest = divmod(size, SKETCH_SIZE)
         total.add_(self._tile[: size - rest].view(rows, -1).sum(0), alpha=scale)

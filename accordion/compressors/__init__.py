@@ -126,6 +126,13 @@ COMPRESSORS: Mapping[str, Compressor] = {
                 lighter="less",
                 help="entries of a bin of a convolution; up to 62 a sent entry takes 8 bits, above 16",
             ),
+            "bin_other": Option(
+                default=500, least=2, most=16382, lighter="less", help="entries of a bin of all other layers"
+            ),
+        },
+        low={"bin_conv": 50, "bin_other": 500},
+        high={"bin_conv": 500, "bin_other": 2000},
+    ),
 }
 
 

@@ -12,13 +12,13 @@ from tests.browser.live_service import LiveService, live_service
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(tmp_path_factory) -> Iterator[LiveService]:
     with live_service(tmp_path_factory.mktemp("home")) as service:
         yield service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(require) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=require("chromium"), args=CHROMIUM)
