@@ -134,9 +134,13 @@ class Engine:
             self.feedback.settle(layer.name)
 
     def prepare(self, layers: Sequence[Layer]) -> list[Stack]:
-        """The flows of a bucket; small layers of equal level, shape and dtype share one."""
+        """The flows of a bucket; small layers of equal level, shape and dtype share one.
+
+        In the order of their names: DDP changes the order in a bucket after its first step, and what is drawn and how
+        sums are rounded should not follow it.
+        """
         groups: dict[Any, list[Layer]] = {}
-        for layer in layers:
+        for layer in sorted(layers, key=lambda layer: layer.name):
             level = self._level(layer.name)
             key = (level.method, tuple(level.options.items()), layer.gradient.shape, layer.gradient.dtype)
             alone = layer.gradient.numel() >= STACKED_BELOW

@@ -159,7 +159,7 @@ WAYS: Mapping[str, Way] = {
     "fifty buckets": Way(model=Deep, ddp={"bucket_cap_mb": 0.0001}),
     "static graph": Way(ddp={"static_graph": True}),
     "gradients as bucket views": Way(ddp={"gradient_as_bucket_view": True}),
-    "compiled, then DDP": Way(model=compiled),
+    "compiled, then DDP": Way(model=compiled, ddp={"bucket_cap_mb": 25}),
     "DDP, then compiled": Way(compiled=True, ddp={"bucket_cap_mb": 25}),
     "channels last": Way(model=channels_last),
     # Both the twin's gradient and the exchanged one are rounded to 8 bits, the residual is not.

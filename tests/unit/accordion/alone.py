@@ -1,55 +1,47 @@
-"""One worker's flow by itself, without engine and network: what it asks for, and what it leaves behind."""
+"""A DDP module of any shapes in a group of one process, with the hook, and no forward pass that costs anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from accordion.compressors import COMPRESSORS, level_of
-from accordion.engine import load
-from accordion.statistics import seeded
-from accordion.wire import Context, Mean, Request, Scratch
-
-
-class Alone:
-    """A worker in a world of one that sends one stack again and again."""
-
-    def __init__(self, method: str, options: dict[str, Any]) -> None:
-        self._flow = load(COMPRESSORS[method].flow)
-        self._options = level_of(method, options, name="alone").options
-        self._scratch = Scratch(torch.device("cpu"))
-        self._step = 0
-        self.requests: list[Request] = []
-        """Of the last step."""
-
-    def send(self, owed: Tensor, seed: int | None = None) -> Tensor:
-        """The update; `owed` is left with what is owed after. Randomness is the step's, or this seed's."""
-        update = torch.full_like(owed, torch.nan)
-        draw = self.draw(self._step if seed is None else seed)
-        context = Context(options=self._options, update=update, scratch=self._scratch, step=self._step, draw=draw)
-        flow, answer = self._flow(owed, context), None
-        self.requests, self._step = [], self._step + 1
-        while True:
-            try:
-                self.requests.append(flow.send(answer))
-            except StopIteration:
-                return update
-            asked = self.requests[-1]
-            answer = asked.buffer if isinstance(asked, Mean) else [asked.payload]
-
-    @staticmethod
-    def draw(seed: int) -> Callable[[str], torch.Generator]:
-        """The generators that a step is given."""
-        return lambda whose: seeded(seed, whose)
+from accordion.config import Config
+from accordion.messages import Level
+from accordion.session import Session, attach
 
 
-def allocations_above(limit_bytes: int, work: Callable[[], object]) -> list[tuple[str, int]]:
-    """Operations during `work` that allocated more than this at once, with the bytes."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        work()
-    found = [(event.name, int(event.self_cpu_memory_usage)) for event in profiled.events()]
-    return [(name, size) for name, size in found if size > limit_bytes]
+class Shapes(nn.Module):
+    """Parameters of the given shapes; the output's gradient is `slopes`, the same in every step."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+        self.weights = nn.ParameterList([torch.zeros(shape) for shape in shapes.values()])
+        self.slopes = [torch.randn(shape, generator=draw) for shape in shapes.values()]
+
+    def forward(self) -> torch.Tensor:
+        pairs = zip(self.weights, self.slopes, strict=True)
+        return torch.stack([torch.dot(weight.view(-1), slope.view(-1)) for weight, slope in pairs]).sum()
+
+
+@contextmanager
+def alone(shapes: Mapping[str, tuple[int, ...]], level: Level) -> Iterator[tuple[DistributedDataParallel, Session]]:
+    """A session in which all matrices have this level; exchanges inside the backward pass."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ddp = DistributedDataParallel(Shapes(shapes), gradient_as_bucket_view=True)
+        session = attach(ddp, Config(method="none"), overlap=False)
+        session._engine.plan = {layer.name: level for layer in session.layers}
+        yield ddp, session
+    finally:
+        dist.destroy_process_group()
+
+
+def step(ddp: DistributedDataParallel, session: Session) -> None:
+    ddp().backward()
+    session.step()

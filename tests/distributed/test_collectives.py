@@ -1,0 +1,110 @@
+"""How many collectives a step costs, and that the ledger's tables tell the same bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch.distributed as dist
+
+from accordion.compressors import COMPRESSORS, ladder_of
+from accordion.wire import Gather, Mean
+from tests.distributed.compose import Way, trial
+
+METHODS = sorted(COMPRESSORS)
+COLLECTIVES = ("all_reduce", "all_gather_into_tensor")
+
+
+class _Counted:
+    """Collectives since the last `take`, and for every exchange the rounds by kind and dtype that flows asked for."""
+
+    def __init__(self, session):
+        self.calls, self.allowed = Counter(), 0
+        self._network = session._hook._exchange_network
+        self._answer = self._network.answer
+        self._network.answer = self._asked
+        self._originals = {name: getattr(dist, name) for name in COLLECTIVES}
+        for name, call in self._originals.items():
+            setattr(dist, name, self._counting(name, call))
+
+    def _counting(self, name, call):
+        def counted(*arguments, **named):
+            self.calls[name] += 1
+            return call(*arguments, **named)
+
+        return counted
+
+    def _asked(self, requests, round_number, on_request):
+        asked = list(requests.values())
+        gathers = [request for request in asked if isinstance(request, Gather)]
+        self.allowed += len({request.buffer.dtype for request in asked if isinstance(request, Mean)})
+        self.allowed += bool(gathers) + any(not request.equal for request in gathers)
+        return self._answer(requests, round_number, on_request)
+
+    def close(self):
+        for name, call in self._originals.items():
+            setattr(dist, name, call)
+
+
+def _counts(rank):
+    """By method and level: buckets, in-place reductions, collectives made and rounds asked for in one step."""
+    found = {}
+    for method in METHODS:
+        for level in ladder_of(method):
+            worker = trial(rank, Way(ddp={"bucket_cap_mb": 0.02}), method, rung=level.name)
+            worker.step(0)
+            worker.step(1)
+            hook, buckets = worker.session._hook, []
+            inner = hook._exchange
+            hook._exchange = lambda *a, inner=inner, buckets=buckets, **k: (buckets.append(1), inner(*a, **k))[1]
+            in_place, dense = [], hook._reduce_in_place
+            hook._reduce_in_place = lambda *a, dense=dense, in_place=in_place: (in_place.append(1), dense(*a))[1]
+            counted = _Counted(worker.session)
+            try:
+                worker.step(2)
+            finally:
+                counted.close()
+            found[method, level.name] = len(buckets), len(in_place), sum(counted.calls.values()), counted.allowed
+    return found
+
+
+@pytest.fixture(scope="module")
+def counts(run_group):
+    return run_group(2, _counts)[0]
+
+
+def test_a_step_costs_one_collective_a_kind_a_dtype_and_a_round(counts):
+    for level, (buckets, in_place, made, allowed) in counts.items():
+        assert buckets >= 3, level
+        assert made <= in_place + allowed, level
+
+
+def test_powersgd_costs_at_most_two_collectives_a_bucket(counts):
+    for (method, rung), (buckets, _, made, _) in counts.items():
+        if method == "powersgd":
+            assert made <= 2 * buckets, rung
+
+
+def _ledger(rank):
+    found = {}
+    for method in METHODS:
+        worker = trial(rank, Way(mixed=True), method)
+        for step in range(2):
+            worker.step(step)
+        worker.session.end_epoch(lr=0.1, next_lr=0.1)
+        ledger = worker.session.ledger
+        found[method] = [
+            [dataclasses.astuple(c) for c in table.values()] for table in (ledger.by_layer, ledger.by_collective)
+        ]
+        found[method].append(dataclasses.astuple(ledger.total))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_bytes_by_layer_and_by_collective_add_up_to_the_total(run_group, world_size):
+    for found in run_group(world_size, _ledger):
+        for method, (by_layer, by_collective, total) in found.items():
+            assert [sum(column) for column in zip(*by_layer, strict=True)] == list(total), method
+            assert [sum(column) for column in zip(*by_collective, strict=True)][:2] == list(total)[:2], method
+            assert all(count[2] == 2 * count[3] for count in by_layer), method

@@ -1,0 +1,162 @@
+"""Exchanging beside the backward pass: the same bits, errors that arrive, and threads that end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accordion.background import OnThread
+from accordion.compressors import COMPRESSORS, ladder_of
+from accordion.config import Config
+from accordion.errors import HookError
+from accordion.session import attach
+from tests.distributed import small
+from tests.distributed.compose import WAYS, Way, trial
+
+METHODS = sorted(COMPRESSORS)
+GIVE_UP = timedelta(seconds=3)
+"""After this long a worker whose peer failed gives up, in the tests of failures."""
+
+
+def _every_level(rank, overlap):
+    """Both levels of every method in turn, several steps each, in one run."""
+    worker = trial(rank, Way(ddp={"bucket_cap_mb": 0.01}), "none", overlap=overlap)
+    engine, step = worker.session._engine, 0
+    ends = []
+    for method in METHODS:
+        for level in ladder_of(method):
+            engine.plan = {layer.name: level for layer in worker.session.layers}
+            for step in range(step, step + 2):  # noqa: B020
+                worker.step(step)
+            step += 1
+            ends.append(worker.parameters())
+    return ends, worker.owed(), worker.session.ledger.total
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_beside_the_backward_pass_and_inside_it_give_the_same_bits_through_every_level(run_group, world_size):
+    beside, inside = run_group(world_size, _every_level, True), run_group(world_size, _every_level, False)
+    for (ends, owed, total), (other_ends, other_owed, other_total) in zip(beside, inside, strict=True):
+        for place, (one, other) in enumerate(zip(ends, other_ends, strict=True)):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), f"level {place}"
+        assert total == other_total
+        assert all(torch.equal(owed[name], other_owed[name]) for name in owed)
+
+
+def _used_maps(rank):
+    """Whose bits of the used-map DDP sums while buckets are exchanged: layers differ by rank in every step."""
+    worker = trial(rank, WAYS["layers unused on one rank"], "powersgd")
+    for step in range(30):
+        worker.step(step)
+    return worker.parameters()
+
+
+def test_ddps_map_of_used_parameters_does_not_mix_with_exchanges(run_group):
+    first, *others = run_group(3, _used_maps)
+    for found in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, found, strict=True))
+
+
+def _fail_on(rank, bad_rank, overlap):
+    """What each rank's training script gets where one rank's exchange fails in its second step."""
+    group = dist.new_group(timeout=GIVE_UP)
+    worker = trial(rank, Way(ddp={"process_group": group}), "powersgd", overlap=overlap)
+    worker.step(0)
+    if rank == bad_rank:
+        worker.session._engine.prepare = _raise
+    sentences = []
+    for step in (1, 2):
+        try:
+            worker.step(step)
+        except Exception as error:  # noqa: BLE001
+            sentences.append(f"{type(error).__name__}: {error}")
+            worker.optimizer.zero_grad()
+    return sentences
+
+
+def _raise(layers):
+    raise ValueError(f"planted in {layers[0].name}")
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["beside", "inside"])
+def test_an_exchange_that_fails_on_one_rank_raises_there_with_its_cause_and_its_peer_gives_up(run_group, overlap):
+    peer, failing = run_group(2, _fail_on, 1, overlap)
+    assert "planted in" in failing[0]
+    assert peer
+    assert "HookError" not in peer[0]
+
+
+def _threads():
+    return [thread for thread in threading.enumerate() if thread.name == "accordion-exchange"]
+
+
+def _left_threads(patience=200):
+    """How many do not end."""
+    while _threads() and patience:
+        gc.collect()
+        _threads()[0].join(0.02) if _threads() else None
+        patience -= 1
+    return len(_threads())
+
+
+def _dropped(rank):
+    _left_threads()
+    worker = trial(rank, WAYS["as usual"], "powersgd")
+    worker.step(0)
+    during = len(_threads())
+    del worker
+    return during, _left_threads()
+
+
+def test_the_thread_ends_when_the_module_and_the_session_are_dropped(run_group):
+    for during, after in run_group(2, _dropped):
+        assert (during, after) == (1, 0)
+
+
+def _after_a_failure(rank):
+    worker = trial(rank, WAYS["as usual"], "powersgd")
+    worker.session._engine.prepare = _raise
+    try:
+        worker.step(0)
+    except Exception:  # noqa: BLE001
+        del worker
+    return _left_threads()
+
+
+def test_the_thread_ends_after_a_failure_too(run_group):
+    assert run_group(1, _after_a_failure) == [0]
+
+
+def test_exchanges_on_the_thread_keep_their_order_and_fail_with_the_first_error():
+    runner, seen = OnThread(torch.device("cpu")), []
+    buffers = [torch.zeros(1) for _ in range(4)]
+
+    def exchange(number):
+        seen.append(number)
+        if number == 2:
+            raise HookError("planted")
+
+    futures = [runner.submit(lambda number=number: exchange(number), buffers[number]) for number in range(4)]
+    assert [future.wait() is not None for future in futures[:2]] == [True, True]
+    for future in futures[2:]:
+        with pytest.raises(HookError, match="planted"):
+            future.wait()
+    assert seen == [0, 1, 2]
+
+
+def _compiled_outside(rank):
+    ddp, optimizer = small.build()
+    try:
+        attach(torch.compile(ddp, backend="eager"), Config(), optimizer=optimizer)
+    except HookError as error:
+        return str(error)
+    return "attached"
+
+
+def test_attach_to_a_compiled_ddp_says_what_to_attach_to(run_group):
+    assert "give it the DistributedDataParallel inside" in run_group(1, _compiled_outside)[0]
