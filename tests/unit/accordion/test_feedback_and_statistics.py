@@ -98,7 +98,7 @@ def test_the_sketch_of_a_large_layer_has_its_norm_within_a_few_percent(stream, r
     for seed in range(20):
         values = STREAMS[stream](draw, rows)
         errors.append(_norm(_sums(shape, [values], seed)) / values.norm().item() - 1.0)
-    # Columns of equal weight have a standard error of 2.2 %. Rows that are alike cost more, up to 1/sqrt(2 x 128) = 6.2 %,
+    # Columns of equal weight have a standard error of 2.2 %. Rows that are alike cost up to 1/sqrt(2 x 128) = 6.2 %,
     # since the tiles of one row share their signs; two rows may fill the same 256 columns: 1/sqrt(4 x 256).
     # The mean of 20 squared errors stays below (1.6 times that) squared, and the bias far below.
     standard_error = {"rank two": 0.044, "two rows": 0.031, "all equal": 0.062, "one sign": 0.055}.get(stream, 0.022)
