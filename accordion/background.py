@@ -122,7 +122,8 @@ def _work(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
             try:
                 exchange()
             except Exception as error:  # noqa: BLE001 -- whoever waits for the future gets it
-                failure = error
+                # Its frames hold the hook, and with it this thread's reason to go on.
+                failure = error.with_traceback(None)
         if failure is None:
             future.set_result(buffer)
         else:
