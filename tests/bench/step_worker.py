@@ -6,6 +6,7 @@ Commands come as JSON lines on standard input, answers leave on standard output 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -83,6 +84,8 @@ def apart(values: torch.Tensor) -> float:
 
 def main(rank: int, address: str) -> None:
     torch.set_num_threads(1)
+    # A host has a processor of its own: its threads, ours and the network's, share that one and no other.
+    os.sched_setaffinity(0, {rank % len(os.sched_getaffinity(0))})
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2, timeout=PATIENCE)
     workplace = Workplace(rank)
     commands = {"check": workplace.check, "measure": workplace.measure}
