@@ -1,0 +1,66 @@
+"""The statistic that a window's end reports, on real gloo processes, against sums of gradients taken without a hook."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from accordion.config import Config, DetectorConfig, Window
+from accordion.session import attach
+from tests.distributed import small
+
+STEPS = 3
+EXACT = ("conv.weight", "last.weight")
+"""Layers no larger than their sketch."""
+
+
+def _reported(rank, statistic):
+    """What rank 0 is asked about at an epoch's end, with weights that never move."""
+    ddp, optimizer = small.build()
+    optimizer.param_groups[0]["lr"] = 0.0
+    reports = []
+    detector = DetectorConfig(window=Window(epochs=1), statistic=statistic)
+    session = attach(
+        ddp,
+        Config(method="none", detector=detector),
+        optimizer=optimizer,
+        decider=lambda report, proposal: reports.append(report) or proposal,
+    )
+    small.train(session, ddp, rank, range(STEPS))
+    session.end_epoch(lr=0.1, next_lr=0.1)
+    return reports
+
+
+def _gradients(rank: int) -> list[dict[str, torch.Tensor]]:
+    """Of each step, by layer."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = small.SmallNet()
+    found = []
+    for step in range(STEPS):
+        inputs, labels = small.batch(rank, step)
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.dim() > 1})
+        model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("statistic", ["mean", "paper"])
+def test_ours_is_the_norm_of_the_mean_and_the_published_one_that_of_the_sum_of_rank_0(run_group, statistic):
+    (report,) = run_group(2, _reported, statistic)[0]
+    own, other = _gradients(0), _gradients(1)
+    steps = own if statistic == "paper" else own + other
+    assert report.statistic_kind == statistic
+    assert set(report.statistic_by_layer) == set(own[0])
+    for layer, found in report.statistic_by_layer.items():
+        total = torch.stack([step[layer] for step in steps]).sum(0)
+        expected = total.norm().item() / (1 if statistic == "paper" else len(steps))
+        assert found == pytest.approx(expected, rel=1e-4 if layer in EXACT else 0.1), layer
+
+
+def test_the_root_mean_square_is_that_of_single_gradients(run_group):
+    (report,) = run_group(2, _reported, "mean")[0]
+    steps = _gradients(0) + _gradients(1)
+    for layer, found in report.rms_by_layer.items():
+        expected = torch.stack([step[layer].square().sum() for step in steps]).mean().sqrt().item()
+        assert found == pytest.approx(expected, rel=1e-4 if layer in EXACT else 0.1), layer
