@@ -1,0 +1,55 @@
+"""One worker's flow by itself, without engine and network: what it asks for, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from accordion.compressors import COMPRESSORS, level_of
+from accordion.engine import load
+from accordion.statistics import seeded
+from accordion.wire import Context, Mean, Request, Scratch
+
+
+class Alone:
+    """A worker in a world of one that sends one stack again and again."""
+
+    def __init__(self, method: str, options: dict[str, Any]) -> None:
+        self._flow = load(COMPRESSORS[method].flow)
+        self._options = level_of(method, options, name="alone").options
+        self._scratch = Scratch(torch.device("cpu"))
+        self._step = 0
+        self.requests: list[Request] = []
+        """Of the last step."""
+
+    def send(self, owed: Tensor, seed: int | None = None) -> Tensor:
+        """The update; `owed` is left with what is owed after. Randomness is the step's, or this seed's."""
+        update = torch.full_like(owed, torch.nan)
+        draw = self.draw(self._step if seed is None else seed)
+        context = Context(options=self._options, update=update, scratch=self._scratch, step=self._step, draw=draw)
+        flow, answer = self._flow(owed, context), None
+        self.requests, self._step = [], self._step + 1
+        while True:
+            try:
+                self.requests.append(flow.send(answer))
+            except StopIteration:
+                return update
+            asked = self.requests[-1]
+            answer = asked.buffer if isinstance(asked, Mean) else [asked.payload]
+
+    @staticmethod
+    def draw(seed: int) -> Callable[[str], torch.Generator]:
+        """The generators that a step is given."""
+        return lambda whose: seeded(seed, whose)
+
+
+def allocations_above(limit_bytes: int, work: Callable[[], object]) -> list[tuple[str, int]]:
+    """Operations during `work` that allocated more than this at once, with the bytes."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    found = [(event.name, int(event.self_cpu_memory_usage)) for event in profiled.events()]
+    return [(name, size) for name, size in found if size > limit_bytes]
