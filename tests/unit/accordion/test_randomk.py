@@ -11,8 +11,8 @@ from accordion.compressors import level_of
 from accordion.compressors.strata import draw_positions
 from accordion.statistics import seeded
 from accordion.wire import Mean, Scratch
-from tests.unit.accordion.one_flow import Alone, allocations_above
 from tests.unit.accordion.lockstep import Cluster, draw_gradients, mean_of
+from tests.unit.accordion.one_flow import Alone, allocations_above
 
 SCRATCH = Scratch(torch.device("cpu"))
 

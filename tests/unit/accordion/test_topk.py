@@ -12,8 +12,8 @@ from accordion.compressors import level_of
 from accordion.compressors.strata import draw_positions
 from accordion.statistics import seeded
 from accordion.wire import Gather, Scratch
-from tests.unit.accordion.one_flow import Alone, allocations_above
 from tests.unit.accordion.lockstep import Cluster
+from tests.unit.accordion.one_flow import Alone, allocations_above
 
 SAMPLED = 300_001
 """Entries of a layer whose threshold is sampled: more than one span of marks, and no multiple of eight."""
