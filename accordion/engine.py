@@ -143,7 +143,7 @@ class Engine:
         for layer in sorted(layers, key=lambda layer: layer.name):
             level = self._level(layer.name)
             key = (level.method, tuple(level.options.items()), layer.gradient.shape, layer.gradient.dtype)
-            alone = layer.gradient.numel() >= STACKED_BELOW
+            alone = COMPRESSORS[level.method].alone or layer.gradient.numel() >= STACKED_BELOW
             groups.setdefault((key, layer.name if alone else None), []).append(layer)
         return [self._stack(tuple(group)) for group in groups.values()]
 

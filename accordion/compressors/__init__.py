@@ -33,6 +33,9 @@ class Compressor:
     """`module:function` giving the state that a layer keeps from step to step, fitted to a level; None keeps none."""
     raw_gradient: bool = False
     """True: the flow also gets the gradient without what is owed, as `context.gradient`; needs `feedback`."""
+    alone: bool = False
+    """True: no two layers share a flow. For methods whose draws or sums depend on who else is in the stack: stacks follow
+    DDP's buckets, which differ between a first step and later ones, so a resumed run would not repeat itself."""
     matrices: bool = False
     """True: the flow gets layers as stacks of matrices `owed_BNM`; False: flattened, `owed_BL`."""
 
@@ -89,6 +92,7 @@ COMPRESSORS: Mapping[str, Compressor] = {
         summary="entries at positions that all workers draw alike, averaged in place",
         feedback=True,
         flow="accordion.compressors.randomk:randomk_flow",
+        alone=True,
         options={
             "density": Option(
                 default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent"
@@ -106,6 +110,7 @@ COMPRESSORS: Mapping[str, Compressor] = {
         summary="a few bits a value, rounded at random so that the mean is right (arXiv:1610.02132)",
         feedback=False,
         flow="accordion.compressors.qsgd:qsgd_flow",
+        alone=True,
         options={
             "bits": Option(default=8, least=2, most=8, lighter="more", help="for a value, its sign included"),
             "bucket": Option(default=512, least=8, most=1 << 15, lighter="less", help="values that share a norm"),
@@ -117,6 +122,7 @@ COMPRESSORS: Mapping[str, Compressor] = {
         summary="of each bin the entries that the newest gradient makes large, as signs of one size (arXiv:1712.02679)",
         feedback=True,
         flow="accordion.compressors.adacomp:adacomp_flow",
+        alone=True,
         raw_gradient=True,
         options={
             "bin_conv": Option(

@@ -92,44 +92,46 @@ def test_an_exchange_that_fails_on_one_rank_raises_there_with_its_cause_and_its_
 
 
 def _threads():
-    return [thread for thread in threading.enumerate() if thread.name == "accordion-exchange"]
+    return {thread for thread in threading.enumerate() if thread.name == "accordion-exchange"}
 
 
-def _left_threads(patience=200):
-    """How many do not end."""
-    while _threads() and patience:
+def _all_end(threads, patience=200):
+    for _ in range(patience):
         gc.collect()
-        _threads()[0].join(0.02) if _threads() else None
-        patience -= 1
-    return len(_threads())
+        alive = [thread for thread in threads if thread.is_alive()]
+        if not alive:
+            return True
+        alive[0].join(0.02)
+    return False
 
 
 def _dropped(rank):
-    _left_threads()
+    before = _threads()
     worker = trial(rank, WAYS["as usual"], "powersgd")
     worker.step(0)
-    during = len(_threads())
+    own = _threads() - before
     del worker
-    return during, _left_threads()
+    return len(own), _all_end(own)
 
 
 def test_the_thread_ends_when_the_module_and_the_session_are_dropped(run_group):
-    for during, after in run_group(2, _dropped):
-        assert (during, after) == (1, 0)
+    assert run_group(2, _dropped) == [(1, True)] * 2
 
 
 def _after_a_failure(rank):
+    before = _threads()
     worker = trial(rank, WAYS["as usual"], "powersgd")
     worker.session._engine.prepare = _raise
     try:
         worker.step(0)
     except Exception:  # noqa: BLE001
+        own = _threads() - before
         del worker
-    return _left_threads()
+    return len(own), _all_end(own)
 
 
 def test_the_thread_ends_after_a_failure_too(run_group):
-    assert run_group(1, _after_a_failure) == [0]
+    assert run_group(1, _after_a_failure) == [(1, True)]
 
 
 def test_exchanges_on_the_thread_keep_their_order_and_fail_with_the_first_error():
