@@ -113,6 +113,15 @@ def _after(ready: Any, device: torch.device, exchange: Callable[[], None]) -> No
     exchange()
 
 
+def _without_frames(error: Exception) -> Exception:
+    """The error and what led to it, less the tracebacks: their frames hold the hook, and so keep this thread alive."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
+
+
 def _work(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
     torch.set_num_threads(threads)
     failure: Exception | None = None
@@ -122,8 +131,7 @@ def _work(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
             try:
                 exchange()
             except Exception as error:  # noqa: BLE001 -- whoever waits for the future gets it
-                # Its frames hold the hook, and with it this thread's reason to go on.
-                failure = error.with_traceback(None)
+                failure = _without_frames(error)
         if failure is None:
             future.set_result(buffer)
         else:

@@ -168,13 +168,17 @@ class Controller:
         except OverrideError as error:
             raise StateError(f"saved controller state does not fit this job: {error}") from error
         regimes = {layer: saved.detector.regime_by_layer[layer] for layer in self._layers}
+        before = self._detector, self._policy_state
         self._detector = replace(saved.detector, regime_by_layer=regimes)
-        self._batch = saved.batch
         # Another policy's state says nothing to this one, which starts anew.
         self._policy_state = saved.policy_state if saved.policy == self._config.policy else {}
-        self._placed, self._asked, self.number = placed, saved.asked, saved.number
+        try:
+            self.policy_levels = self._policy_levels(saved.decision.epoch)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            self._detector, self._policy_state = before
+            raise StateError(f"saved state of policy {saved.policy!r} cannot be read ({error!r})") from error
+        self._batch, self._placed, self._asked, self.number = saved.batch, placed, saved.asked, saved.number
         self._answer, self.decision = saved.answer or saved.decision, saved.decision
-        self.policy_levels = self._policy_levels(saved.decision.epoch)
 
     def _place(self, overrides: Sequence[Override], starts: Mapping[str, int]) -> tuple[Placed, ...]:
         return tuple(place(item, self._ladders, start=starts[item.id]) for item in overrides)

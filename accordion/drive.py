@@ -24,6 +24,11 @@ RIDES_BELOW = 1 << 14
 """Bytes that a mean may cost more as part of a gather than by itself: about what one more collective costs in time."""
 
 
+_LENGTH_BYTES = 8
+_gather_rows: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Its name from torch 2.13 on, and the older one."""
+
+
 class Network(Protocol):
     """Answers one round of requests; all workers ask the same round."""
 
@@ -117,7 +122,7 @@ class GroupNetwork:
             answers |= self._answer_means(of_dtype, f"mean {round_number}")
         if gathers:
             gathers |= {index: _as_gather(mean) for index, mean in riders.items()}
-            answers |= self._answer_gathers(gathers, f"gather {round_number}")
+            answers |= self._answer_gathers(gathers, f"gather {round_number}", on_request)
         return answers | {index: _mean_of_payloads(answers[index], mean) for index, mean in riders.items()}
 
     def mean_(self, buffer: Tensor) -> None:
@@ -144,12 +149,16 @@ class GroupNetwork:
         parts = torch.split(packed, [buffer.numel() for buffer in buffers])
         return {index: part.view(b.shape) for index, part, b in zip(requests, parts, buffers, strict=True)}
 
-    def _answer_gathers(self, requests: Mapping[int, Gather], name: str) -> Answers:
+    def _answer_gathers(self, requests: Mapping[int, Gather], name: str, on_request: OnRequest) -> Answers:
         payloads = [request.payload for request in requests.values()]
         own = [payload.numel() for payload in payloads]
         equal = all(request.equal for request in requests.values())
         lengths_by_rank = [own] * self.world_size if equal else self._exchange_lengths(own, payloads[0].device)
         longest = max(sum(map(padded, lengths)) for lengths in lengths_by_rank)
+        if not equal:
+            # What only the difference in sizes costs: the sizes themselves, and this worker's row filled up.
+            rest = longest - sum(map(padded, own)) + _LENGTH_BYTES * len(own)
+            on_request(next(iter(requests)), Gather(torch.empty(rest, dtype=torch.uint8, device="meta")))
         packed = self._scratch.take(f"{name} own", (longest,), torch.uint8)
         for payload, place in zip(payloads, _places(own), strict=True):
             packed[place].copy_(payload)
@@ -170,7 +179,7 @@ class GroupNetwork:
     def _all_gather(self, gathered: Tensor, row: Tensor) -> None:
         """Fill (W, length) with the rows of all workers."""
         started = self._clock()
-        dist.all_gather_into_tensor(gathered.view(-1), row, group=self._group)
+        _gather_rows(gathered.view(-1), row, group=self._group)
         self.seconds += self._clock() - started
 
 

@@ -95,6 +95,7 @@ class Engine:
         self._seed, self._rank = seed, rank
         self._steps = 0
         self._memories: dict[Any, _Memory] = {}
+        self._used: set[Any] = set()
         self._others: Tensor | None = None
 
     @property
@@ -154,9 +155,10 @@ class Engine:
                 update = stack.update[place]
                 if update.data_ptr() != layer.gradient.data_ptr():
                     layer.gradient.copy_(update.view_as(layer.gradient))
-                if self.loss_scale != 1.0:
+                row = COMPRESSORS[stack.level.method]
+                if row.feedback and self.loss_scale != 1.0:
                     layer.gradient.mul_(self.loss_scale)
-                if COMPRESSORS[stack.level.method].feedback:
+                if row.feedback:
                     self.feedback.put(layer.name, stack.owed[place])
                 if stack.warm is not None:
                     self._warm.put(layer.name, stack.warm[place])
@@ -171,14 +173,14 @@ class Engine:
         """The step is taken: what was set aside is in force."""
         for kept in (self.feedback, self._warm, self.sums):
             kept.commit()
-        self._others = None
+        self._end_step()
         self._steps += 1
 
     def rollback(self) -> None:
         """The step is not taken: nothing has happened, but for the bytes."""
         for kept in (self.feedback, self._warm, self.sums):
             kept.rollback()
-        self._others = None
+        self._end_step()
 
     def state_dict(self) -> dict[str, Any]:
         """All but the plan, which is the decision's. Tensors by layer name; loadable with `weights_only=True`."""
@@ -196,8 +198,14 @@ class Engine:
         `rank` is the place whose state is ours, or -1 where this group has another size than the saved one.
 
         Raises:
-            StateError: the state is of another model.
+            StateError: the state is of another model, or none of ours; nothing is changed then.
         """
+        try:
+            self._load(states, rank)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"saved state cannot be read ({error!r}); give what state_dict() gave") from error
+
+    def _load(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
         own = states[rank]["residuals"] if rank >= 0 else rescaled([state["residuals"] for state in states])
         unexpected = sorted(set(own) - set(self._decided))
         if unexpected:
@@ -209,11 +217,21 @@ class Engine:
                     f"{self._decided[layer]}; was the model changed?"
                 )
         first = states[max(rank, 0)]
+        for layer, value in first["warm"].items():
+            if layer not in self._decided or value.dim() != 2:
+                raise StateError(f"saved warm start of layer {layer!r} is none of ours; was the model changed?")
+        steps, ledger = int(first["steps"]), Ledger.read(first["ledger"])
+        self.sums.load_state_dict([state["window"] for state in states], rank)
+        self.ledger.restore(ledger)
         self.feedback.values = {layer: value.clone() for layer, value in own.items()}
         self._warm.values = {layer: value.clone() for layer, value in first["warm"].items()}
-        self.sums.load_state_dict([state["window"] for state in states], rank)
-        self.ledger.load_state_dict(first["ledger"])
-        self._steps = first["steps"]
+        self._steps = steps
+
+    def _end_step(self) -> None:
+        """Forget what the next step does not need, such as the memory of stacks that DDP has cut otherwise since."""
+        self._others = None
+        self._memories = {key: memory for key, memory in self._memories.items() if key in self._used}
+        self._used.clear()
 
     def _level(self, layer: str) -> Level:
         return self._plan.get(layer, DENSE)
@@ -221,15 +239,16 @@ class Engine:
     def _stack(self, layers: tuple[Layer, ...]) -> Stack:
         level, first = self._level(layers[0].name), layers[0].gradient
         row = COMPRESSORS[level.method]
-        shape = (first.shape[0], first[0].numel()) if row.matrices else (first.numel(),)
+        shape = (first.shape[0], math.prod(first.shape[1:])) if row.matrices else (first.numel(),)
         memory = self._memory(layers, shape)
         in_place = len(layers) == 1 and first.dtype == working_dtype(first) and first.is_contiguous()
         update = first.view(1, *shape) if in_place else memory.update
         owed = memory.owed.free(self.feedback.get(layers[0].name)) if row.feedback else update
         for part, layer in zip(owed, layers, strict=True):
-            self._compensate(part, layer)
-            if not row.feedback:
-                self.feedback.settle(layer.name)
+            if row.feedback:
+                self._compensate(part, layer)
+            else:
+                self._settle(part, layer)
         gradient = self._unscaled(update, layers) if row.raw_gradient else None
         warm = self._warm_start(layers, owed, memory) if row.warm_start else None
         context = Context(
@@ -242,6 +261,7 @@ class Engine:
 
     def _memory(self, layers: tuple[Layer, ...], shape: tuple[int, ...]) -> _Memory:
         key = (*(layer.name for layer in layers), shape, layers[0].gradient.dtype)
+        self._used.add(key)
         if key not in self._memories:
             self._memories[key] = _Memory((len(layers), *shape), layers[0].gradient)
         return self._memories[key]
@@ -258,6 +278,17 @@ class Engine:
         if self.loss_scale != 1.0:
             # After the copy: a product in 16 bits would lose small gradients.
             owed.mul_(1.0 / self.loss_scale)
+
+    def _settle(self, owed: Tensor, layer: Layer) -> None:
+        """Write the gradient as it is, loss scaling included, plus the layer's residual; the layer owes nothing then.
+
+        A method without feedback rounds these: in other units, small gradients would be lost for ever.
+        """
+        owed = owed.view(layer.gradient.shape)
+        if layer.gradient.data_ptr() != owed.data_ptr():
+            owed.copy_(layer.gradient)
+        self.feedback.compensate_(layer.name, owed, scale=self.loss_scale)
+        self.feedback.settle(layer.name)
 
     def _unscaled(self, update: Tensor, layers: tuple[Layer, ...]) -> Tensor:
         """The gradients before loss scaling, in the memory of the stack's update; no copy where they lie there."""

@@ -84,7 +84,8 @@ class Hook:
     def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002
         if self._seen is not None:
             raise HookError(
-                "gradients were exchanged twice for one step; call backward() under no_sync() but for the last"
+                "gradients were exchanged twice for one step; call session.step() after each backward(), or all but "
+                "the last backward() under no_sync()"
             )
         if bucket.index() == 0:
             self._engine.loss_scale = self._loss_scale()
@@ -141,9 +142,8 @@ class Hook:
 
         Compression may hide it, and whoever looks at the gradients (a GradScaler, clipping) has to see it everywhere.
         """
-        assert self._seen is not None  # noqa: S101
-        found = self._seen[Word.NOT_FINITE] != 0
-        buffer[:1].masked_fill_(found, torch.nan)
+        if self._seen is not None:
+            buffer[:1].masked_fill_(self._seen[Word.NOT_FINITE] != 0, torch.nan)
 
     def _layers(self, bucket: GradBucket) -> list[Layer]:
         pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)

@@ -67,12 +67,21 @@ class Ledger:
         tables = {"layers": self.by_layer, "collectives": self.by_collective}
         return {name: {key: asdict(count) for key, count in table.items()} for name, table in tables.items()}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+    @staticmethod
+    def read(state: Mapping[str, Any]) -> dict[str, defaultdict[str, ByteCount]]:
+        """The tables of a saved state, for `restore`.
+
+        Raises:
+            KeyError, TypeError: it is no state of ours.
+        """
+        return {
+            name: defaultdict(ByteCount, {key: ByteCount(**count) for key, count in state[name].items()})
+            for name in ("layers", "collectives")
+        }
+
+    def restore(self, tables: Mapping[str, defaultdict[str, ByteCount]]) -> None:
         """Continue from saved counts."""
-        self.by_layer = defaultdict(ByteCount, {key: ByteCount(**count) for key, count in state["layers"].items()})
-        self.by_collective = defaultdict(
-            ByteCount, {key: ByteCount(**count) for key, count in state["collectives"].items()}
-        )
+        self.by_layer, self.by_collective = tables["layers"], tables["collectives"]
         self.total = ByteCount()
         for count in self.by_layer.values():
             _add(self.total, count.payload, count.wire)

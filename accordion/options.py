@@ -78,7 +78,8 @@ def check_options(given: Mapping[str, object], known: Mapping[str, Option], wher
     """
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ConfigError(f"{where} has no option {unknown[0]!r}; known are {', '.join(sorted(known)) or 'none'}")
+        way_out = f"known are {', '.join(sorted(known))}" if known else "it takes none"
+        raise ConfigError(f"{where} has no option {unknown[0]!r}; {way_out}")
     return {
         name: option.check(given[name], f"{where}.{name}") if name in given else option.default
         for name, option in known.items()

@@ -41,6 +41,7 @@ def place(override: Override, ladders: Ladders, *, start: int) -> Placed:
     Raises:
         OverrideError: a level or a layer that this job does not have, or epochs that hold nothing.
     """
+    _check_epochs(override)
     if isinstance(override.apply_at, int) and override.until is not None and override.until <= override.apply_at:
         raise OverrideError(
             f"override {override.id}: until epoch {override.until} ends before it starts in epoch {override.apply_at}; "
@@ -48,6 +49,20 @@ def place(override: Override, ladders: Ladders, *, start: int) -> Placed:
         )
     levels = {layer: _level(override, ladders[layer]) for layer in _matching(override, tuple(ladders))}
     return Placed(override=override, start=start, level_by_layer=levels)
+
+
+def _check_epochs(override: Override) -> None:
+    start, until = override.apply_at, override.until
+    if start not in {"next_step", "next_epoch"} and not _is_epoch(start):
+        raise OverrideError(
+            f"override {override.id}: apply_at is {start!r}; give 'next_step', 'next_epoch' or an epoch from 0 on"
+        )
+    if until is not None and not _is_epoch(until):
+        raise OverrideError(f"override {override.id}: until is {until!r}; give an epoch from 0 on, or None")
+
+
+def _is_epoch(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def first_epoch(override: Override, epoch: int) -> int:

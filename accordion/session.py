@@ -13,6 +13,7 @@ Every worker makes the same calls in the same order.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,13 +31,15 @@ from accordion.control import Word, raised
 from accordion.controller import Controller
 from accordion.drive import drive
 from accordion.engine import Engine
-from accordion.errors import AccordionError, HookError, ReportError, StateError
+from accordion.errors import HookError, ReportError, StateError
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import OVERHEAD, Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, decision_from_json, plan_digest, to_json
 from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
 from accordion.wire import Flow, Gather, Mean, Request
 
+_STATE = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
+"""What `Session.state_dict` holds."""
 Decider = Callable[[Report, Decision], Decision]
 """Asked on rank 0: the report, and what the controller here makes of it; answers what shall be in force."""
 
@@ -80,10 +83,15 @@ def attach(
     exchanges gradients inside the backward pass, not beside it.
 
     Raises:
-        HookError: the module has a hook already, or is no DistributedDataParallel; a scaler without an optimizer.
+        HookError: the module has a hook already, or is no DistributedDataParallel; a scaler without an optimizer; an
+            optimizer of another module; other arguments on another worker.
     """
     if scaler is not None and optimizer is None:
         raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
+    if optimizer is not None and not _holds_any(optimizer, module):
+        raise HookError(
+            "attach() got an optimizer with none of the module's parameters; make it of module.parameters()"
+        )
     if isinstance(getattr(module, "_orig_mod", None), DistributedDataParallel):
         raise HookError("attach() got a compiled module; give it the DistributedDataParallel inside, then compile that")
     if not isinstance(module, DistributedDataParallel):
@@ -97,6 +105,13 @@ def attach(
     session.global_batch = global_batch
     session.connect(module, overlap=overlap)
     return session
+
+
+def _holds_any(optimizer: Optimizer, module: object) -> bool:
+    if not isinstance(module, torch.nn.Module):
+        return True
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(id(parameter) in held for parameter in module.parameters())
 
 
 class Session:
@@ -142,6 +157,7 @@ class Session:
         self.layers: tuple[LayerInfo, ...] = decided_layers(module.module)
         self._device: torch.device = next(module.parameters()).device
         self._hook = Hook(module, self._engine, self._raise_now, loss_scale=self._loss_scale, overlap=overlap)
+        self._check_alike()
 
     @property
     def ledger(self) -> Ledger:
@@ -220,13 +236,34 @@ class Session:
         if not states:
             raise StateError("load_state_dict() got no states; give those of all workers of the saved group")
         first = states[0]
+        if not isinstance(first, Mapping) or _STATE - first.keys() or first["controller"] is None:
+            raise StateError(
+                "load_state_dict() got something else than rank 0's state_dict() first; give a list of the states of "
+                "all workers in the order of their ranks"
+            )
         place = self.rank if len(states) == self.world_size else -1
-        self._engine.load_state_dict([state["engine"] for state in states], place)
+        decision = _decision_of(first["decision"])
+        before = self.controller.state_dict()
         self.controller.load_state_dict(first["controller"])
-        self.decision = decision_from_json(first["decision"])
+        try:
+            self._engine.load_state_dict([state["engine"] for state in states], place)
+        except StateError:
+            self.controller.load_state_dict(before)
+            raise
+        self.decision = decision
         self._engine.plan = self.decision.level_by_layer
         self.steps, self.skipped_steps = first["steps"], first["skipped_steps"]
         self.epoch, self.lr = first["epoch"], first["lr"]
+
+    def _check_alike(self) -> None:
+        """Settings that differ would let the workers' parameters drift apart, or their collectives wait for ever."""
+        own = hashlib.sha256(repr((self._config, self.layers)).encode()).hexdigest()
+        others = [rank for rank, digest in enumerate(self._share(own)) if digest != own]
+        if others:
+            raise HookError(
+                f"attach() got other settings or layers on rank {others[0]} than on rank {self.rank}; give all workers "
+                "the same Config and the same model"
+            )
 
     def _raise_now(self) -> frozenset[Word]:
         self._in_flight = frozenset(self._requested)
@@ -268,7 +305,9 @@ class Session:
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
         epochs = self._config.detector.window.epochs
-        closes = (self.epoch + 1) % epochs == 0 if epochs else not epoch_end
+        due = (self.epoch + 1) % epochs == 0 if epochs else not epoch_end
+        # A window without a finite step says nothing: it stays open.
+        closes = due and self._engine.sums.steps > 0
         statistic, rms = self._close_sums() if closes else (None, None)
         report = Report(
             epoch=self.epoch,
@@ -320,9 +359,9 @@ class Session:
             return decision_from_json(answer)
         try:
             decision = decide()
-        except AccordionError as error:
+        except Exception as error:
             # The others wait for an answer: they get this one before it is raised here.
-            self._share(json.dumps({"error": str(error)}))
+            self._share(json.dumps({"error": str(error) or type(error).__name__}))
             raise
         self._share(json.dumps(to_json(decision)))
         return decision
@@ -338,6 +377,13 @@ class Session:
             self.ledger.count((OVERHEAD,), request, OVERHEAD)
 
         return drive([flow], self._hook.network, count)[0]
+
+
+def _decision_of(saved: Any) -> Decision:
+    try:
+        return decision_from_json(saved)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"saved decision cannot be read ({error!r}); give what state_dict() gave") from error
 
 
 def _mean_flow(buffer: Tensor) -> Flow:

@@ -88,18 +88,17 @@ class GradientSums:
         Raises:
             StateError: a sum is of a layer that this model does not have, or no sketch.
         """
+        taken, steps = states if rank < 0 else [states[rank]], int(states[0]["steps"])
+        for layer, total in [item for state in taken for item in state["sums"].items()]:
+            if layer not in self._rows or total.shape != (SKETCH_SIZE + 1,):
+                raise StateError(f"saved window: layer {layer!r} with {total.numel()} values is not in this model")
         self.clear()
-        for state in states if rank < 0 else [states[rank]]:
-            for layer, total in state["sums"].items():
-                if layer not in self._rows or total.shape != (SKETCH_SIZE + 1,):
-                    raise StateError(f"saved window: layer {layer!r} with {total.numel()} values is not in this model")
-                row, total = self._rows[layer], total.to(self._sums)
-                self._sums[row] += total[:-1]
-                self._squares[row] += total[-1]
-        if rank < 0:
-            self._sums /= len(states)
-            self._squares /= len(states)
-        self.steps = states[0]["steps"]
+        for state in taken:
+            for layer, saved in state["sums"].items():
+                row, total = self._rows[layer], saved.to(self._sums)
+                self._sums[row] += total[:-1] / len(taken)
+                self._squares[row] += total[-1] / len(taken)
+        self.steps = steps
 
     def _to(self, device: torch.device) -> None:
         self._sums, self._step, self._squares = (t.to(device) for t in (self._sums, self._step, self._squares))

@@ -34,8 +34,8 @@ class Compressor:
     raw_gradient: bool = False
     """True: the flow also gets the gradient without what is owed, as `context.gradient`; needs `feedback`."""
     alone: bool = False
-    """True: no two layers share a flow. For methods whose draws or sums depend on who else is in the stack: stacks follow
-    DDP's buckets, which differ between a first step and later ones, so a resumed run would not repeat itself."""
+    """True: no two layers share a flow. For methods whose draws or sums depend on who else is in the stack: stacks
+    follow DDP's buckets, which differ between a first step and later ones, so a resumed run would not repeat itself."""
     matrices: bool = False
     """True: the flow gets layers as stacks of matrices `owed_BNM`; False: flattened, `owed_BL`."""
 
@@ -142,18 +142,21 @@ COMPRESSORS: Mapping[str, Compressor] = {
 }
 
 
+_LIGHTER = {"more": "larger", "less": "smaller"}
+"""Value of an option at the light level, by the direction that compresses less."""
+
+
 def ladder_of(
     method: str, low: Mapping[str, OptionValue] | None = None, high: Mapping[str, OptionValue] | None = None
 ) -> tuple[Level, ...]:
-    """The method's rungs from the lightest to the strongest; None takes the method's own options.
+    """The method's rungs from the lightest to the strongest; an option that is not given is the method's own there.
 
     Raises:
         ConfigError: an unknown method or option, a value out of range, or a light level that compresses harder.
     """
     row = _row(method)
-    low = row.low if low is None else low
-    high = row.high if high is None else high
-    light, strong = level_of(method, low, name="low"), level_of(method, high, name="high")
+    light = level_of(method, {**row.low, **_given(low, f"{method} level 'low'")}, name="low")
+    strong = level_of(method, {**row.high, **_given(high, f"{method} level 'high'")}, name="high")
     for name, option in row.options.items():
         if option.lighter is None:
             continue
@@ -161,9 +164,15 @@ def ladder_of(
         if rise > 0 if option.lighter == "more" else rise < 0:
             raise ConfigError(
                 f"{method}: {name} is {light.options[name]} at low and {strong.options[name]} at high, so that low "
-                "would compress harder; exchange the two"
+                f"would compress harder; give both, low with the {_LIGHTER[option.lighter]}"
             )
     return (light, strong)
+
+
+def _given(options: Mapping[str, OptionValue] | None, where: str) -> Mapping[str, OptionValue]:
+    if not isinstance(options, Mapping | None):
+        raise ConfigError(f"{where} is {options!r}; give its options by name")
+    return options or {}
 
 
 def level_of(method: str, options: Mapping[str, OptionValue], *, name: str) -> Level:

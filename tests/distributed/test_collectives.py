@@ -8,12 +8,13 @@ from collections import Counter
 import pytest
 import torch.distributed as dist
 
+from accordion import drive
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.wire import Gather, Mean
 from tests.distributed.compose import Way, trial
 
 METHODS = sorted(COMPRESSORS)
-COLLECTIVES = ("all_reduce", "all_gather_into_tensor")
+COLLECTIVES = ((dist, "all_reduce"), (drive, "_gather_rows"))
 
 
 class _Counted:
@@ -24,9 +25,9 @@ class _Counted:
         self._network = session._hook._exchange_network
         self._answer = self._network.answer
         self._network.answer = self._asked
-        self._originals = {name: getattr(dist, name) for name in COLLECTIVES}
-        for name, call in self._originals.items():
-            setattr(dist, name, self._counting(name, call))
+        self._originals = [(home, name, getattr(home, name)) for home, name in COLLECTIVES]
+        for home, name, call in self._originals:
+            setattr(home, name, self._counting(name, call))
 
     def _counting(self, name, call):
         def counted(*arguments, **named):
@@ -43,8 +44,8 @@ class _Counted:
         return self._answer(requests, round_number, on_request)
 
     def close(self):
-        for name, call in self._originals.items():
-            setattr(dist, name, call)
+        for home, name, call in self._originals:
+            setattr(home, name, call)
 
 
 def _counts(rank):

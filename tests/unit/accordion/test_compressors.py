@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from accordion.compressors import level_of
 from accordion.compressors.linalg import orthogonalize_
 from accordion.compressors.powersgd import warm_factors
+from accordion.drive import drive_lockstep
+from accordion.engine import Layer
 from accordion.ledger import ByteCount
 from accordion.statistics import seeded
 from tests.unit.accordion.lockstep import Cluster, draw_gradients, mean_of, rank_level
@@ -93,3 +95,27 @@ def test_half_sends_values_beyond_its_range_as_its_largest(dtype):
     cluster.switch(level_of("half", {"dtype": dtype}, name="h"))
     update = cluster.step([{"w": torch.full((2, 2), 3e38)}, {"w": torch.full((2, 2), 1.0)}])[0]["w"]
     assert torch.isfinite(update).all()
+
+
+def test_small_gradients_survive_loss_scaling_in_16_bits():
+    cluster = Cluster({"w": (8, 8)}, 1)
+    cluster.switch(level_of("half", {}, name="low"))
+    cluster.engines[0].loss_scale = 65536.0
+    scaled = torch.full((8, 8), 2e-8) * 65536.0
+    torch.testing.assert_close(cluster.step([{"w": scaled}])[0]["w"], scaled, rtol=1e-3, atol=0)
+
+
+def test_stacks_of_a_former_bucket_layout_are_forgotten():
+    cluster = Cluster({"a": (8, 8), "b": (8, 8)}, 1)
+    cluster.switch(level_of("powersgd", {}, name="low"))
+    engine, ones = cluster.engines[0], torch.ones(8, 8)
+    cluster.step([{"a": ones, "b": ones}])
+    assert len(engine._memories) == 1
+    for name in ("a", "b"):
+        layers = [Layer(name=name, gradient=ones.clone())]
+        engine.observe(layers)
+        stacks = engine.prepare(layers)
+        drive_lockstep([[stack.flow for stack in stacks]])
+        engine.finish(stacks)
+    engine.commit()
+    assert len(engine._memories) == 2

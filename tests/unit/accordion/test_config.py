@@ -68,9 +68,22 @@ def test_a_drop_outside_of_its_range_is_refused(lr_drop) -> None:
     ("method", "low", "high"), [("powersgd", {"rank": 1}, {"rank": 8}), ("topk", {"density": 0.001}, {"density": 0.01})]
 )
 def test_a_light_level_that_compresses_harder_than_the_strong_one_is_refused(method, low, high):
-    with pytest.raises(ConfigError, match="exchange the two"):
+    with pytest.raises(ConfigError, match="give both, low with the larger"):
         Config(method=method, low=low, high=high)
     assert Config(method=method, low=high, high=low).ladder()[0].name == "low"
+
+
+@pytest.mark.parametrize("method", sorted(COMPRESSORS))
+def test_an_option_that_is_given_leaves_the_levels_other_options_as_they_are(method) -> None:
+    low, high = Config(method=method).ladder()
+    for name, value in low.options.items():
+        if low.options[name] == high.options[name]:
+            assert Config(method=method, low={name: value}, high={name: value}).ladder() == (low, high)
+
+
+def test_a_level_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(ConfigError, match="powersgd level 'low' is 4; give its options by name"):
+        Config(low=4)
 
 
 def test_an_unknown_statistic_is_refused_with_the_known_ones() -> None:

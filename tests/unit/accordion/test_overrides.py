@@ -60,6 +60,20 @@ def test_an_override_that_ends_before_it_starts_is_refused() -> None:
         controller().check_override(override(apply_at=3, until=3))
 
 
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"apply_at": "foo"}, "apply_at is 'foo'; give 'next_step'"),
+        ({"apply_at": -1}, "apply_at is -1"),
+        ({"until": "soon"}, "until is 'soon'; give an epoch"),
+        ({"until": -1}, "until is -1"),
+    ],
+)
+def test_epochs_that_are_none_are_refused(fields, sentence) -> None:
+    with pytest.raises(OverrideError, match=sentence):
+        controller().check_override(override(**fields))
+
+
 def test_a_refused_set_leaves_the_former_one_in_force() -> None:
     ours = controller()
     before = ours.override([override()], epoch=0, step=3)
