@@ -17,7 +17,14 @@ from tests.bench.targets import Target
 from tests.bench.timing import Spread
 
 ROOT = Path(__file__).parents[2]
-HEAD = ("work", "peer", "reach", "reached", "least - most", "ours", "peer's", "× floor", "the floor counts")
+HEAD = ("row", "work", "peer", "reach", "reached", "least - most", "ours", "peer's", "× floor", "the floor counts")
+
+LEGEND = (
+    "Reached is the median over the rounds of the peer's time divided by ours in the same round, so that more is "
+    "faster; where a limit (<=) is asked, ours divided by the peer's. Reach is what was aimed at (✓ met, ✗ not); least "
+    "and most are of the rounds. × floor is our time over the least that the machine allows, which counts what the last column "
+    "says. The notes below say what each row leaves to gain, and what a ratio owes to what."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +82,7 @@ def missing_row(target: Target, why: str) -> dict[str, Any]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows in Markdown."""
     lines = [_line(HEAD), _line(["---"] * len(HEAD))]
-    return "\n".join([*lines, *(_line(_cells(row)) for row in rows)])
+    return "\n".join([*lines, *(_line([row["row"], *_cells(row)]) for row in rows)])
 
 
 def write(folder: Path, found: Mapping[str, Any]) -> None:
@@ -83,7 +90,9 @@ def write(folder: Path, found: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "library.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     facts = [f"- {name}: {found[name]}" for name in ("command", "commit", "machine", "versions", "load")]
-    text = "\n".join(["# The library against its peers", "", *facts, "", table(found["rows"]), "", *_notes(found)])
+    text = "\n".join(
+        ["# The library against its peers", "", *facts, "", LEGEND, "", table(found["rows"]), "", *_notes(found)]
+    )
     (folder / "library.md").write_text(text.rstrip() + "\n")
 
 
@@ -99,7 +108,7 @@ def surroundings() -> dict[str, Any]:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     if row["reached"] is None:
-        return [row["work"], row["peer"], row["reach"], row["note"], *[""] * (len(HEAD) - 4)]
+        return [row["work"], row["peer"], row["reach"], row["note"], *[""] * (len(HEAD) - 5)]
     mark = {True: " ✓", False: " ✗", None: ""}[row["met"]]
     return [
         row["work"],
