@@ -21,9 +21,9 @@ HEAD = ("row", "work", "peer", "reach", "reached", "least - most", "ours", "peer
 
 LEGEND = (
     "Reached is the median over the rounds of the peer's time divided by ours in the same round, so that more is "
-    "faster; where a limit (<=) is asked, ours divided by the peer's. Reach is what was aimed at (✓ met, ✗ not); least "
-    "and most are of the rounds. × floor is our time over the least that the machine allows, which counts what the last column "
-    "says. The notes below say what each row leaves to gain, and what a ratio owes to what."
+    "faster; where a limit (<=) is asked, ours divided by the peer's. Reach is what was aimed at (✓ met, ✗ not); "
+    "least and most are of the rounds. × floor is our time over the least that the machine allows, which counts "
+    "what the last column says. The notes below say what each row leaves to gain, and what a ratio owes to what."
 )
 
 
