@@ -165,7 +165,7 @@ def _misuse(rank):
 def test_misuse_is_told_in_one_sentence_with_the_way_out(run_group):
     no_backward, twice, hooked, plain = run_group(1, _misuse)[0]
     assert "call backward() outside no_sync() first" in no_backward
-    assert "no_sync() but for the last" in twice
+    assert "call session.step() after each backward()" in twice
     assert "attach() to a new DDP" in hooked
     assert "wrap the model in DistributedDataParallel first" in plain
 
