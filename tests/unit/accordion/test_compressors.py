@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from accordion.compressors import level_of
 from accordion.compressors.linalg import orthogonalize_
 from accordion.compressors.powersgd import warm_factors
-from accordion.drive import drive_lockstep
-from accordion.engine import Layer
+from accordion.drive import GroupNetwork, drive_lockstep
+from accordion.engine import STACKED_BELOW, Layer
 from accordion.ledger import ByteCount
 from accordion.statistics import seeded
+from accordion.wire import Mean
 from tests.unit.accordion.lockstep import Cluster, draw_gradients, mean_of, rank_level
 
 
@@ -119,3 +120,21 @@ def test_stacks_of_a_former_bucket_layout_are_forgotten():
         engine.finish(stacks)
     engine.commit()
     assert len(engine._memories) == 2
+
+
+@pytest.mark.parametrize(("values", "flows"), [(STACKED_BELOW - 8, 1), (STACKED_BELOW, 2)])
+def test_small_layers_of_equal_shape_share_a_flow_and_large_ones_do_not(values, flows):
+    shape = (8, values // 8)
+    cluster = Cluster({"a": shape, "b": shape}, 1)
+    cluster.switch(level_of("powersgd", {}, name="low"))
+    layers = [Layer(name=name, gradient=torch.ones(shape)) for name in ("a", "b")]
+    assert len(cluster.engines[0].prepare(layers)) == flows
+
+
+@pytest.mark.parametrize(
+    ("world_size", "size", "rides"), [(2, 1 << 20, True), (3, 24_576, True), (3, 24_584, False), (4, 10_928, False)]
+)
+def test_a_mean_rides_in_a_gather_while_that_costs_no_more_than_a_collective(world_size, size, rides):
+    network = GroupNetwork.__new__(GroupNetwork)
+    network.world_size = world_size
+    assert bool(network._riders({0: Mean(torch.zeros(size // 4))})) is rides
