@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +12,9 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-_PRAGMAS = ("journal_mode=WAL", "foreign_keys=ON", "synchronous=NORMAL", "busy_timeout=30000")
+_BUSY_S = 30.0
+"""How long anybody waits for a turn, s."""
+_PRAGMAS = (f"busy_timeout={_BUSY_S * 1000:.0f}", "foreign_keys=ON", "synchronous=NORMAL")
 _BEGIN = "accordion_begin"
 
 
@@ -48,7 +52,7 @@ class Database:
 
 
 def _sqlite(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+    engine = create_engine(url, connect_args={"timeout": _BUSY_S, "check_same_thread": False})
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
     return engine
@@ -59,6 +63,21 @@ def _prepare(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
     for pragma in _PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
+    _write_ahead(connection)
+
+
+def _write_ahead(connection: Any) -> None:
+    """Switch the file to a write-ahead log. Of two that do it to a new file at once SQLite refuses one unwaited."""
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _begin(connection: Connection) -> None:
