@@ -50,4 +50,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 
 bench-library: $(STAMP)
-	$(BIN)/python -m tests.bench.library $(BENCH_ARGS)
+	$(BIN)/python -m tests.bench.compare $(BENCH_ARGS)

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from accordion.errors import HookError
+
 Future = torch.futures.Future
 _Job = tuple[Callable[[], None], Tensor, Any]
 
@@ -113,6 +115,15 @@ def _after(ready: Any, device: torch.device, exchange: Callable[[], None]) -> No
     exchange()
 
 
+def _as_exception(error: BaseException) -> Exception:
+    """The error, or where a future takes none of its kind, such as SystemExit, one that has it as its cause."""
+    if isinstance(error, Exception):
+        return error
+    ended = HookError(f"the exchange of gradients was ended by {error!r}; start this worker again")
+    ended.__cause__ = error
+    return ended
+
+
 def _without_frames(error: Exception) -> Exception:
     """The error and what led to it, less the tracebacks: their frames hold the hook, and so keep this thread alive."""
     link: BaseException | None = error
@@ -130,8 +141,8 @@ def _work(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
         if failure is None:
             try:
                 exchange()
-            except Exception as error:  # noqa: BLE001 -- whoever waits for the future gets it
-                failure = _without_frames(error)
+            except BaseException as error:  # noqa: BLE001 -- whoever waits for the future gets it
+                failure = _without_frames(_as_exception(error))
         if failure is None:
             future.set_result(buffer)
         else:

@@ -14,7 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from accordion.compressors import level_of
 from accordion.config import Config
@@ -48,6 +48,17 @@ _MEASURED = {"lr", "next_lr", "statistic_by_layer", "rms_by_layer", "cost_s_by_l
 """Fields of a report whose numbers are floats, whole or not."""
 _LATER_FIELDS: Mapping[str, object] = {"statistic_kind": "mean", "rms_by_layer": None, "cost_s_by_layer": {}}
 """Fields that reports did not always have: at these values they are no part of a digest, so that it fits old states."""
+
+
+class Decider(Protocol):
+    """Asked on rank 0 for what shall be in force, while the other ranks wait."""
+
+    def __call__(self, report: Report, proposal: Decision, /) -> Decision:
+        """`proposal` is what `Controller.decide` of rank 0 makes of the report.
+
+        Raises:
+            Exception: any, where nothing can be decided; rank 0 gets it, the others a `ReportError` with its sentence.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

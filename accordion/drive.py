@@ -22,7 +22,11 @@ OnRequest = Callable[[int, Request], None]
 
 RIDES_BELOW = 1 << 14
 """Bytes that a mean may cost more as part of a gather than by itself: about what one more collective costs in time."""
+RIDES_AT_MOST = 1 << 21
+"""Bytes of all means of a round that may ride: above, copying them costs more time than the collective that is saved.
 
+Of two gloo workers on one host, riding is faster by 0.9 ms at 2 MB, slower by 0.2 ms at 4 MB and by 25 ms at 16 MB.
+"""
 
 _LENGTH_BYTES = 8
 _gather_rows: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -111,9 +115,8 @@ class GroupNetwork:
         """Implements `Network`."""
         means = {index: request for index, request in requests.items() if isinstance(request, Mean)}
         gathers = {index: request for index, request in requests.items() if isinstance(request, Gather)}
-        riders = self._riders(means) if gathers else {}
-        leaving = {**requests, **{index: _as_gather(mean) for index, mean in riders.items()}}
-        for index, request in leaving.items():
+        riders = {index: _as_gather(mean) for index, mean in self._riders(means).items()} if gathers else {}
+        for index, request in {**requests, **riders}.items():
             on_request(index, request)
         answers: Answers = {}
         alone = {index: mean for index, mean in means.items() if index not in riders}
@@ -121,9 +124,8 @@ class GroupNetwork:
             of_dtype = {index: mean for index, mean in alone.items() if mean.buffer.dtype == dtype}
             answers |= self._answer_means(of_dtype, f"mean {round_number}")
         if gathers:
-            gathers |= {index: _as_gather(mean) for index, mean in riders.items()}
-            answers |= self._answer_gathers(gathers, f"gather {round_number}", on_request)
-        return answers | {index: _mean_of_payloads(answers[index], mean) for index, mean in riders.items()}
+            answers |= self._answer_gathers({**gathers, **riders}, f"gather {round_number}", on_request)
+        return answers | {index: _mean_of_payloads_(answers[index], means[index].buffer) for index in riders}
 
     def mean_(self, buffer: Tensor) -> None:
         """Replace a contiguous buffer by its mean over the workers, scaled before the sum as DDP does."""
@@ -133,10 +135,10 @@ class GroupNetwork:
         self.seconds += self._clock() - started
 
     def _riders(self, means: Mapping[int, Mean]) -> dict[int, Mean]:
-        """Means that cost no more as part of a gather: W-1 times their bytes there, 2(W-1)/W times by themselves."""
+        """Small means that cost no more as part of a gather: W-1 times their bytes, 2(W-1)/W times by themselves."""
         size = sum(mean.buffer.numel() * mean.buffer.element_size() for mean in means.values())
         extra = (self.world_size - 1) * (self.world_size - 2) * size // self.world_size
-        return dict(means) if extra <= RIDES_BELOW else {}
+        return dict(means) if size <= RIDES_AT_MOST and extra <= RIDES_BELOW else {}
 
     def _answer_means(self, requests: Mapping[int, Mean], name: str) -> Answers:
         buffers = [request.buffer for request in requests.values()]
@@ -187,12 +189,12 @@ def _as_gather(mean: Mean) -> Gather:
     return Gather(as_bytes(mean.buffer.contiguous()), equal=True)
 
 
-def _mean_of_payloads(payloads: Sequence[Tensor], mean: Mean) -> Tensor:
-    """Summed in rank order, so that all workers get the same bits."""
-    total = payloads[0].view(mean.buffer.dtype) * (1.0 / len(payloads))
+def _mean_of_payloads_(payloads: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Summed in rank order, so that all workers get the same bits; lies in the memory of the first."""
+    total = payloads[0].view(like.dtype).mul_(1.0 / len(payloads))
     for payload in payloads[1:]:
-        total.add_(payload.view(mean.buffer.dtype), alpha=1.0 / len(payloads))
-    return total.view(mean.buffer.shape)
+        total.add_(payload.view(like.dtype), alpha=1.0 / len(payloads))
+    return total.view(like.shape)
 
 
 def _places(lengths: Sequence[int]) -> list[slice]:

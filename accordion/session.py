@@ -28,20 +28,17 @@ from torch.optim import Optimizer
 
 from accordion.config import Config
 from accordion.control import Word, raised
-from accordion.controller import Controller
-from accordion.drive import drive
+from accordion.controller import Controller, Decider
 from accordion.engine import Engine
 from accordion.errors import HookError, ReportError, StateError
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import OVERHEAD, Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, decision_from_json, plan_digest, to_json
 from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
-from accordion.wire import Flow, Gather, Mean, Request
+from accordion.wire import Gather, Mean, Request
 
 _STATE = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
 """What `Session.state_dict` holds."""
-Decider = Callable[[Report, Decision], Decision]
-"""Asked on rank 0: the report, and what the controller here makes of it; answers what shall be in force."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +189,8 @@ class Session:
 
         Raises:
             HookError: there was no backward pass whose gradients were exchanged.
+            ReportError, ConfigError: as `end_epoch`, where a decision was due at this boundary.
+            RuntimeError: another worker is gone.
         """
         announced = raised(self._hook.take_word())
         self._requested -= self._in_flight
@@ -207,6 +206,12 @@ class Session:
         """Report the epoch and go over to what is decided for the next one.
 
         `lr` and `next_lr` are the schedule's rates of this epoch and the next, before batch scaling and warm-up.
+
+        Raises:
+            ReportError: a rate is negative or not finite, or rank 0 could not decide; there its cause is raised, such
+                as the decider's error.
+            ConfigError: on rank 0, the policy picks a level that there is not.
+            RuntimeError: another worker is gone.
         """
         switch = self._close_window(epoch_end=True, lr=lr, next_lr=next_lr)
         self.epoch += 1
@@ -331,7 +336,7 @@ class Session:
         if self._config.detector.statistic == "paper":
             # The published one sums rank 0's gradients: undo the mean over the steps here and over the workers below.
             own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
-        summary = self._exchange(_mean_flow(own))
+        summary = self._answered(Mean(own))
         sums.clear()
         return norms(names, summary), root_mean_squares(names, summary)
 
@@ -369,14 +374,14 @@ class Session:
     def _share(self, text: str) -> list[str]:
         """Everybody's text, in rank order."""
         payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(self._device)
-        payloads: list[Tensor] = self._exchange(_gather_flow(payload))
+        payloads: list[Tensor] = self._answered(Gather(payload))
         return [bytes(payload.tolist()).decode() for payload in payloads]
 
-    def _exchange(self, flow: Flow) -> Any:
-        def count(_: int, request: Request) -> None:
-            self.ledger.count((OVERHEAD,), request, OVERHEAD)
+    def _answered(self, request: Request) -> Any:
+        def count(_: int, leaving: Request) -> None:
+            self.ledger.count((OVERHEAD,), leaving, OVERHEAD)
 
-        return drive([flow], self._hook.network, count)[0]
+        return self._hook.network.answer({0: request}, 0, count)[0]
 
 
 def _decision_of(saved: Any) -> Decision:
@@ -384,13 +389,3 @@ def _decision_of(saved: Any) -> Decision:
         return decision_from_json(saved)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"saved decision cannot be read ({error!r}); give what state_dict() gave") from error
-
-
-def _mean_flow(buffer: Tensor) -> Flow:
-    mean = yield Mean(buffer)
-    return mean
-
-
-def _gather_flow(payload: Tensor) -> Flow:
-    payloads = yield Gather(payload)
-    return payloads

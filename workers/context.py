@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from accordion.messages import Decision, Report
 from workers.contract import Launch, Orders, Payload, Progress, Started
@@ -50,6 +50,18 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """What the worker group before this one was doing when it ended."""
+
+    cause: Literal["resize", "recovery"]
+    world_size: int
+    step: int
+    """Last step that it is known to have made."""
+    time: float
+    """When that was seen; seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
     """One rank's place in a worker group. The process group is initialised when the loop gets it."""
 
@@ -61,6 +73,8 @@ class WorkerContext:
     device: str
     """As Ray gave it: `cpu` or `cuda:0`."""
     link: Link
+    interruption: Interruption | None = None
+    """None for the attempt's first group."""
 
     @property
     def checkpoints(self) -> Path:

@@ -40,6 +40,29 @@ class Started(Strict):
     """Layers that decisions speak of, in the model's order."""
     parameters: int
     """Number of trained values."""
+    cause: Literal["start", "resize", "recovery"] = "start"
+    """Why this group took over: it is the attempt's first, people or the cluster changed its size, or one was lost."""
+    previous_world_size: int = 0
+    """Of the group before; 0 where this is the attempt's first."""
+    seconds_lost: float = 0.0
+    """Seconds since the group before made its last step."""
+    steps_rolled_back: int = 0
+    """Steps of the group before that are trained again, because they came after the checkpoint."""
+
+
+class ResizeRecord(Strict):
+    """A worker group is about to stop at its next step boundary, to go on with other workers; no step is lost."""
+
+    kind: Literal["resize"] = "resize"
+    cause: Literal["ordered", "joined", "leaving"]
+    """`ordered`: people or the queue asked for another size; `joined`: processes that were missing are there;
+    `leaving`: a node is being drained."""
+    old: int
+    new: int
+    """Numbers of workers."""
+    step: int
+    """Last step known."""
+    message: str
 
 
 class EpochRecord(Strict):
@@ -55,6 +78,7 @@ class EpochRecord(Strict):
     """Of the evaluation: `loss`, `accuracy` and what else the task measures."""
     lr: float
     global_batch: int
+    """Samples a step at the end of the epoch."""
     samples: int
     skipped_steps: int = 0
     """Steps not taken because a gradient was not finite."""
@@ -105,6 +129,9 @@ class CheckpointRecord(Strict):
     step: int
     size_bytes: int
     seconds: float
+    """From the step boundary to the manifest."""
+    blocked_s: float = 0.0
+    """Of these, how long training stood still."""
 
 
 class FailureRecord(Strict):
@@ -118,6 +145,14 @@ class FailureRecord(Strict):
     step: int | None = None
     message: str
     """One sentence: type and text of the error, never a traceback (that is in the logs)."""
+
+
+class PausedRecord(Strict):
+    """The attempt is over and the job is not: its state is saved, and another attempt goes on from there."""
+
+    kind: Literal["paused"] = "paused"
+    step: int | None
+    """Last step known."""
 
 
 EndReason = Literal[
@@ -135,7 +170,16 @@ class EndRecord(Strict):
 
 
 Payload = Annotated[
-    Started | EpochRecord | DecisionRecord | AcksRecord | RejectedRecord | CheckpointRecord | FailureRecord | EndRecord,
+    Started
+    | ResizeRecord
+    | EpochRecord
+    | DecisionRecord
+    | AcksRecord
+    | RejectedRecord
+    | CheckpointRecord
+    | FailureRecord
+    | PausedRecord
+    | EndRecord,
     Field(discriminator="kind"),
 ]
 
@@ -172,6 +216,8 @@ class Progress(Strict):
     bytes: Bytes
     seconds_by_phase: dict[str, float]
     """Both since the job began, work that was rolled back included."""
+    compute_s_by_rank: tuple[float, ...] = ()
+    """Seconds that each rank computed for its newest step; a straggler stands out."""
 
 
 class LogLine(Strict):
@@ -191,12 +237,24 @@ class Cursor(Strict):
     seq: int = -1
 
 
+class Size(Strict):
+    """How many workers a job shall have now: granted by the scheduler, within what people allow."""
+
+    min: int
+    """With fewer the job waits instead of training."""
+    target: int
+    """As many are kept, and replaced when they are lost."""
+
+
 class Orders(Strict):
     """What people want of a running job; the newest version replaces all before it."""
 
     version: int = 0
     overrides: tuple[Override, ...] = ()
-    stop: Literal["cancel"] | None = None
+    stop: Literal["cancel", "pause"] | None = None
+    """Save and end: the job, or the attempt only."""
+    size: Size | None = None
+    """None is the size of the launch."""
 
 
 class Launch(Strict):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from accordion.control import Word
+from workers.buffers import average_buffers
 from workers.clock import Clock
 from workers.context import WorkerContext
 from workers.errors import LossNotFinite
@@ -20,10 +21,11 @@ from workers.evaluation import agree, mean_loss, mean_metrics, summaries
 from workers.reporting import announce, epoch_record, mark, report_progress, report_switch
 from workers.run import LossSum, Run, build, seeded
 from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, seed_of, share
-from workers.state import restore, save
+from workers.state import is_due, restore, save
 
 logger = logging.getLogger(__name__)
-Outcome = Literal["completed", "stopped"]
+Outcome = Literal["completed", "stopped", "resized"]
+"""`stopped`: people want it; `resized`: another group goes on from the state that was saved."""
 
 MAX_SKIPPED_IN_A_ROW = 10
 """Steps that may be skipped one after the other. One bad batch costs one step and a spike a few; parameters do not
@@ -51,9 +53,10 @@ def train(context: WorkerContext, clock: Clock | None = None) -> Outcome:
 def train_epochs(run: Run) -> Outcome:
     """The rest of the job, epoch by epoch."""
     while run.position.epoch < run.spec.training.epochs:
-        if train_epoch(run) == "stopped":
-            save(run)
-            return "stopped"
+        outcome = train_epoch(run)
+        if outcome != "completed":
+            save(run, wait=True)
+            return outcome
         close_epoch(run)
     return "completed"
 
@@ -66,7 +69,9 @@ def train_epoch(run: Run) -> Outcome:
         words = train_batch(run, order)
         if Word.SAVE_STOP in words:
             return "stopped"
-        if Word.CHECKPOINT in words:
+        if Word.RESIZE in words:
+            return "resized"
+        if is_due(run, words):
             save(run)
     return "completed"
 
@@ -169,6 +174,7 @@ def close_epoch(run: Run) -> None:
     """Evaluate, decide about the next epoch, report, save."""
     epoch, decision = run.position.epoch, run.session.decision
     with run.phases("evaluate"):
+        average_buffers(run)
         parts = summaries(run)
         agree(run, parts)
     with run.phases("decide"):
@@ -181,7 +187,7 @@ def close_epoch(run: Run) -> None:
         report_switch(run, switch)
     open_epoch(run, epoch + 1)
     if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
-        save(run)
+        save(run, wait=last)
 
 
 def open_epoch(run: Run, epoch: int) -> None:

@@ -6,7 +6,7 @@ seeds of dropout are functions of the position and need no place here; records l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from accordion.control import Word
 from workers.checkpoint import (
     FileSum,
     Manifest,
@@ -31,12 +32,21 @@ from workers.sampler import Position
 _SHARED = "shared.pt"
 
 
-def save(run: Run) -> None:
+def is_due(run: Run, words: Container[Word]) -> bool:
+    """Whether a checkpoint is to be taken at this step boundary; the same on all ranks."""
+    del run
+    return Word.CHECKPOINT in words
+
+
+def save(run: Run, *, wait: bool = False) -> None:
     """Write a checkpoint of this moment; all ranks together, at a step boundary.
+
+    With `wait` it is complete on return, on all ranks.
 
     Raises:
         OSError: the storage cannot be written.
     """
+    del wait
     start = run.phases.clock.elapsed()
     with run.phases("checkpoint"):
         name = checkpoint_name(run.context.generation, run.position)

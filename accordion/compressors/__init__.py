@@ -40,6 +40,8 @@ class Compressor:
     """True: the flow gets layers as stacks of matrices `owed_BNM`; False: flattened, `owed_BL`."""
 
 
+_DENSITY = Option(default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent")
+
 COMPRESSORS: Mapping[str, Compressor] = {
     "none": Compressor(
         summary="the gradient as it is; sends an old residual once",
@@ -75,9 +77,7 @@ COMPRESSORS: Mapping[str, Compressor] = {
         feedback=True,
         flow="accordion.compressors.topk:topk_flow",
         options={
-            "density": Option(
-                default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent"
-            ),
+            "density": _DENSITY,
             "values": Option(default="fp32", choices=("fp32", "fp16"), help="format of the values on the wire"),
             "select": Option(
                 default="sampled",
@@ -93,11 +93,7 @@ COMPRESSORS: Mapping[str, Compressor] = {
         feedback=True,
         flow="accordion.compressors.randomk:randomk_flow",
         alone=True,
-        options={
-            "density": Option(
-                default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent"
-            ),
-        },
+        options={"density": _DENSITY},
         low={"density": 0.1},
         high={"density": 0.01},
     ),

@@ -32,6 +32,14 @@ class Plan:
 
 
 OURS = "accordion"
+OVER_A_LINK: Mapping[str, tuple[str, str]] = {
+    "ddp": (OURS, "ddp"),
+    "fp16": (OURS, "fp16"),
+    "epfml": (OURS, "epfml"),
+    "blocking": (OURS, "accordion blocking"),
+    "after-backward": (OURS, "accordion after backward"),
+}
+"""Rows of every rate that has a limit."""
 PLANS: Sequence[Plan] = (
     Plan(
         rate=0,
@@ -42,13 +50,7 @@ PLANS: Sequence[Plan] = (
     ),
     Plan(
         rate=1000,
-        peers={
-            "ddp": (OURS, "ddp"),
-            "fp16": (OURS, "fp16"),
-            "epfml": (OURS, "epfml"),
-            "blocking": (OURS, "accordion blocking"),
-            "after-backward": (OURS, "accordion after backward"),
-        },
+        peers=OVER_A_LINK,
         steps={},
         few=5,
         rounds=6,
@@ -56,13 +58,9 @@ PLANS: Sequence[Plan] = (
     Plan(
         rate=100,
         peers={
-            "ddp": (OURS, "ddp"),
-            "fp16": (OURS, "fp16"),
+            **OVER_A_LINK,
             "limit": (OURS, ALONE),
-            "epfml": (OURS, "epfml"),
             "epfml-alternating": ("accordion alternating", "epfml alternating"),
-            "blocking": (OURS, "accordion blocking"),
-            "after-backward": (OURS, "accordion after backward"),
         },
         steps={"ddp": 1, "fp16": 2},
         few=5,

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.config import Config
@@ -30,12 +31,15 @@ class Shapes(nn.Module):
 
 
 @contextmanager
-def alone(shapes: Mapping[str, tuple[int, ...]], level: Level) -> Iterator[tuple[DistributedDataParallel, Session]]:
-    """A session in which all matrices have this level; exchanges inside the backward pass."""
+def alone(
+    shapes: Mapping[str, tuple[int, ...]], level: Level, *, scaler: GradScaler | None = None
+) -> Iterator[tuple[DistributedDataParallel, Session]]:
+    """A session in which all matrices have this level; exchanges inside the backward pass. A scaler gets an SGD."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         ddp = DistributedDataParallel(Shapes(shapes), gradient_as_bucket_view=True)
-        session = attach(ddp, Config(method="none"), overlap=False)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1) if scaler else None
+        session = attach(ddp, Config(method="none"), optimizer=optimizer, scaler=scaler, overlap=False)
         session._engine.plan = {layer.name: level for layer in session.layers}
         yield ddp, session
     finally:

@@ -26,9 +26,12 @@ class Alone:
         self.requests: list[Request] = []
         """Of the last step."""
 
-    def send(self, owed: Tensor, seed: int | None = None) -> Tensor:
-        """The update; `owed` is left with what is owed after. Randomness is the step's, or this seed's."""
-        update = torch.full_like(owed, torch.nan)
+    def send(self, owed: Tensor, seed: int | None = None, update: Tensor | None = None) -> Tensor:
+        """The update, written there if given; `owed` is left with what is owed after.
+
+        Randomness is the step's, or this seed's.
+        """
+        update = torch.full_like(owed, torch.nan) if update is None else update.fill_(torch.nan)
         draw = self.draw(self._step if seed is None else seed)
         context = Context(options=self._options, update=update, scratch=self._scratch, step=self._step, draw=draw)
         flow, answer = self._flow(owed, context), None
@@ -47,9 +50,11 @@ class Alone:
         return lambda whose: seeded(seed, whose)
 
 
-def allocations_above(limit_bytes: int, work: Callable[[], object]) -> list[tuple[str, int]]:
-    """Operations during `work` that allocated more than this at once, with the bytes."""
+def assert_keeps_its_memory(alone: Alone, first: Tensor, *others: Tensor) -> None:
+    """Sending `others`, or `first` again, after `first` allocates nothing above 64 KB."""
+    update = torch.empty_like(first)
+    alone.send(first.clone(), update=update)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        work()
-    found = [(event.name, int(event.self_cpu_memory_usage)) for event in profiled.events()]
-    return [(name, size) for name, size in found if size > limit_bytes]
+        for owed in others or (first,):
+            alone.send(owed, update=update)
+    assert [event.name for event in profiled.events() if event.self_cpu_memory_usage > 1 << 16] == []

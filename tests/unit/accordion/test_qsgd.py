@@ -9,6 +9,7 @@ from accordion.compressors.packing import block_size
 from accordion.compressors.qsgd import qsgd_flow
 from accordion.drive import drive_lockstep
 from accordion.wire import Context, Flow, Scratch
+from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
 
 BLOCK = block_size(torch.device("cpu"))
 scratches = [Scratch(torch.device("cpu")) for _ in range(4)]
@@ -144,16 +145,5 @@ def test_a_layer_without_values_passes():
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3])
-def test_no_step_after_the_first_allocates_memory_of_a_layers_size(bits):
-    given = normal(1, 3 * BLOCK)
-
-    def step() -> None:
-        flow = flow_of(given, bits=bits)
-        payload = next(flow).payload
-        with pytest.raises(StopIteration):
-            flow.send([payload, payload])
-
-    step()
-    with torch.profiler.profile(profile_memory=True) as profile:
-        step()
-    assert max(event.self_cpu_memory_usage for event in profile.events()) <= 1 << 16
+def test_no_step_after_the_first_allocates_beyond_64_kilobytes(bits):
+    assert_keeps_its_memory(Alone("qsgd", {"bits": bits}), normal(1, 3 * BLOCK))

@@ -9,6 +9,7 @@ from accordion.compressors.packing import block_size
 from accordion.compressors.signsgd import signsgd_flow
 from accordion.drive import drive_lockstep
 from accordion.wire import Context, Flow, Scratch
+from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
 
 BLOCK = block_size(torch.device("cpu"))
 
@@ -83,18 +84,5 @@ def test_feedback_makes_the_sum_of_updates_follow_a_constant_gradient():
     assert (received / 400 - gradient).abs().max() < 0.05
 
 
-def test_no_step_after_the_first_allocates_memory_of_a_layers_size():
-    owed = normal(1, 3 * BLOCK)
-    scratch, update = Scratch(owed.device), torch.empty_like(owed)
-
-    def step() -> None:
-        context = Context(options={}, update=update, scratch=scratch, step=0, draw=lambda whose: torch.Generator())
-        flow = signsgd_flow(owed, context)
-        payload = next(flow).payload
-        with pytest.raises(StopIteration):
-            flow.send([payload, payload])
-
-    step()
-    with torch.profiler.profile(profile_memory=True) as profile:
-        step()
-    assert max(event.self_cpu_memory_usage for event in profile.events()) <= 1 << 16
+def test_no_step_after_the_first_allocates_beyond_64_kilobytes():
+    assert_keeps_its_memory(Alone("signsgd", {}), normal(1, 3 * BLOCK))

@@ -1,4 +1,4 @@
-"""The library against its peers, as ratios in pairs: `python -m tests.bench.library [--quick] [--rows NAME...]`.
+"""The library against its peers, as ratios in pairs: `python -m tests.bench.compare [--quick] [--rows NAME...]`.
 
 A complete run writes `tests/bench/results/library.json` and a table beside it; a quick one or one of some rows only
 prints, unless `--out` names a folder. The rows of the training step need root, for two hosts with shaped links.
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
         rows[target.row] = row
         reached = row["note"] if row["reached"] is None else f"{row['reached']:.2f}"
         print(f"{target.row}: {reached} (reach {row['reach']})", flush=True)
-    command = shlex.join(["python", "-m", "tests.bench.library", *arguments])
+    command = shlex.join(["python", "-m", "tests.bench.compare", *arguments])
     found = {"command": command, **around, "rows": [rows[target.row] for target in targets]}
     print(f"\n{report.table(found['rows'])}")
     folder = asked.out or (RESULTS if not asked.quick and len(targets) == len(TARGETS) else None)
@@ -63,7 +63,7 @@ def _row(target: Target, *, quick: bool) -> dict[str, Any]:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.library", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.compare", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few rounds: shows that it works, not how fast it is")
     parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="rows, or how their names begin")
     parser.add_argument("--out", type=Path, help="folder for library.json and library.md")

@@ -1,0 +1,29 @@
+"""The exchange thread: whatever ends an exchange, nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from accordion.background import OnThread
+from accordion.errors import HookError
+
+PATIENCE_S = 20.0
+
+
+@pytest.mark.parametrize("ending", [SystemExit("planted"), KeyboardInterrupt("planted"), GeneratorExit("planted")])
+def test_who_waits_gets_an_error_when_an_exchange_is_ended_by_what_is_no_exception(ending):
+    runner, answered = OnThread(torch.device("cpu")), threading.Event()
+
+    def exchange() -> None:
+        raise ending
+
+    future, later = (runner.submit(run, torch.zeros(1)) for run in (exchange, lambda: None))
+    later.add_done_callback(lambda _: answered.set())
+    assert answered.wait(PATIENCE_S)
+    for waiting in (future, later):
+        with pytest.raises(HookError, match=f"{type(ending).__name__}.*planted") as caught:
+            waiting.wait()
+    assert caught.value.__cause__ is ending
