@@ -1,4 +1,4 @@
-"""Running statistics of a model, such as BatchNorm's: each worker gathers its own, and they become one where it matters."""
+"""Running statistics of a model, such as BatchNorm's: each worker has its own, until they are made one."""
 
 from __future__ import annotations
 
