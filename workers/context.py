@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from accordion.messages import Decision, Report
 from workers.contract import Launch, Orders, Payload, Progress, Started
+
+if TYPE_CHECKING:
+    from accordion.control import Word
 
 
 class Link(Protocol):
@@ -61,6 +65,37 @@ class Interruption:
     """When that was seen; seconds since 1970."""
 
 
+class Helm:
+    """Between a worker's process and the loop in it: what the supervisor wants of it, and how far it is."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        """Steps that the job has made, as far as this worker knows."""
+        self.stepped_at = 0.0
+        """When it made the last of them; seconds since 1970."""
+        self.compute_s = 0.0
+        """What this rank computed for its newest step, s."""
+        self.compute_s_by_rank: tuple[float, ...] = ()
+        """Likewise of all ranks, as the supervisor last told."""
+        self._words: set[Word] = set()
+        self._listener: Callable[[Word], None] | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, word: Word) -> None:
+        """Have the loop announce it at its next step boundary; any thread, before it listens too."""
+        with self._lock:
+            self._words.add(word)
+            if self._listener is not None:
+                self._listener(word)
+
+    def listen(self, listener: Callable[[Word], None]) -> None:
+        """Hear what was asked for so far, and from now on."""
+        with self._lock:
+            self._listener = listener
+            for word in self._words:
+                listener(word)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
     """One rank's place in a worker group. The process group is initialised when the loop gets it."""
@@ -75,6 +110,7 @@ class WorkerContext:
     link: Link
     interruption: Interruption | None = None
     """None for the attempt's first group."""
+    helm: Helm = field(default_factory=Helm)
 
     @property
     def checkpoints(self) -> Path:

@@ -45,6 +45,7 @@ def train(context: WorkerContext, clock: Clock | None = None) -> Outcome:
     torch.set_num_threads(1)
     run = build(context, clock or Clock())
     announce(run, restore(run))
+    context.helm.listen(run.session.request)
     outcome = train_epochs(run)
     context.link.flush(FLUSH_TIMEOUT_S)
     return outcome
@@ -89,6 +90,7 @@ def train_batch(run: Run, order: Tensor) -> frozenset[Word]:
     if result.switch is not None:
         report_switch(run, result.switch)
     check_taken(run, taken=result.taken)
+    steer(run)
     report_progress(run)
     rest(run, start)
     return result.announced
@@ -159,6 +161,13 @@ def check_taken(run: Run, *, taken: bool) -> None:
     run.skipped_in_a_row = 0 if taken else run.skipped_in_a_row + 1
     if run.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
         raise LossNotFinite(run.session.steps - 1, run.position.epoch, run.skipped_in_a_row)
+
+
+def steer(run: Run) -> None:
+    """Tell this worker's process how far the loop is, and how long it computed for that."""
+    helm, computed = run.context.helm, run.phases.seconds["compute"]
+    helm.compute_s, run.computed_s = computed - run.computed_s, computed
+    helm.step, helm.stepped_at = run.session.steps, run.phases.clock.now()
 
 
 def rest(run: Run, start: float) -> None:

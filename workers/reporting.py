@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from accordion.control import Word
 from accordion.errors import OverrideError
@@ -38,9 +39,23 @@ def announce(run: Run, resumed_from: str | None) -> None:
         steps_per_epoch=run.steps_per_epoch,
         layers=run.session.layers,
         parameters=sum(parameter.numel() for parameter in run.ddp.module.parameters() if parameter.requires_grad),
+        **_taken_over(run),
     )
     run.context.link.started(started, run.session.controller.state_dict())
     run.context.link.on_orders(lambda orders: obey(run, orders))
+
+
+def _taken_over(run: Run) -> dict[str, Any]:
+    """What the group before this one cost by ending."""
+    before = run.context.interruption
+    if before is None:
+        return {}
+    return {
+        "cause": before.cause,
+        "previous_world_size": before.world_size,
+        "seconds_lost": max(0.0, run.phases.clock.now() - before.time),
+        "steps_rolled_back": max(0, before.step - run.session.steps),
+    }
 
 
 def obey(run: Run, orders: Orders) -> None:
@@ -128,6 +143,7 @@ def report_progress(run: Run) -> None:
             samples_per_s=run.progress_samples / passed,
             bytes=run.spent(),
             seconds_by_phase=dict(run.phases.seconds),
+            compute_s_by_rank=run.context.helm.compute_s_by_rank,
         )
     )
     run.progress_s, run.progress_samples = now, 0

@@ -101,6 +101,8 @@ class Run:
     """When the last `Progress` left, on the clock's `elapsed`."""
     progress_samples: int = 0
     """Samples over all workers since then."""
+    computed_s: float = 0.0
+    """Seconds in `compute` up to the newest step."""
 
     @property
     def spec(self) -> JobSpec:

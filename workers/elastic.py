@@ -1,0 +1,100 @@
+"""What a worker group should be made of, from the processes there are and the size that is wanted; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.contract import Size
+
+FIRST_PATIENCE_S = 10.0
+"""How long processes of a new group wait for the last of them once they are enough: they mostly come together."""
+JOIN_PATIENCE_S = 1.0
+"""How long a process that is ready to join a group waits for others that start too: every switch costs a pause."""
+LEAVE_PATIENCE_S = 5.0
+"""How long a group that would become too small goes on with a process whose node is being drained, for another to take
+its place: a new one stands after two seconds, and the shortest notice of a spot machine is 30."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One worker process."""
+
+    number: int
+    """In the order of hiring; never used twice."""
+    ready_since: float | None
+    """None while it starts."""
+    leaving_since: float | None = None
+    """Since when its node is known to be drained; None where it stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that the plan depends on."""
+
+    processes: Sequence[Process]
+    """Those that live."""
+    size: Size
+    group: Sequence[int] = ()
+    """The group that trains, or trained last, in rank order."""
+    training: bool
+    hired_at: float
+    """When the newest process was hired."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do now."""
+
+    hire: int
+    dismiss: tuple[int, ...]
+    """Processes that are of no more use; never one that trains."""
+    group: tuple[int, ...]
+    """Who should train, in rank order; empty where nobody can now."""
+
+
+def plan(seen: Situation) -> Plan:
+    """What to do. Survivors keep their order, so that rank 0 moves as seldom as it can; newcomers follow by number."""
+    staying = [process for process in seen.processes if process.leaving_since is None]
+    least_useful = sorted(staying, key=lambda process: _use(process, seen.group))
+    kept = least_useful[max(0, len(staying) - seen.size.target) :]
+    useless = {process.number for process in seen.processes} - {process.number for process in kept}
+    return Plan(
+        hire=max(0, seen.size.target - len(kept)),
+        dismiss=tuple(sorted(useless - set(seen.group if seen.training else ()))),
+        group=_group_in_training(seen, kept) if seen.training else _new_group(seen, kept),
+    )
+
+
+def _use(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
+    """Who only starts goes first, then who does not train, then the last ranks; of equals the newest."""
+    member = process.number in group
+    return (member, process.ready_since is not None, -group.index(process.number) if member else -process.number)
+
+
+def _new_group(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
+    ready = _ready(kept, seen.group)
+    if len(ready) < seen.size.min:
+        return ()
+    survived = not set(ready).isdisjoint(seen.group)
+    complete = len(ready) == seen.size.target
+    return ready if survived or complete or seen.now - seen.hired_at >= FIRST_PATIENCE_S else ()
+
+
+def _group_in_training(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
+    ready, group = _ready(kept, seen.group), tuple(seen.group)
+    leaving = [one.leaving_since for one in seen.processes if one.number in group and one.leaving_since is not None]
+    if len(ready) < seen.size.min:
+        # Too few would be left: somebody may come in time, and else all is saved before the node goes.
+        return () if leaving and seen.now - min(leaving) >= LEAVE_PATIENCE_S else group
+    if not set(group) <= set(ready):
+        return ready
+    newest = max((one.ready_since or 0.0 for one in kept if one.number not in group), default=0.0)
+    return ready if len(ready) == len(kept) or seen.now - newest >= JOIN_PATIENCE_S else group
+
+
+def _ready(kept: Sequence[Process], group: Sequence[int]) -> tuple[int, ...]:
+    numbers = {process.number for process in kept if process.ready_since is not None}
+    survivors = [number for number in group if number in numbers]
+    return (*survivors, *sorted(numbers - set(survivors)))
