@@ -267,6 +267,8 @@ class Launch(Strict):
     storage: str
     """Directory for checkpoints and the end file, the same for all attempts of the job."""
     spec: JobSpec
+    code: str | None = None
+    """Path of the user's own modules as a zip, where every worker reaches it; None where the spec names none."""
 
 
 class Drained(Strict):

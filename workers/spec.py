@@ -5,17 +5,23 @@ Epochs and steps are counted from 0; intervals of epochs are half open.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from accordion.compressors import ladder_of
-from accordion.config import Config, DetectorConfig, Window
+from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue
 from accordion.options import check_options
-from workers.tasks import TASKS
+from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
+
+
+OWN_TASK = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+"""`package.module:Class`."""
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Strict(BaseModel):
@@ -28,23 +34,46 @@ Whole = Annotated[int, Field(strict=True)]
 """A whole number: neither a text nor a truth value that could be taken for one."""
 Number = Annotated[float, Field(strict=True)]
 """Likewise, whole or not."""
+MOST_SAMPLES = 10_000_000
+"""Of a global batch."""
 LEAST_SHARE = 0.001
 """The smallest part of a CPU or GPU that Ray can reserve is ten times smaller; below this nobody means it."""
 
 
 class TaskSpec(Strict):
-    """What is trained."""
+    """What is trained: a task of the table, a class of one's own as `package.module:Class`, or one's own `script`."""
 
-    name: str
+    name: Annotated[str, Field(max_length=200)]
     options: dict[str, OptionValue] = {}
+    """Checked where the task is one of ours; a class of one's own is given them as they are."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it names a class outside the table."""
+        return ":" in self.name
 
     @model_validator(mode="after")
     def _known(self) -> TaskSpec:
-        if self.name not in TASKS:
-            raise ValueError(f"unknown task {self.name!r}; known are {', '.join(TASKS)}")
-        checked = check_options(self.options, TASKS[self.name].options, f"task {self.name}")
+        rows = {**TASKS, SCRIPT: SCRIPT_ROW}
+        if OWN_TASK.fullmatch(self.name):
+            return self
+        if self.name not in rows:
+            raise ValueError(
+                f"unknown task {self.name!r}; known are {', '.join(rows)}, or name a class of your own as module:Class"
+            )
+        checked = check_options(self.options, rows[self.name].options, f"task {self.name}")
         object.__setattr__(self, "options", checked)
+        if self.name == SCRIPT:
+            _check_script(str(checked["file"]))
         return self
+
+
+def _check_script(file: str) -> None:
+    parts = file.split("/")
+    if not file.endswith(".py") or "\\" in file or not all(part.strip(".") for part in parts):
+        raise ValueError(
+            f"script file is {file!r}; name a .py file by its path inside the uploaded code, such as train.py"
+        )
 
 
 class WorkersSpec(Strict):
@@ -103,8 +132,8 @@ class TrainingSpec(Strict):
     """The mathematics of the run; none of it depends on the number of workers."""
 
     epochs: Whole = Field(default=20, ge=1, le=100_000)
-    global_batch: Whole = Field(default=64, ge=1, le=10_000_000)
-    """Samples a step, over all workers."""
+    global_batch: Whole = Field(default=64, ge=1, le=MOST_SAMPLES)
+    """Samples a step, over all workers; with batch levels those of the low one."""
     micro_batch: Whole = Field(default=16, ge=1, le=1_000_000)
     """Samples a forward pass: the unit that is shared out to workers."""
     seed: Whole = Field(default=0, ge=0, lt=2**32)
@@ -127,6 +156,21 @@ class CompressionSpec(Strict):
         object.__setattr__(self, "low", dict(low.options))
         object.__setattr__(self, "high", dict(high.options))
         return self
+
+
+class BatchSpec(Strict):
+    """Two sizes of the global batch, and how the learning rate follows them; left out, the batch stays as it is."""
+
+    low: Whole | None = Field(default=None, ge=1, le=MOST_SAMPLES)
+    """Samples a step in critical regimes: `training.global_batch`, which may be left out instead."""
+    high: Whole = Field(ge=2, le=MOST_SAMPLES)
+    """Likewise elsewhere; made of more micro-batches a worker, with one exchange a step as before."""
+    grow_only: Annotated[bool, Field(strict=True)] = True
+    """Once large, the batch stays large (arXiv:2010.16248); people may still make it small by hand."""
+    lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
+    """The schedule's rate is multiplied by the batch over `low` (arXiv:1706.02677), by its root, or left alone."""
+    warmup_steps: Whole = Field(default=20, ge=0, le=1_000_000)
+    """Steps in which the rate grows to its new size after the batch has grown; a rate that falls does so at once."""
 
 
 class WindowSpec(Strict):
@@ -164,9 +208,12 @@ class JobSpec(Strict):
 
     name: Label | None = None
     task: TaskSpec
+    code: Sha256 | None = None
+    """Modules of one's own, as `POST /api/v1/code` named them: they come last on the workers' `sys.path`."""
     workers: WorkersSpec = WorkersSpec()
     training: TrainingSpec = TrainingSpec()
     compression: CompressionSpec = CompressionSpec()
+    batch: BatchSpec | None = None
     policy: PolicySpec = PolicySpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     priority: Whole = Field(default=50, ge=0, le=100)
@@ -183,14 +230,43 @@ class JobSpec(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> JobSpec:
-        self.config()
-        share = -(-self.training.global_batch // self.training.micro_batch)
-        if share < self.workers.max:
+        if self.task.name == SCRIPT and self.code is None:
             raise ValueError(
-                f"a global batch of {self.training.global_batch} in micro-batches of {self.training.micro_batch} gives "
-                f"{share} shares for workers.max {self.workers.max}; lower micro_batch or workers.max"
+                "task script needs code; upload it with POST /api/v1/code, or submit with --code DIRECTORY"
             )
+        self._settle_batch()
+        self.config()
+        self.check_batch(self.training.global_batch)
         return self
+
+    def _settle_batch(self) -> None:
+        """One number for the low level, whichever of its two places it was given in."""
+        if self.batch is None:
+            return
+        training, low = self.training, self.batch.low
+        if low is None:
+            low = training.global_batch
+            object.__setattr__(self, "batch", self.batch.model_copy(update={"low": low}))
+        elif "global_batch" not in training.model_fields_set:
+            object.__setattr__(self, "training", training.model_copy(update={"global_batch": low}))
+        elif low != training.global_batch:
+            raise ValueError(
+                f"batch.low is {low} and training.global_batch is {training.global_batch}, which are the same thing; "
+                "leave one of them out"
+            )
+
+    def check_batch(self, size: int) -> None:
+        """Accept a global batch of which every worker gets a part.
+
+        Raises:
+            ValueError: it has fewer micro-batches than there may be workers.
+        """
+        shares = -(-size // self.training.micro_batch)
+        if shares < self.workers.max:
+            raise ValueError(
+                f"a global batch of {size} in micro-batches of {self.training.micro_batch} gives "
+                f"{shares} shares for workers.max {self.workers.max}; lower micro_batch or workers.max"
+            )
 
     def config(self) -> Config:
         """The library's settings.
@@ -198,7 +274,8 @@ class JobSpec(Strict):
         Raises:
             ConfigError: an unknown method, policy or option, or one out of range.
         """
-        policy = self.policy
+        policy, batch = self.policy, self.batch
+        low = self.training.global_batch
         window = Window(epochs=policy.window.epochs, steps=policy.window.steps)
         return Config(
             method=self.compression.method,
@@ -207,5 +284,6 @@ class JobSpec(Strict):
             policy=policy.name,
             policy_options=policy.options,
             detector=DetectorConfig(threshold=policy.threshold, window=window, lr_drop=policy.lr_drop),
+            batch=BatchConfig(low=low, high=batch.high, grow_only=batch.grow_only) if batch else None,
             seed=self.training.seed,
         )

@@ -43,4 +43,15 @@ TASKS: Mapping[str, TaskRow] = {
     ),
 }
 
-__all__ = ["TASKS", "TaskRow"]
+SCRIPT = "script"
+"""A whole training script of the user's, in uploaded code."""
+SCRIPT_ROW = TaskRow(
+    summary="a training script of your own from uploaded code; it calls workers.session",
+    task="workers.session:run_script",
+    options={
+        "file": Option(default="train.py", help="path of the script inside the code"),
+        "args": Option(default="", help="its command line, as in a shell"),
+    },
+)
+
+__all__ = ["SCRIPT", "SCRIPT_ROW", "TASKS", "TaskRow"]
