@@ -124,10 +124,10 @@ class Ack:
     digest: str
 
 
-def plan_digest(level_by_layer: Mapping[str, Level]) -> str:
-    """Sixteen hex digits that two ranks share exactly when they run the same plan."""
+def plan_digest(level_by_layer: Mapping[str, Level], global_batch: int | None = None) -> str:
+    """Sixteen hex digits that two ranks share exactly when they run the same plan; None where no batch is decided."""
     plan = {name: [level.method, dict(level.options)] for name, level in level_by_layer.items()}
-    text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(plan if global_batch is None else [plan, global_batch], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -99,7 +99,7 @@ def attach(
     controller = Controller(config, layers)
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
     session = Session(config, engine, controller, optimizer=optimizer, scaler=scaler, decider=decider)
-    session.global_batch = global_batch
+    session.global_batch = session.global_batch or global_batch
     session.connect(module, overlap=overlap)
     return session
 
@@ -134,7 +134,7 @@ class Session:
         self.epoch = 0
         """The epoch that is being trained."""
         self.global_batch = 0
-        """Samples a step over all workers, for the reports; set it when it changes."""
+        """Samples a step over all workers: with batch levels as decided, else what the caller says, for the reports."""
         self._config = config
         self._engine = engine
         self._optimizer = optimizer
@@ -145,7 +145,7 @@ class Session:
         self._overrides: tuple[Override, ...] = ()
         self.lr: float | None = None
         """The schedule's rate of this epoch, before batch scaling and warm-up; None takes the optimizer's."""
-        engine.plan = self.decision.level_by_layer
+        self._go_over_to(self.decision)
 
     def connect(self, module: DistributedDataParallel, *, overlap: bool) -> None:
         """Register the hook; `attach` does this."""
@@ -255,8 +255,7 @@ class Session:
         except StateError:
             self.controller.load_state_dict(before)
             raise
-        self.decision = decision
-        self._engine.plan = self.decision.level_by_layer
+        self._go_over_to(decision)
         self.steps, self.skipped_steps = first["steps"], first["skipped_steps"]
         self.epoch, self.lr = first["epoch"], first["lr"]
 
@@ -350,11 +349,18 @@ class Session:
     def _switch(self, decide: Callable[[], Decision]) -> Switch:
         """Rank 0 decides, all ranks go over to it and say which plan they run."""
         decision = self._share_decision(decide)
-        self.decision = decision
-        self._engine.plan = decision.level_by_layer
-        own = Ack(rank=self.rank, step=self.steps, digest=plan_digest(self._engine.plan))
+        self._go_over_to(decision)
+        own = Ack(rank=self.rank, step=self.steps, digest=self._plan_digest())
         acks = [Ack(**json.loads(text)) for text in self._share(json.dumps(asdict(own)))]
         return Switch(decision=decision, acks=tuple(acks))
+
+    def _go_over_to(self, decision: Decision) -> None:
+        self.decision, self._engine.plan = decision, decision.level_by_layer
+        self.global_batch = decision.global_batch or self.global_batch
+
+    def _plan_digest(self) -> str:
+        """Of what this rank itself runs."""
+        return plan_digest(self._engine.plan, self.global_batch if self._config.batch else None)
 
     def _share_decision(self, decide: Callable[[], Decision]) -> Decision:
         if self.rank != 0:

@@ -36,6 +36,7 @@ class Started(Strict):
     resumed_from: str | None
     """Name of the checkpoint, None at the beginning of the job."""
     steps_per_epoch: int
+    """Of an epoch that has the present batch throughout; another batch makes it another number."""
     layers: tuple[LayerInfo, ...]
     """Layers that decisions speak of, in the model's order."""
     parameters: int
@@ -208,6 +209,7 @@ class Progress(Strict):
     epoch: int
     step: int
     steps_per_epoch: int
+    """Of an epoch that has the present batch throughout."""
     epochs: int
     world_size: int
     loss: float | None
@@ -216,6 +218,10 @@ class Progress(Strict):
     bytes: Bytes
     seconds_by_phase: dict[str, float]
     """Both since the job began, work that was rolled back included."""
+    global_batch: int = 0
+    """Samples a step now; 0 where the workers do not say."""
+    samples_left: int = 0
+    """That are still to be trained on, over all epochs; with the rate that is the time left."""
     compute_s_by_rank: tuple[float, ...] = ()
     """Seconds that each rank computed for its newest step; a straggler stands out."""
 

@@ -80,7 +80,7 @@ def train_epoch(run: Run) -> Outcome:
 def train_batch(run: Run, order: Tensor) -> frozenset[Word]:
     """One step of the optimizer; returns what was announced at its end."""
     start = run.phases.clock.elapsed()
-    batch = batch_at(run.position.samples, num_samples=len(order), global_batch=run.spec.training.global_batch)
+    batch = batch_at(run.position.samples, num_samples=len(order), global_batch=run.session.global_batch)
     with run.phases("compute"):
         accumulate(run, order, batch)
     with run.phases("optimize"):
@@ -145,11 +145,12 @@ def forward(run: Run, order: Tensor, piece: range) -> Tensor:
 
 
 def set_rate(run: Run, batch: range) -> None:
-    """Give the optimizer the schedule's rate of this step."""
-    step = batch.start // run.spec.training.global_batch
-    rate = run.schedule.step_rate(run.position.epoch, step, steps_per_epoch=run.steps_per_epoch)
+    """Give the optimizer the schedule's rate of this step, scaled to its batch."""
+    step, size = run.session.steps, run.session.global_batch
+    run.batch_change = run.scaling.after(run.batch_change, size=size, step=step)
+    rate = run.schedule.step_rate(run.position.epoch, batch.stop / len(run.data))
     for group in run.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * run.scaling.factor(run.batch_change, step)
 
 
 def check_taken(run: Run, *, taken: bool) -> None:

@@ -85,7 +85,7 @@ def report_switch(run: Run, switch: Switch) -> None:
             epoch=decision.epoch,
             step=decision.step,
             world_size=run.context.world_size,
-            digest=plan_digest(decision.level_by_layer),
+            digest=plan_digest(decision.level_by_layer, decision.global_batch),
             override_ids=tuple(sorted(set(decision.override_by_layer.values()))),
             acks=switch.acks,
         )
@@ -102,7 +102,7 @@ def epoch_record(run: Run, decision: Decision, *, loss: float | None, metrics: M
         loss=loss,
         metrics=dict(metrics),
         lr=float(run.optimizer.param_groups[0]["lr"]),
-        global_batch=run.spec.training.global_batch,
+        global_batch=decision.global_batch or run.spec.training.global_batch,
         samples=run.position.samples,
         skipped_steps=run.session.skipped_steps - run.epoch_mark.skipped_steps,
         seconds_by_phase={
@@ -144,6 +144,8 @@ def report_progress(run: Run) -> None:
             bytes=run.spent(),
             seconds_by_phase=dict(run.phases.seconds),
             compute_s_by_rank=run.context.helm.compute_s_by_rank,
+            global_batch=run.session.global_batch,
+            samples_left=run.samples_left,
         )
     )
     run.progress_s, run.progress_samples = now, 0

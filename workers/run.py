@@ -23,7 +23,7 @@ from workers.contract import Bytes, JobSpec
 from workers.data import Data
 from workers.errors import TaskRaised
 from workers.sampler import Position, num_batches, seed_of
-from workers.schedule import Schedule, schedule_of
+from workers.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
 from workers.spec import OptimizerSpec
 from workers.tasks.base import Task, load_task
 
@@ -87,6 +87,9 @@ class Run:
     optimizer: Optimizer
     session: Session
     schedule: Schedule
+    scaling: BatchScaling
+    batch_change: BatchChange
+    """As of the newest step; the size in force is `session.global_batch`."""
     adviser: Adviser
     phases: Phases
     position: Position = field(default_factory=Position)
@@ -111,8 +114,13 @@ class Run:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last may be short."""
-        return num_batches(len(self.data), self.spec.training.global_batch)
+        """Of an epoch that has the present batch from its beginning to its end; the last step may be short."""
+        return num_batches(len(self.data), self.session.global_batch)
+
+    @property
+    def samples_left(self) -> int:
+        """That are still to be trained on, over all epochs."""
+        return (self.spec.training.epochs - self.position.epoch) * len(self.data) - self.position.samples
 
     def spent(self) -> Bytes:
         """Bytes of this worker since the job began."""
@@ -156,6 +164,8 @@ def build(context: WorkerContext, clock: Clock) -> Run:
         optimizer=optimizer,
         session=session,
         schedule=schedule,
+        scaling=scaling_of(spec),
+        batch_change=BatchChange(size=session.global_batch),
         adviser=adviser,
         phases=Phases(clock=clock, communicated=lambda: session.communicate_s),
         epoch_loss=LossSum.zero(context.device),

@@ -1,15 +1,17 @@
-"""The learning rate as a pure function of the place in the run."""
+"""The learning rate as a pure function of the place in the run and of the global batch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
-from workers.spec import TrainingSpec
+from workers.spec import JobSpec, TrainingSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Step decay, with a linear warm-up over the first epochs."""
+    """Step decay, with a linear warm-up over the first epochs; places are samples, which no batch changes."""
 
     lr: float
     decay_at: tuple[int, ...] = ()
@@ -22,19 +24,70 @@ class Schedule:
         drops = sum(at <= epoch for at in self.decay_at)
         return self.lr * self.decay_factor**drops
 
-    def step_rate(self, epoch: int, step: int, *, steps_per_epoch: int) -> float:
-        """The rate of one step; `step` counts from 0 within the epoch."""
-        warmup_steps = self.warmup_epochs * steps_per_epoch
-        done = epoch * steps_per_epoch + step + 1
-        warmth = min(1.0, done / warmup_steps) if warmup_steps else 1.0
+    def step_rate(self, epoch: int, done: float) -> float:
+        """The rate of one step, at whose end this part of the epoch is done, in (0, 1]."""
+        warmth = min(1.0, (epoch + done) / self.warmup_epochs) if self.warmup_epochs else 1.0
         return self.epoch_rate(epoch) * warmth
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChange:
+    """The last change of the global batch, as much of it as the learning rate has to know; part of a checkpoint."""
+
+    size: int
+    """Samples a step since then."""
+    step: int = 0
+    """First step of that size, counted from the start of the job."""
+    factor: float = 1.0
+    """Of the learning rate in the step before: the warm-up begins here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchScaling:
+    """By how much the schedule's rate is multiplied at which global batch (arXiv:1706.02677, section 2)."""
+
+    low: int
+    """The batch that the schedule's rate is meant for."""
+    rule: Literal["linear", "sqrt", "none"] = "none"
+    warmup_steps: int = 0
+
+    def after(self, change: BatchChange, *, size: int, step: int) -> BatchChange:
+        """What holds in a step of this size."""
+        if size == change.size:
+            return change
+        return BatchChange(size=size, step=step, factor=self.factor(change, step - 1))
+
+    def factor(self, change: BatchChange, step: int) -> float:
+        """Of one step: it grows by equal steps over the warm-up, and falls at once."""
+        target = self._target(change.size)
+        done = step - change.step + 1
+        if target <= change.factor or done >= self.warmup_steps:
+            return target
+        return change.factor + (target - change.factor) * done / self.warmup_steps
+
+    def _target(self, size: int) -> float:
+        match self.rule:
+            case "linear":
+                return size / self.low
+            case "sqrt":
+                return math.sqrt(size / self.low)
+            case "none":
+                return 1.0
+
+
 def schedule_of(training: TrainingSpec) -> Schedule:
-    """The schedule that a spec asks for."""
+    """The schedule of the rate at the low batch that a spec asks for."""
     return Schedule(
         lr=training.optimizer.lr,
         decay_at=training.lr_decay.at,
         decay_factor=training.lr_decay.factor,
         warmup_epochs=training.warmup.epochs,
     )
+
+
+def scaling_of(spec: JobSpec) -> BatchScaling:
+    """How the rate follows the batch in this job."""
+    low, batch = spec.training.global_batch, spec.batch
+    if batch is None:
+        return BatchScaling(low=low)
+    return BatchScaling(low=low, rule=batch.lr_scaling, warmup_steps=batch.warmup_steps)

@@ -28,6 +28,7 @@ from workers.checkpoint import (
 from workers.contract import Bytes, CheckpointRecord
 from workers.run import Mark, Run
 from workers.sampler import Position
+from workers.schedule import BatchChange
 
 _SHARED = "shared.pt"
 
@@ -87,6 +88,7 @@ def restore(run: Run) -> str | None:
     run.position = Position(**shared["position"])
     run.overrides = None
     run.skipped_in_a_row = shared["skipped_in_a_row"]
+    run.batch_change = BatchChange(**shared["batch_change"])
     run.session.load_state_dict([part["session"] for part in parts])
     _restore_own(run, parts)
     return manifest.name
@@ -120,6 +122,7 @@ def _shared_state(run: Run) -> dict[str, Any]:
         "optimizer": run.optimizer.state_dict(),
         "position": asdict(run.position),
         "skipped_in_a_row": run.skipped_in_a_row,
+        "batch_change": asdict(run.batch_change),
     }
 
 

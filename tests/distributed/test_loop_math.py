@@ -39,7 +39,7 @@ def plain_ddp(rank: int, job: JobSpec) -> list[torch.Tensor]:
             step % steps * training.global_batch, num_samples=len(data), global_batch=training.global_batch
         )
         mine = share(cut(batch, training.micro_batch), rank=rank, world_size=world)
-        sgd.param_groups[0]["lr"] = 0.1 * min(1.0, (step + 1) / steps)
+        sgd.param_groups[0]["lr"] = 0.1 * min(1.0, step // steps + batch.stop / len(data))
         sgd.zero_grad()
         for piece in mine:
             ddp.require_backward_grad_sync = piece is mine[-1]

@@ -4,14 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from workers.schedule import Schedule, schedule_of
-from workers.spec import TrainingSpec
+from workers.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
+from workers.spec import JobSpec, TrainingSpec
 
 STEPS = 23
 
 
 def rates(schedule: Schedule, epochs: int) -> list[float]:
-    return [schedule.step_rate(e, s, steps_per_epoch=STEPS) for e in range(epochs) for s in range(STEPS)]
+    return [schedule.step_rate(e, (s + 1) / STEPS) for e in range(epochs) for s in range(STEPS)]
 
 
 def test_the_rate_is_multiplied_by_the_factor_at_the_start_of_each_named_epoch():
@@ -32,12 +32,12 @@ def test_the_rate_that_the_detector_sees_knows_no_warm_up():
 
 
 def test_without_a_warm_up_the_first_step_has_the_whole_rate():
-    assert Schedule(lr=0.1).step_rate(0, 0, steps_per_epoch=STEPS) == 0.1
+    assert Schedule(lr=0.1).step_rate(0, 1 / STEPS) == 0.1
 
 
 def test_a_drop_in_the_middle_of_the_warm_up_holds_at_once():
     schedule = Schedule(lr=1.0, decay_at=(1,), decay_factor=0.1, warmup_epochs=2)
-    assert schedule.step_rate(1, 0, steps_per_epoch=1) == pytest.approx(0.1)
+    assert schedule.step_rate(1, 1.0) == pytest.approx(0.1)
 
 
 def test_a_spec_names_the_schedule():
@@ -45,3 +45,43 @@ def test_a_spec_names_the_schedule():
         {"optimizer": {"lr": 0.4}, "lr_decay": {"at": [4], "factor": 0.2}, "warmup": {"epochs": 3}}
     )
     assert schedule_of(training) == Schedule(lr=0.4, decay_at=(4,), decay_factor=0.2, warmup_epochs=3)
+
+
+def factors(scaling: BatchScaling, sizes: list[int]) -> list[float]:
+    """Of each step, given its size."""
+    change, made = BatchChange(size=sizes[0]), []
+    for step, size in enumerate(sizes):
+        change = scaling.after(change, size=size, step=step)
+        made.append(scaling.factor(change, step))
+    return made
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
+def test_the_rate_follows_the_batch_by_the_rule_of_the_job(rule, factor):
+    assert factors(BatchScaling(low=64, rule=rule), [64, 64, 256, 256]) == [1.0, 1.0, factor, factor]
+
+
+def test_after_the_batch_has_grown_the_rate_grows_by_equal_steps_and_is_whole_at_the_last_one():
+    made = factors(BatchScaling(low=64, rule="linear", warmup_steps=4), [64] * 2 + [320] * 6)
+    assert made == [1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0]
+
+
+def test_a_batch_that_shrinks_takes_the_rate_down_at_once_though_it_was_still_growing():
+    made = factors(BatchScaling(low=64, rule="linear", warmup_steps=4), [64] + [320] * 2 + [64] * 2)
+    assert made == [1.0, 2.0, 3.0, 1.0, 1.0]
+
+
+def test_a_second_growth_begins_where_the_first_one_was():
+    made = factors(BatchScaling(low=64, rule="linear", warmup_steps=2), [64, 192, 320, 320, 320])
+    assert made == [1.0, 2.0, 3.5, 5.0, 5.0]
+
+
+def test_a_job_without_batch_levels_scales_nothing():
+    job = JobSpec.model_validate({"task": {"name": "synthetic"}})
+    assert factors(scaling_of(job), [64, 512]) == [1.0, 1.0]
+
+
+def test_a_job_with_batch_levels_names_the_scaling():
+    batch = {"low": 32, "high": 128, "lr_scaling": "sqrt", "warmup_steps": 7}
+    job = JobSpec.model_validate({"task": {"name": "synthetic"}, "batch": batch})
+    assert scaling_of(job) == BatchScaling(low=32, rule="sqrt", warmup_steps=7)
