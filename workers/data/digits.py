@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from workers.data import TensorData
+from workers.data.split import stratified
 
 EVAL_SAMPLES = 360
 """A fifth of all; 1,437 are left to train on."""
-_SPLIT_SEED = 0
 _LARGEST_PIXEL = 16.0
 
 
@@ -27,7 +27,7 @@ def load_digits() -> tuple[TensorData, TensorData]:
     table = np.loadtxt(_file(), delimiter=",", dtype=np.float32)
     inputs = torch.from_numpy(table[:, :-1] / np.float32(_LARGEST_PIXEL))
     targets = torch.from_numpy(table[:, -1].astype(np.int64))
-    held_out = torch.from_numpy(_stratified(targets.numpy(), EVAL_SAMPLES))
+    held_out = torch.from_numpy(stratified(targets.numpy(), EVAL_SAMPLES))
     return (
         TensorData(inputs[~held_out], targets[~held_out]),
         TensorData(inputs[held_out], targets[held_out]),
@@ -42,15 +42,3 @@ def _file() -> Path:
             "digits-mlp reads scikit-learn's digits, and it is not installed; pip install scikit-learn"
         )
     return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-
-
-def _stratified(targets: np.ndarray, chosen: int) -> np.ndarray:
-    """A mask of `chosen` samples in which every class keeps its part, to within one sample."""
-    generator = np.random.default_rng(_SPLIT_SEED)
-    shuffled = generator.permutation(len(targets))
-    by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
-    # every n-th of the samples sorted by class: n divides each class in the same proportion.
-    picked = by_class[(np.arange(chosen) * len(targets)) // chosen]
-    mask = np.zeros(len(targets), dtype=bool)
-    mask[picked] = True
-    return mask

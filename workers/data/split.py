@@ -1,0 +1,20 @@
+"""Which samples are held out, or chosen, where a data set does not say it: the same ones for every job and worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_SEED = 0
+
+
+def stratified(targets: npt.NDArray[np.int64], chosen: int) -> npt.NDArray[np.bool_]:
+    """A mask of `chosen` samples in which every class keeps its part, to within one sample."""
+    generator = np.random.default_rng(_SEED)
+    shuffled = generator.permutation(len(targets))
+    by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
+    # every n-th of the samples sorted by class: n divides each class in the same proportion.
+    picked = by_class[(np.arange(chosen) * len(targets)) // chosen]
+    mask = np.zeros(len(targets), dtype=bool)
+    mask[picked] = True
+    return mask
