@@ -86,6 +86,10 @@ class BatchConfig:
         """Samples a step over all workers."""
         return self.high if level == "high" else self.low
 
+    def level(self, size: int) -> BatchLevel | None:
+        """The level of this size; None where it is neither."""
+        return "low" if size == self.low else "high" if size == self.high else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:

@@ -38,11 +38,9 @@ from accordion.messages import (
     decision_from_json,
     to_json,
 )
-from accordion.overrides import Placed, first_epoch, overlay, place
+from accordion.overrides import Placed, batch_override, first_epoch, overlay, place
 from accordion.policies import POLICIES, UNCOMPRESSED, Situation
 
-_SHOWN_ID = 13
-"""Characters of an override's id in a sentence; the first 13 of a time-ordered UUID are its millisecond."""
 _DENSE = level_of("none", {}, name=UNCOMPRESSED)
 _MEASURED = {"lr", "next_lr", "statistic_by_layer", "rms_by_layer", "cost_s_by_layer"}
 """Fields of a report whose numbers are floats, whole or not."""
@@ -77,7 +75,7 @@ class _Asked:
 
 
 class Controller:
-    """Decides the level of every layer.
+    """Decides the level of every layer and, where the settings have two, of the global batch.
 
     Args:
         config: the library's settings.
@@ -137,7 +135,7 @@ class Controller:
         Raises:
             OverrideError: it names a level or a layer that this job does not have, or epochs that hold nothing.
         """
-        place(override, self._ladders, start=0)
+        place(override, self._ladders, start=0, batch=self._config.batch)
 
     def override(self, overrides: Sequence[Override], *, epoch: int, step: int) -> Decision:
         """What holds from `step` of `epoch` on, with these overrides in place of the former ones.
@@ -192,7 +190,8 @@ class Controller:
         self._answer, self.decision = saved.answer or saved.decision, saved.decision
 
     def _place(self, overrides: Sequence[Override], starts: Mapping[str, int]) -> tuple[Placed, ...]:
-        return tuple(place(item, self._ladders, start=starts[item.id]) for item in overrides)
+        batch = self._config.batch
+        return tuple(place(item, self._ladders, start=starts[item.id], batch=batch) for item in overrides)
 
     def _check_order(self, asked: _Asked) -> None:
         last = self._asked
@@ -211,16 +210,12 @@ class Controller:
             )
 
     def _override_reason(self, epoch: int) -> str:
-        held = overlay(self._placed, epoch)
+        layers = Counter(item.override.id for item in overlay(self._placed, epoch).values())
+        batch = batch_override(self._placed, epoch)
+        held = [item for item in self._placed if item.override.id in layers or item is batch]
         if not held:
             return f"no override holds in epoch {epoch}: the policy decides"
-        counts = Counter(item.override.id for item in held.values())
-        return "; ".join(
-            f"override {_shown(item.override.id)} holds {counts[item.override.id]} of {len(self._layers)} layers at "
-            f"{item.level_names}{'' if item.override.until is None else f' until epoch {item.override.until}'}"
-            for item in self._placed
-            if item.override.id in counts
-        )
+        return "; ".join(item.sentence(layers[item.override.id], of=len(self._layers)) for item in held)
 
     def _updated_batch(self, report: Report) -> tuple[BatchState, str]:
         if self._config.batch is None:
@@ -262,8 +257,7 @@ class Controller:
         changes: Mapping[str, float | None] | None = None,
     ) -> Decision:
         held = overlay(self._placed, epoch)
-        batch = self._config.batch
-        if held and cause != "override":
+        if (held or batch_override(self._placed, epoch)) and cause != "override":
             reason = f"{reason}; {self._override_reason(epoch)}"
         return Decision(
             epoch=epoch,
@@ -276,9 +270,21 @@ class Controller:
             change_by_layer=dict(changes) if changes is not None else dict.fromkeys(self._layers),
             override_by_layer={layer: item.override.id for layer, item in held.items()},
             policy_level_by_layer={layer: self.policy_levels[layer] for layer in held},
-            batch_level=self._batch.level if batch else None,
-            global_batch=batch.size(self._batch.level) if batch else None,
+            **self._batch_in_force(epoch),
         )
+
+    def _batch_in_force(self, epoch: int) -> dict[str, Any]:
+        batch, held = self._config.batch, batch_override(self._placed, epoch)
+        if batch is None:
+            return {}
+        if held is None or held.global_batch is None:
+            return {"batch_level": self._batch.level, "global_batch": batch.size(self._batch.level)}
+        return {
+            "batch_level": batch.level(held.global_batch),
+            "global_batch": held.global_batch,
+            "batch_override": held.override.id,
+            "policy_batch_level": self._batch.level,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,11 +350,6 @@ def _asked(report: Report) -> _Asked:
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return _Asked(epoch=report.epoch, step=report.step, epoch_end=report.epoch_end, digest=digest)
-
-
-def _shown(override_id: str) -> str:
-    """As much of an id as tells two of them apart for people."""
-    return override_id[:_SHOWN_ID]
 
 
 def _floats(value: Any) -> Any:

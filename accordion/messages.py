@@ -69,20 +69,24 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """A person's decision about the compression of some layers for some epochs."""
+    """A person's decision about the compression of some layers, or about the global batch, for some epochs."""
 
     id: str
     level: str | int | Mapping[str, OptionValue]
-    """A rung's name, its index on the ladder (0 = lightest), or options (`{"rank": 2}`, `{"method": "none"}`)."""
+    """A rung's name, its index on the ladder (0 = lightest), or options (`{"rank": 2}`, `{"method": "none"}`).
+
+    Of the batch: `low`, `high`, or a number of samples a step.
+    """
+    target: Literal["compression", "batch"] = "compression"
     layers: tuple[str, ...] = ("*",)
-    """Globs over layer names."""
+    """Globs over layer names; the batch is one for the whole model, and takes none."""
     apply_at: Literal["next_step", "next_epoch"] | int = "next_step"
     """When it starts; a number is an epoch."""
     until: int | None = None
     """First epoch that is the policy's again; None holds for the rest of the job."""
     reason: str = ""
     number: int = 0
-    """Order of arrival within the job: where two overlap, the larger number wins per layer."""
+    """Order of arrival within the job: where two overlap, the larger number wins, layer by layer or for the batch."""
 
 
 DecisionCause = Literal["start", "window", "lr_drop", "skip", "hold", "override"]
@@ -110,9 +114,19 @@ class Decision:
     policy_level_by_layer: Mapping[str, Level] = field(default_factory=dict)
     """What the policy would pick, for the same layers; for all others that is the level in force."""
     batch_level: BatchLevel | None = None
-    """Level of the global batch; None where the settings leave the batch alone."""
+    """Level of the global batch; None where the settings leave it alone, or a person gave it another size."""
     global_batch: int | None = None
-    """Samples a step over all workers at that level."""
+    """Samples a step over all workers; None where the settings leave the batch alone."""
+    batch_override: str | None = None
+    """Id of the override in force for the batch."""
+    policy_batch_level: BatchLevel | None = None
+    """What the policy would pick for the batch; None where that is the level in force."""
+
+    @property
+    def override_ids(self) -> tuple[str, ...]:
+        """Of all overrides in force, sorted."""
+        batch = {self.batch_override} if self.batch_override else set[str]()
+        return tuple(sorted({*self.override_by_layer.values(), *batch}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from accordion.compressors import level_of
-from accordion.config import listed
+from accordion.config import BatchConfig, listed
 from accordion.errors import ConfigError, OverrideError
 from accordion.messages import Level, Override
 
+_SHOWN_ID = 13
+"""Characters of an id in a sentence; the first 13 of a time-ordered UUID are its millisecond."""
 Ladders = Mapping[str, tuple[Level, ...]]
 """The rungs of each of the job's layers."""
 
@@ -23,30 +25,31 @@ class Placed:
     start: int
     """First epoch it holds for."""
     level_by_layer: Mapping[str, Level]
-    """For the layers that its globs match; a rung's options differ where their ladders do."""
+    """For the layers that its globs match; a rung's options differ where their ladders do. Empty for the batch."""
+    global_batch: int | None = None
+    """Samples a step, where it speaks of the batch."""
 
-    @property
-    def level_names(self) -> str:
-        """What its levels are called, for people."""
-        return " or ".join(sorted({level.name for level in self.level_by_layer.values()}))
+    def sentence(self, layers: int, *, of: int) -> str:
+        """What it holds, for people, where it has that many of the layers."""
+        levels = " or ".join(sorted({level.name for level in self.level_by_layer.values()}))
+        compression, batch = f"{layers} of {of} layers at {levels}", f"the global batch at {self.global_batch}"
+        until = "" if self.override.until is None else f" until epoch {self.override.until}"
+        return f"override {self.override.id[:_SHOWN_ID]} holds {batch if self.global_batch else compression}{until}"
 
     def holds(self, epoch: int) -> bool:
         """Whether it is in force in this epoch."""
         return self.start <= epoch and (self.override.until is None or epoch < self.override.until)
 
 
-def place(override: Override, ladders: Ladders, *, start: int) -> Placed:
+def place(override: Override, ladders: Ladders, *, start: int, batch: BatchConfig | None = None) -> Placed:
     """The override with its level and layers looked up.
 
     Raises:
         OverrideError: a level or a layer that this job does not have, or epochs that hold nothing.
     """
     _check_epochs(override)
-    if isinstance(override.apply_at, int) and override.until is not None and override.until <= override.apply_at:
-        raise OverrideError(
-            f"override {override.id}: until epoch {override.until} ends before it starts in epoch {override.apply_at}; "
-            f"give until at least {override.apply_at + 1}"
-        )
+    if override.target == "batch":
+        return Placed(override=override, start=start, level_by_layer={}, global_batch=_size(override, batch))
     levels = {layer: _level(override, ladders[layer]) for layer in _matching(override, tuple(ladders))}
     return Placed(override=override, start=start, level_by_layer=levels)
 
@@ -59,6 +62,11 @@ def _check_epochs(override: Override) -> None:
         )
     if until is not None and not _is_epoch(until):
         raise OverrideError(f"override {override.id}: until is {until!r}; give an epoch from 0 on, or None")
+    if isinstance(override.apply_at, int) and override.until is not None and override.until <= override.apply_at:
+        raise OverrideError(
+            f"override {override.id}: until epoch {override.until} ends before it starts in epoch {override.apply_at}; "
+            f"give until at least {override.apply_at + 1}"
+        )
 
 
 def _is_epoch(value: object) -> bool:
@@ -70,6 +78,29 @@ def first_epoch(override: Override, epoch: int) -> int:
     if override.apply_at == "next_step":
         return epoch
     return epoch + 1 if override.apply_at == "next_epoch" else override.apply_at
+
+
+def _size(override: Override, batch: BatchConfig | None) -> int:
+    level = override.level
+    if batch is None:
+        raise OverrideError(f"override {override.id}: this job has no batch levels, so its batch stays as it is")
+    if override.layers != ("*",):
+        raise OverrideError(f"override {override.id}: the batch is one for the whole model; leave layers out")
+    sizes = {"low": batch.low, "high": batch.high}
+    if isinstance(level, str) and level in sizes:
+        return sizes[level]
+    if isinstance(level, int) and not isinstance(level, bool) and level >= 1:
+        return level
+    raise OverrideError(
+        f"override {override.id}: unknown level {level!r} of the batch; known are low ({batch.low} samples), high "
+        f"({batch.high}), or a number of samples from 1 on"
+    )
+
+
+def batch_override(placed: Sequence[Placed], epoch: int) -> Placed | None:
+    """The override in force for the batch, the one with the largest number."""
+    held = [item for item in placed if item.global_batch is not None and item.holds(epoch)]
+    return max(held, key=lambda item: item.override.number, default=None)
 
 
 def overlay(placed: Sequence[Placed], epoch: int) -> dict[str, Placed]:
@@ -116,4 +147,4 @@ def _matching(override: Override, layers: Sequence[str]) -> tuple[str, ...]:
     return tuple(layer for layer in layers if any(fnmatchcase(layer, glob) for glob in override.layers))
 
 
-__all__ = ["Ladders", "Placed", "first_epoch", "overlay", "place"]
+__all__ = ["Ladders", "Placed", "batch_override", "first_epoch", "overlay", "place"]

@@ -86,7 +86,7 @@ def report_switch(run: Run, switch: Switch) -> None:
             step=decision.step,
             world_size=run.context.world_size,
             digest=plan_digest(decision.level_by_layer, decision.global_batch),
-            override_ids=tuple(sorted(set(decision.override_by_layer.values()))),
+            override_ids=decision.override_ids,
             acks=switch.acks,
         )
     )

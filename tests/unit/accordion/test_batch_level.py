@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from accordion.config import BatchConfig, DetectorConfig
 from accordion.controller import Controller
 from accordion.detector import init_detector, update_detector
+from accordion.errors import OverrideError
 from accordion.messages import Override, Report, decision_from_json, to_json
 from tests.unit.accordion.reports import NAMES, controller, histories, report
 
@@ -135,3 +136,77 @@ def test_a_batch_that_has_grown_stays_large_through_a_crash() -> None:
     assert levels(ours, [report(0, 1.0), report(1, 1.0)]) == ["low", "high"]
     other.load_state_dict(json.loads(json.dumps(ours.state_dict())))
     assert levels(other, [report(2, 9.0), report(3, 99.0)]) == ["high", "high"]
+
+
+def by_hand(level: object, **fields: object) -> Override:
+    return Override(id="o1", target="batch", level=level, **fields)
+
+
+def in_force(ours: Controller) -> tuple[object, ...]:
+    made = ours.decision
+    return made.batch_level, made.global_batch, made.batch_override, made.policy_batch_level
+
+
+@pytest.mark.parametrize(
+    ("level", "batch_level", "size"), [("low", "low", 64), ("high", "high", 512), (200, None, 200), (512, "high", 512)]
+)
+def test_a_person_gives_the_batch_a_level_or_a_size(level, batch_level, size) -> None:
+    ours = controller(batch=GROWS)
+    decision = ours.override([by_hand(level, until=9)], epoch=2, step=21)
+    assert in_force(ours) == (batch_level, size, "o1", "low")
+    assert decision.reason == f"override o1 holds the global batch at {size} until epoch 9"
+    assert (decision.override_ids, decision.override_by_layer) == (("o1",), {})
+
+
+def test_the_policy_has_the_batch_again_where_an_override_ends() -> None:
+    ours = controller(batch=GROWS)
+    ours.override([by_hand("high", until=2)], epoch=0, step=0)
+    ours.decide(report(0, global_batch=512))
+    assert in_force(ours) == ("high", 512, "o1", "low")
+    ours.decide(report(1, global_batch=512))
+    assert in_force(ours) == ("low", 64, None, None)
+
+
+def test_a_batch_that_only_grows_may_be_made_small_by_hand() -> None:
+    ours = controller(batch=GROWS)
+    levels(ours, [report(0, 1.0), report(1, 1.0)])
+    ours.override([by_hand("low")], epoch=2, step=20)
+    assert in_force(ours) == ("low", 64, "o1", "high")
+
+
+def test_of_two_overrides_of_the_batch_the_larger_number_holds() -> None:
+    ours = controller(batch=GROWS)
+    layers = Override(id="o2", level="high", number=9)
+    ours.override([by_hand(100, number=3), layers, replace(by_hand(200, number=2), id="o3")], epoch=0, step=0)
+    assert in_force(ours) == (None, 100, "o1", "low")
+    assert ours.decision.override_ids == ("o1", "o2")
+
+
+@pytest.mark.parametrize("level", ["middle", 0, -64, True, 64.0, {"rank": 2}])
+def test_a_batch_that_is_no_level_and_no_size_is_refused_with_what_is_known(level) -> None:
+    with pytest.raises(OverrideError, match=r"known are low \(64 samples\), high \(512\), or a number of samples"):
+        controller(batch=GROWS).check_override(by_hand(level))
+
+
+def test_a_batch_of_some_layers_is_refused() -> None:
+    with pytest.raises(OverrideError, match="one for the whole model; leave layers out"):
+        controller(batch=GROWS).check_override(by_hand("low", layers=("fc*",)))
+
+
+def test_without_a_batch_in_the_settings_its_override_is_refused() -> None:
+    with pytest.raises(OverrideError, match="this job has no batch levels, so its batch stays as it is"):
+        controller().check_override(by_hand(128))
+
+
+@given(history=histories(), cut=st.integers(0, 7))
+def test_an_override_of_the_batch_survives_saving_and_leaves_the_layers_alone(history, cut) -> None:
+    plain, ours = controller(batch=FREE), controller(batch=FREE)
+    ours.override([by_hand(100)], epoch=0, step=0)
+    for position, item in enumerate(history):
+        if position == cut:
+            saved = json.loads(json.dumps(ours.state_dict(), allow_nan=False))
+            ours = controller(batch=FREE)
+            ours.load_state_dict(saved)
+        one, two = plain.decide(item), ours.decide(item)
+        assert one.level_by_layer == two.level_by_layer
+        assert in_force(ours) == (None, 100, "o1", one.batch_level)

@@ -78,3 +78,9 @@ def test_a_decision_that_a_person_took_goes_through_json_unchanged() -> None:
     again = decision_from_json(json.loads(json.dumps(to_json(decision))))
     assert again == decision
     assert {level.name for level in again.policy_level_by_layer.values()} == {"low"}
+
+
+@given(one=st.none() | st.integers(1, 99), other=st.none() | st.integers(1, 99))
+def test_two_plans_of_another_batch_are_other_plans(one, other) -> None:
+    plan = {"a": Level(name="low", method="none")}
+    assert (plan_digest(plan, one) == plan_digest(plan, other)) == (one == other)
