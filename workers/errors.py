@@ -3,7 +3,8 @@
     WorkerError
     ├── TaskRaised        the task's own code raised: the job's fault, with the place where it happened
     ├── LossNotFinite     training went nowhere: no step could be taken any more
-    └── CheckpointError   a saved state does not fit this job
+    ├── CheckpointError   a saved state does not fit this job
+    └── ProcessLost       a worker process is gone, or as good as gone
 
 All carry one sentence with the value, the limit and the way out, and survive pickling.
 """
@@ -45,8 +46,16 @@ class LossNotFinite(WorkerError):
         )
 
 
+class ProcessLost(WorkerError):
+    """A worker process is gone or does not answer; nobody's fault."""
+
+
 class CheckpointError(WorkerError):
     """A checkpoint is torn, foreign or does not fit the job."""
 
 
-__all__ = ["CheckpointError", "LossNotFinite", "TaskRaised", "WorkerError"]
+class CodeError(WorkerError):
+    """The archive is not safe to unpack, its modules cannot be found, or they are no task."""
+
+
+__all__ = ["CheckpointError", "CodeError", "LossNotFinite", "ProcessLost", "TaskRaised", "WorkerError"]

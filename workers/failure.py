@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from workers.contract import EndReason, FailureRecord
-from workers.errors import LossNotFinite, TaskRaised, WorkerError
+from workers.errors import LossNotFinite, ProcessLost, TaskRaised, WorkerError
 
 CONTROLLER = -1
 """The rank under which a failure of no rank stands: of what starts and leads the group."""
@@ -15,7 +15,7 @@ MOST_LOST_GROUPS = 20
 """Worker groups that may be lost in a row without a step of progress: then the cluster is broken, not unlucky."""
 FIRST_PAUSE_S = 0.5
 MOST_PAUSE_S = 30.0
-"""Pauses before lost groups are started again: they double up to this."""
+"""Pauses before groups are started again that are lost again and again without a step: they double up to this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,8 @@ def _after_loss(lost: int, failure: FailureRecord) -> Retry | GiveUp:
     if lost > MOST_LOST_GROUPS:
         message = f"{lost} worker groups in a row were lost without a step; the last: {failure.message}"
         return GiveUp(reason="LOST", message=message)
-    return Retry(pause_s=min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (lost - 1)))
+    # A group that was lost after it got somewhere is bad luck: its survivors go on at once.
+    return Retry(pause_s=0.0 if lost == 1 else min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (lost - 2)))
 
 
 def _of_controller(error: BaseException) -> FailureRecord:
@@ -115,6 +116,8 @@ def _of_controller(error: BaseException) -> FailureRecord:
 
 def _is_dead(error: BaseException) -> bool:
     """Whether the error says that a process is gone rather than that code in it raised."""
+    if isinstance(error, ProcessLost):
+        return True
     rays = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] == "ray"}
     return not _SIGNS_OF_DEATH.isdisjoint(rays)
 
@@ -132,12 +135,6 @@ _SIGNS_OF_DEATH = frozenset(
         "OwnerDiedError",
         "WorkerCrashedError",
         "OutOfMemoryError",
-        "WorkerHealthCheckFailedError",
-        "WorkerHealthCheckTimeoutError",
-        "WorkerGroupStartupFailedError",
-        "WorkerGroupStartupTimeoutError",
-        "InsufficientClusterResourcesError",
-        "PreemptionError",
     }
 )
 """By name, so that this module loads without Ray."""

@@ -1,22 +1,26 @@
-"""The process group of a worker group, made inside the workers.
-
-Ray's own Torch backend would do the same, but it makes the supervisor and the Train controller import torch as well,
-one after the other: five seconds of a start on a small machine.
-"""
+"""The process group of a worker group, made inside the workers: one of them opens a store, and all meet there."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from workers.spec import WorkersSpec
 
 PEER_TIMEOUT = timedelta(seconds=60)
 """How long a collective waits for a peer that says nothing."""
+MEETING_TIMEOUT = timedelta(seconds=15)
+"""How long a worker waits for the store of a group that is being formed."""
+_SIOCGIFADDR = 0x8915
+"""From linux/sockios.h: the IPv4 address of an interface."""
 
 
 def device_of(workers: WorkersSpec) -> str:
@@ -24,27 +28,51 @@ def device_of(workers: WorkersSpec) -> str:
     return "cuda:0" if workers.gpus else "cpu"
 
 
-@contextmanager
-def process_group(rank: int, world_size: int, *, device: str) -> Iterator[None]:
-    """Be in a process group with all workers while the block runs: NCCL between GPUs, gloo between CPUs."""
-    from ray.train.collective import broadcast_from_rank_zero
+def open_store(host: str) -> TCPStore:
+    """A meeting point on a free port of this machine; it lives as long as the object does."""
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT)
 
-    address = broadcast_from_rank_zero(_free_address() if rank == 0 else None)
+
+def join(host: str, port: int) -> TCPStore:
+    """The store that another worker opened.
+
+    Raises:
+        RuntimeError: nobody answers there in time.
+    """
+    return TCPStore(host, port, is_master=False, timeout=MEETING_TIMEOUT)
+
+
+@contextmanager
+def process_group(store: Store, place: tuple[int, int], *, device: str, host: str) -> Iterator[None]:
+    """Be in a process group with all workers while the block runs: NCCL between GPUs, gloo between CPUs.
+
+    `place` is rank and world size, `host` this machine's address in the cluster.
+
+    Raises:
+        RuntimeError: not all workers came.
+    """
+    _listen_on(host)
+    rank, world_size = place
     backend = "nccl" if device.startswith("cuda") else "gloo"
-    dist.init_process_group(
-        backend, init_method=f"tcp://{address}", timeout=PEER_TIMEOUT, rank=rank, world_size=world_size
-    )
+    dist.init_process_group(backend, store=store, timeout=PEER_TIMEOUT, rank=rank, world_size=world_size)
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def _free_address() -> str:
-    """An address of this machine that its peers reach, with a port that is free now."""
-    import ray.util
+def _listen_on(host: str) -> None:
+    """Have gloo and NCCL use the interface that Ray uses: left alone, gloo takes what the machine's name stands for."""
+    interface = next((name for _, name in socket.if_nameindex() if _address_of(name) == host), None)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
-    host = ray.util.get_node_ip_address()
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
+
+def _address_of(interface: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])

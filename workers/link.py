@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,15 +12,12 @@ from workers.asking import ActorSilentError, Ask
 from workers.calls import Decided, Question, Receipt, Refused, Registration, Unknown
 from workers.contract import Launch, Orders, Payload, Progress, Started
 from workers.journal import Journal
+from workers.orders import Watch
 from workers.outbox import Outbox, SupersededError
 from workers.telemetry import LogShipper
 
 DECIDE_TIMEOUT_S = 2.0
 """A decision is never worth waiting longer for: the proposal says the same."""
-WATCH_S = 20.0
-"""How long one poll for orders stays open."""
-WATCH_PAUSE_S = 0.5
-"""Distance between polls while the actor is silent."""
 REGISTER_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -43,28 +39,21 @@ class ActorLink:
         self._shipper = shipper
         self._outbox = Outbox(launch.job_id, journal, ask)
         self._layers: tuple[LayerInfo, ...] = ()
-        self._orders = Orders()
-        self._callback: Callable[[Orders], None] | None = None
-        self._ordering = threading.Lock()
-        self._closed = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="orders", daemon=True)
+        self._watch = Watch(launch.job_id, ask)
 
     def start(self) -> None:
         """Begin to send and to listen."""
         self._outbox.start()
-        self._watcher.start()
+        self._watch.start()
 
     def close(self) -> None:
         """Stop both."""
-        self._closed.set()
+        self._watch.close()
         self._outbox.close()
 
     def on_orders(self, callback: Callable[[Orders], None]) -> None:
         """Call it with the orders known now, if any, and with all newer ones."""
-        with self._ordering:
-            self._callback = callback
-            if self._orders.version:
-                callback(self._orders)
+        self._watch.on_orders(callback)
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
         """Post the record, and make the actor hold this controller."""
@@ -134,33 +123,12 @@ class ActorLink:
             f"{answer.newest.generation} runs it; this worker group ends"
         )
 
-    def _watch(self) -> None:
-        while not self._closed.is_set():
-            try:
-                self._take(self._poll())
-            except ActorSilentError:
-                self._closed.wait(WATCH_PAUSE_S)
-            except Exception:
-                # this thread must hear the next orders, a cancel above all.
-                log.exception("orders could not be heard or followed; the next ones are")
-                self._closed.wait(WATCH_PAUSE_S)
-
-    def _poll(self) -> Orders:
-        job_id, version = self._launch.job_id, self._orders.version
-        orders: Orders = self._ask("watch", job_id, version, WATCH_S, timeout_s=WATCH_S + REGISTER_TIMEOUT_S)
-        return orders
-
-    def _take(self, orders: Orders) -> None:
-        with self._ordering:
-            if orders.version <= self._orders.version:
-                return
-            self._orders = orders
-            if self._callback is not None:
-                self._callback(orders)
-
 
 def _agrees(answer: Decided | Unknown, proposal: Decision) -> bool:
-    return isinstance(answer, Decided) and answer.decision.override_by_layer == proposal.override_by_layer
+    if not isinstance(answer, Decided):
+        return False
+    theirs = answer.decision
+    return (theirs.override_by_layer, theirs.batch_override) == (proposal.override_by_layer, proposal.batch_override)
 
 
 def _left(deadline: float) -> float:

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from workers.actor import NAMESPACE
-from workers.asking import PLACE, ActorSilentError, Ask, RayAsk
-from workers.contract import EndRecord, FailureRecord, Launch, Orders, Payload
-from workers.failure import Failures, GiveUp, Retry, failure_of, fatal_reason, next_move
+from workers.asking import PLACE, Ask, RayAsk
+from workers.attempt import Attempt
+from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Payload
+from workers.crew import Crew, RayCrew
+from workers.failure import Failures
 from workers.journal import Journal, claim_generation, read_end, read_records, write_end
-from workers.launch import fit, shipping
+from workers.orders import Watch
 from workers.outbox import Outbox
-from workers.telemetry import Source
+from workers.telemetry import Source, shipping
 
 MOST_RESTARTS = 100
 """Of the supervisor's process by Ray; each begins from the newest checkpoint."""
@@ -32,7 +34,7 @@ FLUSH_S = 10.0
 
 log = logging.getLogger(__name__)
 Phase = Literal["starting", "running", "ended"]
-_Kind = TypeVar("_Kind", EndRecord, FailureRecord)
+_Kind = TypeVar("_Kind", EndRecord, FailureRecord, PausedRecord)
 
 
 class Supervisor:
@@ -40,7 +42,7 @@ class Supervisor:
 
     Args:
         launch: the attempt as JSON.
-        fit: trains in one worker group of the generation given; returns `completed` or `stopped`.
+        crew: makes the attempt's worker processes.
         ask: the way to the Accordion actor; by default that of the Ray cluster this process belongs to.
         pause: waits for so many seconds.
     """
@@ -49,16 +51,16 @@ class Supervisor:
         self,
         launch: str,
         *,
-        fit: Callable[[Launch, int], str] = fit,
+        crew: Callable[[Launch], Crew] = RayCrew,
         ask: Ask | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._launch = Launch.model_validate_json(launch)
         self._storage = Path(self._launch.storage)
-        self._fit = fit
+        self._crew = crew
         self._ask = ask or RayAsk()
         self._pause = pause
-        self._failures = Failures()
+        self._watch = Watch(self._launch.job_id, self._ask)
         self._state: tuple[Phase, str] = ("starting", "the supervisor begins")
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
@@ -69,9 +71,11 @@ class Supervisor:
     def _run(self) -> None:
         source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
         with shipping(source, self._ask):
+            self._watch.start()
             while not self._is_over():
                 self._pause(TRY_AGAIN_S)
-        self._state = ("ended", "the job is over")
+            self._watch.close()
+        self._state = ("ended", "the attempt is over")
 
     def _is_over(self) -> bool:
         """Do what is left of the attempt; False where that has to be tried again."""
@@ -80,76 +84,57 @@ class Supervisor:
                 self._end(self._recorded_end() or self._train())
         except Exception as error:
             # a supervisor whose storage is full or away goes on when it is back: nobody else would end the job.
-            self._wait_for(f"the supervisor cannot go on: {type(error).__name__}: {error}", TRY_AGAIN_S)
+            why = f"the supervisor cannot go on: {type(error).__name__}: {error}"
+            self.say(f"{why}; it tries again in {TRY_AGAIN_S:g} s")
             log.exception("the supervisor cannot go on")
             return False
         return True
 
-    def _train(self) -> EndRecord:
-        """Start worker groups until one of them, or their failures, or people end the job; record how."""
-        self._failures = Failures.recorded(self._recorded(FailureRecord))
-        end = self._run_groups()
+    def _train(self) -> EndRecord | PausedRecord:
+        """Let worker groups train until they, or their failures, or people end the attempt; record how."""
+        failures = Failures.recorded(self._recorded(FailureRecord))
+        self._watch.look(ASK_TIMEOUT_S)
+        attempt = Attempt(launch=self._launch, crew=self._crew(self._launch), desk=self, failures=failures)
+        end = attempt.run()
         self._journal().write(end)
         return end
 
-    def _run_groups(self) -> EndRecord:
-        while not self._is_cancelled():
-            generation = claim_generation(self._storage)
-            self._state = ("running", f"worker group {generation} starts")
-            try:
-                outcome = self._fit(self._launch, generation)
-            except Exception as error:  # noqa: BLE001  # whatever ends a group is looked at
-                end = self._after(error, generation)
-                if end is not None:
-                    return end
-                continue
-            if outcome == "completed":
-                return EndRecord(status="SUCCEEDED", reason="COMPLETED")
-            return _cancelled("its state was saved")
-        return _cancelled("no worker group was running")
-
-    def _after(self, error: Exception, generation: int) -> EndRecord | None:
-        """Record the failure; pause, or say how the job ends."""
-        from workers.scaling import errors_by_rank
-
-        by_rank = errors_by_rank(error)
-        failure = failure_of(by_rank)
-        progressed = self._progressed(generation)
-        self._say(failure)
-        self._failures, move = next_move(
-            self._failures,
-            failure,
-            progressed=progressed,
-            most_own=self._launch.spec.max_failures,
-            fatal=fatal_reason(by_rank) if failure.cause == "job" else None,
-        )
-        match move:
-            case Retry(pause_s=pause_s):
-                self._wait_for(failure.message, pause_s)
-                log.warning("%s; another worker group starts in %g s", failure.message, pause_s)
-                self._pause(pause_s)
-                return None
-            case GiveUp(reason=reason, message=message):
-                return EndRecord(status="FAILED", reason=reason, message=message)
-
-    def _end(self, end: EndRecord) -> None:
+    def _end(self, end: EndRecord | PausedRecord) -> None:
         """The record is in the journal; now the file with all records, then the way to the database."""
-        write_end(self._storage, end)
-        log.info("the job ends: %s %s", end.reason, end.message)
+        if isinstance(end, EndRecord):
+            write_end(self._storage, end)
+            log.info("the job ends: %s %s", end.reason, end.message)
         self._send(self._journal())
 
-    def _say(self, failure: FailureRecord) -> None:
-        """Record it in a generation of its own: what the dead group's zombies say from now on is refused."""
+    def claim(self) -> int:
+        """A new generation."""
+        return claim_generation(self._storage)
+
+    def record(self, failure: FailureRecord) -> None:
+        """Keep it, in a generation of its own: what the dead group's zombies say from now on is refused."""
         journal = self._journal()
         journal.write(failure)
         self._send(journal)
 
-    def _wait_for(self, why: str, pause_s: float) -> None:
-        self._state = (self._state[0], f"{why}; it goes on in {pause_s:g} s")
+    def progressed(self, generation: int) -> bool:
+        """Whether the group got so far that it recorded more than its start."""
+        payloads: list[Payload] = [r.payload for r in read_records(self._storage) if r.generation == generation]
+        return any(payload.kind != "started" for payload in payloads)
+
+    def say(self, message: str) -> None:
+        """What the attempt does or waits for."""
+        self._state = ("running", message)
+
+    def orders(self) -> Orders:
+        """What people want now, as far as it was heard."""
+        return self._watch.orders
+
+    def stopped_by(self) -> Literal["cancel", "pause"]:
+        """What people wanted of a group that stopped for it; where nobody says so any more, the milder."""
+        return self._watch.look(ASK_TIMEOUT_S).stop or "pause"
 
     def _journal(self) -> Journal:
-        generation = claim_generation(self._storage)
-        return Journal(self._storage, attempt=self._launch.attempt, generation=generation, clock=time.time)
+        return Journal(self._storage, attempt=self._launch.attempt, generation=self.claim(), clock=time.time)
 
     def _send(self, journal: Journal) -> None:
         outbox = Outbox(self._launch.job_id, journal, self._ask)
@@ -157,30 +142,15 @@ class Supervisor:
         outbox.flush(FLUSH_S)
         outbox.close()
 
-    def _recorded_end(self) -> EndRecord | None:
-        """How the attempt ended, where the process died before it could write the end file."""
-        return next(iter(self._recorded(EndRecord)), None)
+    def _recorded_end(self) -> EndRecord | PausedRecord | None:
+        """How the attempt ended, where the process died before all knew."""
+        ends: list[EndRecord | PausedRecord] = [*self._recorded(EndRecord), *self._recorded(PausedRecord)]
+        return next(iter(ends), None)
 
     def _recorded(self, kind: type[_Kind]) -> list[_Kind]:
         """What this attempt recorded of a kind, in order."""
         ours = (record for record in read_records(self._storage) if record.attempt == self._launch.attempt)
         return [record.payload for record in ours if isinstance(record.payload, kind)]
-
-    def _progressed(self, generation: int) -> bool:
-        """Whether the group got so far that it recorded more than its start."""
-        payloads: list[Payload] = [r.payload for r in read_records(self._storage) if r.generation == generation]
-        return any(payload.kind != "started" for payload in payloads)
-
-    def _is_cancelled(self) -> bool:
-        try:
-            orders: Orders = self._ask("watch", self._launch.job_id, -1, 0.0, timeout_s=ASK_TIMEOUT_S)
-        except ActorSilentError:
-            return False
-        return orders.stop == "cancel"
-
-
-def _cancelled(state: str) -> EndRecord:
-    return EndRecord(status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}")
 
 
 def start_supervisor(launch: Launch) -> Any:

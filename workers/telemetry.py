@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -30,6 +31,8 @@ BUFFER_BYTES = 512 * 1024
 LINE_BYTES = 8 * 1024
 """The rest of a longer line is cut."""
 SEND_TIMEOUT_S = 10.0
+LOG_FLUSH_S = 3.0
+"""How long an ending process waits for its last log lines to leave."""
 
 _PIECES = re.compile(r"[^\r\n]+|[\r\n]")
 
@@ -204,9 +207,22 @@ def captured(take: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def shipping(source: Source, ask: Ask) -> Iterator[LogShipper]:
+    """Send what this process prints or logs inside the block to the job's log."""
+    shipper = LogShipper(source, ask, time.time)
+    shipper.start()
+    try:
+        with captured(shipper.write):
+            yield shipper
+    finally:
+        shipper.flush(LOG_FLUSH_S)
+        shipper.close()
+
+
 def _cut(line: str) -> str:
     """The line as text that every file and database takes, no longer than it may be."""
     return line.encode(errors="replace")[:LINE_BYTES].decode(errors="ignore")
 
 
-__all__ = ["LogShipper", "Source", "captured"]
+__all__ = ["LogShipper", "Source", "captured", "shipping"]

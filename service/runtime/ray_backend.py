@@ -16,7 +16,6 @@ from workers.actor import NAMESPACE
 from workers.asking import ActorSilentError, RayAsk, ensure_actor
 from workers.contract import Cursor, Drained, EndRecord, Launch, Orders
 from workers.journal import read_end, read_records
-from workers.reservations import free_orphans
 from workers.supervisor import parse_name, start_supervisor, supervisor_name
 
 PROBE_TIMEOUT_S = 2.0
@@ -45,12 +44,8 @@ class RayBackend:
             return [_node(found) for found in ray.nodes()]
 
     def supervisors(self) -> list[SupervisorState]:
-        """All supervisors of ours that live; one that Ray is restarting counts as starting.
-
-        Gives back what the worker groups of dead ones had reserved: nobody else looks as long as no job starts.
-        """
+        """All supervisors of ours that live; one that Ray is restarting counts as starting."""
         with self._connected():
-            free_orphans()
             names = [name for name in ray.util.list_named_actors() if parse_name(name)]
             calls = {name: actor.state.remote() for name in names if (actor := _find(name)) is not None}
             if calls:

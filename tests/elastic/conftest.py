@@ -156,4 +156,4 @@ def start(backend: RayBackend, tmp_path: Path) -> Iterator[Start]:
     for life in lives:
         backend.remove(life.launch.job_id)
     wait_for(lambda: not backend.supervisors() and everything_is_free())
-    wait_for(lambda: not any(map(processes, ("ray::Supervisor", "ray::TrainController", "RayTrainWorker"))))
+    wait_for(lambda: not any(map(processes, ("ray::Supervisor", "ray::Worker"))))

@@ -62,7 +62,7 @@ def came_once_and_in_order(life: Life) -> bool:
 def test_a_killed_worker_costs_nothing_but_time(start: Start, undisturbed: list[Any]) -> None:
     life = start(DIGITS)
     life.reach(2)
-    kill("RayTrainWorker")
+    kill("ray::Worker")
     assert life.end().reason == "COMPLETED"
     assert causes(life) == ["infrastructure"]
     assert came_once_and_in_order(life)
@@ -136,6 +136,6 @@ def test_nothing_of_the_drivers_environment_reaches_the_workers(start: Start, mo
     monkeypatch.setenv("ACCORDION_DATABASE_URL", "postgresql://secret")
     life = start(DIGITS)
     life.reach(0)
-    for title in ("RayTrainWorker", "ray::Supervisor"):
+    for title in ("ray::Worker", "ray::Supervisor"):
         for pid in processes(title):
             assert b"postgresql://secret" not in Path(f"/proc/{pid}/environ").read_bytes()

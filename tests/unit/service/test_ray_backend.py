@@ -41,7 +41,6 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return held[call]
 
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray_backend, "free_orphans", lambda: 0)
     monkeypatch.setattr(ray.util, "list_named_actors", lambda: list(held))
     for name, function in {"get_actor": get_actor, "get": get, "wait": lambda calls, **_: None}.items():
         monkeypatch.setattr(ray, name, function)

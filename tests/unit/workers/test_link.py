@@ -12,6 +12,7 @@ from accordion.messages import Override
 from tests.unit.workers.test_actor import controller, progress, report
 from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, stamp, until
 from workers import link as link_module
+from workers import orders
 from workers.contract import Orders
 from workers.link import ActorLink
 from workers.outbox import SupersededError
@@ -26,7 +27,7 @@ Open = Callable[[], ActorLink]
 def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Starts the link of a new generation's rank 0."""
     monkeypatch.setattr(link_module, "DECIDE_TIMEOUT_S", LONG_S)
-    monkeypatch.setattr(link_module, "WATCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(orders, "PAUSE_S", 0.01)
     made: list[ActorLink] = []
 
     def start() -> ActorLink:

@@ -1,0 +1,233 @@
+"""One attempt's worker groups, one after the other: who trains when processes come and go, and what a failure means.
+
+The supervisor's thread runs this. All knowledge of Ray is in the crew; all choices are in `elastic` and `failure`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from workers.context import Interruption
+from workers.contract import EndReason, EndRecord, FailureRecord, Launch, Orders, PausedRecord, ResizeRecord, Size
+from workers.crew import Crew
+from workers.elastic import Plan, Situation, plan
+from workers.errors import ProcessLost
+from workers.failure import CONTROLLER, Failures, GiveUp, Retry, failure_of, fatal_reason, next_move
+
+TICK_S = 0.1
+"""The longest time between two looks at the whole."""
+RETURN_S = 5.0
+"""How long the others of a broken group may take to come back. A collective that breaks says so at once, but where the
+network is cut only its timeout does; and a process that is ended is replaced in two seconds."""
+
+log = logging.getLogger(__name__)
+
+
+class Desk(Protocol):
+    """What the attempt needs of its supervisor."""
+
+    def claim(self) -> int:
+        """A new generation."""
+
+    def record(self, failure: FailureRecord) -> None:
+        """Keep it, in a generation of its own: what the dead group's zombies say from now on is refused."""
+
+    def progressed(self, generation: int) -> bool:
+        """Whether that group recorded more than its start."""
+
+    def say(self, message: str) -> None:
+        """What the attempt does or waits for, in one sentence."""
+
+    def orders(self) -> Orders:
+        """What people want now."""
+
+    def stopped_by(self) -> Literal["cancel", "pause"]:
+        """What people wanted of a group that stopped for it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """The worker group that trains."""
+
+    members: tuple[int, ...]
+    generation: int
+    size: Size
+    resizing: bool = False
+    broken_at: float | None = None
+    """When the first of its members came back with an error."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """The groups of one attempt."""
+
+    launch: Launch
+    crew: Crew
+    desk: Desk
+    failures: Failures
+    clock: Callable[[], float] = time.time
+    _last: tuple[int, ...] = ()
+    """Members of the newest group."""
+    _group: _Group | None = None
+    _interruption: Interruption | None = None
+    _not_before: float = 0.0
+    """When another group may begin, after one that failed."""
+    _generations: list[int] = field(default_factory=list)
+
+    def run(self) -> EndRecord | PausedRecord:
+        """Train until the job or the attempt is over."""
+        try:
+            while True:
+                over = self._turn()
+                if over is not None:
+                    return over
+                self.crew.look(TICK_S)
+        finally:
+            self.crew.close()
+
+    def _turn(self) -> EndRecord | PausedRecord | None:
+        orders = self.desk.orders()
+        if self._group is not None:
+            over = self._ended(self._group)
+            if over is not None:
+                return over
+        elif orders.stop is not None:
+            return _stopped(orders.stop, None, "no worker group was running")
+        size = orders.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
+        return self._follow(size) or self._unstarted()
+
+    def _follow(self, size: Size) -> EndRecord | None:
+        """Hire and dismiss, and bring the right group to train."""
+        todo = plan(self._situation(size))
+        for number in todo.dismiss:
+            self.crew.dismiss(number)
+        for _ in range(todo.hire):
+            self.crew.hire()
+        if self._group is not None:
+            self._resize(self._group, todo, size)
+            return None
+        if todo.group and self.clock() >= self._not_before:
+            return self._start(todo, size)
+        self._say_waiting(size)
+        return None
+
+    def _situation(self, size: Size) -> Situation:
+        return Situation(
+            processes=self.crew.processes,
+            size=size,
+            group=self._last,
+            training=self._group is not None,
+            hired_at=self.crew.hired_at,
+            now=self.clock(),
+        )
+
+    def _start(self, todo: Plan, size: Size) -> EndRecord | None:
+        generation = self.desk.claim()
+        self.desk.say(f"worker group {generation} starts with {len(todo.group)} of {size.target} workers")
+        self._group = _Group(members=todo.group, generation=generation, size=size)
+        self._last = todo.group
+        try:
+            self.crew.seat(todo.group, generation, self._interruption)
+        except ProcessLost as error:
+            return self._failed(self._group, {0: error})
+        return None
+
+    def _resize(self, group: _Group, todo: Plan, size: Size) -> None:
+        """Have the group stop at its next step boundary where another one should train."""
+        if todo.group == group.members or group.resizing or group.broken_at is not None:
+            return
+        group.resizing = True
+        note = self._resizing(group, todo, size)
+        log.info("%s", note.message)
+        self.desk.say(note.message)
+        self.crew.ask("RESIZE", note)
+
+    def _resizing(self, group: _Group, todo: Plan, size: Size) -> ResizeRecord:
+        old, new = len(group.members), len(todo.group)
+        leaving = {one.number for one in self.crew.processes if one.leaving_since is not None}
+        cause: Literal["ordered", "joined", "leaving"] = "ordered" if size != group.size else "joined"
+        why = "as was asked for" if cause == "ordered" else "processes that were missing are there"
+        if not leaving.isdisjoint(group.members):
+            cause, why = "leaving", f"the node of {len(leaving)} of its processes is being drained"
+        message = f"the group goes from {old} to {new} workers: {why}"
+        return ResizeRecord(cause=cause, old=old, new=new, step=self._interrupted("resize", old).step, message=message)
+
+    def _ended(self, group: _Group) -> EndRecord | PausedRecord | None:
+        """What follows where all of the group's members came back."""
+        returned = self.crew.returned()
+        errors = {rank: answer for rank, answer in returned.items() if isinstance(answer, BaseException)}
+        if errors and len(returned) < len(group.members):
+            self._call_back(group, returned)
+            return None
+        if len(returned) < len(group.members):
+            return None
+        if errors:
+            return self._failed(group, errors)
+        self._group, outcome = None, next(iter(returned.values()))
+        if outcome == "completed":
+            return EndRecord(status="SUCCEEDED", reason="COMPLETED")
+        self._interruption = self._interrupted("resize", len(group.members))
+        if outcome == "stopped":
+            return _stopped(self.desk.stopped_by(), self._interruption.step, "its state was saved")
+        return None
+
+    def _call_back(self, group: _Group, returned: Mapping[int, object]) -> None:
+        """End those who stay away from a broken group for too long."""
+        group.broken_at = group.broken_at or self.clock()
+        if self.clock() - group.broken_at >= RETURN_S:
+            for rank, number in enumerate(group.members):
+                if rank not in returned:
+                    log.warning("rank %d has not come back from a broken group in %g s and is ended", rank, RETURN_S)
+                    self.crew.expel(number)
+
+    def _failed(self, group: _Group, errors: Mapping[int, BaseException]) -> EndRecord | None:
+        """Record what ended the group, and say how the job ends, if it does."""
+        self._group = None
+        self._interruption = self._interrupted("recovery", len(group.members))
+        failure = failure_of(errors)
+        fatal = fatal_reason(errors) if failure.cause == "job" else None
+        if failure.cause == "job" or self.launch.spec.workers.gpus:
+            # what raised in a process may have left it broken; a GPU is not trusted after a peer was lost.
+            for number in group.members:
+                self.crew.dismiss(number)
+        return self._after(failure, progressed=self.desk.progressed(group.generation), fatal=fatal)
+
+    def _unstarted(self) -> EndRecord | None:
+        """Processes that did not come up count as a group that was lost without a step."""
+        errors = self.crew.failed_starts()
+        if not errors:
+            return None
+        failure = failure_of({CONTROLLER: errors[0]})
+        return self._after(failure, progressed=False, fatal=fatal_reason({CONTROLLER: errors[0]}))
+
+    def _after(self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None) -> EndRecord | None:
+        self.desk.record(failure)
+        self.failures, move = next_move(
+            self.failures, failure, progressed=progressed, most_own=self.launch.spec.max_failures, fatal=fatal
+        )
+        match move:
+            case Retry(pause_s=pause_s):
+                self._not_before = self.clock() + pause_s
+                log.warning("%s; the job goes on from its newest checkpoint", failure.message)
+                self.desk.say(f"{failure.message}; the job goes on from its newest checkpoint in {pause_s:g} s")
+                return None
+            case GiveUp(reason=reason, message=message):
+                return EndRecord(status="FAILED", reason=reason, message=message)
+
+    def _interrupted(self, cause: Literal["resize", "recovery"], world_size: int) -> Interruption:
+        step, stepped_at = self.crew.last_step() or (0, self.clock())
+        return Interruption(cause=cause, world_size=world_size, step=step, time=stepped_at)
+
+    def _say_waiting(self, size: Size) -> None:
+        ready = sum(one.ready_since is not None for one in self.crew.processes)
+        self.desk.say(f"{ready} of {size.target} worker processes are ready, {size.min} are needed")
+
+
+def _stopped(why: Literal["cancel", "pause"], step: int | None, state: str) -> EndRecord | PausedRecord:
+    if why == "pause":
+        return PausedRecord(step=step)
+    return EndRecord(status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}")

@@ -1,0 +1,286 @@
+"""The worker processes of one attempt, as plain Ray actors: hired, seated in groups, watched, dismissed.
+
+Ray places them, counts what they reserve, and says when one is gone. Which does not answer any more we see ourselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from workers.cluster import draining_nodes
+from workers.context import Interruption
+from workers.contract import Launch, ResizeRecord
+from workers.elastic import Process
+from workers.errors import ProcessLost
+from workers.worker import Place, Pulse, Seat, Worker
+
+PULSE_S = 1.0
+"""Distance between two signs of life that are asked of a process."""
+HUNG_S = 15.0
+"""How long a process may leave one unanswered: far longer than a loaded machine takes, and short beside the 600 s after
+which a collective gives up by default."""
+SURVEY_S = 0.5
+"""Distance between two looks at nodes that are being drained."""
+OPEN_S = 10.0
+"""How long rank 0's process may take to open the store of a group."""
+FAREWELL_S = 1.0
+"""How long to wait for the last signs of life of a group that ended."""
+
+log = logging.getLogger(__name__)
+
+
+EXPELLED = "expelled"
+"""What a process counts as coming back with that did not come back."""
+
+
+class Crew(Protocol):
+    """The processes of one attempt. One thread uses it."""
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those that live, by number."""
+
+    @property
+    def hired_at(self) -> float:
+        """When the newest was hired."""
+
+    def hire(self) -> None:
+        """Ask for one more process; it starts as soon as the cluster has room."""
+
+    def dismiss(self, number: int) -> None:
+        """End a process by force; nothing happens where there is none."""
+
+    def expel(self, number: int) -> None:
+        """End one that trains, by whatever force it takes; it counts as returned, and not as the cause of anything."""
+
+    def look(self, timeout_s: float) -> None:
+        """Take in what happened, or wait so long for something to happen."""
+
+    def failed_starts(self) -> list[BaseException]:
+        """Why processes did not come up, since the last call."""
+
+    def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
+        """Let these train, in rank order.
+
+        Raises:
+            ProcessLost: the one that leads them does not answer.
+        """
+
+    def returned(self) -> dict[int, str | BaseException]:
+        """What the group's members came back with so far, by rank: the loop's outcome, or what ended them."""
+
+    def ask(self, word: Literal["RESIZE", "CHECKPOINT"], note: ResizeRecord | None = None) -> None:
+        """Have the group announce the word at its next step boundary, and rank 0 keep the note."""
+
+    def last_step(self) -> tuple[int, float] | None:
+        """The newest step that any living process knows of, and when it was made; None where there was none."""
+
+    def close(self) -> None:
+        """End all processes."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    number: int
+    actor: Any
+    starting: Any
+    """Becomes its `Place`."""
+    place: Place | None = None
+    ready_since: float | None = None
+    leaving_since: float | None = None
+    training: Any = None
+    pulsing: Any = None
+    pulsed_at: float = 0.0
+    """When the newest sign of life was asked for."""
+    pulse: Pulse | None = None
+
+    def calls(self) -> list[Any]:
+        return [call for call in (self.starting, self.training, self.pulsing) if call is not None]
+
+
+class RayCrew:
+    """Implements `Crew`."""
+
+    def __init__(self, launch: Launch) -> None:
+        import ray
+
+        self._ray = ray
+        self._launch = launch.model_dump_json()
+        workers = launch.spec.workers
+        self._options = {"num_cpus": workers.cpus, "num_gpus": workers.gpus, "max_concurrency": 4, "max_restarts": 0}
+        self._members: dict[int, _Member] = {}
+        self._next = 0
+        self._failed: list[BaseException] = []
+        self._group: tuple[int, ...] = ()
+        self._returned: dict[int, str | BaseException] = {}
+        self._surveyed_at = 0.0
+        self.hired_at = 0.0
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those that live, by number."""
+        return [
+            Process(number=one.number, ready_since=one.ready_since, leaving_since=one.leaving_since)
+            for one in self._members.values()
+        ]
+
+    def hire(self) -> None:
+        """One more actor; Ray starts it where there is room."""
+        actor = self._ray.remote(Worker).options(**self._options).remote(self._launch)
+        self._members[self._next] = _Member(self._next, actor, actor.place.remote())
+        self._next += 1
+        self.hired_at = time.time()
+
+    def dismiss(self, number: int) -> None:
+        """Kill the actor."""
+        member = self._members.pop(number, None)
+        if member is not None:
+            self._ray.kill(member.actor)
+
+    def expel(self, number: int) -> None:
+        """Kill the actor and its process."""
+        member = self._members.get(number)
+        if member is not None:
+            self.dismiss(number)
+            self._end_process(member)
+            self._returned[self._group.index(number)] = EXPELLED
+
+    def look(self, timeout_s: float) -> None:
+        """Wait for any of the open calls, then take what has come."""
+        self._ask_for_signs_of_life()
+        calls = {call: member for member in self._members.values() for call in member.calls()}
+        if calls:
+            done, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+            more, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+            for call in dict.fromkeys([*done, *more]):
+                self._take(calls[call], call)
+        else:
+            time.sleep(timeout_s)
+        self._end_the_hung()
+        self._survey()
+
+    def failed_starts(self) -> list[BaseException]:
+        """Why processes did not come up, since the last call."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
+        """Rank 0 opens the store, then all train.
+
+        Raises:
+            ProcessLost: rank 0's process does not answer.
+        """
+        members = [self._members[number] for number in group]
+        try:
+            store = self._ray.get(members[0].actor.open.remote(generation), timeout=OPEN_S)
+        except (self._ray.exceptions.RayError, TimeoutError) as error:
+            self.dismiss(group[0])
+            raise ProcessLost(f"rank 0's process opened no store for its group: {type(error).__name__}") from error
+        self._group, self._returned = tuple(group), {}
+        for rank, member in enumerate(members):
+            seat = Seat(generation=generation, rank=rank, world_size=len(group), store=store, interruption=interruption)
+            member.training = member.actor.train.remote(seat)
+
+    def returned(self) -> dict[int, str | BaseException]:
+        """Outcomes and errors by rank."""
+        return dict(self._returned)
+
+    def ask(self, word: Literal["RESIZE", "CHECKPOINT"], note: ResizeRecord | None = None) -> None:
+        """Through rank 0's process."""
+        leader = self._members.get(self._group[0])
+        if leader is not None:
+            leader.actor.ask.remote(word, note)
+
+    def last_step(self) -> tuple[int, float] | None:
+        """Ask all that live, and remember what the dead said last."""
+        living = [member for member in self._members.values() if member.ready_since is not None]
+        calls = [member.actor.pulse.remote(()) for member in living]
+        if calls:
+            done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=FAREWELL_S)
+            for member, call in zip(living, calls, strict=True):
+                if call in done:
+                    with suppress(self._ray.exceptions.RayError):
+                        member.pulse = self._ray.get(call)
+        pulses = [member.pulse for member in living if member.pulse is not None and member.pulse.stepped_at]
+        return max(((pulse.step, pulse.stepped_at) for pulse in pulses), default=None)
+
+    def close(self) -> None:
+        """Kill all actors."""
+        for number in list(self._members):
+            self.dismiss(number)
+
+    def _ask_for_signs_of_life(self) -> None:
+        now = time.time()
+        seated = [self._members.get(number) for number in self._group]
+        computed = tuple(one.pulse.compute_s if one is not None and one.pulse is not None else 0.0 for one in seated)
+        for member in self._members.values():
+            if member.ready_since is not None and member.pulsing is None and now - member.pulsed_at >= PULSE_S:
+                member.pulsing, member.pulsed_at = member.actor.pulse.remote(computed), now
+
+    def _take(self, member: _Member, call: Any) -> None:
+        """A call has come back."""
+        answer: Any = None
+        error: BaseException | None = None
+        try:
+            answer = self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as raised:
+            error = raised.cause
+        except self._ray.exceptions.RayError as lost:
+            error = lost
+            self._members.pop(member.number, None)
+        if call is member.training:
+            member.training = None
+            self._returned[self._group.index(member.number)] = answer if error is None else error
+        elif call is member.pulsing:
+            member.pulsing, member.pulse = None, answer or member.pulse
+        elif error is None:
+            member.starting, member.place, member.ready_since = None, answer, time.time()
+        else:
+            self._failed.append(error)
+
+    def _end_the_hung(self) -> None:
+        now = time.time()
+        for member in list(self._members.values()):
+            if member.pulsing is not None and now - member.pulsed_at >= HUNG_S:
+                lost = ProcessLost(f"the process has not answered for {HUNG_S:g} s, and was ended")
+                log.warning("worker process %d has not answered for %g s and is ended", member.number, HUNG_S)
+                self.dismiss(member.number)
+                self._end_process(member)
+                if member.training is not None:
+                    self._returned[self._group.index(member.number)] = lost
+
+    def _end_process(self, member: _Member) -> None:
+        """A stopped process does not hear Ray: its machine ends it."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if member.place is None:
+            return
+        if member.place.node == self._ray.get_runtime_context().get_node_id():
+            _kill(member.place.pid)
+            return
+        there = NodeAffinitySchedulingStrategy(member.place.node, soft=False)
+        self._ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(member.place.pid)
+
+    def _survey(self) -> None:
+        """See whose node is being drained."""
+        now = time.time()
+        if now - self._surveyed_at < SURVEY_S:
+            return
+        self._surveyed_at = now
+        with suppress(self._ray.exceptions.RayError, OSError):
+            leaving = draining_nodes()
+            for member in self._members.values():
+                if member.place is not None and member.place.node in leaving:
+                    member.leaving_since = member.leaving_since or now
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,183 @@
+"""One process of a job's workers: an actor that stays while worker groups form and end around it.
+
+What takes long happens once, when the process starts: torch, the task and its data. A group is a call of `train`; it
+ends, and the process waits for its seat in the next one.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from workers.asking import RayAsk
+from workers.context import Helm, Interruption, Link, NoLink, WorkerContext
+from workers.contract import Launch, ResizeRecord
+from workers.journal import Journal
+from workers.link import ActorLink
+from workers.telemetry import Source, shipping
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a process runs."""
+
+    node: str
+    """Ray's id of the node."""
+    host: str
+    """Its address in the cluster."""
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A process's part in one worker group."""
+
+    generation: int
+    rank: int
+    world_size: int
+    store: tuple[str, int]
+    """Host and port where the group meets; rank 0's process has opened it."""
+    interruption: Interruption | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """A sign of life."""
+
+    step: int
+    stepped_at: float
+    compute_s: float
+
+
+class Worker:
+    """The actor. `train` blocks one of its threads; all else answers at once.
+
+    Args:
+        launch: the attempt as JSON.
+    """
+
+    def __init__(self, launch: str) -> None:
+        # loaded here, so that a process that says it is ready can begin at once.
+        import workers.loop  # noqa: F401
+
+        self._launch = Launch.model_validate_json(launch)
+        self._helm = Helm()
+        self._store: TCPStore | None = None
+        self._link: Link | None = None
+        """Of rank 0, while it trains."""
+
+    def place(self) -> Place:
+        """Where this process runs; answered as soon as it is ready."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return Place(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
+
+    def open(self, generation: int) -> tuple[str, int]:
+        """Open the store of a new group, which this process leads; gives its host and port."""
+        from workers.group import open_store
+
+        log.debug("group %d meets here", generation)
+        self._store = open_store(self.place().host)
+        return self._store.host, self._store.port
+
+    def ask(self, word: Literal["RESIZE", "CHECKPOINT"], note: ResizeRecord | None) -> None:
+        """Have the group announce it at its next step boundary, and keep the note among its records."""
+        from accordion.control import Word
+
+        if note is not None and self._link is not None:
+            self._link.post(note)
+        self._helm.ask(Word[word])
+
+    def pulse(self, compute_s_by_rank: tuple[float, ...]) -> Pulse:
+        """Say how far this worker is; `compute_s_by_rank` is what all ranks last said."""
+        helm = self._helm
+        helm.compute_s_by_rank = compute_s_by_rank
+        return Pulse(step=helm.step, stepped_at=helm.stepped_at, compute_s=helm.compute_s)
+
+    def train(self, seat: Seat) -> str:
+        """Train in this group until it ends; gives the loop's outcome.
+
+        Raises:
+            WorkerError: as `loop.train`.
+            RuntimeError: a collective broke, since some peer is gone.
+        """
+        try:
+            return self._train(seat)
+        finally:
+            # sockets of the group close with the last object that holds one: peers wait for that.
+            self._store = None
+            gc.collect()
+
+    def _train(self, seat: Seat) -> str:
+        from workers.group import device_of, join, process_group
+
+        step, stepped_at = self._helm.step, self._helm.stepped_at
+        self._helm = Helm()
+        self._helm.step, self._helm.stepped_at = step, stepped_at
+        device = device_of(self._launch.spec.workers)
+        store = self._store if seat.rank == 0 and self._store is not None else join(*seat.store)
+        place = (seat.rank, seat.world_size)
+        with (
+            _link(self._launch, seat) as link,
+            process_group(store, place, device=device, host=self.place().host),
+        ):
+            context = WorkerContext(
+                launch=self._launch,
+                generation=seat.generation,
+                rank=seat.rank,
+                world_size=seat.world_size,
+                device=device,
+                link=link,
+                interruption=seat.interruption,
+                helm=self._helm,
+            )
+            self._link = link
+            try:
+                return _run(context)
+            finally:
+                self._link = None
+
+
+def _run(context: WorkerContext) -> str:
+    """Run the loop; what it raises goes to the log with its traceback."""
+    from workers.errors import WorkerError
+    from workers.loop import train
+
+    log.info("rank %d of %d trains on %s", context.rank, context.world_size, context.device)
+    try:
+        return train(context)
+    except WorkerError:
+        raise
+    except Exception:
+        log.exception("rank %d ends", context.rank)
+        raise
+
+
+@contextmanager
+def _link(launch: Launch, seat: Seat) -> Iterator[Link]:
+    """The rank's road to the world while the block runs; what the rank prints travels on it."""
+    ask = RayAsk()
+    with shipping(Source(job_id=launch.job_id, attempt=launch.attempt, rank=seat.rank), ask) as shipper:
+        if seat.rank != 0:
+            yield NoLink(shipper.write)
+            return
+        journal = Journal(Path(launch.storage), attempt=launch.attempt, generation=seat.generation, clock=time.time)
+        link = ActorLink(launch, journal, ask=ask, shipper=shipper)
+        link.start()
+        try:
+            yield link
+        finally:
+            link.close()
