@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("netlab.sh")
 ROOT = Path(__file__).parents[2]
 NET = "198.18.7"
+_CLONE_NEWNET = 0x40000000
+"""From linux/sched.h."""
 
 
 class Lab:
@@ -29,8 +33,43 @@ class Lab:
     def start(self, host: int, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """A Python process inside host 1..N."""
         env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [SCRIPT, "exec", str(host), sys.executable, *arguments]
+        command = [*inside(host), sys.executable, *arguments]
         return subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def cut(self, host: int) -> None:
+        """Take the host's link away: nothing arrives and nobody is told."""
+        subprocess.run([SCRIPT, "cut", str(host)], check=True, capture_output=True)
+
+    def heal(self, host: int) -> None:
+        """Give the link back."""
+        subprocess.run([SCRIPT, "heal", str(host)], check=True, capture_output=True)
+
+
+def inside(host: int) -> list[str]:
+    """What to put before a command so that it runs inside host 1..N."""
+    return [str(SCRIPT), "exec", str(host)]
+
+
+def address(host: int) -> str:
+    """The IP address of host 1..N."""
+    return f"{NET}.{host}"
+
+
+@contextmanager
+def visit(host: int) -> Iterator[None]:
+    """This thread, and those that it starts meanwhile, see the network as host 1..N does."""
+    with Path("/proc/thread-self/ns/net").open() as home, Path(f"/run/netns/nl-h{host}").open() as there:
+        _enter(there.fileno())
+        try:
+            yield
+        finally:
+            _enter(home.fileno())
+
+
+def _enter(namespace: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns: cannot enter the network namespace")
 
 
 def may_make_hosts() -> bool:
