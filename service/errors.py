@@ -5,6 +5,7 @@ ServiceError
 │   ├── NotFound          404
 │   ├── Conflict          409
 │   ├── PreconditionFailed 412, PreconditionRequired 428
+│   ├── TooLarge          413, UnsupportedMediaType 415
 │   ├── Invalid           422
 │   ├── Unauthorized      401, Forbidden 403
 │   └── Unavailable       503
@@ -70,6 +71,20 @@ class Invalid(ApiError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class TooLarge(ApiError):
+    """The body is larger than the limit."""
+
+    status = 413
+    code = "too_large"
+
+
+class UnsupportedMediaType(ApiError):
+    """The body is of a kind that is not read here."""
+
+    status = 415
+    code = "unsupported_media_type"
 
 
 class Unauthorized(ApiError):

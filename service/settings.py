@@ -49,6 +49,8 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
+    max_code_bytes: int = Field(default=67_108_864, ge=1024)
+    """Largest upload of code."""
     metrics_retention_s: float = Field(default=300.0, ge=0)
     """How long an ended job stays in `/metrics`."""
     start_timeout_s: float = Field(default=120.0, gt=0)
@@ -106,6 +108,11 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """The database URL in force."""
         return self.database_url or f"sqlite:///{self.home / 'accordion.db'}"
+
+    @property
+    def code(self) -> Path:
+        """Directory of uploaded code, the same for api and scheduler."""
+        return self.home / "code"
 
     def storage_of(self, job_id: str) -> str:
         """Directory of one job's checkpoints and end file."""

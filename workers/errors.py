@@ -4,6 +4,7 @@
     ├── TaskRaised        the task's own code raised: the job's fault, with the place where it happened
     ├── LossNotFinite     training went nowhere: no step could be taken any more
     ├── CheckpointError   a saved state does not fit this job
+    ├── CodeError         somebody's own code is not as it must be: the archive, or what it holds
     └── ProcessLost       a worker process is gone, or as good as gone
 
 All carry one sentence with the value, the limit and the way out, and survive pickling.

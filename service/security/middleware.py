@@ -23,6 +23,8 @@ _CSP = (
 _DOCS_CSP = _CSP.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'")
 """The pages of FastAPI's documentation start their viewer from an inline script."""
 _DOCS = ("/docs", "/redoc")
+_STREAMED = ("POST", "/api/v1/code")
+"""A route that reads its body piece by piece, and stops by itself where that is too large."""
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -63,6 +65,9 @@ class GuardMiddleware:
         refusal = self._refusal(scope)
         if refusal is not None:
             await exchange.answer(refusal)
+            return
+        if (scope["method"], scope["path"]) == _STREAMED:
+            await self._app(scope, receive, exchange.send)
             return
         try:
             receive = await _read_body(scope, receive, self._max_body_bytes)

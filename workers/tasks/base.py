@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Protocol, cast
 
 from torch import Tensor, nn
 
 from accordion.messages import OptionValue
+from workers.code import own_class
 from workers.data import Data
+from workers.errors import CodeError
 from workers.spec import TaskSpec
 from workers.tasks import TASKS
 
 
 class Task(Protocol):
-    """What is trained. A class of this kind is called with the options of the spec, checked and complete."""
+    """What is trained. A class of this kind is called with the spec's options: checked and complete if it is ours."""
 
     def model(self) -> nn.Module:
         """A new model on the CPU; the default generator is seeded with the job's seed."""
@@ -33,12 +34,25 @@ class Task(Protocol):
         """Means over the samples, scalars by name, among them `loss`; the loop weights them by number of samples."""
 
 
+METHODS = ("model", "train_data", "eval_data", "loss", "metrics")
+"""What a task has."""
+
+
 def load_task(spec: TaskSpec) -> Task:
-    """The task that the spec names, from the table."""
-    module, _, name = TASKS[spec.name].task.partition(":")
-    make = getattr(importlib.import_module(module), name)
+    """The task that the spec names: from the table, or a class of the user's own, which must be importable by now.
+
+    A class is called with the options of the spec.
+
+    Raises:
+        CodeError: there is no such module or class, or the class lacks a method.
+    """
+    place = spec.name if spec.is_own else TASKS[spec.name].task
+    make = own_class(place)
+    missing = [name for name in METHODS if not callable(getattr(make, name, None))]
+    if missing:
+        raise CodeError(f"class {place} has no {', '.join(missing)}; a task has {', '.join(METHODS)}")
     options: dict[str, OptionValue] = spec.options
     return cast("Task", make(options))
 
 
-__all__ = ["Task", "load_task"]
+__all__ = ["METHODS", "Task", "load_task"]

@@ -1,0 +1,78 @@
+"""Code of people's own: upload it, look at it; a spec names it by its SHA-256."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from service.api.deps import NO_QUERY, WRITES, PartsDep
+from service.api.parts import Parts
+from service.api.problems import problems
+from service.api.schemas import CodeView
+from service.code import CodeStore
+from service.errors import Invalid, NotFound, UnsupportedMediaType
+from workers.contract import JobSpec
+
+ZIP = "application/zip"
+router = APIRouter(prefix="/code", tags=["code"], dependencies=[NO_QUERY])
+CodeSha = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the archive")]
+_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {ZIP: {"schema": {"type": "string", "format": "binary"}}}}
+}
+_LOCATION = {"Location": {"description": "address of the code", "schema": {"type": "string"}}}
+
+
+@router.post(
+    "",
+    status_code=201,
+    dependencies=[WRITES],
+    openapi_extra=_BODY,
+    responses={201: {"headers": _LOCATION}, **problems(415)},
+)
+async def upload_code(request: Request, response: Response, parts: PartsDep) -> CodeView:
+    """Upload modules of your own as a zip file; a spec names them by the answer's `sha256` in its field `code`.
+
+    Uploading the same again changes nothing. The archive is refused where it holds more than plain files and folders,
+    or a module whose name is taken: by Python, by this service or by an installed distribution.
+    """
+    given = request.headers.get("content-type", "missing")
+    if given.partition(";")[0].strip().lower() != ZIP:
+        raise UnsupportedMediaType(f"Content-Type is {given}; send the archive as {ZIP}")
+    store = store_of(parts)
+    with store.draft(parts.settings.max_code_bytes) as draft:
+        try:
+            async for piece in request.stream():
+                draft.write(piece)
+        except ClientDisconnect:
+            raise Invalid("the upload broke off; send it again") from None
+        code = await run_in_threadpool(store.keep, draft)
+    response.headers["Location"] = request.app.url_path_for("get_code", sha256=code.sha256)
+    return CodeView.model_validate(code)
+
+
+@router.get("/{sha256}", responses=problems(404))
+def get_code(sha256: CodeSha, parts: PartsDep) -> CodeView:
+    """How large an upload is."""
+    return CodeView.model_validate(store_of(parts).get(sha256))
+
+
+def store_of(parts: Parts) -> CodeStore:
+    """Where uploads are kept."""
+    return CodeStore(parts.settings.code)
+
+
+def check_code(parts: Parts, spec: JobSpec) -> None:
+    """Accept a spec whose code is here, or that needs none.
+
+    Raises:
+        Invalid: it names code that was never uploaded.
+    """
+    if spec.code is None:
+        return
+    try:
+        store_of(parts).get(spec.code)
+    except NotFound as error:
+        raise Invalid(str(error), "/code") from error

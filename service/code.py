@@ -1,0 +1,185 @@
+"""Code that people upload: checked where it comes in, kept by its content, handed to each job that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import IO
+
+from service.errors import Invalid, NotFound, TooLarge
+from workers.archive import CodeError, Entry, check_archive, entries_of, modules_of
+
+OURS = ("accordion", "service", "workers")
+_HOOKS = ("sitecustomize", "usercustomize")
+"""Modules that Python imports by itself at every start."""
+_IN_JOB = "code.zip"
+_OWNER_ONLY = 0o700
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """One upload."""
+
+    sha256: str
+    files: int
+    """Without folders."""
+    size_bytes: int
+    """Of the archive."""
+
+
+class Draft:
+    """An upload that is coming in."""
+
+    def __init__(self, path: Path, file: IO[bytes], most_bytes: int) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._file = file
+        self._most_bytes = most_bytes
+        self._digest = hashlib.sha256()
+
+    def write(self, piece: bytes) -> None:
+        """Add bytes.
+
+        Raises:
+            TooLarge: they are too many.
+        """
+        self.size_bytes += len(piece)
+        if self.size_bytes > self._most_bytes:
+            raise TooLarge(
+                f"the code is larger than {self._most_bytes} bytes; leave data out of it, or raise "
+                "ACCORDION_MAX_CODE_BYTES"
+            )
+        self._digest.update(piece)
+        self._file.write(piece)
+
+    def close(self) -> str:
+        """All is there and on disk; the SHA-256 of it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._digest.hexdigest()
+
+
+class CodeStore:
+    """A directory with one zip file for each content, named by its SHA-256."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def draft(self, most_bytes: int) -> Iterator[Draft]:
+        """A new upload; what was not kept by the end of the block is gone."""
+        self._folder.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
+        path = self._folder / f".{secrets.token_hex(16)}.part"
+        try:
+            with path.open("xb") as file:
+                yield Draft(path, file, most_bytes)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def keep(self, draft: Draft) -> Code:
+        """Check an upload and keep it; the same content again changes nothing.
+
+        Raises:
+            Invalid: the archive is refused; the sentence says why.
+        """
+        sha256 = draft.close()
+        try:
+            with draft.path.open("rb") as file:
+                entries = check_archive(file)
+            _check_contents([entry.name for entry in entries if not entry.is_folder])
+        except CodeError as error:
+            raise Invalid(str(error)) from error
+        draft.path.replace(self._path(sha256))
+        return _code(sha256, entries, draft.size_bytes)
+
+    def get(self, sha256: str) -> Code:
+        """An upload that was kept.
+
+        Raises:
+            NotFound: there is none.
+        """
+        path = self._path(sha256)
+        try:
+            with path.open("rb") as file:
+                return _code(sha256, entries_of(file), path.stat().st_size)
+        except FileNotFoundError:
+            raise NotFound(
+                f"there is no code {sha256}; upload it with POST /api/v1/code, or submit with --code DIRECTORY"
+            ) from None
+
+    def hand_over(self, sha256: str, storage: Path) -> Path:
+        """Copy an upload into a job's storage, unless it is there, so that the job is whole without this store.
+
+        Raises:
+            NotFound: there is none.
+            OSError: the storage cannot be written.
+        """
+        target = storage / _IN_JOB
+        if target.exists():
+            return target
+        self.get(sha256)
+        storage.mkdir(parents=True, exist_ok=True)
+        part = storage / f".{_IN_JOB}.{secrets.token_hex(8)}"
+        try:
+            shutil.copyfile(self._path(sha256), part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        return target
+
+    def _path(self, sha256: str) -> Path:
+        return self._folder / f"{sha256}.zip"
+
+
+def _code(sha256: str, entries: Iterable[Entry], size_bytes: int) -> Code:
+    return Code(sha256=sha256, files=sum(not entry.is_folder for entry in entries), size_bytes=size_bytes)
+
+
+def _check_contents(files: list[str]) -> None:
+    """Nothing may run by itself, or look like something that is there already.
+
+    Raises:
+        CodeError: a file would.
+    """
+    modules = modules_of(files)
+    if not modules:
+        raise CodeError("the archive holds no Python module; put .py files at its top, or folders of them")
+    for file in files:
+        if file.endswith(".pth") and "/" not in file:
+            raise CodeError(f"{file!r} could change Python's path at every start; rename it, or put it into a folder")
+    for name, file in modules.items():
+        _check_module(name, file)
+
+
+def _check_module(name: str, file: str) -> None:
+    if name in _HOOKS:
+        raise CodeError(f"{file!r} is a module that Python imports by itself at every start; rename it")
+    if name in OURS:
+        raise CodeError(f"{file!r} has the name of our package {name!r} and would never be imported; rename it")
+    if name in sys.stdlib_module_names:
+        raise CodeError(f"{file!r} has the name of Python's own module {name!r} and would never be imported; rename it")
+    if name in _installed():
+        owner = _installed()[name]
+        raise CodeError(
+            f"{file!r} has the name of module {name!r} of the installed distribution {owner!r} and would never be "
+            "imported; rename it"
+        )
+
+
+@cache
+def _installed() -> dict[str, str]:
+    """Top-level names of everything installed here, each with one distribution that brings it."""
+    return {name: owners[0] for name, owners in packages_distributions().items()}
+
+
+__all__ = ["OURS", "Code", "CodeStore", "Draft"]

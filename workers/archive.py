@@ -1,0 +1,339 @@
+"""Zip files that people send: read by rules of our own, so that nothing in them can surprise; stdlib only.
+
+What ordinary programs write is read: one file, files stored or deflated, sizes in 32 bits (PKWARE's APPNOTE 6.3.10,
+4.3.6-4.3.16). Everything else is refused, where `zipfile` would guess or repair: two readers of an odd archive may see
+different files. The same reader checks what is uploaded and unpacks it in the workers.
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+import unicodedata
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from importlib.machinery import all_suffixes
+from pathlib import Path
+from typing import BinaryIO
+
+from workers.errors import CodeError
+
+_END = struct.Struct("<4s4H2LH")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+_END_SIGN, _CENTRAL_SIGN, _LOCAL_SIGN, _ZIP64_SIGN = b"PK\x05\x06", b"PK\x01\x02", b"PK\x03\x04", b"PK\x06\x07"
+_ZIP64_LOCATOR_BYTES = 20
+_MOST_COMMENT_BYTES = 0xFFFF
+_FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
+"""Stand for "see the zip64 fields"."""
+_ENCRYPTED, _SIZES_FOLLOW, _PATCH = 0x2041, 0x08, 0x20
+_STORED, _DEFLATED = 0, 8
+_CHUNK_BYTES = 1 << 16
+_NEEDLESS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Kinds of characters that change what a name looks like, or end lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an archive may hold; code is small, and data belongs into the image or on the shared storage."""
+
+    entries: int = 10_000
+    total_bytes: int = 256 << 20
+    """Unpacked, all together."""
+    file_bytes: int = 128 << 20
+    """Unpacked, each."""
+    ratio: int = 200
+    """Unpacked to packed, of files above `ratio_from_bytes`; deflate reaches 1,032 on nothing but zeros."""
+    ratio_from_bytes: int = 1 << 20
+    depth: int = 16
+    """Folders in folders."""
+    name_bytes: int = 400
+    """Of a whole path."""
+    list_bytes: int = 4 << 20
+    """Of the archive's list of files, which is read as a whole."""
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file or folder of an archive."""
+
+    name: str
+    """Relative, with slashes; a folder has none at its end."""
+    is_folder: bool
+    size_bytes: int
+    """Unpacked, as the archive says; held to while reading."""
+    packed_bytes: int
+    crc: int
+    deflated: bool
+    offset: int
+    """Of its header in the archive."""
+    data: int = 0
+    """Where its bytes begin."""
+
+
+def check_archive(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
+    """What an archive holds, after every byte of it was unpacked and compared; nothing is written.
+
+    Raises:
+        CodeError: it is no zip file, or one that holds what code does not need; the sentence says what.
+    """
+    entries = entries_of(file, limits)
+    for entry in entries:
+        for _ in _unpacked(file, entry):
+            pass
+    return entries
+
+
+def unpack(file: BinaryIO, folder: Path, limits: Limits = LIMITS) -> tuple[Entry, ...]:
+    """Write all files into a folder that is empty and nobody else's.
+
+    Raises:
+        CodeError: as `check_archive`; files before the faulty one are there then.
+    """
+    entries = entries_of(file, limits)
+    for entry in entries:
+        path = folder / entry.name
+        (path if entry.is_folder else path.parent).mkdir(parents=True, exist_ok=True)
+        if not entry.is_folder:
+            with path.open("xb") as target:
+                target.writelines(_unpacked(file, entry))
+    return entries
+
+
+def entries_of(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
+    """What an archive holds, in its order, by its list of files; their bytes are not read.
+
+    Raises:
+        CodeError: as `check_archive`.
+    """
+    begin, end, count = _list_place(file, limits)
+    file.seek(begin)
+    listed = list(_listed(file.read(end - begin), limits))
+    if len(listed) != count:
+        raise CodeError(f"the archive says that it holds {count} entries and lists {len(listed)}; make it anew")
+    _check_names([entry for entry, _ in listed])
+    total = sum(entry.size_bytes for entry, _ in listed)
+    if total > limits.total_bytes:
+        raise CodeError(
+            f"the archive unpacks to {total} bytes, the limit is {limits.total_bytes}; leave data out of it"
+        )
+    placed = [_placed(file, entry, raw_name) for entry, raw_name in listed]
+    _check_apart(placed, begin)
+    return tuple(placed)
+
+
+def modules_of(names: Iterable[str]) -> dict[str, str]:
+    """What `import NAME` could find among these paths: top-level name → the first file that makes it so."""
+    found: dict[str, str] = {}
+    for name in names:
+        top = name.split("/")[0].split(".")[0]
+        if name.endswith(tuple(all_suffixes())) and not top.startswith("__"):
+            found.setdefault(top, name)
+    return found
+
+
+def _list_place(file: BinaryIO, limits: Limits) -> tuple[int, int, int]:
+    """Where the list of files begins and ends, and how many it says there are."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _END.size - _MOST_COMMENT_BYTES - _ZIP64_LOCATOR_BYTES))
+    tail = file.read()
+    place = tail.rfind(_END_SIGN)
+    if place < 0 or place + _END.size > len(tail):
+        raise CodeError("this is no zip file, or its end is missing; upload the whole file that 'zip' made")
+    _, disk, first_disk, here, count, list_bytes, begin, comment_bytes = _END.unpack_from(tail, place)
+    end = size - len(tail) + place
+    locator = tail[max(0, place - _ZIP64_LOCATOR_BYTES) :].startswith(_ZIP64_SIGN)
+    if locator or _FULL_16 in (here, count) or _FULL_32 in (list_bytes, begin):
+        raise CodeError("the archive uses zip64, which only archives above 4 GB need; make it with plain 'zip'")
+    if disk or first_disk or here != count:
+        raise CodeError("the archive is one part of several; upload one that is whole")
+    if count > limits.entries or list_bytes > limits.list_bytes:
+        raise CodeError(f"the archive holds {count} entries, the limit is {limits.entries}; leave out what is no code")
+    if begin + list_bytes != end or end + _END.size + comment_bytes != size:
+        raise CodeError("the archive has other bytes before, between or after its parts; make it anew with 'zip'")
+    return begin, end, count
+
+
+def _listed(data: bytes, limits: Limits) -> Iterator[tuple[Entry, bytes]]:
+    """Entries of the list of files, each with its name as it stands there."""
+    place = 0
+    while place < len(data):
+        if place + _CENTRAL.size > len(data) or not data.startswith(_CENTRAL_SIGN, place):
+            raise CodeError("the archive's list of files is damaged; make it anew")
+        fields = _CENTRAL.unpack_from(data, place)
+        name_bytes, extra_bytes, comment_bytes = fields[10:13]
+        place += _CENTRAL.size
+        raw_name = data[place : place + name_bytes]
+        place += name_bytes + extra_bytes + comment_bytes
+        if place > len(data):
+            raise CodeError("the archive's list of files is damaged; make it anew")
+        yield _entry(fields, _name(raw_name, limits), limits), raw_name
+
+
+def _entry(fields: tuple[int, ...], name: str, limits: Limits) -> Entry:
+    flags, method, crc, packed_bytes, size_bytes = fields[3], fields[4], *fields[7:10]
+    attributes, offset = fields[15], fields[16]
+    if flags & _ENCRYPTED:
+        raise CodeError(f"{name!r} is encrypted; nobody here knows the password: make the archive without one")
+    if method not in (_STORED, _DEFLATED) or flags & _PATCH:
+        raise CodeError(f"{name!r} is compressed by method {method}; only stored and deflated files are read")
+    if _FULL_32 in (packed_bytes, size_bytes, offset):
+        raise CodeError(f"{name!r} uses zip64, which only files above 4 GB need; make the archive with plain 'zip'")
+    entry = Entry(
+        name=name.removesuffix("/"),
+        is_folder=name.endswith("/"),
+        size_bytes=size_bytes,
+        packed_bytes=packed_bytes,
+        crc=crc,
+        deflated=method == _DEFLATED,
+        offset=offset,
+    )
+    _check_kind(entry, attributes >> 16)
+    _check_size(entry, limits)
+    return entry
+
+
+def _name(raw: bytes, limits: Limits) -> str:
+    try:
+        name = raw.decode()
+    except UnicodeDecodeError:
+        raise CodeError(f"the name {raw!r} is not in UTF-8; rename the file, or make the archive with 'zip'") from None
+    _check_letters(name)
+    parts = name.removesuffix("/").split("/")
+    if not {"", ".", ".."}.isdisjoint(parts):
+        raise CodeError(f"the name {name!r} leads out of the archive or in circles; give plain paths inside it")
+    if len(parts) > limits.depth:
+        raise CodeError(f"{name!r} lies {len(parts)} folders deep, the limit is {limits.depth}; make it flatter")
+    if len(raw) > limits.name_bytes:
+        raise CodeError(f"a name has {len(raw)} bytes, the limit is {limits.name_bytes}: {name[:40]!r}...; shorten it")
+    return name
+
+
+def _check_letters(name: str) -> None:
+    if any(unicodedata.category(letter) in _NEEDLESS for letter in name):
+        raise CodeError(f"the name {name!r} holds control characters; rename the file")
+    if "\\" in name:
+        raise CodeError(f"the name {name!r} holds a backslash; make the archive with slashes between folders")
+    if ":" in name:
+        raise CodeError(f"the name {name!r} holds a colon, which names a drive; give paths inside the archive")
+    if name.startswith("/"):
+        raise CodeError(f"the name {name!r} is absolute; give paths inside the archive")
+
+
+def _check_kind(entry: Entry, mode: int) -> None:
+    kind = stat.S_IFMT(mode)
+    if kind == stat.S_IFLNK:
+        raise CodeError(f"{entry.name!r} is a symbolic link; put the file itself in its place")
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise CodeError(f"{entry.name!r} is a device, pipe or socket; leave it out")
+    if (entry.is_folder and entry.size_bytes) or kind == (stat.S_IFREG if entry.is_folder else stat.S_IFDIR):
+        raise CodeError(f"{entry.name!r} is listed as a folder and as a file at once; make the archive anew")
+
+
+def _check_size(entry: Entry, limits: Limits) -> None:
+    size, packed = entry.size_bytes, entry.packed_bytes
+    if size > limits.file_bytes:
+        raise CodeError(f"{entry.name!r} unpacks to {size} bytes, the limit is {limits.file_bytes}; leave data out")
+    if size > limits.ratio_from_bytes and size > limits.ratio * packed:
+        raise CodeError(
+            f"{entry.name!r} unpacks to {size} bytes from {packed}, more than {limits.ratio} times of it; leave it out"
+        )
+    if not entry.deflated and size != packed:
+        raise CodeError(f"{entry.name!r} is stored with {packed} bytes and said to have {size}; make the archive anew")
+
+
+def _check_names(entries: Iterable[Entry]) -> None:
+    """No two entries may meet in one place, on any file system."""
+    seen: set[str] = set()
+    places: dict[str, tuple[str, bool]] = {}
+    for entry in entries:
+        if entry.name in seen:
+            raise CodeError(f"{entry.name!r} is in the archive twice; leave one of them out")
+        seen.add(entry.name)
+        parts = entry.name.split("/")
+        for depth in range(1, len(parts) + 1):
+            path, is_folder = "/".join(parts[:depth]), depth < len(parts) or entry.is_folder
+            other, was_folder = places.setdefault(_folded(path), (path, is_folder))
+            if other != path:
+                raise CodeError(f"{path!r} and {other!r} differ in case or accents only; rename one of them")
+            if was_folder != is_folder:
+                raise CodeError(f"{path!r} is a file and a folder at once; rename one of them")
+
+
+def _folded(path: str) -> str:
+    """The same for two paths that some file system takes for one."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def _placed(file: BinaryIO, entry: Entry, raw_name: bytes) -> Entry:
+    """The entry with the place of its bytes, after its own header was compared with the list."""
+    file.seek(entry.offset)
+    header = file.read(_LOCAL.size)
+    if len(header) < _LOCAL.size or not header.startswith(_LOCAL_SIGN):
+        raise CodeError(f"{entry.name!r} is not where the archive's list says; make the archive anew")
+    _, _, flags, method, _, _, crc, packed_bytes, size_bytes, name_bytes, extra_bytes = _LOCAL.unpack(header)
+    listed = (crc, packed_bytes, size_bytes) == (entry.crc, entry.packed_bytes, entry.size_bytes)
+    same_method = method == (_DEFLATED if entry.deflated else _STORED) and not flags & _ENCRYPTED
+    if file.read(name_bytes) != raw_name or not same_method or not (listed or flags & _SIZES_FOLLOW):
+        raise CodeError(f"{entry.name!r} is described in two ways by the archive; make the archive anew")
+    return replace(entry, data=entry.offset + _LOCAL.size + name_bytes + extra_bytes)
+
+
+def _check_apart(entries: Iterable[Entry], end: int) -> None:
+    """No byte may belong to two files: a few of them could be listed ten thousand times."""
+    before = 0
+    for entry in sorted(entries, key=lambda entry: entry.offset):
+        if entry.offset < before or entry.data + entry.packed_bytes > end:
+            raise CodeError(f"{entry.name!r} shares bytes with another entry of the archive; make the archive anew")
+        before = entry.data + entry.packed_bytes
+
+
+def _unpacked(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
+    """The file's bytes, held to the size and checksum that the archive says."""
+    packed = _packed(file, entry)
+    size = crc = 0
+    for piece in _inflated(packed, entry.name) if entry.deflated else packed:
+        size, crc = size + len(piece), zlib.crc32(piece, crc)
+        if size > entry.size_bytes:
+            raise CodeError(f"{entry.name!r} unpacks to more than the {entry.size_bytes} bytes that the archive says")
+        yield piece
+    if size != entry.size_bytes or crc != entry.crc:
+        raise CodeError(f"{entry.name!r} does not match its size or checksum in the archive; make it anew")
+
+
+def _packed(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
+    file.seek(entry.data)
+    left = entry.packed_bytes
+    while left:
+        piece = file.read(min(left, _CHUNK_BYTES))
+        if not piece:
+            raise CodeError(f"{entry.name!r} breaks off; upload the archive again")
+        left -= len(piece)
+        yield piece
+
+
+def _inflated(packed: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """Never more than a chunk at once, however small what it comes from."""
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        for piece in packed:
+            rest = piece
+            while rest:
+                yield inflate.decompress(rest, _CHUNK_BYTES)
+                rest = inflate.unconsumed_tail
+            if inflate.unused_data:
+                raise CodeError(f"{name!r} holds bytes after its end; make the archive anew")
+        while not inflate.eof:
+            last = inflate.decompress(b"", _CHUNK_BYTES)
+            if not last and not inflate.eof:
+                raise CodeError(f"{name!r} breaks off; make the archive anew")
+            yield last
+    except zlib.error:
+        raise CodeError(f"{name!r} cannot be unpacked; make the archive anew") from None
+
+
+__all__ = ["LIMITS", "CodeError", "Entry", "Limits", "check_archive", "entries_of", "modules_of", "unpack"]
