@@ -220,8 +220,8 @@ class Progress(Strict):
     """Both since the job began, work that was rolled back included."""
     global_batch: int = 0
     """Samples a step now; 0 where the workers do not say."""
-    samples_left: int = 0
-    """That are still to be trained on, over all epochs; with the rate that is the time left."""
+    steps: int = 0
+    """Of the whole job, if the batch stays as large as it is now; likewise 0."""
     compute_s_by_rank: tuple[float, ...] = ()
     """Seconds that each rank computed for its newest step; a straggler stands out."""
 

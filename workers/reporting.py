@@ -145,7 +145,7 @@ def report_progress(run: Run) -> None:
             seconds_by_phase=dict(run.phases.seconds),
             compute_s_by_rank=run.context.helm.compute_s_by_rank,
             global_batch=run.session.global_batch,
-            samples_left=run.samples_left,
+            steps=run.num_steps,
         )
     )
     run.progress_s, run.progress_samples = now, 0

@@ -118,9 +118,11 @@ class Run:
         return num_batches(len(self.data), self.session.global_batch)
 
     @property
-    def samples_left(self) -> int:
-        """That are still to be trained on, over all epochs."""
-        return (self.spec.training.epochs - self.position.epoch) * len(self.data) - self.position.samples
+    def num_steps(self) -> int:
+        """Of the whole job, if the batch stays as large as it is now."""
+        later = self.spec.training.epochs - self.position.epoch - 1
+        here = num_batches(len(self.data) - self.position.samples, self.session.global_batch)
+        return self.session.steps + here + later * self.steps_per_epoch
 
     def spent(self) -> Bytes:
         """Bytes of this worker since the job began."""

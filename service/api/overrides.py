@@ -34,7 +34,9 @@ def add_override(
     if_match: IfMatch = None,
     idempotency_key: IdempotencyKey = None,
 ) -> OverrideView:
-    """Decide how hard some layers are compressed, from when and until when; the newest override of a layer wins.
+    """Decide how hard some layers are compressed, or how large the batch is, from when and until when.
+
+    The newest override of a layer wins, and so does the newest of the batch.
 
     It is `APPLIED` once every rank has said, from its own hook, that it runs the plan. Repeating the request with the
     same `Idempotency-Key` answers with the override that the first one made.

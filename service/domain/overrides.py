@@ -2,8 +2,8 @@
 
 PENDING -> DELIVERED -> APPLIED, and back to DELIVERED where a rank does not confirm the plan in force
 REJECTED, CANCELLED: it is no part of the orders any more
-EXPIRED, SUPERSEDED: its interval is over, or newer ones hold its layers; work that is rolled back before that brings it
-back
+EXPIRED, SUPERSEDED: its interval is over, or newer ones hold what it held; work that is rolled back before that brings
+it back
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from dataclasses import replace
 
 from service.domain.standing import LIVE, ORDERED, Standing, Switched
 from service.domain.wishes import matching
+
+_BATCH = ""
+"""Stands for the batch among names of layers: no layer has an empty name."""
 
 
 def deliver(standing: Standing, orders_version: int) -> Standing:
@@ -58,20 +61,20 @@ def reject(standing: Standing, reason: str) -> Standing:
 
 
 def cancel(standing: Standing) -> Standing:
-    """A person handed the layers back."""
+    """A person handed back what it held."""
     return replace(standing, state="CANCELLED", message="handed back") if standing.state in LIVE else standing
 
 
 def hand_back(standings: Sequence[Standing], cancelled: Standing, layer_names: Iterable[str]) -> list[Standing]:
-    """A person cancels one: its layers go to the policy, and to none of the older ones that it had superseded."""
+    """A person cancels one: what it held goes to the policy, and to none of the older ones that it had superseded."""
     names = tuple(layer_names)
-    layers = matching(cancelled.layers, names)
+    handed = _held(cancelled, names)
 
     def change(standing: Standing) -> Standing:
         if standing.id == cancelled.id:
             return cancel(standing)
         older = standing.state == "SUPERSEDED" and standing.number < cancelled.number
-        if not older or not layers & matching(standing.layers, names):
+        if not older or not handed & _held(standing, names):
             return standing
         return replace(standing, state="CANCELLED", message=f"handed back with #{cancelled.number}")
 
@@ -101,13 +104,13 @@ def end(standing: Standing) -> Standing:
 
 
 def supersede(standings: Sequence[Standing], layer_names: Iterable[str]) -> list[Standing]:
-    """Take those out of which every layer is held, to the end, by newer ones that are applied."""
+    """Take those out of which every layer, or the batch, is held to the end by newer ones that are applied."""
     names = tuple(layer_names)
     return [_superseded(standing, standings, names) for standing in standings]
 
 
 def _superseded(standing: Standing, standings: Sequence[Standing], names: Sequence[str]) -> Standing:
-    held = matching(standing.layers, names)
+    held = _held(standing, names)
     if standing.state not in LIVE or not held:
         return standing
     newer = [
@@ -115,12 +118,19 @@ def _superseded(standing: Standing, standings: Sequence[Standing], names: Sequen
         for other in standings
         if other.number > standing.number and other.state == "APPLIED" and _lasts_as_long(other, standing)
     ]
-    taken = {name for other in newer for name in matching(other.layers, names)}
+    taken = {name for other in newer for name in _held(other, names)}
     if not held <= taken:
         return standing
-    numbers = ", ".join(f"#{other.number}" for other in newer if matching(other.layers, names) & held)
+    numbers = ", ".join(f"#{other.number}" for other in newer if _held(other, names) & held)
+    if standing.target == "batch":
+        return replace(standing, state="SUPERSEDED", message=f"the batch is held by newer overrides {numbers}")
     return replace(standing, state="SUPERSEDED", message=f"all its layers are held by newer overrides {numbers}")
 
 
 def _lasts_as_long(newer: Standing, older: Standing) -> bool:
     return newer.until is None or (older.until is not None and newer.until >= older.until)
+
+
+def _held(standing: Standing, names: Sequence[str]) -> set[str]:
+    """What it is about: layers by name, or the batch."""
+    return {_BATCH} if standing.target == "batch" else matching(standing.layers, names)

@@ -19,7 +19,8 @@ class Standing:
 
     id: str
     number: int
-    """Order of arrival within the job: the larger number wins per layer."""
+    """Order of arrival within the job: the larger number wins, layer by layer or for the batch."""
+    target: Literal["compression", "batch"] = "compression"
     layers: tuple[str, ...]
     until: int | None
     orders_version: int

@@ -1,4 +1,4 @@
-"""What a person may wish of a job's compression: checks that say what is wrong before anything is stored; pure."""
+"""What a person may wish of a job's compression and batch: checks that say what is wrong before it is stored; pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from accordion.compressors import level_of
 from accordion.errors import ConfigError
 from accordion.messages import Level, OptionValue
 from service.errors import Invalid
+from workers.contract import JobSpec
 
 
 def matching(globs: Iterable[str], names: Sequence[str]) -> set[str]:
@@ -38,6 +39,30 @@ def _check_options(level: Mapping[str, OptionValue], method: str) -> None:
     try:
         level_of(str(level.get("method", method)), options, name="by hand")
     except ConfigError as error:
+        raise Invalid(str(error), "/level") from error
+
+
+def check_batch(level: str | int | Mapping[str, OptionValue], layers: Sequence[str], spec: JobSpec) -> None:
+    """Accept a level of the job's batch, or a size of which every worker gets a part.
+
+    Raises:
+        Invalid: the job has no batch levels, or the wish is none of these, or it names layers.
+    """
+    if spec.batch is None:
+        raise Invalid("this job has no batch levels, so its batch stays as it is; clone it with batch.high", "/target")
+    if list(layers) != ["*"]:
+        raise Invalid("the batch is one for the whole model; leave layers out", "/layers")
+    if level in ("low", "high"):
+        return
+    if not isinstance(level, int):
+        raise Invalid(
+            f"level is {level!r}; the batch of this job is low ({spec.batch.low} samples), high ({spec.batch.high}), "
+            "or a number of samples",
+            "/level",
+        )
+    try:
+        spec.check_batch(level)
+    except ValueError as error:
         raise Invalid(str(error), "/level") from error
 
 

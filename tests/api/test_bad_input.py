@@ -36,7 +36,15 @@ WRONG_OVERRIDES = [
     ({"level": "low", "apply_at": 9, "until": 9}, "/until", "give 10 or more"),
     ({"level": "low", "apply_at": 30}, "/apply_at", "the job's last epoch is 29"),
     ({"level": "low", "from": 3}, "/from", "is not known here"),
-    ({"level": "low", "target": "batch"}, "/target", "'batch' is refused"),
+    ({"level": "low", "target": "moon"}, "/target", "'moon' is refused"),
+    ({"level": "low", "target": "batch"}, "/target", "this job has no batch levels, so its batch stays as it is"),
+]
+WRONG_BATCHES = [
+    ({"level": "middle"}, "/level", "the batch of this job is low (64 samples), high (512), or a number of samples"),
+    ({"level": {"rank": 1}}, "/level", "'rank': 1"),
+    ({"level": 16}, "/level", "16 in micro-batches of 16 gives 1 shares for workers.max 2"),
+    ({"level": 0}, "/level", "0 shares"),
+    ({"level": "low", "layers": ["fc1*"]}, "/layers", "one for the whole model; leave layers out"),
 ]
 
 
@@ -66,6 +74,17 @@ def test_a_wrong_override_is_refused_at_the_wrong_value(
     world.turn_until(lambda: len(world.epochs(job_id)) == 2)
     body = problem_of(client.post(f"{JOBS}/{job_id}/overrides", json=wish), 422)
     assert any(item["pointer"].startswith(pointer) for item in body["errors"])
+    assert sentence in body["detail"]
+    assert world.repository.overrides(job_id) == []
+
+
+@pytest.mark.parametrize(("wish", "pointer", "sentence"), WRONG_BATCHES)
+def test_a_wrong_override_of_the_batch_is_refused_at_the_wrong_value(
+    client: TestClient, world: World, *, wish: Any, pointer: str, sentence: str
+) -> None:
+    job_id = world.submit(training={"epochs": 30}, batch={"high": 512})
+    body = problem_of(client.post(f"{JOBS}/{job_id}/overrides", json={"target": "batch", **wish}), 422)
+    assert [item["pointer"] for item in body["errors"]] == [pointer]
     assert sentence in body["detail"]
     assert world.repository.overrides(job_id) == []
 

@@ -149,3 +149,50 @@ def test_cancelling_the_newer_override_gives_the_layers_to_the_policy_not_to_the
     assert states == ["CANCELLED", "CANCELLED"]
     assert world.override_row(job_id, older).message == "handed back with #2"
     assert world.runtime.jobs[job_id].orders.overrides == ()
+
+
+LEVELS = {"batch": {"high": 512}, **LONG}
+BATCH = {"target": "batch", "level": "high", "until": 20, "reason": "the link is slow today"}
+
+
+def test_an_override_of_the_batch_is_applied_once_every_rank_runs_it(world: World, client: TestClient) -> None:
+    job_id = world.submit(**LEVELS)
+    world.train(job_id)
+    made = client.post(f"/api/v1/jobs/{job_id}/overrides", json=BATCH).json()
+    world.turn_until(lambda: world.override_row(job_id, made["id"]).state == "APPLIED")
+    [view] = client.get(f"/api/v1/jobs/{job_id}/overrides").json()["items"]
+    assert (view["target"], view["level"], view["acks"]) == ("batch", "high", 2)
+    batch = client.get(f"/api/v1/jobs/{job_id}/schedule").json()["batch"]
+    said = {"level": "high", "global_batch": 512, "policy_level": "low", "said_by": made["id"]}
+    assert batch == {"low": 64, "high": 512, **said}
+    world.turn(2)
+    assert world.repository.epochs(job_id)[-1].record["global_batch"] == 512
+
+
+def test_an_override_of_the_batch_is_superseded_by_the_next_and_by_none_of_the_layers(world: World) -> None:
+    job_id = world.submit(**LEVELS)
+    world.train(job_id)
+    older = world.override(job_id, **BATCH)
+    layers = world.override(job_id, level="high")
+    world.turn_until(lambda: world.override_row(job_id, layers).state == "APPLIED")
+    assert world.override_row(job_id, older).state == "APPLIED"
+    newer = world.override(job_id, target="batch", level=128)
+    world.turn_until(lambda: world.override_row(job_id, newer).state == "APPLIED")
+    assert [world.override_row(job_id, name).state for name in (older, layers)] == ["SUPERSEDED", "APPLIED"]
+    assert world.override_row(job_id, older).message == "the batch is held by newer overrides #3"
+
+
+def test_a_batch_that_is_handed_back_is_the_policys_again(world: World, client: TestClient) -> None:
+    job_id = world.submit(**LEVELS)
+    world.train(job_id)
+    older, newer = (world.override(job_id, target="batch", level=size) for size in (128, 256))
+    world.turn_until(lambda: world.override_row(job_id, newer).state == "APPLIED")
+    client.delete(f"/api/v1/jobs/{job_id}/overrides/{newer}")
+    world.turn(3)
+    assert [world.override_row(job_id, name).state for name in (older, newer)] == ["CANCELLED", "CANCELLED"]
+    assert client.get(f"/api/v1/jobs/{job_id}/schedule").json()["batch"]["said_by"] == "policy"
+
+
+def test_a_job_without_batch_levels_has_no_batch_in_its_schedule(world: World, client: TestClient) -> None:
+    job_id = world.submit(**LONG)
+    assert client.get(f"/api/v1/jobs/{job_id}/schedule").json()["batch"] is None

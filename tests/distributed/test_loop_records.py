@@ -57,6 +57,7 @@ def test_progress_is_told_no_more_often_than_four_times_a_second(run_group, tmp_
     assert 1 <= len(link.progresses) <= hand.time / PROGRESS_EVERY_S
     last = link.progresses[-1]
     assert (last.steps_per_epoch, last.epochs, last.world_size) == (200, 2, 1)
+    assert (last.steps, last.global_batch) == (400, 64)
     assert last.samples_per_s > 0
 
 
