@@ -21,6 +21,8 @@ class Option:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
+    required: bool = False
+    """There is no default that fits anybody; `default` says only of which type it is."""
     help: str = ""
     lighter: Literal["more", "less"] | None = None
     """Which direction compresses less; a ladder must not go that way from its light to its strong level."""
@@ -52,7 +54,9 @@ class Option:
 
     def schema(self) -> dict[str, object]:
         """The option as JSON schema."""
-        schema: dict[str, object] = {"type": _JSON_TYPES[type(self.default)], "default": self.default}
+        schema: dict[str, object] = {"type": _JSON_TYPES[type(self.default)]}
+        if not self.required:
+            schema["default"] = self.default
         for key, value in (("minimum", self.least), ("maximum", self.most)):
             if value is not None:
                 schema[key] = value
@@ -74,12 +78,16 @@ def check_options(given: Mapping[str, object], known: Mapping[str, Option], wher
     """All known options, the given ones checked and the others by default.
 
     Raises:
-        ConfigError: an unknown name, or a value that its option refuses; `where` names the owner in the sentence.
+        ConfigError: an unknown name, a value that its option refuses, or none for an option that needs one; `where`
+            names the owner in the sentence.
     """
     unknown = sorted(set(given) - set(known))
     if unknown:
         way_out = f"known are {', '.join(sorted(known))}" if known else "it takes none"
         raise ConfigError(f"{where} has no option {unknown[0]!r}; {way_out}")
+    missing = [name for name, option in known.items() if option.required and given.get(name) in (None, option.default)]
+    if missing:
+        raise ConfigError(f"{where} needs option {missing[0]!r}; give {known[missing[0]].help or 'a value'}")
     return {
         name: option.check(given[name], f"{where}.{name}") if name in given else option.default
         for name, option in known.items()
@@ -88,8 +96,9 @@ def check_options(given: Mapping[str, object], known: Mapping[str, Option], wher
 
 def options_schema(known: Mapping[str, Option]) -> dict[str, object]:
     """JSON schema of an options object."""
+    required = [name for name, option in known.items() if option.required]
     return {
         "type": "object",
         "properties": {name: option.schema() for name, option in known.items()},
         "additionalProperties": False,
-    }
+    } | ({"required": required} if required else {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,7 +23,9 @@ class Summary:
     """Training loss, summed over the worker's own samples."""
     loss_samples: int
     metric_totals: Mapping[str, float] = field(default_factory=dict)
-    """Summed over the worker's part of the held-out samples."""
+    """Summed over the worker's part of the held-out samples; of a geometric metric its logarithm."""
+    geometric: Collection[str] = ()
+    """Names of metrics whose mean is the geometric one, such as perplexity: exp of the mean of logarithms."""
     eval_samples: int = 0
     parameters: str
     """Digest of the parameters."""
@@ -40,6 +42,7 @@ def summaries(run: Run) -> list[Summary]:
         loss_total=float(run.epoch_loss.total),
         loss_samples=run.epoch_loss.samples,
         metric_totals=totals,
+        geometric=geometric_metrics(run.task),
         eval_samples=samples,
         parameters=parameter_digest(run.ddp.module),
     )
@@ -59,7 +62,13 @@ def mean_metrics(parts: Sequence[Summary]) -> dict[str, float]:
     samples = sum(part.eval_samples for part in parts)
     names = dict.fromkeys(name for part in parts for name in part.metric_totals)
     means = {name: sum(part.metric_totals.get(name, 0.0) for part in parts) / samples for name in names}
-    return {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    values = {name: _exp(mean) if name in parts[0].geometric else mean for name, mean in means.items()}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def geometric_metrics(task: object) -> tuple[str, ...]:
+    """Names of the task's metrics whose mean is the geometric one: its attribute `geometric`, which few tasks have."""
+    return tuple(getattr(task, "geometric", ()))
 
 
 def parameter_digest(model: nn.Module) -> str:
@@ -88,12 +97,14 @@ def agree(run: Run, parts: Sequence[Summary]) -> bool:
 def _evaluated(run: Run) -> tuple[dict[str, float], int]:
     """Metrics summed over this worker's part of the held-out samples, and how many these are."""
     model, totals, samples = run.ddp.module, dict[str, float](), 0
+    geometric = geometric_metrics(run.task)
     model.eval()
     with run.task_code():
         pieces = cut(range(len(run.held_out)), run.spec.training.micro_batch)
         for piece in share(pieces, rank=run.context.rank, world_size=run.context.world_size):
             for name, value in _measured(run, model, piece).items():
-                totals[name] = totals.get(name, 0.0) + float(value) * len(piece)
+                term = _log(float(value)) if name in geometric else float(value)
+                totals[name] = totals.get(name, 0.0) + term * len(piece)
             samples += len(piece)
     return totals, samples
 
@@ -103,3 +114,16 @@ def _measured(run: Run, model: nn.Module, piece: range) -> Mapping[str, Tensor]:
     with seeded(seed, device):
         inputs, targets = run.held_out.batch(torch.arange(piece.start, piece.stop))
         return run.task.metrics(model(inputs.to(device)), targets.to(device))
+
+
+def _log(value: float) -> float:
+    if value > 0:
+        return math.log(value)
+    return -math.inf if value == 0 else math.nan
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf

@@ -10,6 +10,20 @@ from accordion.options import Option
 _SLOW = Option(default=0.0, least=0.0, most=60.0, help="least seconds a step takes, so that people can watch")
 
 
+_SAMPLES = {
+    "samples": Option(default=0, least=0, help="samples to train on; 0 for all"),
+    "eval_samples": Option(default=0, least=0, help="samples to evaluate on; 0 for all"),
+}
+_TEXT = {
+    "data": Option(default="", required=True, help="path of a text, or of a folder with texts, on the workers"),
+    "tokens": Option(default="words", choices=("chars", "words"), help="what a token is"),
+    "vocabulary": Option(
+        default=50_000, least=2, most=1_000_000, help="most tokens that are told apart, the most frequent ones"
+    ),
+    **_SAMPLES,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
     """One task that a spec can name."""
@@ -27,6 +41,46 @@ TASKS: Mapping[str, TaskRow] = {
         options={
             "hidden": Option(default=512, least=1, most=65536, help="units of the hidden layer"),
             "min_step_s": _SLOW,
+        },
+    ),
+    "cifar-resnet18": TaskRow(
+        summary="ResNet-18 on CIFAR-10, or on any labelled pictures of 32 x 32 pixels",
+        task="workers.tasks.cifar:CifarResnet18",
+        options={
+            "data": Option(
+                default="",
+                required=True,
+                help="path on the workers: CIFAR-10's binary or python archive, or a folder, zip or tar of PNGs "
+                "with a folder for each class",
+            ),
+            "augment": Option(default=True, help="move and mirror pictures at random"),
+            "channels": Option(default=64, least=1, most=1024, help="of the first stage; later ones double them"),
+            **_SAMPLES,
+        },
+    ),
+    "lm-lstm": TaskRow(
+        summary="a language model over characters or words: an LSTM",
+        task="workers.tasks.language:LmLstm",
+        options={
+            **_TEXT,
+            "sequence": Option(default=30, least=1, most=100_000, help="tokens of a sample"),
+            "width": Option(default=650, least=1, most=65536, help="of the embedding and of each layer"),
+            "layers": Option(default=3, least=1, most=1000, help="one upon the other"),
+            "dropout": Option(default=0.4, least=0.0, most=0.99, help="part of the units left out in training"),
+            "tied": Option(default=True, help="the output layer has the embedding's weights"),
+        },
+    ),
+    "lm-transformer": TaskRow(
+        summary="a language model over characters or words: a transformer",
+        task="workers.tasks.language:LmTransformer",
+        options={
+            **_TEXT,
+            "sequence": Option(default=128, least=1, most=100_000, help="tokens of a sample, and of the context"),
+            "width": Option(default=256, least=1, most=65536, help="of the embedding and of each layer"),
+            "layers": Option(default=4, least=1, most=1000, help="one upon the other"),
+            "heads": Option(default=4, least=1, most=1024, help="of each layer; they share the width"),
+            "dropout": Option(default=0.1, least=0.0, most=0.99, help="part of the units left out in training"),
+            "tied": Option(default=True, help="the output layer has the embedding's weights"),
         },
     ),
     "synthetic": TaskRow(

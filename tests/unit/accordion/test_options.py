@@ -66,6 +66,15 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
         check_options({"rang": 2}, {}, "it")
 
 
+def test_an_option_that_is_required_must_be_given_and_not_be_empty() -> None:
+    known = {"path": Option(default="", required=True, help="where the data are"), "kind": KIND}
+    assert check_options({"path": "here"}, known, "it") == {"path": "here", "kind": "fp32"}
+    for options in ({}, {"path": ""}, {"path": None}):
+        with pytest.raises(ConfigError, match="it needs option 'path'; give where the data are"):
+            check_options(options, known, "it")
+    assert options_schema(known)["required"] == ["path"]
+
+
 def test_the_schema_says_what_the_check_does() -> None:
     assert options_schema({"rank": RANK, "kind": KIND}) == {
         "type": "object",

@@ -43,7 +43,7 @@ def test_a_spec_survives_json():
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"task": {"name": "digits"}}, "unknown task 'digits'; known are digits-mlp, synthetic"),
+        ({"task": {"name": "digits"}}, "unknown task 'digits'; known are digits-mlp, cifar-resnet18"),
         ({"task": {"name": "digits-mlp", "options": {"hiden": 3}}}, "has no option 'hiden'; known are hidden"),
         ({"task": {"name": "digits-mlp", "options": {"hidden": 0}}}, "is 0; it must be at least 1"),
         ({"workers": {"min": 3, "max": 2}}, "workers.min is 3, above workers.max 2; lower min or raise max"),

@@ -70,6 +70,26 @@ def test_a_metric_that_is_not_finite_is_left_out():
     assert mean_metrics([summary(0.0, 1, error=math.inf, accuracy=0.5)]) == {"accuracy": 0.5}
 
 
+def perplexity(loss: float, samples: int) -> Summary:
+    return Summary(
+        loss_total=0.0,
+        loss_samples=0,
+        metric_totals={"perplexity": loss * samples, "loss": loss * samples},
+        geometric=("perplexity",),
+        eval_samples=samples,
+        parameters="x",
+    )
+
+
+def test_perplexity_is_exp_of_the_mean_loss_over_all_samples():
+    means = mean_metrics([perplexity(1.0, 30), perplexity(4.0, 10)])
+    assert means == {"perplexity": pytest.approx(math.exp(1.75)), "loss": pytest.approx(1.75)}
+
+
+def test_a_perplexity_that_is_too_large_for_a_float_is_left_out():
+    assert mean_metrics([perplexity(1000.0, 1)]) == {"loss": 1000.0}
+
+
 def test_the_digest_of_the_parameters_sees_one_changed_bit():
     model = torch.nn.Linear(3, 2)
     before = parameter_digest(model)

@@ -1,0 +1,50 @@
+"""ResNet-18 on CIFAR-10, or on any labelled pictures of 32 x 32 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accordion.messages import OptionValue
+from workers.data import Data
+from workers.data.cifar import load_images
+from workers.data.images import ImageData, Normalization
+from workers.models.resnet import ResNet18
+
+
+class CifarResnet18:
+    """Options: `data`, `augment`, `channels`, `samples`, `eval_samples`."""
+
+    def __init__(self, options: Mapping[str, OptionValue]) -> None:
+        self._channels = int(options["channels"])
+        self._augment = bool(options["augment"])
+        self._images = load_images(
+            Path(str(options["data"])),
+            samples=int(options["samples"]),
+            eval_samples=int(options["eval_samples"]),
+        )
+        self._normalization = Normalization.of(self._images.train)
+
+    def model(self) -> nn.Module:
+        """An output for each class of the data."""
+        return ResNet18(self._images.classes, self._channels)
+
+    def train_data(self) -> Data:
+        """Randomly moved and mirrored, where that is asked."""
+        return ImageData(images=self._images.train, normalization=self._normalization, augment=self._augment)
+
+    def eval_data(self) -> Data:
+        """As they are, normalised like those that are trained on."""
+        return ImageData(images=self._images.held_out, normalization=self._normalization)
+
+    def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:  # noqa: ARG002
+        """Cross entropy."""
+        return functional.cross_entropy(outputs, targets)
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """Cross entropy and the part of pictures whose class was found."""
+        right = outputs.argmax(dim=1) == targets
+        return {"loss": functional.cross_entropy(outputs, targets), "accuracy": right.float().mean()}

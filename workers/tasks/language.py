@@ -1,0 +1,103 @@
+"""Language models: the next character or word of a text, by an LSTM or a transformer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accordion.messages import OptionValue
+from workers.data import Data
+from workers.data.text import SequenceData, TokenKind, Vocabulary, read_texts, tokenized
+from workers.models.language import LstmModel, TransformerModel
+
+
+class LanguageTask(ABC):
+    """Options: `data`, `tokens`, `vocabulary`, `sequence`, `samples`, `eval_samples`, and those of the model.
+
+    A sample is one sequence. All have the same length, so a mean over samples is one over tokens.
+    """
+
+    geometric = ("perplexity",)
+    """exp of the mean loss: the geometric mean over samples."""
+
+    def __init__(self, options: Mapping[str, OptionValue]) -> None:
+        self._options = options
+        self._length = int(options["sequence"])
+        kind = cast("TokenKind", options["tokens"])
+        train, held_out = (tokenized(text, kind) for text in read_texts(Path(str(options["data"]))))
+        vocabulary = Vocabulary.of(train, limit=int(options["vocabulary"]))
+        self._words = len(vocabulary)
+        self._train, self._eval = (
+            SequenceData.cut(vocabulary.encode(tokens), length=self._length, samples=int(options[limit]))
+            for tokens, limit in ((train, "samples"), (held_out, "eval_samples"))
+        )
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """[N, T] tokens to [N, T, V] scores."""
+
+    def train_data(self) -> Data:
+        """Stretches of the training text."""
+        return self._train
+
+    def eval_data(self) -> Data:
+        """Stretches of the held-out text, in the training text's vocabulary."""
+        return self._eval
+
+    def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:  # noqa: ARG002
+        """Cross entropy a token, in nats."""
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """Cross entropy a token, and its exponential."""
+        # in float64, exp of what float32 can still tell from infinity does not overflow.
+        loss = self.loss(outputs, targets, step=0).double()
+        return {"loss": loss, "perplexity": loss.exp()}
+
+
+class LmLstm(LanguageTask):
+    """Options of the model: `width`, `layers`, `dropout`, `tied`."""
+
+    def model(self) -> nn.Module:
+        """Layers `embedding`, `lstm`, `output`."""
+        return LstmModel(
+            self._words,
+            width=int(self._options["width"]),
+            layers=int(self._options["layers"]),
+            dropout=float(self._options["dropout"]),
+            tied=bool(self._options["tied"]),
+        )
+
+
+class LmTransformer(LanguageTask):
+    """Options of the model: `width`, `layers`, `heads`, `dropout`, `tied`.
+
+    Raises:
+        ValueError: the heads do not divide the width.
+    """
+
+    def __init__(self, options: Mapping[str, OptionValue]) -> None:
+        width, heads = int(options["width"]), int(options["heads"])
+        if width % heads:
+            raise ValueError(f"width is {width}, which {heads} heads cannot share; take a multiple of heads")
+        super().__init__(options)
+
+    def model(self) -> nn.Module:
+        """Layers `embedding`, `places`, `blocks`, `output`."""
+        return TransformerModel(
+            self._words,
+            width=int(self._options["width"]),
+            layers=int(self._options["layers"]),
+            heads=int(self._options["heads"]),
+            dropout=float(self._options["dropout"]),
+            tied=bool(self._options["tied"]),
+            length=self._length,
+        )
+
+
+__all__ = ["LmLstm", "LmTransformer"]
