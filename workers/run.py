@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -152,11 +153,30 @@ def build(context: WorkerContext, clock: Clock) -> Run:
         data, held_out = task.train_data(), task.eval_data()
     ddp = _parallel(model, context.device)
     optimizer = _optimizer(model, spec.training.optimizer)
-    adviser = Adviser(link=context.link)
-    session = attach(ddp, spec.config(), optimizer=optimizer, decider=adviser, global_batch=spec.training.global_batch)
+    run = assemble(context, clock, (task, data, held_out), ddp=ddp, optimizer=optimizer)
+    run.session.lr = run.schedule.epoch_rate(0)
+    return run
+
+
+def assemble(
+    context: WorkerContext,
+    clock: Clock,
+    parts: tuple[Task, Data, Data],
+    *,
+    ddp: DistributedDataParallel,
+    optimizer: Optimizer,
+    scaler: GradScaler | None = None,
+) -> Run:
+    """A run that has not begun; `parts` are the task, what it trains on and what it is evaluated on.
+
+    Raises:
+        HookError: as `accordion.attach`.
+    """
+    spec, adviser = context.launch.spec, Adviser(link=context.link)
+    task, data, held_out = parts
+    batch = spec.training.global_batch
+    session = attach(ddp, spec.config(), optimizer=optimizer, scaler=scaler, decider=adviser, global_batch=batch)
     adviser.controller = session.controller
-    schedule = schedule_of(spec.training)
-    session.lr = schedule.epoch_rate(0)
     return Run(
         context=context,
         task=task,
@@ -165,7 +185,7 @@ def build(context: WorkerContext, clock: Clock) -> Run:
         ddp=ddp,
         optimizer=optimizer,
         session=session,
-        schedule=schedule,
+        schedule=schedule_of(spec.training),
         scaling=scaling_of(spec),
         batch_change=BatchChange(size=session.global_batch),
         adviser=adviser,
