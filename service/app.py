@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from service.api import catalog, health, history, jobs, overrides, streams
+from service.api import catalog, code, health, history, jobs, overrides, steering, streams
 from service.api.parts import Clock, Parts
 from service.api.problems import install_problems
 from service.dashboard.router import router as pages
@@ -50,8 +50,8 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     app.state.parts = Parts(
         settings=settings, database=database, repository=Repository(database), clock=clock, request_times=times
     )
-    for router in (jobs.router, history.router, overrides.router, streams.router, catalog.router):
-        app.include_router(router, prefix="/api/v1")
+    for module in (jobs, steering, history, overrides, streams, catalog, code):
+        app.include_router(module.router, prefix="/api/v1")
     for router in (health.router, login.router, pages):
         app.include_router(router)
     install_problems(app)

@@ -11,19 +11,23 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import assert_never
 
 import structlog
 import uuid_utils
 
-from service.domain.jobs import Reason, Status
-from service.domain.queue import Asked, Size, Verdict, Waiting, plan_queue, reserved_sizes
+from service.code import CodeStore
+from service.domain.grants import holding, plan_grants
+from service.domain.jobs import HELD, Reason, Status
+from service.domain.queue import Size, Verdict, Waiting, plan_queue, reserved_sizes
 from service.domain.reconcile import (
     Finish,
     Follow,
     Launch,
     Lose,
+    Park,
     Remove,
     Seen,
     Supervisor,
@@ -40,8 +44,8 @@ from service.store.leases import Lease, LeaseLost
 from service.store.ledger import Ledger
 from service.store.migrations import upgrade
 from service.store.models import JobRow
-from service.store.repository import Repository
-from workers.contract import Drained, EndRecord, JobSpec
+from service.store.repository import Repository, asked_of, spec_of
+from workers.contract import Drained, EndRecord, PausedRecord
 from workers.contract import Launch as LaunchOrder
 
 Clock = Callable[[], float]
@@ -92,6 +96,7 @@ class Scheduler:
         for job in self._repository.unfinished():
             self._look_after(job, token, fresh=fresh)
         self._admit(token)
+        self._regrant(token)
 
     def release(self) -> None:
         """Give the lease back, so that a successor need not wait."""
@@ -144,7 +149,7 @@ class Scheduler:
         given_up = now - self._missing_since.get(job.id, now) >= self._settings.patience_s
         seen = Seen(status=Status(job.status), attempt=job.attempt, deadline=job.deadline, given_up=given_up)
         supervisor = Supervisor(attempt=state.attempt, phase=state.phase) if state else None
-        may_have_ended = seen.status is not Status.QUEUED and (state is None or state.phase == "ended")
+        may_have_ended = seen.status not in HELD and (state is None or state.phase == "ended")
         end = self._runtime.outcome(job.id, self._settings.storage_of(job.id)) if may_have_ended else None
         action = next_action(seen, supervisor, has_ended=end is not None, now=now)
         match action:
@@ -158,6 +163,9 @@ class Scheduler:
                 self._remove(job.id, token, why=why)
             case Lose():
                 self._lose(job, action, token)
+            case Park():
+                history = self._runtime.history(job.id, self._settings.storage_of(job.id))
+                self._park(job, token, drained=history)
             case Finish():
                 self._finish(job, end or _CANCELLED, token)
             case _:
@@ -168,6 +176,9 @@ class Scheduler:
         end = next((r.payload for r in drained.records if isinstance(r.payload, EndRecord)), None)
         if end is not None:
             self._finish(job, end, token, drained=drained)
+            return
+        if any(isinstance(r.payload, PausedRecord) and r.attempt == job.attempt for r in drained.records):
+            self._park(job, token, drained=drained)
             return
         if holds_news(job, drained):
             self._ledger.take_over(job, token, drained)
@@ -183,12 +194,14 @@ class Scheduler:
             self._ledger.confirm_orders(job, token, job.orders_version)
 
     def _launch(self, job: JobRow, token: int) -> None:
+        spec, storage = spec_of(job), self._settings.storage_of(job.id)
         launch = LaunchOrder(
             job_id=job.id,
             attempt=job.attempt,
             workers=job.workers,
-            storage=self._settings.storage_of(job.id),
-            spec=JobSpec.model_validate(job.spec),
+            storage=storage,
+            spec=spec,
+            code=str(CodeStore(self._settings.code).hand_over(spec.code, Path(storage))) if spec.code else None,
         )
         self._lease.confirm(token)
         self._runtime.start(launch)
@@ -209,6 +222,11 @@ class Scheduler:
         budget = self._settings.max_lost_attempts
         self._ledger.lose(job, token, action=action, history=history, budget=budget)
 
+    def _park(self, job: JobRow, token: int, *, drained: Drained) -> None:
+        """The attempt is over and the job is not; what is left of it must not be there beside the next one."""
+        if self._ledger.park(job, token, drained=drained):
+            self._remove(job.id, token, why=f"attempt {job.attempt} has paused")
+
     def _finish(self, job: JobRow, end: EndRecord, token: int, *, drained: Drained | None = None) -> None:
         """The end file holds all records: those that were lost on the way come from there, before the end is shown."""
         drained = drained or Drained()
@@ -223,8 +241,8 @@ class Scheduler:
         queue = [job for job in self._repository.queue() if job.id not in self._supervisors]
         if not queue:
             return
-        waiting = [Waiting(id=job.id, asked=Asked(**job.spec["workers"])) for job in queue]
-        verdicts = plan_queue(waiting, self._live_nodes(), self._reserved())
+        reserved = reserved_sizes((job.workers, asked_of(job)) for job in self._repository.holding())
+        verdicts = plan_queue(_waiting(queue), self._usable_nodes(), reserved)
         for job in queue:
             if self._lease.hold() == token:
                 self._apply(job, verdicts[job.id], token)
@@ -240,12 +258,23 @@ class Scheduler:
         if admitted is not None:
             self._look_after(admitted, token, fresh=True)
 
-    def _live_nodes(self) -> list[Size]:
-        return [Size(cpus=node.cpus, gpus=node.gpus) for node in self._nodes if node.alive]
+    def _regrant(self, token: int) -> None:
+        """Fit what running jobs hold to the cluster, to who waits, and to what people allow."""
+        rows = self._repository.holding()
+        if not rows:
+            return
+        jobs = [holding(row.id, Status(row.status), asked_of(row), granted=row.workers) for row in rows]
+        grants = plan_grants(jobs, _waiting(self._repository.queue()), self._usable_nodes())
+        for row in rows:
+            if row.id in grants and self._lease.hold() == token:
+                self._ledger.regrant(row, token, workers=grants[row.id].workers, why=grants[row.id].why)
 
-    def _reserved(self) -> list[Size]:
-        holding = [job for job in self._repository.unfinished() if job.workers]
-        return reserved_sizes((job.workers, Asked(**job.spec["workers"])) for job in holding)
+    def _usable_nodes(self) -> list[Size]:
+        return [Size(cpus=node.cpus, gpus=node.gpus) for node in self._nodes if node.alive and not node.draining]
+
+
+def _waiting(queue: Sequence[JobRow]) -> list[Waiting]:
+    return [Waiting(id=job.id, asked=asked_of(job)) for job in queue]
 
 
 def run(settings: Settings, runtime: Runtime, *, clock: Clock = time.time, stop: threading.Event) -> None:

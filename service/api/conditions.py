@@ -14,6 +14,9 @@ IdempotencyKey = Annotated[
     str | None, Header(min_length=1, max_length=255, description="makes repeating the request harmless")
 ]
 
+ETAG = {"ETag": {"description": "version of what people asked for", "schema": {"type": "string"}}}
+"""What a route declares as a header of its answer."""
+
 
 def etag(job: JobRow) -> str:
     """Strong ETag of what people asked for; progress does not change it."""

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look at, cancel."""
+"""Jobs: submit, list, look at."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from service.api.conditions import IdempotencyKey, IfMatch, check_if_match, etag
-from service.api.deps import NO_QUERY, WRITES, JobDep, JobId, PartsDep, QueryParams
+from service.api.code import check_code
+from service.api.conditions import ETAG, IdempotencyKey, etag
+from service.api.deps import NO_QUERY, WRITES, JobDep, PartsDep, QueryParams
 from service.api.parts import Parts
 from service.api.problems import problems
 from service.api.schemas import PLAIN, DryRun, JobPage, JobView
 from service.api.views import job_view
 from service.domain.jobs import Reason, Status
-from service.domain.queue import Asked, Waiting, live_sizes, plan_queue, reserved_sizes
+from service.domain.queue import Asked, Waiting, plan_queue, reserved_sizes, usable_sizes
 from service.errors import Invalid
 from service.store.commands import Commands, Idempotency, body_hash
 from service.store.models import JobRow
-from service.store.repository import JobFilter
+from service.store.repository import JobFilter, asked_of
 from workers.contract import JobSpec
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
-_ETAG = {"ETag": {"description": "version of what people asked for", "schema": {"type": "string"}}}
 _LOCATION = {"Location": {"description": "address of the job", "schema": {"type": "string"}}}
 
 
@@ -56,7 +56,7 @@ class ListQuery(QueryParams):
     response_model=JobView,
     responses={
         200: {"model": JobView | DryRun, "description": "dry run, or the job that this Idempotency-Key made before"},
-        201: {"headers": _ETAG | _LOCATION},
+        201: {"headers": ETAG | _LOCATION},
         **problems(400, 415),
     },
 )
@@ -74,6 +74,7 @@ def submit(
     With an `Idempotency-Key`, repeating the request answers 200 with the job that the first one made; the same key with
     another body is refused with 422.
     """
+    check_code(parts, spec)
     if query.dry_run:
         return Response(_dry_run(parts, spec).model_dump_json(), 200, media_type="application/json")
     key = _idempotency(idempotency_key, "POST /jobs", spec.model_dump(mode="json"))
@@ -102,23 +103,9 @@ def get_list(query: Annotated[ListQuery, Query()], parts: PartsDep) -> JobPage:
     )
 
 
-@router.get("/{job_id}", dependencies=[NO_QUERY], responses={200: {"headers": _ETAG}, **problems(404)})
+@router.get("/{job_id}", dependencies=[NO_QUERY], responses={200: {"headers": ETAG}, **problems(404)})
 def get_one(job: JobDep, response: Response) -> JobView:
     """One job: spec, state with its reason, progress, newest metrics."""
-    response.headers["ETag"] = etag(job)
-    return job_view(job)
-
-
-@router.post(
-    "/{job_id}/cancel",
-    status_code=202,
-    dependencies=[NO_QUERY, WRITES],
-    responses={202: {"headers": _ETAG}, **problems(404, 409, 412)},
-)
-def cancel(job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None) -> JobView:
-    """Cancel a job: at once where it waits, else its workers save their state and stop. Repeating is harmless."""
-    commands = Commands(parts.database, parts.clock)
-    job = commands.cancel(job_id, lambda row: check_if_match(if_match, row), grace_s=parts.settings.cancel_grace_s)
     response.headers["ETag"] = etag(job)
     return job_view(job)
 
@@ -129,12 +116,11 @@ def _idempotency(key: str | None, scope: str, body: Any) -> Idempotency | None:
 
 def _dry_run(parts: Parts, spec: JobSpec) -> DryRun:
     cluster = parts.repository.cluster()
-    rows = parts.repository.unfinished()
     ahead = [row for row in parts.repository.queue() if row.priority >= spec.priority]
-    waiting = [Waiting(id=row.id, asked=Asked(**row.spec["workers"])) for row in ahead]
+    waiting = [Waiting(id=row.id, asked=asked_of(row)) for row in ahead]
     waiting.append(Waiting(id="new", asked=Asked(**spec.workers.model_dump())))
-    reserved = reserved_sizes((row.workers, Asked(**row.spec["workers"])) for row in rows)
-    verdict = plan_queue(waiting, live_sizes(cluster.nodes if cluster else []), reserved)["new"]
+    reserved = reserved_sizes((row.workers, asked_of(row)) for row in parts.repository.holding())
+    verdict = plan_queue(waiting, usable_sizes(cluster.nodes if cluster else []), reserved)["new"]
     return DryRun(spec=spec, would_wait=verdict.reason is not Reason.ADMITTED, message=verdict.message)
 
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from accordion.messages import Ack, Decision, OptionValue
 from service.domain.jobs import Desired, Reason, Status
-from workers.contract import Bytes, EpochRecord, JobSpec
+from service.domain.tally import Tally
+from workers.contract import MOST_SAMPLES, Bytes, EpochRecord, JobSpec
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """Text of one line; databases refuse some control characters, and screens obey others."""
@@ -39,12 +40,14 @@ class ProgressView(Answer):
     epochs: int
     step: int
     steps: int
-    """Steps of the whole job."""
+    """Steps of the whole job, if the batch stays as large as it is now."""
     samples_per_s: float
     eta_s: float | None
     loss: float | None
     lr: float
     bytes: Bytes
+    compute_s_by_rank: tuple[float, ...] = ()
+    """Seconds that each rank computed for its newest step; a straggler stands out."""
     updated_at: datetime
 
 
@@ -64,6 +67,13 @@ class JobView(Answer):
     attempt: int
     world_size: int
     """Workers that train now; 0 where none do."""
+    workers: int
+    """Workers that are granted, so many the job shall have; 0 where it holds none."""
+    min_workers: int
+    """What people allow: the spec's numbers, or as the job was resized."""
+    max_workers: int
+    tally: Tally
+    """What changes of worker group cost so far."""
     metrics: dict[str, float]
     """Of the newest evaluation."""
     progress: ProgressView | None
@@ -77,6 +87,24 @@ class JobPage(Answer):
 
     items: list[JobView]
     next_cursor: str | None
+
+
+class CodeView(Answer):
+    """Code that was uploaded."""
+
+    sha256: str
+    """Of the archive: a spec names it so, in its field `code`."""
+    files: int
+    size_bytes: int
+
+
+class ResizeRequest(Request):
+    """How many workers a job may have from now on."""
+
+    min: int = Field(ge=1, le=1024)
+    """With fewer it waits."""
+    max: int = Field(ge=1, le=1024)
+    """At most one a share of the global batch."""
 
 
 class DryRun(Answer):
@@ -124,6 +152,7 @@ class AttemptView(Answer):
     reason: Reason
     """Why it ended, or where it is; `message` says it in a sentence."""
     message: str
+    tally: Tally
     created_at: datetime
     started_at: datetime | None
     """When its first worker group began to train."""
@@ -147,6 +176,8 @@ class CheckpointView(Answer):
     step: int
     size_bytes: int
     seconds: float
+    blocked_s: float
+    """Of these, how long training stood still."""
     time: datetime
 
 
@@ -171,26 +202,49 @@ class LayerSchedule(Answer):
     """`policy`, or the id of an override."""
 
 
+class BatchSchedule(Answer):
+    """What is in force for the global batch, and who said so."""
+
+    global_batch: int
+    """Samples a step."""
+    level: Literal["low", "high"] | None
+    """None for another size, given by hand."""
+    policy_level: Literal["low", "high"]
+    """What the policy would pick."""
+    low: int
+    """Samples a step at this level; likewise `high`."""
+    high: int
+    said_by: str
+    """`policy`, or the id of an override."""
+
+
 class ScheduleView(Answer):
     """What is in force now."""
 
     epoch: int
     step: int
     layers: list[LayerSchedule]
+    batch: BatchSchedule | None
+    """None where the job has no batch levels, and its batch stays as it is."""
 
 
 class OverrideRequest(Request):
-    """A person's decision: which layers, how hard, from when, until when."""
+    """A person's decision: which layers, how hard, or how large the batch; from when, until when."""
 
-    target: Literal["compression"] = "compression"
+    target: Literal["compression", "batch"] = "compression"
     level: (
-        Annotated[str, Field(min_length=1, max_length=64)] | Annotated[int, Field(ge=0, le=15)] | dict[str, OptionValue]
+        Annotated[str, Field(min_length=1, max_length=64)]
+        | Annotated[int, Field(ge=0, le=MOST_SAMPLES)]
+        | dict[str, OptionValue]
     )
-    """`low`, `high`, a rung's index (0 is the lightest) or options such as `{"rank": 2}` or `{"method": "none"}`."""
+    """`low`, `high`, a rung's index (0 is the lightest) or options such as `{"rank": 2}` or `{"method": "none"}`.
+
+    Of the batch: `low`, `high`, or samples a step.
+    """
     layers: list[Annotated[str, Field(min_length=1, max_length=512, pattern=PLAIN)]] = Field(
         default=["*"], min_length=1, max_length=256
     )
-    """Globs over layer names."""
+    """Globs over layer names; left out for the batch, which is one for the whole model."""
     apply_at: Literal["next_step", "next_epoch"] | Annotated[int, Field(ge=0, le=100_000)] = "next_step"
     """When it starts; a number is an epoch, counted from 0."""
     until: Annotated[int, Field(ge=1, le=100_000)] | None = None
@@ -206,7 +260,7 @@ class OverrideView(Answer):
 
     id: str
     number: int
-    target: Literal["compression"]
+    target: Literal["compression", "batch"]
     level: str | int | dict[str, OptionValue]
     layers: list[str]
     apply_at: str | int
@@ -282,6 +336,8 @@ class NodeView(Answer):
     cpus: float
     gpus: float
     memory_bytes: int
+    draining: bool = False
+    """It is about to go and takes no more workers."""
 
 
 class ClusterView(Answer):

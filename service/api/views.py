@@ -8,6 +8,7 @@ from accordion.messages import Decision, Level, Regime, decision_from_json
 from accordion.policies import POLICIES
 from service.api.schemas import (
     AttemptView,
+    BatchSchedule,
     CheckpointView,
     ClusterView,
     DecisionView,
@@ -49,11 +50,12 @@ def progress_view(row: JobRow) -> ProgressView | None:
     if row.progress is None:
         return None
     now = row.progress
-    steps = now["steps_per_epoch"] * now["epochs"]
-    rate = now["samples_per_s"] / row.spec["training"]["global_batch"]
+    steps = now.get("steps") or now["steps_per_epoch"] * now["epochs"]
+    rate = now["samples_per_s"] / (now.get("global_batch") or row.spec["training"]["global_batch"])
     return ProgressView.model_validate(
         {
             **{name: now[name] for name in ("epoch", "epochs", "step", "samples_per_s", "loss", "lr", "bytes")},
+            "compute_s_by_rank": now.get("compute_s_by_rank", ()),
             "steps": steps,
             "eta_s": max(0, steps - now["step"]) / rate if rate > 0 else None,
             "updated_at": now["time"],
@@ -107,7 +109,24 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
     epoch = job.progress["epoch"] if job.progress else 0
     start = _start_levels(spec, [layer["name"] for layer in job.layers or []])
     layers = [_layer_schedule(layer, decision, start=start[layer["name"]]) for layer in job.layers or []]
-    return ScheduleView(epoch=epoch, step=job.progress["step"] if job.progress else 0, layers=layers)
+    step = job.progress["step"] if job.progress else 0
+    return ScheduleView(epoch=epoch, step=step, layers=layers, batch=_batch_schedule(spec, decision))
+
+
+def _batch_schedule(spec: JobSpec, decision: Decision | None) -> BatchSchedule | None:
+    batch = spec.config().batch
+    if batch is None:
+        return None
+    size = decision.global_batch if decision and decision.global_batch else batch.low
+    level = decision.batch_level if decision else "low"
+    return BatchSchedule(
+        global_batch=size,
+        level=level,
+        policy_level=(decision.policy_batch_level if decision else None) or level or "low",
+        low=batch.low,
+        high=batch.high,
+        said_by=(decision.batch_override if decision else None) or "policy",
+    )
 
 
 def _start_levels(spec: JobSpec, layers: list[str]) -> dict[str, Level]:

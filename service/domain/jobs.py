@@ -11,7 +11,13 @@ class Status(StrEnum):
     QUEUED = "QUEUED"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
+    RESIZING = "RESIZING"
+    """It stops at a step boundary, to go on with another number of workers."""
     RECOVERING = "RECOVERING"
+    """A worker group was lost; another one takes over from the newest checkpoint."""
+    PAUSING = "PAUSING"
+    PAUSED = "PAUSED"
+    """Saved, without workers, until people resume it."""
     STOPPING = "STOPPING"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -22,6 +28,7 @@ class Desired(StrEnum):
     """What people want of a job."""
 
     RUN = "RUN"
+    PAUSE = "PAUSE"
     CANCEL = "CANCEL"
 
 
@@ -37,8 +44,17 @@ class Reason(StrEnum):
     TRAINING = "TRAINING"
     WORKERS_LOST = "WORKERS_LOST"
     RETRYING = "RETRYING"
+    RESIZE_ORDERED = "RESIZE_ORDERED"
+    """People or the scheduler asked for another number of workers."""
+    WORKERS_JOINED = "WORKERS_JOINED"
+    """Processes that were missing are there."""
+    WORKERS_LEAVING = "WORKERS_LEAVING"
+    """A node is being drained."""
     START_TIMED_OUT = "START_TIMED_OUT"
     CLUSTER_UNREACHABLE = "CLUSTER_UNREACHABLE"
+    PAUSE_REQUESTED = "PAUSE_REQUESTED"
+    PAUSED_BY_USER = "PAUSED_BY_USER"
+    RESUMED = "RESUMED"
     CANCEL_REQUESTED = "CANCEL_REQUESTED"
     COMPLETED = "COMPLETED"
     CANCELLED_BY_USER = "CANCELLED_BY_USER"
@@ -51,11 +67,21 @@ class Reason(StrEnum):
 
 ENDED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED})
 
+HELD = frozenset({Status.QUEUED, Status.PAUSED})
+"""Nothing of the job is to run."""
+LEAVING = frozenset({Status.STOPPING, Status.PAUSING})
+"""The attempt saves and ends; what its workers do until then changes no state."""
+_LEFT = ENDED | LEAVING | {Status.QUEUED}
+"""Where an attempt may go at any time: it ends, is asked to, or is lost."""
+
 STEPS: dict[Status, frozenset[Status]] = {
-    Status.QUEUED: frozenset({Status.STARTING, Status.CANCELLED, Status.FAILED}),
-    Status.STARTING: frozenset({Status.RUNNING, Status.QUEUED, Status.STOPPING, Status.RECOVERING}) | ENDED,
-    Status.RUNNING: frozenset({Status.RECOVERING, Status.STOPPING, Status.QUEUED}) | ENDED,
-    Status.RECOVERING: frozenset({Status.RUNNING, Status.STOPPING, Status.QUEUED}) | ENDED,
+    Status.QUEUED: frozenset({Status.STARTING, Status.PAUSED, Status.CANCELLED, Status.FAILED}),
+    Status.STARTING: frozenset({Status.RUNNING, Status.RECOVERING}) | _LEFT,
+    Status.RUNNING: frozenset({Status.RESIZING, Status.RECOVERING}) | _LEFT,
+    Status.RESIZING: frozenset({Status.RUNNING, Status.RECOVERING}) | _LEFT,
+    Status.RECOVERING: frozenset({Status.RUNNING}) | _LEFT,
+    Status.PAUSING: frozenset({Status.PAUSED, Status.QUEUED, Status.STOPPING}) | ENDED,
+    Status.PAUSED: frozenset({Status.QUEUED, Status.CANCELLED}),
     Status.STOPPING: ENDED,
     Status.SUCCEEDED: frozenset(),
     Status.FAILED: frozenset(),

@@ -12,6 +12,9 @@ from typing import Any
 
 from service.domain.jobs import Reason
 
+_ROUNDING = 1e-6
+"""A third of a CPU three times must fill one CPU; this is far below any share that people ask for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -59,7 +62,7 @@ def plan_queue(waiting: Sequence[Waiting], nodes: Sequence[Size], reserved: Sequ
     for job in waiting:
         verdict = _verdict(job.asked, nodes, taken, blocked_by=blocked_by)
         verdicts[job.id] = verdict
-        taken += [_size(job.asked)] * verdict.workers
+        taken += [size_of(job.asked)] * verdict.workers
         if verdict.reason is Reason.WAITING_FOR_ROOM and blocked_by is None:
             blocked_by = job.id
     return verdicts
@@ -69,7 +72,7 @@ def _verdict(asked: Asked, nodes: Sequence[Size], taken: Sequence[Size], *, bloc
     if not nodes:
         message = "the cluster has no live node yet; it starts as soon as one joins"
         return Verdict(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
-    most = fitting(_size(asked), nodes, ())
+    most = fitting(size_of(asked), nodes, ())
     if most < asked.min:
         message = (
             f"needs {_group(asked)}, but the whole cluster ({_total(nodes)}) holds at most {most}; "
@@ -80,7 +83,7 @@ def _verdict(asked: Asked, nodes: Sequence[Size], taken: Sequence[Size], *, bloc
         return Verdict(
             reason=Reason.WAITING_FOR_ROOM, workers=0, message=f"waits behind job {blocked_by}, which is before it"
         )
-    now = fitting(_size(asked), nodes, taken)
+    now = fitting(size_of(asked), nodes, taken)
     if now < asked.min:
         message = (
             f"needs {_group(asked)}, and only {now} fit beside the jobs that run now ({_total(nodes)} in all); "
@@ -95,28 +98,40 @@ def _verdict(asked: Asked, nodes: Sequence[Size], taken: Sequence[Size], *, bloc
 
 def fitting(worker: Size, nodes: Sequence[Size], taken: Iterable[Size]) -> int:
     """How many such workers fit beside those that are there; a worker never spans nodes."""
-    free = [[node.cpus, node.gpus] for node in nodes]
-    for held in sorted(taken, key=lambda size: (size.gpus, size.cpus), reverse=True):
-        _place(held, free)
+    free, _ = _pack(taken, nodes)
     return sum(_count(worker, cpus, gpus) for cpus, gpus in free)
 
 
-def _place(held: Size, free: list[list[float]]) -> None:
-    """Take the room from the fullest node that has it; a worker whose node is gone takes none."""
-    fits = [room for room in free if room[0] >= held.cpus and room[1] >= held.gpus]
-    if fits:
-        room = min(fits, key=lambda room: (room[1], room[0]))
-        room[0] -= held.cpus
-        room[1] -= held.gpus
+def num_homeless(taken: Iterable[Size], nodes: Sequence[Size]) -> int:
+    """How many of these workers have no place: their node is gone."""
+    return _pack(taken, nodes)[1]
+
+
+def _pack(taken: Iterable[Size], nodes: Sequence[Size]) -> tuple[list[list[float]], int]:
+    """What is left of each node's CPUs and GPUs, and how many workers have no place."""
+    free = [[node.cpus, node.gpus] for node in nodes]
+    largest_first = sorted(taken, key=lambda size: (size.gpus, size.cpus), reverse=True)
+    return free, sum(not _place(held, free) for held in largest_first)
+
+
+def _place(held: Size, free: list[list[float]]) -> bool:
+    """Take the room from the fullest node that has it."""
+    fits = [room for room in free if room[0] >= held.cpus - _ROUNDING and room[1] >= held.gpus - _ROUNDING]
+    if not fits:
+        return False
+    room = min(fits, key=lambda room: (room[1], room[0]))
+    room[0] -= held.cpus
+    room[1] -= held.gpus
+    return True
 
 
 def _count(worker: Size, cpus: float, gpus: float) -> int:
-    # A third of a CPU three times must fill one CPU: the tolerance is far below any share that people ask for.
-    by_cpus = int(cpus / worker.cpus + 1e-6)
-    return by_cpus if worker.gpus <= 0 else min(by_cpus, int(gpus / worker.gpus + 1e-6))
+    by_cpus = int(cpus / worker.cpus + _ROUNDING)
+    return by_cpus if worker.gpus <= 0 else min(by_cpus, int(gpus / worker.gpus + _ROUNDING))
 
 
-def _size(asked: Asked) -> Size:
+def size_of(asked: Asked) -> Size:
+    """What one worker of the group takes."""
     return Size(cpus=asked.cpus, gpus=asked.gpus)
 
 
@@ -132,11 +147,12 @@ def _total(nodes: Sequence[Size]) -> str:
     )
 
 
-def live_sizes(nodes: Iterable[Mapping[str, Any]]) -> list[Size]:
-    """The nodes of a stored snapshot that are alive."""
-    return [Size(cpus=node["cpus"], gpus=node["gpus"]) for node in nodes if node["alive"]]
+def usable_sizes(nodes: Iterable[Mapping[str, Any]]) -> list[Size]:
+    """The nodes of a stored snapshot that take workers: alive and not being drained."""
+    usable = (node for node in nodes if node["alive"] and not node.get("draining", False))
+    return [Size(cpus=node["cpus"], gpus=node["gpus"]) for node in usable]
 
 
 def reserved_sizes(groups: Iterable[tuple[int, Asked]]) -> list[Size]:
     """One entry a worker, from (number of workers, what each takes)."""
-    return [_size(asked) for workers, asked in groups for _ in range(workers)]
+    return [size_of(asked) for workers, asked in groups for _ in range(workers)]

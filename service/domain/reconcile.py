@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from service.domain.jobs import Reason, Status
+from service.domain.jobs import HELD, LEAVING, Reason, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,18 @@ class Finish:
     """The job ended: as its end file says, or without one, since it was to be cancelled and nothing of it is left."""
 
 
-Action = Wait | Follow | Launch | Remove | Lose | Finish
+@dataclass(frozen=True, slots=True)
+class Park:
+    """The attempt was to pause and nothing of it is left: the job goes on from its newest checkpoint."""
+
+
+Action = Wait | Follow | Launch | Remove | Lose | Finish | Park
 
 
 def next_action(seen: Seen, supervisor: Supervisor | None, *, has_ended: bool, now: float) -> Action:
     """What to do; `has_ended` says whether there is an end file, and is looked up only where nothing runs any more."""
-    if seen.status is Status.QUEUED:
-        return Remove("the job waits for room") if supervisor else Wait()
+    if seen.status in HELD:
+        return Remove(f"the job is {seen.status}") if supervisor else Wait()
     if has_ended:
         return Finish()
     if supervisor is None:
@@ -86,6 +91,8 @@ def _without_supervisor(seen: Seen, now: float) -> Action:
         return Wait()
     if seen.status is Status.STOPPING:
         return Finish()
+    if seen.status is Status.PAUSING:
+        return Park()
     message = f"attempt {seen.attempt} is gone with its machines"
     return Lose(reason=Reason.WORKERS_LOST, message=message)
 
@@ -93,7 +100,7 @@ def _without_supervisor(seen: Seen, now: float) -> Action:
 def _with_supervisor(seen: Seen, now: float) -> Action:
     if not _is_over(seen, now):
         return Follow()
-    if seen.status is Status.STOPPING:
+    if seen.status in LEAVING:
         return Remove("it did not stop in time")
     return _timed_out(seen) if seen.status is Status.STARTING else Follow()
 

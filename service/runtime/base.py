@@ -19,6 +19,8 @@ class Node:
     """In all, not what is free: free resources lag behind, so the scheduler counts by its own rows."""
     gpus: float
     memory_bytes: int
+    draining: bool = False
+    """It is about to go: what runs there moves, and nothing new is placed on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

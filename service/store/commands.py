@@ -1,4 +1,4 @@
-"""What people ask for, each as one transaction: submit, cancel, override, hand back."""
+"""What people ask for, each as one transaction: submit, override, hand back; `steering.py` has the rest."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain import overrides
-from service.domain.jobs import ENDED, Desired, Reason, Status
+from service.domain.jobs import Desired, Reason, Status
 from service.domain.standing import Standing
-from service.domain.wishes import check_interval, check_layers, check_level
+from service.domain.wishes import check_batch, check_interval, check_layers, check_level
 from service.errors import Conflict, Invalid, NotFound
 from service.store.engine import Database
 from service.store.models import IdempotencyRow, JobRow, OverrideRow
-from service.store.outbox import append_event, end_event, keep_standing, override_data, standings, status_data, step_job
+from service.store.outbox import append_event, keep_standing, override_data, standings, status_data
+from service.store.repository import spec_of
+from service.store.steering import CheckJob, asked_job, refuse_ended, touch
 from workers.contract import JobSpec
 
-CheckJob = Callable[[JobRow], None]
-"""Raises where the caller's condition on the job (If-Match) does not hold; runs inside the transaction."""
 MAX_OVERRIDES = 1000
 """Of one job, all states together; they travel to the workers in one message."""
 
@@ -86,31 +86,6 @@ class Commands:
             _remember(session, idempotency, job.id, now=now)
             return job, False
 
-    def cancel(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
-        """Wish the job's end: at once where it waits, else the workers have `grace_s` seconds to save and stop.
-
-        Raises:
-            NotFound: there is no such job.
-            Conflict: it has ended otherwise.
-        """
-        now = self._clock()
-        with self._database.write() as session:
-            job = _job(session, job_id)
-            check(job)
-            if job.desired == Desired.CANCEL:
-                return job
-            _refuse_ended(job, "cancelled")
-            _touch(job)
-            job.desired = Desired.CANCEL.value
-            if job.status == Status.QUEUED:
-                _cancel_waiting(session, job, now)
-            else:
-                job.orders_version += 1
-                job.deadline = now + grace_s
-                message = "the workers save their state and stop"
-                step_job(session, job, Status.STOPPING, reason=Reason.CANCEL_REQUESTED, message=message, now=now)
-            return job
-
     def add_override(
         self, job_id: str, wish: OverrideWish, *, check: CheckJob, idempotency: Idempotency | None
     ) -> tuple[OverrideRow, bool]:
@@ -123,13 +98,13 @@ class Commands:
         """
         now = self._clock()
         with self._database.write() as session:
-            job = _job(session, job_id)
+            job = asked_job(session, job_id)
             known = _replayed(session, idempotency)
             if known is not None:
                 return session.get_one(OverrideRow, known), True
             check(job)
             _check_wish(job, wish)
-            _touch(job)
+            touch(job)
             job.orders_version += 1
             job.override_number += 1
             row = _new_override(job, wish, now)
@@ -149,7 +124,7 @@ class Commands:
         """
         now = self._clock()
         with self._database.write() as session:
-            job = _job(session, job_id)
+            job = asked_job(session, job_id)
             found = standings(session, job).get(override_id)
             if found is None:
                 raise NotFound(f"job {job_id} has no override {override_id}; GET .../overrides lists all")
@@ -159,7 +134,7 @@ class Commands:
             check(job)
             if overrides.cancel(old) == old:
                 raise Conflict(f"override {override_id} is {old.state} already: {old.message}")
-            _touch(job)
+            touch(job)
             job.orders_version += 1
             _hand_back(session, job, old, now=now)
             return row
@@ -171,24 +146,6 @@ def _hand_back(session: Session, job: JobRow, cancelled: Standing, *, now: float
     for new in overrides.hand_back([old for _, old in found.values()], cancelled, names):
         row, old = found[new.id]
         keep_standing(session, job, row=row, old=old, new=new, now=now)
-
-
-def _job(session: Session, job_id: str) -> JobRow:
-    job = session.get(JobRow, job_id, with_for_update=True)
-    if job is None:
-        raise NotFound(f"there is no job {job_id}; GET /api/v1/jobs lists all")
-    return job
-
-
-def _touch(job: JobRow) -> None:
-    """People asked for something: both versions move."""
-    job.version += 1
-    job.etag_version += 1
-
-
-def _refuse_ended(job: JobRow, what: str) -> None:
-    if Status(job.status) in ENDED:
-        raise Conflict(f"job {job.id} is {job.status} and cannot be {what} any more")
 
 
 def _replayed(session: Session, idempotency: Idempotency | None) -> str | None:
@@ -225,7 +182,7 @@ def _new_job(spec: JobSpec, now: float) -> JobRow:
     job_id = str(uuid_utils.uuid7())
     return JobRow(
         id=job_id,
-        name=spec.name or f"{spec.task.name}-{job_id[-6:]}",
+        name=spec.name or f"{spec.task.name.rpartition(':')[2]}-{job_id[-6:]}",
         status=Status.QUEUED.value,
         desired=Desired.RUN.value,
         reason=Reason.SUBMITTED.value,
@@ -233,28 +190,25 @@ def _new_job(spec: JobSpec, now: float) -> JobRow:
         spec=spec.model_dump(mode="json"),
         labels=dict(spec.labels),
         priority=spec.priority,
+        min_workers=spec.workers.min,
+        max_workers=spec.workers.max,
         created_at=now,
     )
 
 
-def _cancel_waiting(session: Session, job: JobRow, now: float) -> None:
-    for row, old in standings(session, job).values():
-        keep_standing(session, job, row=row, old=old, new=overrides.end(old), now=now)
-    message = "cancelled while it waited"
-    step_job(session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now)
-    end_event(session, job, now)
-
-
 def _check_wish(job: JobRow, wish: OverrideWish) -> None:
-    _refuse_ended(job, "overridden")
+    refuse_ended(job, "overridden")
     if job.desired == Desired.CANCEL:
         raise Conflict(f"job {job.id} is being cancelled and cannot be overridden any more")
     if job.override_number >= MAX_OVERRIDES:
         raise Conflict(
             f"job {job.id} has had {job.override_number} overrides, the limit is {MAX_OVERRIDES}; submit a new job"
         )
-    spec = JobSpec.model_validate(job.spec)
-    check_level(wish.level, spec.config().ladder())
+    spec = spec_of(job)
+    if wish.target == "batch":
+        check_batch(wish.level, wish.layers, batch=spec.config().batch, least=spec.least_batch)
+    else:
+        check_level(wish.level, spec.config().ladder())
     epoch = job.progress["epoch"] if job.progress else 0
     check_interval(wish.apply_at, wish.until, epoch=epoch, epochs=spec.training.epochs)
     check_layers(wish.layers, [layer["name"] for layer in job.layers or []])

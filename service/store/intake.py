@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlalchemy import delete, tuple_
+from sqlalchemy import delete, select, tuple_
 from sqlalchemy.orm import Session
 
 from accordion.messages import to_json
 from service.domain import overrides
-from service.domain.jobs import Reason, Status
+from service.domain.jobs import LEAVING, Reason, Status
 from service.domain.standing import Standing, Switched
-from service.store.models import AttemptRow, CheckpointRow, DecisionRow, EpochRow, JobRow, LogChunkRow
+from service.domain.tally import Tally, count
+from service.store.models import AttemptRow, CheckpointRow, DecisionRow, EpochRow, EventRow, JobRow, LogChunkRow
 from service.store.outbox import append_event, keep_standing, standings, step_job
 from workers.contract import (
     AcksRecord,
@@ -24,14 +25,24 @@ from workers.contract import (
     EpochRecord,
     FailureRecord,
     LogLine,
+    PausedRecord,
     Progress,
     Record,
     RejectedRecord,
+    ResizeRecord,
     Started,
 )
 
 _MAX_TEXT = 2000
 """Characters of a message that a row keeps."""
+_REASONS = {
+    "ordered": Reason.RESIZE_ORDERED,
+    "joined": Reason.WORKERS_JOINED,
+    "leaving": Reason.WORKERS_LEAVING,
+    "job": Reason.RETRYING,
+    "infrastructure": Reason.WORKERS_LOST,
+}
+"""Of a change of workers, by the cause that the workers' side names."""
 
 
 def cursor_of(job: JobRow) -> Cursor:
@@ -85,7 +96,9 @@ class _Intake:
             AcksRecord: self._take_acks,
             RejectedRecord: self._take_rejected,
             CheckpointRecord: self._take_checkpoint,
+            ResizeRecord: self._take_resize,
             FailureRecord: self._take_failure,
+            PausedRecord: self._take_end,
             EndRecord: self._take_end,
         }
 
@@ -119,25 +132,34 @@ class _Intake:
         self._job.layers = [to_json(layer) for layer in started.layers]
         self._job.started_at = self._job.started_at or record.time
         self._void(record, started)
+        cause = self._announced(record)
+        self._job.tally = count(Tally.model_validate(self._job.tally), started, cause).model_dump()
         attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
         if attempt is not None:
             attempt.generation = record.generation
             attempt.started_at = attempt.started_at or record.time
+            attempt.tally = count(Tally.model_validate(attempt.tally), started, cause).model_dump()
         if record.attempt == self._job.attempt:
             self._train(record, started)
         data = started.model_dump(mode="json", exclude={"kind", "layers"})
-        self._tell(record, "workers", data)
+        self._tell(record, "workers", {"what": "started", **data})
         self._change(lambda standing: overrides.restart(standing, started.epoch), record.time)
+
+    def _announced(self, record: Record) -> str:
+        """The cause of the attempt's newest resize or failure."""
+        told = select(EventRow.data).where(EventRow.job_id == self._job.id, EventRow.type == "workers")
+        for data in self._session.scalars(told.order_by(EventRow.seq.desc())):
+            if data.get("attempt") == record.attempt and data["what"] in {"resizing", "failed"}:
+                return str(data["cause"])
+        return "unknown"
 
     def _train(self, record: Record, started: Started) -> None:
         self._job.world_size = started.world_size
-        if self._job.status == Status.STOPPING:
+        if self._job.status in LEAVING:
             return
         self._job.deadline = None
-        message = f"{started.world_size} worker{'s' if started.world_size > 1 else ''} train"
-        if started.resumed_from:
-            message += f", from checkpoint {started.resumed_from}"
-        step_job(self._session, self._job, Status.RUNNING, reason=Reason.TRAINING, message=message, now=record.time)
+        message = _train_message(started)
+        self._step(Status.RUNNING, Reason.TRAINING, message=message, now=record.time)
         attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
         if attempt is not None:
             attempt.reason, attempt.message = Reason.TRAINING.value, message
@@ -188,23 +210,30 @@ class _Intake:
         self._job.lost_attempts = 0
         self._tell(record, "checkpoint", content)
 
+    def _take_resize(self, record: Record, resize: ResizeRecord) -> None:
+        data = resize.model_dump(mode="json", exclude={"kind"})
+        self._tell(record, "workers", {"what": "resizing", **data, "world_size": self._job.world_size})
+        if record.attempt == self._job.attempt and self._job.status in {Status.RUNNING, Status.RESIZING}:
+            message = f"{resize.old} → {_workers(resize.new)}: {resize.message[:_MAX_TEXT]}"
+            self._step(Status.RESIZING, _REASONS[resize.cause], message=message, now=record.time)
+
     def _take_failure(self, record: Record, failure: FailureRecord) -> None:
         self._job.failures += 1
         data = failure.model_dump(mode="json", exclude={"kind"})
-        self._tell(record, "workers", {**data, "world_size": 0})
+        self._tell(record, "workers", {"what": "failed", **data, "world_size": 0})
         if record.attempt != self._job.attempt:
             return
         self._job.world_size = 0
-        if self._job.status == Status.STOPPING:
-            return
-        reason = Reason.RETRYING if failure.cause == "job" else Reason.WORKERS_LOST
-        message = (
-            f"the worker group ended: {failure.message[:_MAX_TEXT]}; another one starts from the newest checkpoint"
-        )
-        step_job(self._session, self._job, Status.RECOVERING, reason=reason, message=message, now=record.time)
+        if self._job.status not in LEAVING:
+            text = failure.message[:_MAX_TEXT]
+            message = f"the worker group ended: {text}; another one starts from the newest checkpoint"
+            self._step(Status.RECOVERING, _REASONS[failure.cause], message=message, now=record.time)
 
-    def _take_end(self, record: Record, end: EndRecord) -> None:
-        """The end is written by the ledger, after all that came before it."""
+    def _step(self, status: Status, reason: Reason, *, message: str, now: float) -> None:
+        step_job(self._session, self._job, status, reason=reason, message=message, now=now)
+
+    def _take_end(self, record: Record, end: EndRecord | PausedRecord) -> None:
+        """The end of a job or an attempt is written by the ledger, after all that came before it."""
 
     def _tell(self, record: Record, kind: str, data: dict[str, Any]) -> None:
         stamped = {"attempt": record.attempt, "generation": record.generation, **data}
@@ -218,6 +247,23 @@ def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
     if old is None:
         return True
     return (progress.attempt, progress.generation, progress.time) > (old["attempt"], old["generation"], old["time"])
+
+
+def _train_message(started: Started) -> str:
+    """How many train, where they came from, and what the change of group cost."""
+    parts = [f"{_workers(started.world_size)} train{'s' if started.world_size == 1 else ''}"]
+    if started.cause != "start":
+        done = {"resize": "resized", "recovery": "recovered"}[started.cause]
+        parts.append(f"{done} from {started.previous_world_size} with {started.seconds_lost:.1f} s lost")
+    if started.resumed_from:
+        parts.append(f"from checkpoint {started.resumed_from}")
+    if started.steps_rolled_back:
+        parts.append(f"{started.steps_rolled_back} steps trained again")
+    return ", ".join(parts)
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def _origin(record: Record) -> dict[str, Any]:

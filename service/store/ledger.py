@@ -6,8 +6,9 @@ either is not true any more nothing is written, and the scheduler goes on with i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Literal
 
 import structlog
 from sqlalchemy.orm import Session
@@ -22,11 +23,18 @@ from service.store.engine import Database
 from service.store.intake import change_overrides, take_over
 from service.store.leases import holds
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
-from service.store.outbox import end_event, step_job
+from service.store.outbox import append_event, end_event, step_job
 from service.store.repository import Repository
-from workers.contract import Drained, EndRecord, Orders
+from workers.contract import Drained, EndRecord, Orders, Size
 
 Change = Callable[[Session, JobRow], None]
+_WAITING_FOR_WORKERS = frozenset({Status.STARTING, Status.RESIZING, Status.RECOVERING})
+_STOPS: Mapping[Status, Literal["cancel", "pause"]] = {Status.STOPPING: "cancel", Status.PAUSING: "pause"}
+"""What an attempt is ordered; one that is resumed while it pauses ends nevertheless, and the next one goes on."""
+_AFTER_PAUSE = {
+    Desired.PAUSE: (Status.PAUSED, Reason.PAUSED_BY_USER, "resume it and it goes on from there"),
+    Desired.RUN: (Status.QUEUED, Reason.RESUMED, "it goes on from there as soon as there is room"),
+}
 _log = structlog.get_logger()
 
 
@@ -45,6 +53,7 @@ class Ledger:
         def change(session: Session, job: JobRow) -> None:
             job.attempt += 1
             job.workers, job.deadline, job.orders_confirmed = workers, now + timeout_s, 0
+            job.orders_version += 1
             message = f"{workers} worker{'s' if workers > 1 else ''} start"
             step_job(session, job, Status.STARTING, reason=Reason.ADMITTED, message=message, now=now)
             attempt = AttemptRow(job_id=job.id, number=job.attempt, workers=workers, reason=job.reason, message=message)
@@ -64,17 +73,28 @@ class Ledger:
             lambda session, job: step_job(session, job, Status.QUEUED, reason=reason, message=message, now=now),
         )
 
-    def say(self, seen: JobRow, token: int, message: str) -> bool:
-        """Say what a starting job waits for."""
-        if seen.status != Status.STARTING or not message or seen.message == message:
-            return True
+    def regrant(self, seen: JobRow, token: int, *, workers: int, why: str) -> bool:
+        """Let a job hold another number of workers; its supervisor hires or dismisses at a step boundary."""
         now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            data = {"what": "granted", "old": job.workers, "new": workers, "message": why}
+            job.workers = workers
+            job.orders_version += 1
+            append_event(session, job, "workers", data={**data, "world_size": job.world_size}, now=now)
+
+        return self._decide(seen, token, change)
+
+    def say(self, seen: JobRow, token: int, message: str) -> bool:
+        """Say what a job waits for that starts, or that gets other workers."""
+        status = Status(seen.status)
+        if status not in _WAITING_FOR_WORKERS or not message or seen.message == message:
+            return True
+        now, reason = self._clock(), Reason(seen.reason)
         return self._decide(
             seen,
             token,
-            lambda session, job: step_job(
-                session, job, Status.STARTING, reason=Reason.ADMITTED, message=message, now=now
-            ),
+            lambda session, job: step_job(session, job, status, reason=reason, message=message, now=now),
         )
 
     def take_over(self, seen: JobRow, token: int, drained: Drained) -> bool:
@@ -119,6 +139,24 @@ class Ledger:
 
         return self._decide(seen, token, change)
 
+    def park(self, seen: JobRow, token: int, *, drained: Drained) -> bool:
+        """The attempt has paused: the job stands still, or goes on where people have resumed or cancelled it since."""
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            take_over(session, job, drained, now=now)
+            message = "paused; its state is saved"
+            _close_attempt(session, job, Reason.PAUSED_BY_USER, message=message, now=now)
+            if job.desired == Desired.CANCEL:
+                message = "cancelled while it paused"
+                _end(session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now)
+                return
+            job.workers, job.world_size, job.deadline = 0, 0, None
+            status, reason, then = _AFTER_PAUSE[Desired(job.desired)]
+            step_job(session, job, status, reason=reason, message=f"{message}; {then}", now=now)
+
+        return self._write(seen.id, token, change)
+
     def finish(self, seen: JobRow, token: int, *, end: EndRecord, drained: Drained) -> bool:
         """The job is over: what was still missing of its history and its end, in one transaction."""
         now = self._clock()
@@ -147,8 +185,9 @@ class Ledger:
     def orders_of(self, job: JobRow) -> Orders:
         """What people want of the job, as of its row."""
         ordered = [_ordered(row) for row in self._repository.overrides(job.id) if row.state in ORDERED]
-        stop = "cancel" if job.desired == Desired.CANCEL else None
-        return Orders(version=job.orders_version, overrides=tuple(ordered), stop=stop)
+        return Orders(
+            version=job.orders_version, overrides=tuple(ordered), stop=_STOPS.get(Status(job.status)), size=_size(job)
+        )
 
     def _decide(self, seen: JobRow, token: int, change: Change) -> bool:
         return self._write(seen.id, token, change, version=seen.version)
@@ -164,6 +203,11 @@ class Ledger:
             job.version += 1
             change(session, job)
             return True
+
+
+def _size(job: JobRow) -> Size | None:
+    """What the workers' side is to keep: a minimum above the grant is grown to first, and not waited for."""
+    return Size(min=min(job.min_workers, job.workers), target=job.workers) if job.workers else None
 
 
 def _close_attempt(session: Session, job: JobRow, reason: Reason, *, message: str, now: float) -> None:
@@ -188,6 +232,7 @@ def _ordered(row: OverrideRow) -> Override:
     return Override(
         id=row.id,
         level=row.level,
+        target=row.target,  # type: ignore[arg-type]
         layers=tuple(row.layers),
         apply_at=row.apply_at,
         until=row.until,

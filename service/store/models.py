@@ -45,7 +45,7 @@ class JobRow(Base):
     version: Mapped[int] = mapped_column(default=0)
     """Raised by every write; a write that read an older one changes nothing."""
     etag_version: Mapped[int] = mapped_column(default=1)
-    """Raised only by what people ask for: the desired state and overrides."""
+    """Raised only by what people ask for: the desired state, numbers of workers, and overrides."""
     status: Mapped[str] = mapped_column(String(16))
     desired: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(String(32))
@@ -55,13 +55,18 @@ class JobRow(Base):
     priority: Mapped[int]
     attempt: Mapped[int] = mapped_column(default=0)
     """Number of the newest attempt; 0 before the first."""
+    min_workers: Mapped[int]
+    """What people allow now: the spec's, or as they resized it; likewise the most."""
+    max_workers: Mapped[int]
     workers: Mapped[int] = mapped_column(default=0)
-    """Size of the group that is reserved; 0 while nothing is."""
+    """Size of the group that is granted, and so reserved; 0 while nothing is."""
     world_size: Mapped[int] = mapped_column(default=0)
     """Workers that train now."""
     lost_attempts: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
     """Worker groups that ended before their time, whoever was to blame."""
+    tally: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Of all attempts; see `domain/tally.py`."""
     deadline: Mapped[float | None]
     """When a start counts as failed, or a stop is forced."""
     event_seq: Mapped[int] = mapped_column(default=0)
@@ -90,6 +95,7 @@ class AttemptRow(Base):
     workers: Mapped[int]
     generation: Mapped[int] = mapped_column(BigInteger, default=0)
     """Newest worker group that reported."""
+    tally: Mapped[dict[str, Any]] = mapped_column(default=dict)
     reason: Mapped[str] = mapped_column(String(32))
     message: Mapped[str] = mapped_column(Text, default="")
     created_at: Mapped[float]
@@ -174,6 +180,7 @@ class CheckpointRow(Base):
     step: Mapped[int]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     seconds: Mapped[float]
+    blocked_s: Mapped[float] = mapped_column(default=0.0)
     time: Mapped[float]
 
 

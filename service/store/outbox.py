@@ -50,6 +50,7 @@ def status_data(job: JobRow) -> dict[str, Any]:
         "message": job.message,
         "attempt": job.attempt,
         "world_size": job.world_size,
+        "workers": job.workers,
     }
 
 
@@ -73,6 +74,7 @@ def _standing(row: OverrideRow, acks: list[Ack]) -> Standing:
     return Standing(
         id=row.id,
         number=row.number,
+        target=row.target,  # type: ignore[arg-type]
         layers=tuple(row.layers),
         until=row.until,
         orders_version=row.orders_version,
@@ -110,6 +112,7 @@ def override_data(row: OverrideRow, standing: Standing) -> dict[str, Any]:
     return {
         "id": row.id,
         "number": row.number,
+        "target": row.target,
         "level": row.level,
         "layers": row.layers,
         "apply_at": row.apply_at,

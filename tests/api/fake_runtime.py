@@ -8,16 +8,23 @@ Faults are methods: `lose`, `break_group`, `forget`, and the sets `mute`, `stuck
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-from accordion.controller import Controller
-from accordion.messages import Ack, Decision, LayerInfo, Report, plan_digest
+from accordion.messages import Ack, Decision, Report, plan_digest
 from service.errors import RuntimeUnavailable
 from service.runtime.base import Node, SupervisorState
+from tests.api.fake_job import (
+    LAYERS,
+    PARAMETERS,
+    FakeJob,
+    Saved,
+    bytes_of,
+    controller_of,
+    epoch_record,
+    lr_of,
+    progress_of,
+)
 from workers.contract import (
     AcksRecord,
     Bytes,
@@ -26,57 +33,17 @@ from workers.contract import (
     DecisionRecord,
     Drained,
     EndRecord,
-    EpochRecord,
     FailureRecord,
     Launch,
     LogLine,
     Orders,
+    PausedRecord,
     Payload,
-    Progress,
     Record,
     RejectedRecord,
+    ResizeRecord,
     Started,
 )
-
-LAYERS = (
-    LayerInfo(name="fc1.weight", shape=(512, 64)),
-    LayerInfo(name="fc2.weight", shape=(256, 512)),
-    LayerInfo(name="fc3.weight", shape=(10, 256)),
-)
-SAMPLES = 1437
-PARAMETERS = sum(math.prod(layer.shape) for layer in LAYERS)
-_PHASES = {"compute": 0.6, "communicate": 0.2, "optimize": 0.1, "evaluate": 0.05, "checkpoint": 0.05}
-
-
-@dataclass
-class FakeJob:
-    """One job as its supervisor, actor and storage know it."""
-
-    launch: Launch
-    controller: Controller
-    attempt: int
-    generation: int = 0
-    seq: int = 0
-    epoch: int = 0
-    tick: int = 0
-    step: int = 0
-    bytes: Bytes = field(default_factory=Bytes)
-    phase: str = "starting"
-    alive: bool = True
-    starts_in: int = 0
-    """Drains until training begins."""
-    orders: Orders = field(default_factory=Orders)
-    applied: tuple[Any, ...] = ()
-    waiting: list[Record] = field(default_factory=list)
-    journal: list[Record] = field(default_factory=list)
-    logs: list[LogLine] = field(default_factory=list)
-    saved: tuple[int, int, dict[str, Any]] = (0, 0, {})
-    """Epoch, step and controller state of the newest checkpoint."""
-    end: EndRecord | None = None
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-SAMPLES // self.launch.spec.training.global_batch)
 
 
 class FakeRuntime:
@@ -89,7 +56,10 @@ class FakeRuntime:
         self.mute: set[int] = set()
         """Ranks that do not acknowledge."""
         self.stuck: set[str] = set()
-        """Jobs that do not react to orders to stop, and do not train."""
+        """Jobs that do not react to orders, and do not train."""
+        self.draining: set[int] = set()
+        """Nodes that are about to go, by their place in `cpus`; likewise those that are gone."""
+        self.dead: set[int] = set()
         self.repeats = False
         """Drains send all records again, whatever was confirmed."""
         self.slow_start = 0
@@ -105,7 +75,15 @@ class FakeRuntime:
     def nodes(self) -> list[Node]:
         self._answer()
         return [
-            Node(id=f"node-{n}", address=f"10.0.0.{n + 1}", alive=True, cpus=cpus, gpus=0.0, memory_bytes=8 << 30)
+            Node(
+                id=f"node-{n}",
+                address=f"10.0.0.{n + 1}",
+                alive=n not in self.dead,
+                cpus=cpus,
+                gpus=0.0,
+                memory_bytes=8 << 30,
+                draining=n in self.draining,
+            )
             for n, cpus in enumerate(self.cpus)
         ]
 
@@ -126,7 +104,7 @@ class FakeRuntime:
                 return
             self.started.append((launch.job_id, launch.attempt))
             job = FakeJob(
-                launch=launch, controller=_controller(launch), attempt=launch.attempt, starts_in=self.slow_start
+                launch=launch, controller=controller_of(launch), attempt=launch.attempt, starts_in=self.slow_start
             )
             if old is not None:
                 job.generation, job.saved, job.journal, job.end = old.generation, old.saved, old.journal, old.end
@@ -161,7 +139,7 @@ class FakeRuntime:
             job.waiting = [r for r in job.waiting if (r.attempt, r.generation, r.seq) > least]
             records = job.journal if self.repeats else job.waiting
             logs, job.logs = job.logs, []
-            progress = self._progress(job) if job.phase == "running" else None
+            progress = progress_of(job, now=self._clock(), ticks=self._ticks) if job.phase == "running" else None
             return Drained(
                 records=tuple(records), progress=progress, logs=tuple(logs), orders_version=job.orders.version
             )
@@ -187,7 +165,7 @@ class FakeRuntime:
             job = self.jobs[job_id]
             message = "a worker process ended" if cause == "infrastructure" else "ValueError: broken on purpose"
             self._post(job, FailureRecord(cause=cause, rank=1, epoch=job.epoch, step=job.step, message=message))  # type: ignore[arg-type]
-            job.phase, job.starts_in = "starting", 1
+            job.phase, job.starts_in, job.cause = "starting", 1, "recovery"
 
     def forget(self, job_id: str) -> None:
         """The Accordion actor dies: orders are gone, records come again from the journal."""
@@ -208,37 +186,58 @@ class FakeRuntime:
             if job.starts_in < 0:
                 self._begin(job)
             return
-        if job.orders.stop == "cancel":
-            self._checkpoint(job)
-            self._finish(
-                job, EndRecord(status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled by a person")
-            )
+        if job.orders.stop is not None:
+            self._stop(job)
+            return
+        if job.target != job.world_size:
+            self._resize(job)
             return
         self._obey(job)
         job.tick += 1
-        job.step = job.epoch * job.steps_per_epoch + job.steps_per_epoch * job.tick // self._ticks
+        job.step = max(job.step, job.epoch_step + job.steps_per_epoch * job.tick // self._ticks)
         self._spend(job)
         if not self._breaks(job) and job.tick == self._ticks:
             self._end_epoch(job)
 
+    def _stop(self, job: FakeJob) -> None:
+        self._checkpoint(job)
+        if job.orders.stop == "pause":
+            self._post(job, PausedRecord(step=job.step))
+            job.phase = "ended"
+            return
+        end = EndRecord(status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled by a person")
+        self._finish(job, end)
+
+    def _resize(self, job: FakeJob) -> None:
+        """The group saves at a step boundary; the next one goes on from there."""
+        sizes = {"old": job.world_size, "new": job.target}
+        self._post(job, ResizeRecord(cause="ordered", **sizes, step=job.step, message="another size was ordered"))
+        self._checkpoint(job)
+        job.phase, job.starts_in, job.cause = "starting", 0, "resize"
+
     def _begin(self, job: FakeJob) -> None:
-        job.generation, job.seq, job.phase, job.tick = job.generation + 1, 0, "running", 0
-        job.epoch, job.step, state = job.saved
-        job.controller = _controller(job.launch)
-        if state:
-            job.controller.load_state_dict(state)
-        job.applied = ()
-        resumed = f"epoch-{job.epoch:05d}" if state else None
+        before, reached, saved = job.world_size, job.step, job.saved
+        job.generation, job.seq, job.phase = job.generation + 1, 0, "running"
+        job.epoch, job.tick, job.step, job.epoch_step = saved.epoch, saved.tick, saved.step, saved.epoch_step
+        job.world_size, job.applied = job.target, ()
+        job.controller = controller_of(job.launch)
+        if saved.state:
+            job.controller.load_state_dict(saved.state)
+        is_first = job.cause == "start"
         self._post(
             job,
             Started(
-                world_size=job.launch.workers,
+                world_size=job.world_size,
                 epoch=job.epoch,
                 step=job.step,
-                resumed_from=resumed,
+                resumed_from=f"epoch-{job.epoch:05d}" if saved.state else None,
                 steps_per_epoch=job.steps_per_epoch,
                 layers=LAYERS,
                 parameters=PARAMETERS,
+                cause=job.cause,
+                previous_world_size=before,
+                seconds_lost=0.0 if is_first else 0.8,
+                steps_rolled_back=0 if is_first else reached - job.step,
             ),
         )
         self._log(job, f"training from epoch {job.epoch}, step {job.step}")
@@ -258,17 +257,17 @@ class FakeRuntime:
         self._switch(job, job.controller.override(possible, epoch=job.epoch, step=job.step))
 
     def _switch(self, job: FakeJob, decision: Decision) -> None:
-        digest = plan_digest(decision.level_by_layer)
-        ranks = [rank for rank in range(job.launch.workers) if rank not in self.mute]
+        digest = plan_digest(decision.level_by_layer, decision.global_batch)
+        ranks = [rank for rank in range(job.world_size) if rank not in self.mute]
         self._post(job, DecisionRecord(decision=decision))
         self._post(
             job,
             AcksRecord(
                 epoch=decision.epoch,
                 step=decision.step,
-                world_size=job.launch.workers,
+                world_size=job.world_size,
                 digest=digest,
-                override_ids=tuple(sorted(set(decision.override_by_layer.values()))),
+                override_ids=decision.override_ids,
                 acks=tuple(Ack(rank=rank, step=decision.step, digest=digest) for rank in ranks),
             ),
         )
@@ -288,80 +287,41 @@ class FakeRuntime:
     def _end_epoch(self, job: FakeJob) -> None:
         decision = job.controller.decision
         statistic = {layer.name: 3.0 * 0.6**job.epoch + 0.1 * (n + 1) for n, layer in enumerate(LAYERS)}
-        self._post(job, self._epoch_record(job, decision, statistic))
+        self._post(job, epoch_record(job, decision, statistic))
         self._log(job, f"epoch {job.epoch} ended")
-        lr, next_lr = (self._lr(job, epoch) for epoch in (job.epoch, job.epoch + 1))
+        lr, next_lr = (lr_of(job, epoch) for epoch in (job.epoch, job.epoch + 1))
         report = Report(
             epoch=job.epoch,
             step=job.step,
             epoch_end=True,
-            world_size=job.launch.workers,
-            global_batch=job.launch.spec.training.global_batch,
+            world_size=job.world_size,
+            global_batch=job.global_batch,
             lr=lr,
             next_lr=next_lr,
             window_steps=job.steps_per_epoch,
             statistic_by_layer=statistic,
         )
         decision = job.controller.decide(report)
-        job.epoch, job.tick = job.epoch + 1, 0
+        job.epoch, job.tick, job.epoch_step = job.epoch + 1, 0, job.step
         if job.epoch < job.launch.spec.training.epochs:
             self._switch(job, decision)
         self._checkpoint(job)
         if job.epoch == job.launch.spec.training.epochs:
             self._finish(job, EndRecord(status="SUCCEEDED", reason="COMPLETED"))
 
-    def _epoch_record(self, job: FakeJob, decision: Decision, statistic: dict[str, float]) -> EpochRecord:
-        done = 1 - math.exp(-(job.epoch + 1) / 4)
-        return EpochRecord(
-            epoch=job.epoch,
-            step=job.step,
-            world_size=job.launch.workers,
-            loss=2.3 * (1 - done) + 0.05,
-            metrics={"loss": 2.3 * (1 - done) + 0.08, "accuracy": 0.1 + 0.87 * done},
-            lr=self._lr(job, job.epoch),
-            global_batch=job.launch.spec.training.global_batch,
-            samples=SAMPLES,
-            seconds_by_phase={name: 0.4 * part for name, part in _PHASES.items()},
-            bytes=_bytes(decision, job.steps_per_epoch, job.launch.workers),
-            statistic_by_layer=statistic,
-            regime_by_layer=dict(decision.regime_by_layer),
-            level_by_layer={name: level.name for name, level in decision.level_by_layer.items()},
-        )
-
     def _checkpoint(self, job: FakeJob) -> None:
-        job.saved = (job.epoch, job.step, json.loads(json.dumps(job.controller.state_dict())))
-        name = f"epoch-{job.epoch:05d}"
-        self._post(job, CheckpointRecord(name=name, epoch=job.epoch, step=job.step, size_bytes=1 << 20, seconds=0.02))
+        state = json.loads(json.dumps(job.controller.state_dict()))
+        job.saved = Saved(epoch=job.epoch, tick=job.tick, step=job.step, epoch_step=job.epoch_step, state=state)
+        where = {"name": f"epoch-{job.epoch:05d}", "epoch": job.epoch, "step": job.step}
+        self._post(job, CheckpointRecord(**where, size_bytes=1 << 20, seconds=0.02, blocked_s=0.005))
 
     def _finish(self, job: FakeJob, end: EndRecord) -> None:
         self._post(job, end)
         job.end, job.phase = end, "ended"
 
     def _spend(self, job: FakeJob) -> None:
-        more = _bytes(job.controller.decision, job.steps_per_epoch // self._ticks, job.launch.workers)
+        more = bytes_of(job.controller.decision, job.steps_per_epoch // self._ticks, job.world_size)
         job.bytes = Bytes(**{name: getattr(job.bytes, name) + getattr(more, name) for name in Bytes.model_fields})
-
-    def _progress(self, job: FakeJob) -> Progress:
-        return Progress(
-            attempt=job.attempt,
-            generation=job.generation,
-            time=self._clock(),
-            epoch=min(job.epoch, job.launch.spec.training.epochs - 1),
-            step=job.step,
-            steps_per_epoch=job.steps_per_epoch,
-            epochs=job.launch.spec.training.epochs,
-            world_size=job.launch.workers,
-            loss=2.3 * math.exp(-job.step / 90) + 0.05,
-            lr=self._lr(job, job.epoch),
-            samples_per_s=SAMPLES / 0.4,
-            bytes=job.bytes,
-            seconds_by_phase={name: 0.4 * part * job.step / job.steps_per_epoch for name, part in _PHASES.items()},
-        )
-
-    def _lr(self, job: FakeJob, epoch: int) -> float:
-        training = job.launch.spec.training
-        drops = sum(at <= epoch for at in training.lr_decay.at)
-        return training.optimizer.lr * training.lr_decay.factor**drops
 
     def _post(self, job: FakeJob, payload: Payload) -> None:
         record = Record(
@@ -374,20 +334,3 @@ class FakeRuntime:
     def _log(self, job: FakeJob, text: str) -> None:
         lines = [LogLine(attempt=job.attempt, rank=rank, time=self._clock(), text=text) for rank in (None, 0)]
         job.logs.extend(lines)
-
-
-def _controller(launch: Launch) -> Controller:
-    return Controller(launch.spec.config(), LAYERS)
-
-
-def _bytes(decision: Decision, steps: int, workers: int) -> Bytes:
-    dense = 4 * PARAMETERS * steps
-    payload = sum(_payload(layer, decision) for layer in LAYERS) * steps
-    wire = int(payload * 2 * (workers - 1) / workers)
-    return Bytes(payload=payload, wire=wire, dense=dense, fp16=dense // 2)
-
-
-def _payload(layer: LayerInfo, decision: Decision) -> int:
-    level = decision.level_by_layer[layer.name]
-    rank = level.options.get("rank")
-    return 4 * int(rank) * sum(layer.shape) if isinstance(rank, int) else 4 * math.prod(layer.shape)

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.domain.jobs import ENDED, Status, may_step
+from service.domain.jobs import ENDED, HELD, Status, may_step
 from service.domain.standing import LIVE
 from service.errors import Conflict
 from tests.api.world import World
@@ -29,6 +29,12 @@ HAPPENINGS = (
     "unmute",
     "override",
     "hand back",
+    "resize",
+    "pause",
+    "resume",
+    "node goes",
+    "node drains",
+    "nodes come back",
 )
 ENDINGS = ("let it run", "cancel")
 
@@ -52,6 +58,12 @@ def happen(world: World, job_id: str, what: str) -> None:
         "unmute": lambda: setattr(runtime, "mute", set()),
         "override": lambda: command(world, job_id, what),
         "hand back": lambda: command(world, job_id, what),
+        "resize": lambda: command(world, job_id, what),
+        "pause": lambda: command(world, job_id, what),
+        "resume": lambda: command(world, job_id, what),
+        "node goes": lambda: runtime.dead.add(1),
+        "node drains": lambda: runtime.draining.add(1),
+        "nodes come back": lambda: (runtime.dead.clear(), runtime.draining.clear()),
     }
     deeds[what]()
 
@@ -62,6 +74,12 @@ def command(world: World, job_id: str, what: str) -> None:
     try:
         if what == "override":
             world.override(job_id, layers=[["*"], ["fc1*"]][len(overrides) % 2], level=len(overrides) % 2)
+        elif what == "resize":
+            world.resize(job_id, *[(1, 1), (1, 4), (2, 3)][world.job(job_id).etag_version % 3])
+        elif what == "pause":
+            world.pause(job_id)
+        elif what == "resume":
+            world.resume(job_id)
         elif overrides:
             world.commands.cancel_override(job_id, overrides[-1].id, lambda _: None)
     except Conflict:
@@ -82,6 +100,8 @@ def check_rows(world: World, job_id: str) -> None:
     assert (Status(job.status) in ENDED) == (events[-1].type == "end")
     told = [(e.data["generation"], e.data["epoch"]) for e in events if e.type == "epoch"]
     assert len(told) == len(set(told))
+    assert (job.workers == 0) == (Status(job.status) in HELD | ENDED)
+    assert job.workers <= sum(world.runtime.cpus)
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
@@ -89,12 +109,15 @@ def check_rows(world: World, job_id: str) -> None:
 def test_rows_stay_true_whatever_happens(happenings: list[str], ending: str) -> None:
     with tempfile.TemporaryDirectory() as home:
         world = World(Path(home), max_lost_attempts=100)
+        world.runtime.cpus = [2.0, 2.0]
         job_id = world.submit(training={"epochs": 6})
         for what in happenings:
             happen(world, job_id, what)
             check_rows(world, job_id)
         if ending == "cancel" and not world.has_ended(job_id):
             world.cancel(job_id)
+        elif not world.has_ended(job_id):
+            world.resume(job_id)
         world.runtime.down = False
         job = world.finish(job_id)
         check_rows(world, job_id)

@@ -12,6 +12,7 @@ from service.store.leases import Lease
 from service.store.ledger import Ledger
 from service.store.models import JobRow
 from service.store.repository import Repository
+from tests.api.fake_job import Saved
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.world import World
 from workers.contract import CheckpointRecord, Cursor
@@ -251,7 +252,7 @@ def test_a_worker_group_that_breaks_is_shown_and_comes_back(world: World) -> Non
 def test_decisions_and_epochs_of_work_that_is_repeated_are_void(world: World) -> None:
     job_id = world.submit(training={"epochs": 8}, checkpoint={"every_epochs": 1})
     world.turn_until(lambda: world.epochs(job_id) == [0, 1, 2])
-    world.runtime.jobs[job_id].saved = (0, 0, {})
+    world.runtime.jobs[job_id].saved = Saved()
     world.runtime.break_group(job_id)
     world.turn_until(lambda: world.job(job_id).status == Status.RECOVERING)
     world.turn_until(lambda: world.job(job_id).status == Status.RUNNING)

@@ -14,6 +14,7 @@ from service.store.engine import Database
 from service.store.migrations import upgrade
 from service.store.models import JobRow, OverrideRow
 from service.store.repository import Repository
+from service.store.steering import Steering
 from tests.api.fake_runtime import FakeRuntime
 from workers.contract import JobSpec
 
@@ -42,6 +43,7 @@ class World:
         self.database = Database(self.settings.database)
         self.repository = Repository(self.database)
         self.commands = Commands(self.database, self.clock)
+        self.steering = Steering(self.database, self.clock)
         self.runtime = FakeRuntime(clock=self.clock)
         self.scheduler = self.new_scheduler()
 
@@ -77,7 +79,16 @@ class World:
         return row
 
     def cancel(self, job_id: str) -> None:
-        self.commands.cancel(job_id, lambda _: None, grace_s=self.settings.cancel_grace_s)
+        self.steering.cancel(job_id, lambda _: None, grace_s=self.settings.cancel_grace_s)
+
+    def pause(self, job_id: str) -> None:
+        self.steering.pause(job_id, lambda _: None, grace_s=self.settings.cancel_grace_s)
+
+    def resume(self, job_id: str) -> None:
+        self.steering.resume(job_id, lambda _: None)
+
+    def resize(self, job_id: str, least: int, most: int) -> None:
+        self.steering.resize(job_id, least, most, check=lambda _: None)
 
     def override(self, job_id: str, **wish: Any) -> str:
         whole = {
@@ -98,9 +109,16 @@ class World:
         assert row is not None
         return row
 
-    def train(self, job_id: str) -> None:
-        """Turn until the job trains."""
-        self.turn_until(lambda: self.job(job_id).status == Status.RUNNING)
+    def train(self, job_id: str, workers: int | None = None) -> None:
+        """Turn until the job trains, with so many workers where that is said."""
+        self.turn_until(
+            lambda: self.job(job_id).status == Status.RUNNING and workers in {None, self.job(job_id).world_size}
+        )
+
+    def reach(self, job_id: str, status: Status) -> JobRow:
+        """Turn until the job is in that state."""
+        self.turn_until(lambda: self.job(job_id).status == status)
+        return self.job(job_id)
 
     def finish(self, job_id: str) -> JobRow:
         """Turn until the job has ended."""

@@ -31,6 +31,11 @@ def test_a_stopping_job_only_ends() -> None:
     assert STEPS[Status.STOPPING] == ENDED
 
 
+def test_a_paused_job_goes_on_only_through_the_queue() -> None:
+    assert STEPS[Status.PAUSED] == {Status.QUEUED, Status.CANCELLED}
+    assert {old for old in Status if may_step(old, Status.PAUSED)} == {Status.QUEUED, Status.PAUSING}
+
+
 def test_every_reason_that_workers_give_for_an_end_is_known() -> None:
     assert set(EndReason.__args__) <= {reason.value for reason in Reason}
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.jobs import ENDED, Reason, Status
-from service.domain.reconcile import Finish, Follow, Launch, Lose, Remove, Seen, Supervisor, Wait, next_action
+from service.domain.jobs import ENDED, HELD, Reason, Status
+from service.domain.reconcile import Finish, Follow, Launch, Lose, Park, Remove, Seen, Supervisor, Wait, next_action
 
 LIVING = st.sampled_from(sorted(set(Status) - ENDED))
 SUPERVISORS = st.none() | st.builds(
@@ -34,7 +34,7 @@ def test_two_attempts_are_never_followed_or_launched_beside_each_other(
 @given(LIVING, SUPERVISORS)
 def test_an_end_file_ends_every_job_that_was_started(status: Status, supervisor: Supervisor | None) -> None:
     action = next_action(seen(status), supervisor, has_ended=True, now=0.0)
-    assert isinstance(action, Finish) == (status is not Status.QUEUED)
+    assert isinstance(action, Finish) == (status not in HELD)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,13 @@ def test_an_end_file_ends_every_job_that_was_started(status: Status, supervisor:
         (Status.RUNNING, None, None, Lose),
         (Status.RUNNING, None, Supervisor(attempt=1, phase="running"), Remove),
         (Status.RECOVERING, None, None, Lose),
+        (Status.PAUSED, None, None, Wait),
+        (Status.PAUSED, None, HERE, Remove),
+        (Status.RESIZING, None, HERE, Follow),
+        (Status.RESIZING, None, None, Lose),
+        (Status.PAUSING, 60.0, HERE, Follow),
+        (Status.PAUSING, 50.0, HERE, Remove),
+        (Status.PAUSING, 60.0, None, Park),
         (Status.STOPPING, 60.0, HERE, Follow),
         (Status.STOPPING, 50.0, HERE, Remove),
         (Status.STOPPING, 60.0, None, Finish),
@@ -61,7 +68,10 @@ def test_each_case_has_its_action(
     assert isinstance(next_action(given_up, supervisor, has_ended=False, now=50.0), expected)
 
 
-@pytest.mark.parametrize("status", [Status.RUNNING, Status.RECOVERING, Status.STOPPING])
+OUT_OF_SIGHT = [Status.RUNNING, Status.RESIZING, Status.RECOVERING, Status.PAUSING, Status.STOPPING]
+
+
+@pytest.mark.parametrize("status", OUT_OF_SIGHT)
 def test_a_supervisor_that_is_out_of_sight_is_waited_for(status: Status) -> None:
     assert next_action(seen(status), None, has_ended=False, now=50.0) == Wait()
 

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import MetaData, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
@@ -17,8 +18,9 @@ from service.store import commands
 from service.store.commands import Commands, Idempotency
 from service.store.engine import Database
 from service.store.leases import Lease, holds
-from service.store.migrations import current, head, upgrade
+from service.store.migrations import alembic_config, current, head, upgrade
 from service.store.models import Base
+from service.store.repository import Repository
 from workers.contract import JobSpec
 
 
@@ -34,6 +36,28 @@ def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
     assert current(database) == head()
+
+
+def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/accordion.db"
+    old, spec = Database(url), JobSpec.model_validate({"task": {"name": "digits-mlp"}, "workers": {"min": 2, "max": 4}})
+    with old.connect_writer() as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        tables = MetaData()
+        tables.reflect(connection)
+        job = dict.fromkeys((c.name for c in tables.tables["jobs"].c if not c.nullable), 0)
+        texts = {"id": "j", "name": "n", "status": "RUNNING", "labels": {}, "metrics": {}}
+        spec_json = spec.model_dump(mode="json")
+        connection.execute(tables.tables["jobs"].insert(), {**job, **texts, "spec": spec_json})
+        event = {"job_id": "j", "seq": 1, "type": "status", "time": 0.0, "data": {}}
+        connection.execute(tables.tables["events"].insert(), event)
+    upgrade(url)
+    repository = Repository(old)
+    [row] = repository.unfinished()
+    assert (row.min_workers, row.max_workers, row.tally) == (2, 4, {})
+    assert len(repository.events("j", after=0)) == 1
 
 
 def test_two_processes_may_migrate_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""How many workers each job may hold now: pure, from what jobs hold, what waits, and the nodes.
+
+    every group has room                    -> nobody shrinks
+    nobody waits who could ever have room   -> jobs grow, the first in order first, as long as every group has room
+    a node is gone or being drained         -> jobs shrink, the last in order first, none below its minimum, and none
+                                               whose room is of no use to those that have none
+
+Room that somebody waits for is never grown into, however little of it he can use now: growing would be passing him.
+A grant that follows from a plan is not changed by the next plan over the same cluster and queue, so nothing flaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from service.domain.jobs import LEAVING, Status
+from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, size_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A job that holds workers; `asked` is between how many its number may be changed now."""
+
+    id: str
+    asked: Asked
+    granted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """How many workers a job may hold from now on, and why that changed."""
+
+    workers: int
+    why: str
+
+
+def holding(job_id: str, status: Status, asked: Asked, *, granted: int) -> Holding:
+    """A job as the plan sees it: only one that trains grows, and one that pauses or stops is left as it is."""
+    if status in LEAVING:
+        asked = replace(asked, min=granted, max=granted)
+    elif status is Status.STARTING:
+        asked = replace(asked, max=min(asked.max, granted))
+    return Holding(id=job_id, asked=asked, granted=granted)
+
+
+def plan_grants(jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequence[Size]) -> dict[str, Grant]:
+    """What changes, by job id; `jobs` in the order of priority and age, `nodes` those that take workers.
+
+    A cluster that shows no node at all says nothing about room, and changes only what people asked for.
+    """
+    plan = _Plan(jobs, nodes)
+    if nodes and not plan.has_room():
+        for job in reversed(jobs):
+            plan.shrink(job)
+    elif nodes and not any(fitting(size_of(job.asked), nodes, ()) >= job.asked.min for job in waiting):
+        for job in jobs:
+            plan.grow(job)
+    return {job.id: plan.grants[job.id] for job in jobs if plan.grants[job.id].workers != job.granted}
+
+
+class _Plan:
+    """Grants as they are found, one job after the other; a minimum that is above the grant is grown to, or waits."""
+
+    def __init__(self, jobs: Sequence[Holding], nodes: Sequence[Size]) -> None:
+        self._jobs = jobs
+        self._nodes = nodes
+        self.grants = {
+            job.id: Grant(workers=min(job.granted, job.asked.max), why=f"people allow at most {job.asked.max}")
+            for job in jobs
+        }
+
+    def has_room(self) -> bool:
+        """Whether every worker has a place."""
+        return self._homeless() == 0
+
+    def shrink(self, job: Holding) -> None:
+        """Take as few as give a place to as many workers as taking all above the minimum would."""
+        before = self.grants[job.id]
+        if before.workers <= job.asked.min:
+            return
+        best = self._homeless_with(job, job.asked.min)
+        enough, too_many = job.asked.min, before.workers + 1
+        while too_many - enough > 1:
+            tried = (enough + too_many) // 2
+            enough, too_many = (tried, too_many) if self._homeless_with(job, tried) <= best else (enough, tried)
+        why = "the nodes that take workers have no room for more"
+        self.grants[job.id] = before if enough == before.workers else Grant(workers=enough, why=why)
+
+    def grow(self, job: Holding) -> None:
+        """Fill what is left; packed anew, more workers may need more room than counting what is left says."""
+        kept = self.grants[job.id]
+        room = min(job.asked.max - kept.workers, fitting(size_of(job.asked), self._nodes, self._taken()))
+        for more in range(room, 0, -1):
+            self.grants[job.id] = Grant(workers=kept.workers + more, why="there is room and nobody waits for it")
+            if self.has_room():
+                return
+        self.grants[job.id] = kept
+
+    def _homeless_with(self, job: Holding, workers: int) -> int:
+        self.grants[job.id] = replace(self.grants[job.id], workers=workers)
+        return self._homeless()
+
+    def _homeless(self) -> int:
+        return num_homeless(self._taken(), self._nodes)
+
+    def _taken(self) -> list[Size]:
+        return [size_of(job.asked) for job in self._jobs for _ in range(self.grants[job.id].workers)]

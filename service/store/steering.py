@@ -1,0 +1,171 @@
+"""What people ask of a job that is there, each as one transaction: resize, pause, resume, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from service.domain import overrides
+from service.domain.jobs import ENDED, HELD, Desired, Reason, Status
+from service.errors import Conflict, Invalid, NotFound
+from service.store.engine import Database
+from service.store.models import JobRow
+from service.store.outbox import append_event, end_event, keep_standing, standings, step_job
+from workers.contract import JobSpec
+
+CheckJob = Callable[[JobRow], None]
+"""Raises where the caller's condition on the job (If-Match) does not hold; runs inside the transaction."""
+Change = Callable[[Session, JobRow], None]
+
+
+class Steering:
+    """Writes what people ask of one job; asking again for what is asked already changes nothing.
+
+    Raises (every method): NotFound, there is no such job; Conflict, it has ended or is being cancelled.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def resize(self, job_id: str, least: int, most: int, *, check: CheckJob) -> JobRow:
+        """Allow the job from `least` to `most` workers; the scheduler grants a number between them.
+
+        Raises:
+            Invalid: they are no interval, or the global batch has fewer shares.
+        """
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            _check_limits(job, least, most)
+            job.min_workers, job.max_workers = least, most
+            job.orders_version += 1
+            data = {"what": "allowed", "min": least, "max": most, "world_size": job.world_size}
+            append_event(session, job, "workers", data=data, now=now)
+
+        return self._ask(
+            job_id,
+            change,
+            what="resized",
+            check=check,
+            is_asked=lambda job: (job.min_workers, job.max_workers) == (least, most),
+        )
+
+    def pause(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
+        """Wish the job to stand still: at once where it waits, else its workers have `grace_s` seconds to save."""
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            job.desired = Desired.PAUSE.value
+            if job.status == Status.QUEUED:
+                message = "paused while it waited; resume it and it goes on"
+                step_job(session, job, Status.PAUSED, reason=Reason.PAUSED_BY_USER, message=message, now=now)
+                return
+            if job.status != Status.PAUSING:
+                job.orders_version += 1
+                job.deadline = now + grace_s
+            message = "the workers save their state; then it stands still until it is resumed"
+            step_job(session, job, Status.PAUSING, reason=Reason.PAUSE_REQUESTED, message=message, now=now)
+
+        return self._ask(job_id, change, what="paused", check=check, is_asked=lambda job: job.desired == Desired.PAUSE)
+
+    def resume(self, job_id: str, check: CheckJob) -> JobRow:
+        """Let a paused job go on from its newest checkpoint; one that is not paused yet pauses first."""
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            job.desired = Desired.RUN.value
+            if job.status == Status.PAUSED:
+                message = "resumed; waits for the scheduler to look at it"
+                step_job(session, job, Status.QUEUED, reason=Reason.RESUMED, message=message, now=now)
+                return
+            message = "resumed while its workers save their state; it goes on as soon as they have"
+            step_job(session, job, Status.PAUSING, reason=Reason.RESUMED, message=message, now=now)
+
+        return self._ask(job_id, change, what="resumed", check=check, is_asked=lambda job: job.desired == Desired.RUN)
+
+    def cancel(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
+        """Wish the job's end: at once where nothing runs, else the workers have `grace_s` seconds to save and stop."""
+        now = self._clock()
+        with self._database.write() as session:
+            job = asked_job(session, job_id)
+            check(job)
+            if job.desired == Desired.CANCEL:
+                return job
+            refuse_ended(job, "cancelled")
+            touch(job)
+            job.desired = Desired.CANCEL.value
+            if job.status in HELD:
+                _cancel_held(session, job, now)
+                return job
+            job.orders_version += 1
+            job.deadline = now + grace_s
+            message = "the workers save their state and stop"
+            step_job(session, job, Status.STOPPING, reason=Reason.CANCEL_REQUESTED, message=message, now=now)
+            return job
+
+    def _ask(
+        self, job_id: str, change: Change, *, what: str, check: CheckJob, is_asked: Callable[[JobRow], bool]
+    ) -> JobRow:
+        with self._database.write() as session:
+            job = asked_job(session, job_id)
+            check(job)
+            refuse_ended(job, what)
+            if job.desired == Desired.CANCEL:
+                raise Conflict(f"job {job.id} is being cancelled and cannot be {what} any more")
+            if not is_asked(job):
+                touch(job)
+                change(session, job)
+            return job
+
+
+def asked_job(session: Session, job_id: str) -> JobRow:
+    """The job that a person speaks of, locked.
+
+    Raises:
+        NotFound: there is none.
+    """
+    job = session.get(JobRow, job_id, with_for_update=True)
+    if job is None:
+        raise NotFound(f"there is no job {job_id}; GET /api/v1/jobs lists all")
+    return job
+
+
+def touch(job: JobRow) -> None:
+    """People asked for something: both versions move."""
+    job.version += 1
+    job.etag_version += 1
+
+
+def refuse_ended(job: JobRow, what: str) -> None:
+    """Let a job pass that may still be changed.
+
+    Raises:
+        Conflict: it has ended.
+    """
+    if Status(job.status) in ENDED:
+        raise Conflict(f"job {job.id} is {job.status} and cannot be {what} any more")
+
+
+def _check_limits(job: JobRow, least: int, most: int) -> None:
+    """Hold the new numbers against all that a spec has to keep.
+
+    Raises:
+        Invalid: as one sentence, the spec's own.
+    """
+    try:
+        JobSpec.model_validate({**job.spec, "workers": {**job.spec["workers"], "min": least, "max": most}})
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        pointer = "/min" if item["loc"][-1:] == ("min",) else "/max"
+        raise Invalid(item["msg"].removeprefix("Value error, "), pointer) from None
+
+
+def _cancel_held(session: Session, job: JobRow, now: float) -> None:
+    for row, old in standings(session, job).values():
+        keep_standing(session, job, row=row, old=old, new=overrides.end(old), now=now)
+    message = f"cancelled while it was {job.status.lower()}"
+    step_job(session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now)
+    end_event(session, job, now)

@@ -1,0 +1,140 @@
+"""One job of the scripted cluster: what it is made of, and what it says of itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from accordion.controller import Controller
+from accordion.messages import Decision, LayerInfo
+from workers.contract import Bytes, EndRecord, EpochRecord, Launch, LogLine, Orders, Progress, Record
+
+LAYERS = (
+    LayerInfo(name="fc1.weight", shape=(512, 64)),
+    LayerInfo(name="fc2.weight", shape=(256, 512)),
+    LayerInfo(name="fc3.weight", shape=(10, 256)),
+)
+SAMPLES = 1437
+PARAMETERS = sum(math.prod(layer.shape) for layer in LAYERS)
+_PHASES = {"compute": 0.6, "communicate": 0.2, "optimize": 0.1, "evaluate": 0.05, "checkpoint": 0.05}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The newest checkpoint."""
+
+    epoch: int = 0
+    tick: int = 0
+    step: int = 0
+    epoch_step: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+    """Of the controller."""
+
+
+@dataclass
+class FakeJob:
+    """One job as its supervisor, actor and storage know it."""
+
+    launch: Launch
+    controller: Controller
+    attempt: int
+    generation: int = 0
+    seq: int = 0
+    epoch: int = 0
+    tick: int = 0
+    step: int = 0
+    epoch_step: int = 0
+    """With which the epoch began."""
+    bytes: Bytes = field(default_factory=Bytes)
+    phase: str = "starting"
+    alive: bool = True
+    starts_in: int = 0
+    """Drains until training begins."""
+    orders: Orders = field(default_factory=Orders)
+    applied: tuple[Any, ...] = ()
+    waiting: list[Record] = field(default_factory=list)
+    journal: list[Record] = field(default_factory=list)
+    logs: list[LogLine] = field(default_factory=list)
+    saved: Saved = field(default_factory=lambda: Saved())
+    world_size: int = 0
+    """Of the group that trains, or trained last."""
+    cause: Literal["start", "resize", "recovery"] = "start"
+    """Why the next group takes over."""
+    end: EndRecord | None = None
+
+    @property
+    def target(self) -> int:
+        """How many workers the job shall have."""
+        return self.orders.size.target if self.orders.size else self.launch.workers
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-SAMPLES // self.global_batch)
+
+    @property
+    def global_batch(self) -> int:
+        return self.controller.decision.global_batch or self.launch.spec.training.global_batch
+
+
+def epoch_record(job: FakeJob, decision: Decision, statistic: dict[str, float]) -> EpochRecord:
+    done = 1 - math.exp(-(job.epoch + 1) / 4)
+    return EpochRecord(
+        epoch=job.epoch,
+        step=job.step,
+        world_size=job.world_size,
+        loss=2.3 * (1 - done) + 0.05,
+        metrics={"loss": 2.3 * (1 - done) + 0.08, "accuracy": 0.1 + 0.87 * done},
+        lr=lr_of(job, job.epoch),
+        global_batch=job.global_batch,
+        samples=SAMPLES,
+        seconds_by_phase={name: 0.4 * part for name, part in _PHASES.items()},
+        bytes=bytes_of(decision, job.steps_per_epoch, job.world_size),
+        statistic_by_layer=statistic,
+        regime_by_layer=dict(decision.regime_by_layer),
+        level_by_layer={name: level.name for name, level in decision.level_by_layer.items()},
+    )
+
+
+def progress_of(job: FakeJob, *, now: float, ticks: int) -> Progress:
+    return Progress(
+        attempt=job.attempt,
+        generation=job.generation,
+        time=now,
+        epoch=min(job.epoch, job.launch.spec.training.epochs - 1),
+        step=job.step,
+        steps_per_epoch=job.steps_per_epoch,
+        epochs=job.launch.spec.training.epochs,
+        world_size=job.world_size,
+        loss=2.3 * math.exp(-job.step / 90) + 0.05,
+        lr=lr_of(job, job.epoch),
+        samples_per_s=SAMPLES / 0.4,
+        bytes=job.bytes,
+        compute_s_by_rank=tuple(0.01 * (1 + rank / 10) for rank in range(job.world_size)),
+        seconds_by_phase={name: 0.4 * part * job.step / job.steps_per_epoch for name, part in _PHASES.items()},
+        global_batch=job.global_batch,
+        steps=job.epoch_step + job.steps_per_epoch * (job.launch.spec.training.epochs - job.epoch),
+    )
+
+
+def lr_of(job: FakeJob, epoch: int) -> float:
+    training = job.launch.spec.training
+    drops = sum(at <= epoch for at in training.lr_decay.at)
+    return training.optimizer.lr * training.lr_decay.factor**drops
+
+
+def controller_of(launch: Launch) -> Controller:
+    return Controller(launch.spec.config(), LAYERS)
+
+
+def bytes_of(decision: Decision, steps: int, workers: int) -> Bytes:
+    dense = 4 * PARAMETERS * steps
+    payload = sum(_payload(layer, decision) for layer in LAYERS) * steps
+    wire = int(payload * 2 * (workers - 1) / workers)
+    return Bytes(payload=payload, wire=wire, dense=dense, fp16=dense // 2)
+
+
+def _payload(layer: LayerInfo, decision: Decision) -> int:
+    level = decision.level_by_layer[layer.name]
+    rank = level.options.get("rank")
+    return 4 * int(rank) * sum(layer.shape) if isinstance(rank, int) else 4 * math.prod(layer.shape)
