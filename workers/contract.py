@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from accordion.messages import Ack, Decision, LayerInfo, Override
+from workers.spec import MOST_SAMPLES as MOST_SAMPLES
 from workers.spec import JobSpec as JobSpec
 from workers.spec import Strict
 

@@ -236,7 +236,12 @@ class JobSpec(Strict):
             )
         self._settle_batch()
         self.config()
-        self.check_batch(self.training.global_batch)
+        size, micro = self.training.global_batch, self.training.micro_batch
+        if size < self.least_batch:
+            raise ValueError(
+                f"a global batch of {size} in micro-batches of {micro} gives {-(-size // micro)} shares for "
+                f"workers.max {self.workers.max}; lower micro_batch or workers.max"
+            )
         return self
 
     def _settle_batch(self) -> None:
@@ -255,18 +260,10 @@ class JobSpec(Strict):
                 "leave one of them out"
             )
 
-    def check_batch(self, size: int) -> None:
-        """Accept a global batch of which every worker gets a part.
-
-        Raises:
-            ValueError: it has fewer micro-batches than there may be workers.
-        """
-        shares = -(-size // self.training.micro_batch)
-        if shares < self.workers.max:
-            raise ValueError(
-                f"a global batch of {size} in micro-batches of {self.training.micro_batch} gives "
-                f"{shares} shares for workers.max {self.workers.max}; lower micro_batch or workers.max"
-            )
+    @property
+    def least_batch(self) -> int:
+        """Samples from which on every worker that the job may have gets a part of a global batch."""
+        return (self.workers.max - 1) * self.training.micro_batch + 1
 
     def config(self) -> Config:
         """The library's settings.

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from accordion.compressors import level_of
+from accordion.config import BatchConfig
 from accordion.errors import ConfigError
 from accordion.messages import Level, OptionValue
 from service.errors import Invalid
-from workers.contract import JobSpec
 
 
 def matching(globs: Iterable[str], names: Sequence[str]) -> set[str]:
@@ -42,13 +42,15 @@ def _check_options(level: Mapping[str, OptionValue], method: str) -> None:
         raise Invalid(str(error), "/level") from error
 
 
-def check_batch(level: str | int | Mapping[str, OptionValue], layers: Sequence[str], spec: JobSpec) -> None:
-    """Accept a level of the job's batch, or a size of which every worker gets a part.
+def check_batch(
+    level: str | int | Mapping[str, OptionValue], layers: Sequence[str], *, batch: BatchConfig | None, least: int
+) -> None:
+    """Accept a level of the job's batch, or a size that is not below `least`.
 
     Raises:
         Invalid: the job has no batch levels, or the wish is none of these, or it names layers.
     """
-    if spec.batch is None:
+    if batch is None:
         raise Invalid("this job has no batch levels, so its batch stays as it is; clone it with batch.high", "/target")
     if list(layers) != ["*"]:
         raise Invalid("the batch is one for the whole model; leave layers out", "/layers")
@@ -56,14 +58,15 @@ def check_batch(level: str | int | Mapping[str, OptionValue], layers: Sequence[s
         return
     if not isinstance(level, int):
         raise Invalid(
-            f"level is {level!r}; the batch of this job is low ({spec.batch.low} samples), high ({spec.batch.high}), "
-            "or a number of samples",
+            f"level is {level!r}; the batch of this job is low ({batch.low} samples), high ({batch.high}), or a number "
+            "of samples",
             "/level",
         )
-    try:
-        spec.check_batch(level)
-    except ValueError as error:
-        raise Invalid(str(error), "/level") from error
+    if level < least:
+        raise Invalid(
+            f"level is {level}; from {least} samples on every worker that this job may have gets a part of the batch",
+            "/level",
+        )
 
 
 def check_interval(apply_at: str | int, until: int | None, *, epoch: int, epochs: int) -> None:

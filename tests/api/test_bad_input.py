@@ -42,8 +42,8 @@ WRONG_OVERRIDES = [
 WRONG_BATCHES = [
     ({"level": "middle"}, "/level", "the batch of this job is low (64 samples), high (512), or a number of samples"),
     ({"level": {"rank": 1}}, "/level", "'rank': 1"),
-    ({"level": 16}, "/level", "16 in micro-batches of 16 gives 1 shares for workers.max 2"),
-    ({"level": 0}, "/level", "0 shares"),
+    ({"level": 16}, "/level", "level is 16; from 17 samples on every worker that this job may have gets a part"),
+    ({"level": 0}, "/level", "level is 0; from 17 samples"),
     ({"level": "low", "layers": ["fc1*"]}, "/layers", "one for the whole model; leave layers out"),
 ]
 

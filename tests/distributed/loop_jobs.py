@@ -120,6 +120,11 @@ def parameters(run: Run) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in run.ddp.module.parameters()]
 
 
+def what_was_learned(result: Result) -> list[dict[str, Any]]:
+    """Of each epoch, all but times and the bytes of the control traffic."""
+    return [record.model_dump(exclude={"seconds_by_phase", "bytes"}) for record in result.link.of("epoch")]
+
+
 def equal(ones: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     """Bit for bit."""
     return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, spec
+from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, spec, what_was_learned
 from workers.contract import Orders
 
 POWERSGD = spec(training={"epochs": 4, "lr_decay": {"at": [3]}}, policy={"window": {"epochs": 1}})
 STOP_IN_EPOCH_2 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 1))
-
-
-def what_was_learned(result: Result) -> list[dict[str, Any]]:
-    """Of each epoch, all but times and the bytes of the control traffic."""
-    return [record.model_dump(exclude={"seconds_by_phase", "bytes"}) for record in result.link.of("epoch")]
 
 
 @pytest.fixture(scope="module")

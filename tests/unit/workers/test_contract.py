@@ -7,7 +7,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from accordion.config import BatchConfig
 from workers.contract import EndRecord, EpochRecord, JobSpec, Record
+from workers.sampler import cut
 
 JOBS = Path(__file__).parents[3] / "deploy" / "jobs"
 DIGITS = {"task": {"name": "digits-mlp"}}
@@ -51,6 +53,9 @@ def test_a_spec_survives_json():
         ({"compression": {"method": "powersgd", "low": {"rang": 1}}}, "has no option 'rang'; known are factors, rank"),
         ({"policy": {"name": "mine"}}, "unknown policy 'mine'; known are two_level"),
         ({"policy": {"window": {"epochs": 1, "steps": 1}}}, "window has epochs=1 and steps=1; give exactly one"),
+        ({"batch": {"low": 32, "high": 128}, "training": {"global_batch": 64}}, "batch.low is 32 and training.global_bat"),
+        ({"batch": {"high": 64}}, "low=64 and high=64; give two whole numbers of samples"),
+        ({"batch": {"low": 64, "high": 512}, "workers": {"max": 5}}, "gives 4 shares for workers.max 5"),
         ({"workers": {"max": 5}}, "gives 4 shares for workers.max 5; lower micro_batch or workers.max"),
         ({"speling": 1}, "Extra inputs are not permitted"),
         ({"labels": {f"k{n}": "v" for n in range(33)}}, "33 labels; at most 32 are kept"),
@@ -115,3 +120,24 @@ def test_a_stored_spec_reads_back_as_it_was():
     for optimizer in ({"name": "adamw", "lr": 0.001}, {"nesterov": True}):
         spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}, "training": {"optimizer": optimizer}})
         assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"batch": {"low": 32, "high": 128}},
+        {"batch": {"high": 128}, "training": {"global_batch": 32}},
+        {"batch": {"low": 32, "high": 128}, "training": {"global_batch": 32}},
+    ],
+)
+def test_the_low_batch_and_the_global_batch_are_one_number_wherever_it_is_given(parts):
+    spec = JobSpec.model_validate({**DIGITS, **parts})
+    assert spec.batch is not None
+    assert (spec.batch.low, spec.training.global_batch) == (32, 32)
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert spec.config().batch == BatchConfig(low=32, high=128)
+
+
+def test_every_worker_gets_a_part_from_the_least_batch_on():
+    spec = JobSpec.model_validate({**DIGITS, "workers": {"max": 3}})
+    assert [len(cut(range(spec.least_batch + more), spec.training.micro_batch)) for more in (-1, 0)] == [2, 3]
