@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv demo test lint format bench-library
+.PHONY: help venv demo test lint format bench-library bench-recovery
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint    the checks without the tests"
 	@echo "make format  format the code"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
+	@echo "make bench-recovery  time how training goes on after faults against plain Ray Train; alone on the machine"
 	@echo "make venv    install everything into $(VENV)"
 
 venv: $(STAMP)
@@ -51,3 +52,6 @@ format: $(STAMP)
 
 bench-library: $(STAMP)
 	$(BIN)/python -m tests.bench.compare $(BENCH_ARGS)
+
+bench-recovery: $(STAMP)
+	$(BIN)/python -m tests.bench.recovery $(BENCH_ARGS)

@@ -1,0 +1,55 @@
+"""Our driver: what the scheduler does for one job. `python -m tests.bench.recovery_ours ADDRESS FOLDER MIN MAX`.
+
+A line `resize N` on standard input orders another size.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+import uuid
+
+from service.runtime.ray_backend import RayBackend
+from tests.bench.recovery_task import EVERY_STEPS, GLOBAL_BATCH, HIDDEN, LR, MICRO_BATCH, MOMENTUM
+from workers.contract import Cursor, JobSpec, Launch, Orders, Size
+
+LOOK_S = 0.25
+"""The scheduler's pace."""
+
+
+def main(address: str, folder: str, least: int, most: int) -> None:
+    """Run the job until somebody ends this process."""
+    backend = RayBackend(address=address)
+    job_id = uuid.uuid4().hex
+    spec = JobSpec.model_validate(
+        {
+            "task": {"name": "tests.bench.recovery_task:LoggedDigits", "options": {"hidden": HIDDEN, "folder": folder}},
+            "workers": {"min": least, "max": most},
+            "training": {
+                "epochs": 100_000,
+                "global_batch": GLOBAL_BATCH,
+                "micro_batch": MICRO_BATCH,
+                "optimizer": {"lr": LR, "momentum": MOMENTUM},
+            },
+            "compression": {"method": "none"},
+            "checkpoint": {"every_epochs": 1000, "every_steps": EVERY_STEPS},
+        }
+    )
+    backend.start(Launch(job_id=job_id, attempt=1, workers=most, storage=f"{folder}/storage", spec=spec))
+    orders, cursor = Orders(version=1, size=Size(min=least, target=most)), Cursor()
+    while backend.outcome(job_id, f"{folder}/storage") is None:
+        if select.select([sys.stdin], [], [], LOOK_S)[0] and (line := sys.stdin.readline()):
+            size = Size(min=least, target=int(line.split()[1]))
+            orders = Orders(version=orders.version + 1, size=size)
+        drained = backend.drain(job_id, cursor)
+        for record in drained.records:
+            cursor = Cursor(attempt=record.attempt, generation=record.generation, seq=record.seq)
+            print(record.payload.model_dump_json()[:300], flush=True)
+        for log in drained.logs:
+            print(log.text, flush=True)
+        if drained.orders_version < orders.version:
+            backend.order(job_id, orders)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
