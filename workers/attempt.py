@@ -91,29 +91,30 @@ class Attempt:
 
     def _turn(self) -> EndRecord | PausedRecord | None:
         orders = self.desk.orders()
-        if self._group is not None:
-            over = self._ended(self._group)
-            if over is not None:
-                return over
-        elif orders.stop is not None:
-            return _stopped(orders.stop, None, "no worker group was running")
         size = orders.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
-        return self._follow(size) or self._unstarted()
+        # first of all: a process that is to take the place of a lost one needs seconds to start.
+        todo = self._staffed(size)
+        if self._group is not None:
+            returned = self.crew.returned()
+            if returned:
+                return self._ending(self._group, returned)
+            self._resize(self._group, todo, size)
+            return None
+        if orders.stop is not None:
+            return _stopped(orders.stop, None, "no worker group was running")
+        if todo.group and self.clock() >= self._not_before:
+            return self._start(todo, size)
+        self._say_waiting(size)
+        return self._unstarted()
 
-    def _follow(self, size: Size) -> EndRecord | None:
-        """Hire and dismiss, and bring the right group to train."""
+    def _staffed(self, size: Size) -> Plan:
+        """Hire and dismiss; gives the plan for the group."""
         todo = plan(self._situation(size))
         for number in todo.dismiss:
             self.crew.dismiss(number)
         for _ in range(todo.hire):
             self.crew.hire()
-        if self._group is not None:
-            self._resize(self._group, todo, size)
-            return None
-        if todo.group and self.clock() >= self._not_before:
-            return self._start(todo, size)
-        self._say_waiting(size)
-        return None
+        return todo
 
     def _situation(self, size: Size) -> Situation:
         return Situation(
@@ -138,7 +139,7 @@ class Attempt:
 
     def _resize(self, group: _Group, todo: Plan, size: Size) -> None:
         """Have the group stop at its next step boundary where another one should train."""
-        if todo.group == group.members or group.resizing or group.broken_at is not None:
+        if todo.group == group.members or group.resizing:
             return
         group.resizing = True
         note = self._resizing(group, todo, size)
@@ -156,14 +157,12 @@ class Attempt:
         message = f"the group goes from {old} to {new} workers: {why}"
         return ResizeRecord(cause=cause, old=old, new=new, step=self._interrupted("resize", old).step, message=message)
 
-    def _ended(self, group: _Group) -> EndRecord | PausedRecord | None:
-        """What follows where all of the group's members came back."""
-        returned = self.crew.returned()
+    def _ending(self, group: _Group, returned: Mapping[int, str | BaseException]) -> EndRecord | PausedRecord | None:
+        """Some of the group's members came back; what follows once all have."""
         errors = {rank: answer for rank, answer in returned.items() if isinstance(answer, BaseException)}
-        if errors and len(returned) < len(group.members):
-            self._call_back(group, returned)
-            return None
         if len(returned) < len(group.members):
+            if errors:
+                self._call_back(group, returned)
             return None
         if errors:
             return self._failed(group, errors)

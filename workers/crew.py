@@ -226,35 +226,38 @@ class RayCrew:
 
     def _take(self, member: _Member, call: Any) -> None:
         """A call has come back."""
-        answer: Any = None
-        error: BaseException | None = None
         try:
             answer = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as raised:
-            error = raised.cause
+            answer = raised.cause
         except self._ray.exceptions.RayError as lost:
-            error = lost
-            self._members.pop(member.number, None)
+            self._lose(member, lost)
+            return
         if call is member.training:
             member.training = None
-            self._returned[self._group.index(member.number)] = answer if error is None else error
+            self._returned[self._group.index(member.number)] = answer
         elif call is member.pulsing:
-            member.pulsing, member.pulse = None, answer or member.pulse
-        elif error is None:
-            member.starting, member.place, member.ready_since = None, answer, time.time()
+            member.pulsing, member.pulse = None, answer
         else:
-            self._failed.append(error)
+            member.starting, member.place, member.ready_since = None, answer, time.time()
+
+    def _lose(self, member: _Member, why: BaseException) -> None:
+        """A process is gone, whichever of its calls says so first."""
+        if self._members.pop(member.number, None) is None:
+            return
+        if member.training is not None:
+            self._returned[self._group.index(member.number)] = why
+        elif member.starting is not None:
+            self._failed.append(why)
 
     def _end_the_hung(self) -> None:
         now = time.time()
         for member in list(self._members.values()):
             if member.pulsing is not None and now - member.pulsed_at >= HUNG_S:
-                lost = ProcessLost(f"the process has not answered for {HUNG_S:g} s, and was ended")
                 log.warning("worker process %d has not answered for %g s and is ended", member.number, HUNG_S)
-                self.dismiss(member.number)
+                self._ray.kill(member.actor)
                 self._end_process(member)
-                if member.training is not None:
-                    self._returned[self._group.index(member.number)] = lost
+                self._lose(member, ProcessLost(f"the process has not answered for {HUNG_S:g} s, and was ended"))
 
     def _end_process(self, member: _Member) -> None:
         """A stopped process does not hear Ray: its machine ends it."""

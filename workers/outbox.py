@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from workers.asking import ActorSilentError, Ask
 from workers.calls import Receipt, Refused, Stamp
@@ -16,6 +17,8 @@ from workers.journal import Journal, place_of, read_records
 
 TICK_S = 0.25
 """Distance between two calls while there is something to send or to be confirmed."""
+HURRIED_TICK_S = 0.01
+"""Likewise while somebody waits for it."""
 POST_LIMIT = 1000
 """Records in one call: a few megabytes, so that a long history is not one call that never ends in time."""
 POST_TIMEOUT_S = 5.0
@@ -48,6 +51,8 @@ class Outbox:
         self._progress: Progress | None = None
         self._incarnation: str | None = None
         """Of the actor's memory that holds what was sent; None while nothing is known to be held."""
+        self._hurried = False
+        """Whether somebody waits until all is sent."""
         self._closed = False
         self._changed = threading.Condition()
         self.superseded = False
@@ -78,7 +83,10 @@ class Outbox:
     def flush(self, timeout_s: float) -> bool:
         """Wait until the actor holds everything; False where it took too long, or a newer group has spoken."""
         with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self.superseded or self._all_sent(), timeout_s)
+            self._hurried = False
             return self._all_sent()
 
     def close(self) -> None:
@@ -91,13 +99,19 @@ class Outbox:
         return self._sent == len(self._pending) and self._progress is None
 
     def _run(self) -> None:
-        pause = threading.Event()
         while self._wait():
             try:
                 self._send()
             except Exception:
                 log.exception("records could not be sent; they are sent again")
-            pause.wait(TICK_S)
+            self._pause()
+
+    def _pause(self) -> None:
+        """Let things gather, but for a moment only where somebody waits."""
+        deadline = time.monotonic() + TICK_S
+        with self._changed:
+            self._changed.wait_for(lambda: self._hurried or self._closed, deadline - time.monotonic())
+        time.sleep(max(0.0, min(HURRIED_TICK_S, deadline - time.monotonic())))
 
     def _wait(self) -> bool:
         """Wait for something to send or to be confirmed; False when it is over."""

@@ -58,6 +58,8 @@ class LogShipper:
         self._bytes = 0
         self._dropped = 0
         self._busy = False
+        self._hurried = False
+        """Whether somebody waits until all have left."""
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="log-shipper", daemon=True)
@@ -73,9 +75,14 @@ class LogShipper:
             self._take(LogLine(attempt=source.attempt, rank=source.rank, time=now, text=_cut(line)))
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all lines have left; False where it took too long."""
+        """Send all lines now and wait until they have left; False where it took too long."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._lines and not self._busy, timeout_s)
+            self._hurried = True
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not self._lines and not self._busy, timeout_s)
+            finally:
+                self._hurried = False
 
     def close(self) -> None:
         """Stop sending; what was not flushed is lost."""
@@ -93,13 +100,13 @@ class LogShipper:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        pause = threading.Event()
         while batch := self._next_batch():
             try:
                 self._send(batch)
             except Exception:  # noqa: BLE001  # told where it can be read: the log is what does not work
                 traceback.print_exc(file=sys.__stderr__)
-            pause.wait(BATCH_PAUSE_S)
+            with self._changed:
+                self._changed.wait_for(lambda: self._hurried or self._closed, BATCH_PAUSE_S)
 
     def _next_batch(self) -> list[LogLine]:
         """As many lines as one batch holds, as soon as there is one; none when it is over."""

@@ -1,9 +1,8 @@
-"""One attempt's supervisor, with a function in place of Ray Train."""
+"""One attempt's supervisor, without Ray's processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,54 +10,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
-from ray.train import WorkerGroupError
 
+from tests.unit.workers.fake_crew import FakeCrew, Outcome
 from tests.unit.workers.world import JOB, FakeCluster, journal, launch, note, until
 from workers import supervisor as supervisor_module
-from workers.contract import EndRecord, FailureRecord, Orders
+from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord
 from workers.errors import LossNotFinite, TaskRaised
-from workers.journal import Journal, read_end, read_records, write_end
+from workers.journal import read_end, read_records, write_end
 from workers.supervisor import Supervisor, parse_name, supervisor_name
 
-RAISED = WorkerGroupError("", {1: TaskRaised(3, 0, "ValueError: no such label")})
-LOST = WorkerGroupError("", {0: ActorDiedError()})
+TASK_ERROR = TaskRaised(3, 0, "ValueError: no such label")
+RAISED: Outcome = {1: TASK_ERROR}
+LOST: Outcome = {0: ActorDiedError()}
 COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")
-
-
-@dataclass
-class Groups:
-    """In place of `fit`: each worker group ends as the next outcome says; the last one says it for ever."""
-
-    outcomes: list[str | Exception]
-    note_progress: bool = True
-    generations: list[int] = field(default_factory=list)
-    pauses: list[float] = field(default_factory=list)
-
-    def fit(self, launch: Any, generation: int) -> str:
-        self.generations.append(generation)
-        if self.note_progress:
-            Journal(Path(launch.storage), attempt=1, generation=generation, clock=lambda: 0.0).write(note(generation))
-        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-
-Run = Callable[..., Groups]
+PAUSES: list[float] = []
+Run = Callable[..., FakeCrew]
 
 
 @pytest.fixture
-def run(cluster: FakeCluster, tmp_path: Path) -> Run:
-    """Runs one supervisor to its end."""
+def run(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs one supervisor to its end; pauses between groups are not waited for."""
+    monkeypatch.setattr("workers.failure.MOST_PAUSE_S", 0.0)
+    PAUSES.clear()
 
-    def to_the_end(*outcomes: str | Exception, note_progress: bool = True, **spec: Any) -> Groups:
-        groups = Groups(list(outcomes), note_progress)
-        json = launch(tmp_path, **spec).model_dump_json()
-        supervisor = Supervisor(json, fit=groups.fit, ask=cluster, pause=groups.pauses.append)
+    def to_the_end(*outcomes: Outcome, note_progress: bool = True, **spec: Any) -> FakeCrew:
+        started = launch(tmp_path, **spec)
+        crew = FakeCrew(started, list(outcomes), note_progress)
+        json = started.model_dump_json()
+        supervisor = Supervisor(json, crew=lambda _: crew, ask=cluster, pause=PAUSES.append)
         until(lambda: supervisor.state()[0] == "ended")
-        return groups
+        return crew
 
     return to_the_end
+
+
+@pytest.fixture
+def stop_when_seated(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """People stop the job while its first group trains."""
+
+    def arrange(stop: Any) -> None:
+        seat = FakeCrew.seat
+
+        def seat_and_stop(crew: FakeCrew, *arguments: Any) -> None:
+            cluster.call("order", JOB, Orders(version=1, stop=stop))
+            seat(crew, *arguments)
+
+        monkeypatch.setattr(FakeCrew, "seat", seat_and_stop)
+
+    return arrange
 
 
 def the_end(storage: Path) -> EndRecord:
@@ -72,8 +71,8 @@ def recorded(storage: Path, kind: str) -> list[Any]:
 
 
 def test_a_group_that_completes_ends_the_job(run: Run, cluster: FakeCluster, tmp_path: Path) -> None:
-    groups = run("completed")
-    assert (the_end(tmp_path), groups.generations) == (COMPLETED, [1])
+    crew = run("completed")
+    assert (the_end(tmp_path), crew.generations) == (COMPLETED, [1])
     assert cluster.held() == [note(1), COMPLETED]
 
 
@@ -84,58 +83,54 @@ def test_the_end_file_holds_all_records_of_all_generations(run: Run, tmp_path: P
 
 
 def test_every_group_is_a_generation_newer_than_what_was_said_of_the_last(run: Run, tmp_path: Path) -> None:
-    groups = run(LOST, RAISED, "completed")
+    crew = run(LOST, RAISED, "completed")
     failures = [item.generation for item in read_records(tmp_path) if item.payload.kind == "failure"]
-    told = [generation for pair in zip(groups.generations, [*failures, 99], strict=True) for generation in pair]
+    told = [generation for pair in zip(crew.generations, [*failures, 99], strict=True) for generation in pair]
     assert told == sorted(set(told))
 
 
 def test_lost_workers_spend_no_budget(run: Run, tmp_path: Path) -> None:
-    groups = run(*[LOST] * 10, "completed", max_failures=0)
+    run(*[LOST] * 10, "completed", max_failures=0)
     assert the_end(tmp_path) == COMPLETED
-    assert groups.pauses == [0.5] * 10
 
 
 def test_the_same_error_at_the_same_step_twice_fails_the_job(run: Run, tmp_path: Path) -> None:
-    groups = run(RAISED)
+    crew = run(RAISED)
     end = the_end(tmp_path)
-    assert (end.status, end.reason, len(groups.generations)) == ("FAILED", "TASK_RAISED", 2)
+    assert (end.status, end.reason, len(crew.generations)) == ("FAILED", "TASK_RAISED", 2)
     assert "the task raised ValueError: no such label in step 3 (epoch 0)" in end.message
     assert [failure.step for failure in recorded(tmp_path, "failure")] == [3, 3]
 
 
 def test_a_loss_that_is_not_finite_fails_the_job_at_once(run: Run, tmp_path: Path) -> None:
-    groups = run(WorkerGroupError("", dict.fromkeys(range(2), LossNotFinite(9, 0, 10))))
-    assert (the_end(tmp_path).reason, groups.generations) == ("LOSS_NOT_FINITE", [1])
+    crew = run(dict.fromkeys(range(2), LossNotFinite(9, 0, 10)))
+    assert (the_end(tmp_path).reason, crew.generations) == ("LOSS_NOT_FINITE", [1])
 
 
 def test_a_spent_budget_fails_the_job(run: Run, tmp_path: Path) -> None:
-    errors = [WorkerGroupError("", {0: TaskRaised(step, 0, "ValueError: no")}) for step in range(3)]
+    errors: list[Outcome] = [{0: TaskRaised(step, 0, "ValueError: no")} for step in range(3)]
     run(*errors, max_failures=2)
     assert the_end(tmp_path).reason == "TOO_MANY_FAILURES"
 
 
 def test_groups_that_never_come_up_end_the_job_as_lost(run: Run, tmp_path: Path) -> None:
-    groups = run(LOST, note_progress=False)
-    assert (the_end(tmp_path).reason, len(groups.generations)) == ("LOST", 21)
-    assert groups.pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    crew = run(LOST, note_progress=False)
+    assert (the_end(tmp_path).reason, len(crew.generations)) == ("LOST", 21)
 
 
-def test_an_error_outside_of_the_workers_is_recorded_without_a_rank(run: Run, tmp_path: Path) -> None:
-    run(ValueError("no such backend"), "completed")
-    [failure] = recorded(tmp_path, "failure")
-    assert (failure.cause, failure.rank) == ("job", None)
-    assert failure.message == "the worker group did not run: ValueError: no such backend"
-
-
-@pytest.mark.parametrize("silent", [set(), {"watch"}])
-def test_a_group_that_was_stopped_ends_the_job_as_cancelled_whether_the_actor_answers_or_not(
-    run: Run, cluster: FakeCluster, tmp_path: Path, silent: set[str]
-) -> None:
-    cluster.silent = silent
-    groups = run("stopped")
+def test_a_group_that_was_stopped_for_a_cancel_ends_the_job(run: Run, tmp_path: Path, stop_when_seated: Any) -> None:
+    stop_when_seated("cancel")
+    crew = run("stopped")
     assert (the_end(tmp_path).status, the_end(tmp_path).message) == ("CANCELLED", "cancelled; its state was saved")
-    assert groups.generations == [1]
+    assert crew.generations == [1]
+
+
+def test_a_group_that_was_stopped_for_a_pause_ends_the_attempt(run, cluster, tmp_path, stop_when_seated) -> None:
+    stop_when_seated("pause")
+    run("stopped")
+    assert read_end(tmp_path) is None
+    assert isinstance(cluster.held()[-1], PausedRecord)
+    assert run("completed").generations == []  # a supervisor that Ray restarts does not go on
 
 
 def test_a_cancelled_job_starts_no_worker_group(run: Run, cluster: FakeCluster, tmp_path: Path) -> None:
@@ -159,7 +154,7 @@ def test_a_supervisor_that_died_before_the_end_file_only_writes_it(run: Run, tmp
 
 
 def test_a_supervisor_that_starts_again_remembers_what_was_spent(run: Run, tmp_path: Path) -> None:
-    journal(tmp_path).write(FailureRecord(cause="job", rank=1, epoch=0, step=3, message=str(RAISED.worker_failures[1])))
+    journal(tmp_path).write(FailureRecord(cause="job", rank=1, epoch=0, step=3, message=str(TASK_ERROR)))
     assert len(run(RAISED).generations) == 1
     assert the_end(tmp_path).reason == "TASK_RAISED"
 
@@ -173,24 +168,15 @@ def test_a_supervisor_whose_storage_is_full_says_so_and_ends_the_job_when_it_is_
         write_end(storage, end)
 
     monkeypatch.setattr(supervisor_module, "write_end", write)
-    groups = run("completed")
-    assert (groups.generations, groups.pauses) == ([1], [5.0])
+    crew = run("completed")
+    assert (crew.generations, PAUSES) == ([1], [5.0])
     assert (the_end(tmp_path), len(recorded(tmp_path, "end"))) == (COMPLETED, 1)
-
-
-def test_the_supervisor_says_what_it_waits_for(cluster: FakeCluster, tmp_path: Path) -> None:
-    states: list[tuple[str, str]] = []
-    groups = Groups([LOST, "completed"])
-    json = launch(tmp_path).model_dump_json()
-    supervisor = Supervisor(json, fit=groups.fit, ask=cluster, pause=lambda _: states.append(supervisor.state()))
-    until(lambda: supervisor.state()[0] == "ended")
-    assert states == [("running", "the process of rank 0 is gone; it goes on in 0.5 s")]
 
 
 def test_what_the_supervisor_says_is_in_the_jobs_log(run: Run, cluster: FakeCluster) -> None:
     run(LOST, "completed")
     lines = [line.text for line in cluster.drain().logs if line.rank is None]
-    assert any("the process of rank 0 is gone; another worker group starts in 0.5 s" in line for line in lines)
+    assert any("the process of rank 0 is gone; the job goes on from its newest checkpoint" in line for line in lines)
 
 
 @given(st.from_regex(r"[A-Za-z0-9._-]+", fullmatch=True), st.integers(1, 10**6))

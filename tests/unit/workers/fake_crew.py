@@ -1,0 +1,118 @@
+"""Worker processes without Ray: they soon are ready, and their groups end as the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.unit.workers.world import note
+from workers.context import Interruption
+from workers.contract import Launch, ResizeRecord
+from workers.elastic import Process
+from workers.journal import Journal
+
+Outcome = str | dict[int, BaseException]
+"""What all members come back with, or some of them with errors and the others with a broken collective."""
+BROKEN = RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer")
+
+
+@dataclass
+class FakeCrew:
+    """Implements `Crew`. Time passes only in `look`."""
+
+    launch: Launch
+    outcomes: list[Outcome | None]
+    """Of one group after the other, the last one for ever; None trains on until it is asked to resize."""
+    note_progress: bool = True
+    slow: set[int] = field(default_factory=set)
+    """Numbers of the processes that never become ready."""
+    now: float = 0.0
+    seated: list[tuple[int, ...]] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    interruptions: list[Interruption | None] = field(default_factory=list)
+    notes: list[ResizeRecord] = field(default_factory=list)
+    dismissed: list[int] = field(default_factory=list)
+    expelled: list[int] = field(default_factory=list)
+    failed: list[BaseException] = field(default_factory=list)
+    on_look: Callable[[FakeCrew], None] | None = None
+    start_s: float = 0.3
+    """How long a process takes to start."""
+    hired: int = 0
+    step: int = 0
+    closed: bool = False
+    members: dict[int, Process] = field(default_factory=dict)
+    back: dict[int, str | BaseException] = field(default_factory=dict)
+    hired_at: float = 0.0
+
+    @property
+    def processes(self) -> list[Process]:
+        return list(self.members.values())
+
+    def hire(self) -> None:
+        self.members[self.hired] = Process(number=self.hired, ready_since=None)
+        self.hired += 1
+        self.hired_at = self.now
+
+    def dismiss(self, number: int) -> None:
+        if self.members.pop(number, None):
+            self.dismissed.append(number)
+
+    def expel(self, number: int) -> None:
+        del self.members[number]
+        self.expelled.append(number)
+        self.back[self.seated[-1].index(number)] = "expelled"
+
+    def leave(self, number: int) -> None:
+        """Its node begins to be drained."""
+        self.members[number] = replace(self.members[number], leaving_since=self.now)
+
+    def look(self, timeout_s: float) -> None:
+        self.now += timeout_s
+        for number, process in self.members.items():
+            if process.ready_since is None and number not in self.slow and self.now >= self.hired_at + self.start_s:
+                self.members[number] = replace(process, ready_since=self.now)
+        if self.on_look is not None:
+            self.on_look(self)
+
+    def failed_starts(self) -> list[BaseException]:
+        failed, self.failed = self.failed, []
+        return failed
+
+    def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
+        self.seated.append(tuple(group))
+        self.generations.append(generation)
+        self.interruptions.append(interruption)
+        self.back = {}
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if self.note_progress:
+            storage = Path(self.launch.storage)
+            Journal(storage, attempt=1, generation=generation, clock=lambda: 0.0).write(note(generation))
+        if outcome is not None:
+            self.come_back(outcome)
+
+    def come_back(self, outcome: Outcome) -> None:
+        """The present group ends; whose process died lives no more."""
+        group = self.seated[-1]
+        if isinstance(outcome, str):
+            self.back = dict.fromkeys(range(len(group)), outcome)
+            return
+        self.back = {rank: outcome.get(rank, BROKEN) for rank in range(len(group))}
+        for rank, error in outcome.items():
+            if type(error).__module__.startswith("ray"):
+                self.dismiss(group[rank])
+
+    def returned(self) -> dict[int, str | BaseException]:
+        return dict(self.back)
+
+    def ask(self, word: str, note: ResizeRecord | None = None) -> None:
+        assert word == "RESIZE"
+        assert note is not None
+        self.notes.append(note)
+        self.come_back("resized")
+
+    def last_step(self) -> tuple[int, float] | None:
+        return (self.step, self.now) if self.step else None
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,200 @@
+"""One attempt's groups, with processes and a clock that the test holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from tests.unit.workers.fake_crew import FakeCrew, Outcome
+from tests.unit.workers.world import launch
+from workers.attempt import RETURN_S, Attempt
+from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord, Size
+from workers.elastic import LEAVE_PATIENCE_S
+from workers.errors import TaskRaised
+from workers.failure import Failures
+from workers.spec import WorkersSpec
+
+DEAD = ActorDiedError()
+
+
+@dataclass
+class FakeDesk:
+    """Implements `Desk`."""
+
+    wanted: Orders = field(default_factory=Orders)
+    records: list[FailureRecord] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    generation: int = 0
+    has_progressed: bool = True
+
+    def claim(self) -> int:
+        self.generation += 1
+        return self.generation
+
+    def record(self, failure: FailureRecord) -> None:
+        self.records.append(failure)
+
+    def progressed(self, generation: int) -> bool:
+        del generation
+        return self.has_progressed
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def orders(self) -> Orders:
+        return self.wanted
+
+    def stopped_by(self) -> Literal["cancel", "pause"]:
+        assert self.wanted.stop is not None
+        return self.wanted.stop
+
+
+@dataclass
+class World:
+    attempt: Attempt
+    crew: FakeCrew
+    desk: FakeDesk
+
+    def run(self, *events: Callable[[FakeCrew], Any]) -> EndRecord | PausedRecord:
+        """Let one event happen after the other, some looks apart; after the last the group completes."""
+        left = list(events)
+
+        def look(crew: FakeCrew) -> None:
+            crew.step += 1
+            if crew.step % 40:
+                return
+            if left:
+                left.pop(0)(crew)
+            else:
+                crew.come_back("completed")
+
+        self.crew.on_look = look
+        return self.attempt.run()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Callable[..., World]:
+    def make(*outcomes: Outcome | None, least: int = 1, most: int = 2, **crew: Any) -> World:
+        started = launch(tmp_path, workers=WorkersSpec(min=least, max=most)).model_copy(update={"workers": most})
+        made = FakeCrew(started, list(outcomes or (None,)), False, **crew)
+        desk = FakeDesk()
+        return World(
+            Attempt(launch=started, crew=made, desk=desk, failures=Failures(), clock=lambda: made.now), made, desk
+        )
+
+    return make
+
+
+def test_an_attempt_that_nothing_disturbs_has_one_group(world: Callable[..., World]) -> None:
+    here = world()
+    assert here.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    assert (here.crew.seated, here.crew.interruptions, here.crew.closed) == ([(0, 1)], [None], True)
+
+
+def test_a_survivor_goes_on_alone_and_takes_the_replacement_in(world: Callable[..., World]) -> None:
+    here = world()
+    here.run(lambda crew: crew.come_back({0: DEAD}))
+    assert here.crew.seated == [(0, 1), (1,), (1, 2)]
+    assert [record.cause for record in here.desk.records] == ["infrastructure"]
+    assert [(note.cause, note.old, note.new) for note in here.crew.notes] == [("joined", 1, 2)]
+    recovery, resize = here.crew.interruptions[1:]
+    assert recovery is not None
+    assert resize is not None
+    assert (recovery.cause, recovery.world_size, resize.cause, resize.world_size) == ("recovery", 2, "resize", 1)
+
+
+def test_a_group_of_fixed_size_waits_for_the_replacement(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    here.run(lambda crew: crew.come_back({1: DEAD}))
+    assert here.crew.seated == [(0, 1), (0, 2)]
+    assert here.crew.notes == []
+
+
+def test_a_tasks_own_error_gives_the_job_new_processes(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    here.run(lambda crew: crew.come_back({1: TaskRaised(3, 0, "ValueError: no")}))
+    assert here.crew.seated == [(0, 1), (2, 3)]
+    assert [record.cause for record in here.desk.records] == ["job"]
+
+
+def test_people_resize_a_job_in_mid_run(world: Callable[..., World]) -> None:
+    here = world(most=3)
+
+    def order(version: int, target: int) -> Callable[[FakeCrew], None]:
+        return lambda _: setattr(here.desk, "wanted", Orders(version=version, size=Size(min=1, target=target)))
+
+    here.run(order(1, 1), order(2, 3))
+    assert here.crew.seated == [(0, 1, 2), (0,), (0, 3, 4)]
+    assert here.crew.dismissed == [1, 2]
+    assert [(note.cause, note.old, note.new) for note in here.crew.notes] == [("ordered", 3, 1), ("ordered", 1, 3)]
+
+
+def test_a_drained_node_is_left_before_it_goes(world: Callable[..., World]) -> None:
+    here = world()
+    here.run(lambda crew: crew.leave(0))
+    assert here.crew.seated == [(0, 1), (1,), (1, 2)]
+    assert here.crew.notes[0].cause == "leaving"
+    assert 0 in here.crew.dismissed
+    assert here.desk.records == []
+
+
+def test_a_group_that_nobody_can_take_over_from_a_drained_node_saves_and_waits(world: Callable[..., World]) -> None:
+    here = world(least=2, slow={2})
+    stopped_at: list[float] = []
+
+    def leave(crew: FakeCrew) -> None:
+        crew.leave(0)
+        stopped_at.append(crew.now + LEAVE_PATIENCE_S)
+
+    def room(crew: FakeCrew) -> None:
+        assert [(note.old, note.new) for note in crew.notes] == [(2, 0)]
+        crew.slow = set()
+        crew.dismiss(2)
+
+    here.run(leave, lambda _: None, room)
+    assert here.crew.seated == [(0, 1), (1, 3)]
+
+
+def test_who_does_not_come_back_from_a_broken_group_is_ended_and_not_blamed(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    broken_at: list[float] = []
+
+    def breaks(crew: FakeCrew) -> None:
+        crew.back = {0: TaskRaised(3, 0, "ValueError: no")}
+        broken_at.append(crew.now)
+
+    here.run(breaks, lambda _: None, lambda _: None)
+    assert here.crew.expelled == [1]
+    assert here.crew.now - broken_at[0] >= RETURN_S
+    assert [record.cause for record in here.desk.records] == ["job"]
+
+
+def test_processes_that_never_come_up_end_the_job_as_lost(world: Callable[..., World]) -> None:
+    here = world(slow=set(range(99)))
+
+    def fail(crew: FakeCrew) -> None:
+        crew.failed.append(ActorDiedError())
+
+    here.crew.on_look = fail
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert end.reason == "LOST"
+
+
+@pytest.mark.parametrize(("stop", "kind"), [("cancel", EndRecord), ("pause", PausedRecord)])
+def test_an_attempt_that_is_stopped_while_nobody_trains_starts_nothing(world, stop: Any, kind: type[Any]) -> None:
+    here = world()
+    here.desk.wanted = Orders(version=1, stop=stop)
+    assert isinstance(here.run(), kind)
+    assert here.crew.seated == []
+
+
+def test_what_the_attempt_waits_for_is_said(world: Callable[..., World]) -> None:
+    here = world(least=2, slow={1})
+    here.run(lambda crew: (crew.dismiss(1), crew.slow.clear()))
+    assert "1 of 2 worker processes are ready, 2 are needed" in here.desk.said
