@@ -1,0 +1,85 @@
+"""Jobs with code of people's own, run in plain gloo groups. Functions of the form `f(rank, ...)` run in every process."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import runpy
+import sys
+import zipfile
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.distributed.loop_jobs import RecordingLink, Result
+from workers.code import install
+from workers.context import NoLink, WorkerContext
+from workers.contract import JobSpec, Launch
+from workers.loop import train
+from workers.script import run_script
+from workers.session import session
+
+
+def packed(folder: Path, sources: dict[str, str]) -> tuple[Path, str]:
+    """A zip file of these sources, and its SHA-256."""
+    path = folder / "code.zip"
+    with zipfile.ZipFile(path, "w") as zipped:
+        for name, text in sources.items():
+            zipped.writestr(name, text)
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def packed_folder(folder: Path, code: Path) -> tuple[Path, str]:
+    return packed(folder, {str(file.relative_to(code)): file.read_text() for file in code.rglob("*.py")})
+
+
+def context(rank: int, launch: Launch, link: RecordingLink, generation: int = 1) -> WorkerContext:
+    return WorkerContext(
+        launch=launch,
+        generation=generation,
+        rank=rank,
+        world_size=dist.get_world_size(),
+        device="cpu",
+        link=link if rank == 0 else NoLink(lambda _: None),
+    )
+
+
+def launch(storage: Path, spec: dict[str, Any], code: tuple[Path, str]) -> Launch:
+    path, sha256 = code
+    job = JobSpec.model_validate({**spec, "code": sha256})
+    return Launch(job_id="job-1", attempt=1, workers=2, storage=str(storage), spec=job, code=str(path))
+
+
+def run_own_script(rank: int, order: Launch, link: RecordingLink | None = None, generation: int = 1) -> Result:
+    """Run the job's script, and say what came of it."""
+    link = link or RecordingLink()
+    said = io.StringIO()
+    with redirect_stdout(said):
+        outcome = run_script(context(rank, order, link, generation))
+    link.callback = None
+    link.lines.append(said.getvalue())
+    return Result(outcome, link if rank == 0 else RecordingLink(), [])
+
+
+def run_own_task(rank: int, order: Launch) -> Result:
+    link = RecordingLink()
+    install(order)
+    outcome = train(context(rank, order, link))
+    link.callback = None
+    return Result(outcome, link if rank == 0 else RecordingLink(), [])
+
+
+def run_without_us(rank: int, file: str, arguments: list[str]) -> str:
+    """What the script prints as torchrun would start it: no job, no context."""
+    said, before = io.StringIO(), sys.argv
+    session.forget()
+    sys.argv = [file, *arguments]
+    try:
+        with redirect_stdout(said):
+            runpy.run_path(file, run_name="__main__")
+    finally:
+        sys.argv = before
+        session.forget()
+    return said.getvalue()
