@@ -11,15 +11,18 @@ from service.api.deps import NO_QUERY, RepositoryDep
 from service.api.problems import problems
 from service.api.schemas import ClusterView, Named, NamedList, QueueEntry, QueueView
 from service.api.views import cluster_view
-from workers.tasks import TASKS
+from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 router = APIRouter(tags=["catalog"], dependencies=[NO_QUERY], responses=problems())
 
 
 @router.get("/tasks")
 def get_tasks() -> NamedList:
-    """What can be trained, with the JSON schema of each task's options."""
-    rows = TASKS.items()
+    """What can be trained, with the JSON schema of each task's options.
+
+    Besides these a spec may name a class of one's own as `module:Class`, with any options.
+    """
+    rows = {**TASKS, SCRIPT: SCRIPT_ROW}.items()
     return NamedList(
         items=[Named(name=name, summary=row.summary, options=options_schema(row.options)) for name, row in rows]
     )

@@ -21,6 +21,7 @@ from service.api.schemas import (
     AttemptList,
     CheckpointList,
     ClusterView,
+    CodeView,
     DecisionList,
     DryRun,
     EpochList,
@@ -43,6 +44,8 @@ from service.client.stream import LogChunk, Stream, Waiter, follow
 Answer = TypeVar("Answer", bound=BaseModel)
 REQUEST_TIMEOUT_S = 10.0
 """Every route but the streams answers within a second; the rest is room for a busy machine."""
+UPLOAD_TIMEOUT_S = 120.0
+"""The largest upload is unpacked once before it is answered."""
 PAGE_JOBS = 200
 """The most that one page of the list holds."""
 
@@ -86,6 +89,11 @@ class Client:
         """A new job; with a key, the job that the same request made before."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._ask(JobView, "POST", "/jobs", json=dict(spec), headers=headers)
+
+    def upload(self, archive: bytes) -> CodeView:
+        """Keep modules of one's own, as a zip file; a spec names them by the answer's `sha256`, in its field `code`."""
+        headers = {"Content-Type": "application/zip"}
+        return self._ask(CodeView, "POST", "/code", content=archive, headers=headers, timeout=UPLOAD_TIMEOUT_S)
 
     def dry_run(self, spec: Mapping[str, Any]) -> DryRun:
         """What submitting would do: the spec with its defaults, and whether it would wait."""
@@ -143,6 +151,18 @@ class Client:
     def cancel(self, job_id: str) -> JobView:
         """Cancel; repeating is harmless."""
         return self._ask(JobView, "POST", f"/jobs/{job_id}/cancel")
+
+    def resize(self, job_id: str, least: int, most: int) -> JobView:
+        """Allow the job from `least` to `most` workers; repeating is harmless."""
+        return self._ask(JobView, "POST", f"/jobs/{job_id}/resize", json={"min": least, "max": most})
+
+    def pause(self, job_id: str) -> JobView:
+        """Let the job save its state and stand still; repeating is harmless."""
+        return self._ask(JobView, "POST", f"/jobs/{job_id}/pause")
+
+    def resume(self, job_id: str) -> JobView:
+        """Let a paused job go on; repeating is harmless."""
+        return self._ask(JobView, "POST", f"/jobs/{job_id}/resume")
 
     def attempts(self, job_id: str) -> AttemptList:
         """All runs of the job."""

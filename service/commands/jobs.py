@@ -23,6 +23,10 @@ def submit(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one value of it")
     ] = None,
+    code: Annotated[
+        str,
+        typer.Option("--code", metavar="DIRECTORY", help="your own modules, or a zip of them; the file may say it too"),
+    ] = "",
     follow_: Annotated[bool, typer.Option("--follow", "-f", help="watch it until it ends")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="store nothing; show the whole spec, and whether it would wait")
@@ -34,10 +38,14 @@ def submit(
     from uuid import uuid4
 
     from service.commands.live import follow_as
+    from service.commands.pack import packed_code
     from service.commands.spec_file import read_spec
 
     spec = read_spec(file, changes or [])
+    archive = packed_code(spec, file, code)
     with connect(url) as client:
+        if archive is not None:
+            spec["code"] = client.upload(archive).sha256
         if dry_run:
             _show_dry_run(client.dry_run(spec), json=json)
             return
@@ -99,7 +107,7 @@ def _table(jobs: list[JobView]) -> Table:
             job.name,
             job.status.value,
             f"{min(now.epoch + 1, now.epochs)}/{now.epochs}" if now else "-",
-            str(job.world_size),
+            f"{job.world_size} of {job.workers}" if job.workers else "-",
             words.number(now.loss) if now else "-",
             words.accuracy(job.metrics),
             f"{job.created_at:%Y-%m-%d %H:%M}",

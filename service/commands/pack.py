@@ -1,0 +1,71 @@
+"""A folder of people's own modules as a zip file: the same bytes for the same files, whenever and wherever packed."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from service.errors import SettingsError
+
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env"})
+"""Folders that hold no code of people's own; so do those whose name begins with a dot."""
+_VENV_MARK = "pyvenv.cfg"
+_OLDEST = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip file can say."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MODE = 0o100644
+
+
+def packed_code(spec: Mapping[str, Any], file: str, code: str = "") -> bytes | None:
+    """The code that belongs to a spec: what `code` names, or else the spec's own field, relative to the spec's file.
+
+    None where there is none, or where the spec names an upload by its SHA-256.
+
+    Raises:
+        SettingsError: it is neither a folder nor a file that can be read.
+    """
+    named = code or spec.get("code")
+    if not named or not isinstance(named, str) or (not code and _SHA256.fullmatch(named)):
+        return None
+    place = Path(named).expanduser()
+    if not code and file != "-":
+        place = Path(file).parent / place
+    try:
+        return pack(place) if place.is_dir() else place.read_bytes()
+    except OSError as error:
+        raise SettingsError(
+            f"code {place} cannot be read ({error.strerror}); name a folder of Python files or a zip of one"
+        ) from error
+
+
+def pack(folder: Path) -> bytes:
+    """A zip file of a folder's files, without hidden ones, caches and virtual environments.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for path in sorted(_files(folder), key=lambda path: path.relative_to(folder).as_posix()):
+            info = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _OLDEST)
+            # as on every machine; the format notes which system packed it, and the mode of each file.
+            info.create_system, info.external_attr = 3, _MODE << 16
+            zipped.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
+        if not path.is_dir():
+            yield path
+        elif path.name not in _LEFT_OUT and not path.is_symlink() and not (path / _VENV_MARK).exists():
+            yield from _files(path)
+
+
+__all__ = ["pack", "packed_code"]

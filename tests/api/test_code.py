@@ -1,0 +1,215 @@
+"""Uploads of code: what is kept, what is refused, and that a spec can name only what is there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.code import CodeStore
+from service.settings import load_settings
+from tests.api.conftest import LOCAL
+from tests.api.world import DIGITS, World
+from tests.unit.workers.archives import HOSTILE, Hostile, archive, named
+
+CODE, JOBS = "/api/v1/code", "/api/v1/jobs"
+GOOD = archive(("mine/", b""), ("mine/task.py", b"class Mine: ...\n"), ("mine/table.csv", b"1,2\n"))
+SHA = hashlib.sha256(GOOD).hexdigest()
+OWN = {**DIGITS, "task": {"name": "mine.task:Mine", "options": {"depth": 3, "name": "x"}}}
+
+
+def upload(client: TestClient, data: bytes, kind: str = "application/zip") -> Any:
+    return client.post(CODE, content=data, headers={"Content-Type": kind})
+
+
+def kept(home: Path) -> list[str]:
+    return sorted(path.name for path in (home / "code").iterdir()) if (home / "code").exists() else []
+
+
+@dataclass
+class Shared:
+    """One service for tests that change nothing."""
+
+    client: TestClient
+    home: Path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    home = tmp_path_factory.mktemp("shared")
+    app = create_app(load_settings(home=home))
+    with TestClient(app, base_url=LOCAL) as client:
+        yield Shared(client, home)
+    app.state.parts.database.close()
+
+
+def test_code_is_named_by_its_content(client: TestClient, world: World) -> None:
+    answer = upload(client, GOOD)
+    assert (answer.status_code, answer.headers["location"]) == (201, f"{CODE}/{SHA}")
+    assert answer.json() == {"sha256": SHA, "files": 2, "size_bytes": len(GOOD)}
+    assert client.get(answer.headers["location"]).json() == answer.json()
+    assert kept(world.settings.home) == [f"{SHA}.zip"]
+    assert (world.settings.home / "code" / f"{SHA}.zip").read_bytes() == GOOD
+
+
+def test_uploading_again_changes_nothing(client: TestClient, world: World) -> None:
+    assert upload(client, GOOD).json() == upload(client, GOOD).json()
+    assert kept(world.settings.home) == [f"{SHA}.zip"]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.__name__)
+def test_a_hostile_archive_is_refused_and_leaves_nothing_behind(shared: Shared, hostile: Hostile) -> None:
+    answer = upload(shared.client, hostile())
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
+    assert HOSTILE[hostile] in answer.json()["detail"]
+    assert "Traceback" not in answer.text
+    assert kept(shared.home) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("random.py", "Python's own module 'random'"),
+        ("json/x.py", "Python's own module 'json'"),
+        ("workers/tasks/x.py", "our package 'workers'"),
+        ("accordion.py", "our package 'accordion'"),
+        ("pydantic/x.py", "of the installed distribution 'pydantic'"),
+        ("yaml.abi3.so", "of the installed distribution 'PyYAML'"),
+        ("sitecustomize.py", "imports by itself at every start"),
+        ("usercustomize.py", "imports by itself at every start"),
+    ],
+)
+def test_a_module_whose_name_is_taken_is_refused(shared: Shared, name: str, sentence: str) -> None:
+    answer = upload(shared.client, named(name))
+    assert answer.status_code == 422
+    assert sentence in answer.json()["detail"]
+    assert repr(name) in answer.json()["detail"]
+    assert kept(shared.home) == []
+
+
+def test_a_file_that_changes_pythons_path_is_refused(shared: Shared) -> None:
+    answer = upload(shared.client, archive(("m.py", b""), ("m.pth", b"import os")))
+    assert "'m.pth' could change Python's path" in answer.json()["detail"]
+
+
+def test_an_archive_without_python_is_refused(shared: Shared) -> None:
+    assert "holds no Python module" in upload(shared.client, archive(("notes.txt", b"x"))).json()["detail"]
+
+
+def test_a_body_of_another_kind_is_refused(shared: Shared) -> None:
+    answer = upload(shared.client, GOOD, "application/json")
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+
+
+def test_an_upload_ends_where_it_is_too_large(tmp_path: Path) -> None:
+    read = []
+
+    def pieces() -> Any:
+        for number in range(1000):
+            read.append(number)
+            yield bytes(1024)
+
+    app = create_app(load_settings(home=tmp_path, max_code_bytes=4096))
+    with TestClient(app, base_url=LOCAL) as client:
+        answer = client.post(CODE, content=pieces(), headers={"Content-Type": "application/zip"})
+    app.state.parts.database.close()
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert "ACCORDION_MAX_CODE_BYTES" in answer.json()["detail"]
+    assert kept(tmp_path) == []
+
+
+def test_code_may_be_larger_than_other_bodies(tmp_path: Path) -> None:
+    app = create_app(load_settings(home=tmp_path, max_body_bytes=1024))
+    data = archive(("m.py", b""), ("data.bin", hashlib.shake_256(b"").digest(5000)))
+    with TestClient(app, base_url=LOCAL) as client:
+        assert upload(client, data).status_code == 201
+    app.state.parts.database.close()
+
+
+def test_only_who_has_the_token_may_upload(tmp_path: Path) -> None:
+    app = create_app(load_settings(home=tmp_path, admin_token="0123456789abcdef"))
+    with TestClient(app, base_url=LOCAL) as client:
+        assert upload(client, GOOD).status_code == 401
+        assert client.post(CODE, content=GOOD, headers={"Origin": "http://evil.example"}).status_code == 403
+    app.state.parts.database.close()
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("sha", ["0" * 64, "0" * 63, "A" * 64])
+def test_code_that_is_not_there_is_not_found(shared: Shared, sha: str) -> None:
+    assert shared.client.get(f"{CODE}/{sha}").status_code in (404, 422)
+
+
+def test_a_spec_names_code_that_is_there(client: TestClient) -> None:
+    upload(client, GOOD)
+    answer = client.post(JOBS, json={**OWN, "code": SHA})
+    assert answer.status_code == 201
+    assert (answer.json()["spec"]["code"], answer.json()["spec"]["task"]) == (SHA, OWN["task"])
+    assert answer.json()["name"].startswith("Mine-")
+
+
+@pytest.mark.parametrize("query", [{}, {"dry_run": "true"}])
+def test_a_spec_that_names_unknown_code_is_refused_with_the_way_out(shared: Shared, query: dict[str, str]) -> None:
+    answer = shared.client.post(JOBS, json={**OWN, "code": "0" * 64}, params=query)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/code"
+    assert "upload it with POST /api/v1/code, or submit with --code DIRECTORY" in answer.json()["detail"]
+
+
+def test_a_script_needs_code(shared: Shared) -> None:
+    answer = shared.client.post(JOBS, json={"task": {"name": "script", "options": {"file": "train.py"}}})
+    assert (answer.status_code, "task script needs code" in answer.json()["detail"]) == (422, True)
+
+
+@pytest.mark.parametrize("name", ["mine", "mine:", ":Mine", "mine.:Mine", "mine:Mine.x", "mine/task:Mine", "m:M\n"])
+def test_a_task_that_is_neither_ours_nor_a_class_is_refused(shared: Shared, name: str) -> None:
+    answer = shared.client.post(JOBS, json={"task": {"name": name}})
+    assert answer.status_code == 422
+    assert "name a class of your own as module:Class" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("file", ["/etc/x.py", "../x.py", "a/../x.py", "a\\x.py", "x.sh", ".py/", ""])
+def test_a_script_outside_of_the_code_is_refused(shared: Shared, file: str) -> None:
+    spec = {"task": {"name": "script", "options": {"file": file}}, "code": "0" * 64}
+    assert "by its path inside the uploaded code" in shared.client.post(JOBS, json=spec).json()["detail"]
+
+
+def test_a_job_is_launched_with_a_copy_of_its_code_in_its_storage(client: TestClient, world: World) -> None:
+    upload(client, GOOD)
+    job_id = client.post(JOBS, json={**OWN, "code": SHA}).json()["id"]
+    world.train(job_id)
+    copy = Path(world.settings.storage_of(job_id)) / "code.zip"
+    assert copy.read_bytes() == GOOD
+    assert world.runtime.jobs[job_id].launch.code == str(copy)
+
+
+def test_a_job_without_code_is_launched_without(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    assert world.runtime.jobs[job_id].launch.code is None
+
+
+def test_a_job_goes_on_when_the_uploads_were_cleaned(client: TestClient, world: World) -> None:
+    upload(client, GOOD)
+    job_id = client.post(JOBS, json={**OWN, "code": SHA}).json()["id"]
+    world.train(job_id)
+    (world.settings.home / "code" / f"{SHA}.zip").unlink()
+    world.runtime.lose(job_id)
+    world.turn_until(lambda: job_id in world.runtime.jobs and world.runtime.jobs[job_id].attempt == 2)
+    assert Path(world.runtime.jobs[job_id].launch.code or "").read_bytes() == GOOD
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(world: World) -> None:
+    store = CodeStore(world.settings.code)
+    with suppress(ConnectionError), store.draft(10_000) as draft:
+        draft.write(GOOD[:20])
+        assert len(kept(world.settings.home)) == 1
+        raise ConnectionError
+    assert kept(world.settings.home) == []
