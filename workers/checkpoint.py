@@ -1,4 +1,4 @@
-"""Saved states on disk: one directory each, a manifest with checksums written last.
+"""Saved states in a storage: one directory each, a manifest with checksums written last.
 
 A directory without a manifest, with a manifest of another job or with a file that does not match its checksum is never
 resumed from. Nothing here talks to other ranks; `state.py` says what goes in.
@@ -7,22 +7,20 @@ resumed from. Nothing here talks to other ranks; `state.py` says what goes in.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, BinaryIO, Self, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from workers.errors import CheckpointError
 from workers.sampler import Position
+from workers.storage import Storage
 
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "manifest.json"
-_CHUNK_BYTES = 1 << 20
 
 
 class FileSum(BaseModel):
@@ -35,13 +33,9 @@ class FileSum(BaseModel):
     size_bytes: int
 
     @classmethod
-    def of(cls, path: Path) -> Self:
-        """The file as it is now."""
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-        return cls(name=path.name, sha256=digest.hexdigest(), size_bytes=path.stat().st_size)
+    def of(cls, name: str, content: bytes) -> Self:
+        """Of a file with this content."""
+        return cls(name=name, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
 
 
 class Manifest(BaseModel):
@@ -55,7 +49,7 @@ class Manifest(BaseModel):
     epoch: int
     step: int
     world_size: int
-    files: tuple[FileSum, ...]
+    files: tuple[FileSum, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -68,100 +62,131 @@ def checkpoint_name(generation: int, position: Position) -> str:
     return f"g{generation:012d}-e{position.epoch:06d}-s{position.samples:010d}"
 
 
-def write_part(directory: Path, name: str, state: Mapping[str, Any]) -> FileSum:
-    """Save one rank's part; any rank, before the manifest."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / name
-    with path.open("wb") as file:
-        torch.save(dict(state), file)
-        _to_disk(file.fileno())
-    return FileSum.of(path)
+def write_part(storage: Storage, path: str, state: Mapping[str, Any]) -> FileSum:
+    """Save a part, `checkpoint/file`; any rank, before the manifest.
+
+    Raises:
+        OSError: the storage cannot be written.
+    """
+    with storage.writer(path) as file:
+        sink = _Sink(file)
+        torch.save(dict(state), cast("IO[bytes]", sink))
+        sink.check()
+    return FileSum(name=path.rpartition("/")[2], sha256=sink.digest.hexdigest(), size_bytes=sink.size_bytes)
 
 
-def read_part(directory: Path, name: str) -> dict[str, Any]:
-    """One rank's part; only tensors and plain values are loaded, never code."""
-    state: dict[str, Any] = torch.load(directory / name, map_location="cpu", weights_only=True)
+def read_part(storage: Storage, manifest: Manifest, name: str) -> dict[str, Any]:
+    """A part that is what its writer wrote; only tensors and plain values are loaded, never code.
+
+    Raises:
+        CheckpointError: it is missing or does not match its checksum.
+        OSError: the storage cannot be reached, which says nothing about the checkpoint.
+    """
+    try:
+        content = storage.read(f"{manifest.name}/{name}")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"checkpoint {manifest.name} lacks {name}; the one before it is used") from error
+    if FileSum.of(name, content) not in manifest.files:
+        raise CheckpointError(
+            f"checkpoint {manifest.name}: {name} does not match its checksum; the one before it is used"
+        )
+    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Make the checkpoint complete, in one move; rank 0, when all parts are there."""
-    path = directory / _MANIFEST
-    draft = path.with_suffix(".part")
-    with draft.open("w") as file:
-        file.write(manifest.model_dump_json(indent=1))
-        file.flush()
-        _to_disk(file.fileno())
-    draft.replace(path)
-
-
-def newest(root: Path, job_id: str, refused: Callable[[str], None]) -> Manifest | None:
-    """The newest checkpoint that is whole and the job's own; those before it in age are told to `refused`, with why."""
-    for directory in sorted(_directories(root), reverse=True):
-        try:
-            return check(directory, job_id)
-        except CheckpointError as error:
-            refused(str(error))
-    return None
-
-
-def check(directory: Path, job_id: str) -> Manifest:
-    """The manifest, after every file was compared with it.
+def write_manifest(storage: Storage, manifest: Manifest) -> None:
+    """Make the checkpoint complete; rank 0, when all parts are there.
 
     Raises:
-        CheckpointError: no manifest or an unreadable one, another job's, a file that is missing or does not match.
+        OSError: the storage cannot be written.
     """
-    manifest = _read_manifest(directory)
-    if manifest.job_id != job_id:
+    storage.put(f"{manifest.name}/{_MANIFEST}", manifest.model_dump_json(indent=1).encode())
+
+
+def candidates(storage: Storage, job_id: str, refused: Callable[[str], None]) -> Iterator[Manifest]:
+    """The job's own finished checkpoints, the newest first; the others are told to `refused`, with why.
+
+    Raises:
+        OSError: the storage cannot be reached.
+    """
+    for name in sorted(storage.names(), reverse=True):
+        try:
+            yield read_manifest(storage, name, job_id)
+        except CheckpointError as error:
+            refused(str(error))
+
+
+def read_manifest(storage: Storage, name: str, job_id: str) -> Manifest:
+    """What a checkpoint says of itself; its files are looked at when they are read.
+
+    Raises:
+        CheckpointError: no manifest or an unreadable one, another format, another job's.
+        OSError: the storage cannot be reached.
+    """
+    try:
+        manifest = Manifest.model_validate(json.loads(storage.read(f"{name}/{_MANIFEST}")))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"checkpoint {name} was never finished; the one before it is used") from error
+    except (ValueError, ValidationError) as error:
+        raise CheckpointError(f"checkpoint {name} has a damaged manifest; the one before it is used") from error
+    if manifest.format != _FORMAT:
         raise CheckpointError(
-            f"checkpoint {directory.name} belongs to job {manifest.job_id}, not to {job_id}; it is left alone"
+            f"checkpoint {name} has format {manifest.format}, this version reads {_FORMAT}; it is left alone"
         )
-    for file in manifest.files:
-        path = directory / file.name
-        if not path.is_file():
-            raise CheckpointError(f"checkpoint {directory.name} lacks {file.name}; the one before it is used")
-        if FileSum.of(path) != file:
-            raise CheckpointError(
-                f"checkpoint {directory.name}: {file.name} does not match its checksum; the one before it is used"
-            )
+    if manifest.job_id != job_id:
+        raise CheckpointError(f"checkpoint {name} belongs to job {manifest.job_id}, not to {job_id}; it is left alone")
     return manifest
 
 
-def prune(root: Path, *, keep: int, newest_name: str) -> None:
+def prune(storage: Storage, *, keep: int, newest_name: str) -> None:
     """Remove all but the newest `keep` complete checkpoints up to this one; torn ones older than it go too.
 
     What is newer than `newest_name` is not touched: it belongs to a later generation.
+
+    Raises:
+        OSError: the storage cannot be reached.
     """
-    ours = sorted((path for path in _directories(root) if path.name <= newest_name), reverse=True)
-    complete = [path for path in ours if (path / _MANIFEST).is_file()]
-    for directory in set(ours) - set(complete[:keep]):
-        # without its manifest a half removed checkpoint is a torn one, whenever we are interrupted.
-        (directory / _MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
+    ours = sorted((name for name in storage.names() if name <= newest_name), reverse=True)
+    complete = [name for name in ours if storage.holds(f"{name}/{_MANIFEST}")]
+    for name in set(ours) - set(complete[:keep]):
+        discard(storage, name)
 
 
-def _directories(root: Path) -> list[Path]:
-    return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+def discard(storage: Storage, name: str) -> None:
+    """Remove a checkpoint; without its manifest a half removed one is a torn one, whenever we are interrupted.
+
+    Raises:
+        OSError: the storage cannot be reached.
+    """
+    storage.remove(f"{name}/{_MANIFEST}")
+    storage.remove(name)
 
 
-def _read_manifest(directory: Path) -> Manifest:
-    try:
-        text = (directory / _MANIFEST).read_text()
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {directory.name} was never finished; the one before it is used") from error
-    try:
-        manifest = Manifest.model_validate(json.loads(text))
-    except (ValueError, ValidationError) as error:
-        raise CheckpointError(
-            f"checkpoint {directory.name} has a damaged manifest; the one before it is used"
-        ) from error
-    if manifest.format != _FORMAT:
-        raise CheckpointError(
-            f"checkpoint {directory.name} has format {manifest.format}, this version reads {_FORMAT}; it is left alone"
-        )
-    return manifest
+class _Sink:
+    """What `torch.save` writes into: sums and passes on, so that no file has to be read again.
 
+    An error is kept for `check`, since torch would raise another one in its place.
+    """
 
-def _to_disk(descriptor: int) -> None:
-    # a record that says "can be resumed from" must hold after a power cut too.
-    os.fsync(descriptor)
+    def __init__(self, file: BinaryIO) -> None:
+        self.digest = hashlib.sha256()
+        self.size_bytes = 0
+        self._file = file
+        self._error: Exception | None = None
+
+    def write(self, content: bytes) -> int:
+        if self._error is None:
+            try:
+                self._file.write(content)
+            except Exception as error:  # noqa: BLE001  # raised by `check`
+                self._error = error
+        self.digest.update(content)
+        self.size_bytes += len(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """The storage's writer does."""
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -27,6 +27,7 @@ from workers.sampler import Position, num_batches, seed_of
 from workers.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
 from workers.spec import OptimizerSpec
 from workers.tasks.base import Task, load_task
+from workers.upload import Saving
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class Run:
     """Samples over all workers since then."""
     computed_s: float = 0.0
     """Seconds in `compute` up to the newest step."""
+    saving: Saving = field(default_factory=Saving)
 
     @property
     def spec(self) -> JobSpec:

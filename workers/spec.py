@@ -14,6 +14,7 @@ from accordion.compressors import ladder_of
 from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue
 from accordion.options import check_options
+from workers.storage import check_url
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 Label = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
@@ -197,10 +198,20 @@ class PolicySpec(Strict):
 
 
 class CheckpointSpec(Strict):
-    """How often the state is saved and how many saved states are kept."""
+    """When the state is saved, whichever comes first; how many saved states are kept, and where."""
 
     every_epochs: Whole = Field(default=1, ge=1)
+    every_steps: Whole | None = Field(default=None, ge=1)
+    every_seconds: Number | None = Field(default=None, gt=0)
     keep: Whole = Field(default=2, ge=1, le=100)
+    storage: str | None = Field(default=None, max_length=1000)
+    """URL of a filesystem that fsspec knows, such as `s3://bucket/path` or `file:///mnt/shared`; each job has a
+    directory of its name there. Left out, the job's own directory."""
+
+    @field_validator("storage")
+    @classmethod
+    def _a_place(cls, storage: str | None) -> str | None:
+        return None if storage is None else check_url(storage)
 
 
 class JobSpec(Strict):

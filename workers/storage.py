@@ -1,0 +1,279 @@
+"""Where checkpoints lie: a directory that all workers share, or a URL of any fsspec filesystem.
+
+Paths are relative to the storage's root and have at most two parts: `checkpoint/file`. Loads neither torch nor ray, and
+fsspec only where there is a URL.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+from urllib.parse import urlsplit
+
+_PACKAGE_OF = {
+    "arrow_hdfs": "pyarrow", "dbfs": "requests", "hdfs": "pyarrow", "sftp": "paramiko", "smb": "smbprotocol",
+    "ssh": "paramiko", "webhdfs": "requests",
+}  # fmt: skip
+"""What filesystems that are part of fsspec itself need; for all others the package is that of their class."""
+_NO_STORAGE = frozenset({
+    "async_wrapper", "asynclocal", "asyncwrapper", "blockcache", "cached", "data", "dir", "filecache", "generic", "git",
+    "github", "http", "https", "jlab", "jupyter", "libarchive", "reference", "simplecache", "tar", "zip",
+})  # fmt: skip
+"""Filesystems of fsspec that cannot be written, or wrap another one."""
+_WAYS_OUT = {
+    errno.ENOSPC: "free space there, or lower checkpoint.keep",
+    errno.EDQUOT: "free space there, raise the quota, or lower checkpoint.keep",
+    errno.EFBIG: "raise the limit of a file's size",
+    errno.EACCES: "let the workers write there",
+    errno.EPERM: "let the workers write there",
+    errno.EROFS: "mount it writable",
+}
+
+
+class Storage(Protocol):
+    """Files of checkpoints. All methods may raise `OSError` where the storage cannot be reached or written."""
+
+    def prepare(self) -> None:
+        """Make the root, so that a storage that cannot be written is known before the first step."""
+
+    def names(self) -> list[str]:
+        """The directories in the root; none where there is no root."""
+
+    def holds(self, path: str) -> bool:
+        """Whether there is such a file."""
+
+    def writer(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A file to be written from its beginning to its end; durable when the block was left."""
+
+    def put(self, path: str, content: bytes) -> None:
+        """Write a small file: whole or not at all, wherever the filesystem knows how."""
+
+    def read(self, path: str) -> bytes:
+        """All of a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a directory with all that is in it; what is not there is no error."""
+
+
+class LocalStorage:
+    """A directory; where workers are on several machines, one that all of them mount."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def prepare(self) -> None:
+        """Make the directory."""
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def names(self) -> list[str]:
+        """The directories in it."""
+        return [path.name for path in self._root.iterdir() if path.is_dir()] if self._root.is_dir() else []
+
+    def holds(self, path: str) -> bool:
+        """Whether there is such a file."""
+        return (self._root / path).is_file()
+
+    @contextmanager
+    def writer(self, path: str) -> Iterator[BinaryIO]:
+        """A file that is on the disk when the block was left."""
+        target = self._root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def put(self, path: str, content: bytes) -> None:
+        """Write beside, then move into place: what says "can be resumed from" must hold after a power cut too."""
+        draft = f"{path}.part"
+        with self.writer(draft) as file:
+            file.write(content)
+        target = self._root / path
+        (self._root / draft).replace(target)
+        for directory in (target.parent, self._root):
+            _to_disk(directory)
+
+    def read(self, path: str) -> bytes:
+        """All of a file."""
+        return (self._root / path).read_bytes()
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a directory."""
+        target = self._root / path
+        if target.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            target.unlink(missing_ok=True)
+
+
+class UrlStorage:
+    """A directory of an fsspec filesystem. What its library raises becomes an `OSError`.
+
+    Credentials and addresses come from the workers' environment (fsspec's `FSSPEC_...`, or the library's own).
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self._url = url.rstrip("/")
+        with self._spoken_of("open"):
+            self._filesystem, path = url_to_fs(self._url)
+        self._root = f"{path.rstrip('/')}/{name}"
+
+    def prepare(self) -> None:
+        """Write a file into the root: object stores have no directories, and rights are known only by trying."""
+        self.put(".prepared", b"")
+
+    def names(self) -> list[str]:
+        """The directories in the root."""
+        with self._spoken_of("list"):
+            # listings are kept by some filesystems, and other processes write here too.
+            self._filesystem.invalidate_cache()
+            try:
+                entries = self._filesystem.ls(self._root, detail=True)
+            except FileNotFoundError:
+                return []
+        return [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
+
+    def holds(self, path: str) -> bool:
+        """Whether there is such a file."""
+        with self._spoken_of(path):
+            self._filesystem.invalidate_cache()
+            return bool(self._filesystem.isfile(self._at(path)))
+
+    @contextmanager
+    def writer(self, path: str) -> Iterator[BinaryIO]:
+        """A file that is complete when the block was left."""
+        with self._spoken_of(path):
+            self._make_directories(path)
+            with self._filesystem.open(self._at(path), "wb") as file:
+                yield file
+
+    def put(self, path: str, content: bytes) -> None:
+        """Write in one go, which object stores do whole or not at all."""
+        with self._spoken_of(path):
+            self._make_directories(path)
+            self._filesystem.pipe_file(self._at(path), content)
+
+    def read(self, path: str) -> bytes:
+        """All of a file."""
+        with self._spoken_of(path):
+            self._filesystem.invalidate_cache()
+            content: bytes = self._filesystem.cat_file(self._at(path))
+            return content
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a directory."""
+        with self._spoken_of(path):
+            self._filesystem.invalidate_cache()
+            try:
+                self._filesystem.rm(self._at(path), recursive=True)
+            except FileNotFoundError:
+                return
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _make_directories(self, path: str) -> None:
+        """Those below the URL; never what the URL itself names, such as a bucket with a slip in its name."""
+        inner = self._at(path).rpartition("/")[0]
+        for directory in dict.fromkeys((self._root, inner)):
+            self._make(directory)
+
+    def _make(self, directory: str) -> None:
+        try:
+            self._filesystem.mkdir(directory, create_parents=False)
+        except Exception:
+            # each library has its own error for what another worker made a moment ago.
+            if not self._filesystem.isdir(directory):
+                raise
+
+    @contextmanager
+    def _spoken_of(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{self._url} ({what}): {type(error).__name__}: {error}") from error
+
+
+def storage_of(url: str | None, *, job_id: str, directory: Path) -> Storage:
+    """The job's own directory, or its part of a URL that several jobs may share.
+
+    Raises:
+        OSError: the URL's library does not take it.
+    """
+    if url is None:
+        return LocalStorage(directory)
+    place = urlsplit(url)
+    if place.scheme in {"file", "local"}:
+        return LocalStorage(Path(place.path) / job_id)
+    return UrlStorage(url, job_id)
+
+
+def check_url(url: str) -> str:
+    """The URL of a storage, unless it cannot be one; nothing is opened.
+
+    Raises:
+        ValueError: with the way out.
+    """
+    place = urlsplit(url)
+    if not place.scheme or "://" not in url or "::" in url:
+        raise ValueError(f"storage {url!r} is no URL; give one such as s3://bucket/path or file:///mnt/shared")
+    if place.password is not None:
+        raise ValueError(
+            f"storage on {place.hostname!r} carries a password, and a spec is shown to people; leave it out and set "
+            "it in the workers' environment"
+        )
+    if place.scheme == "memory":
+        raise ValueError("storage memory:// is seen by one process only; give a place that all workers reach")
+    if place.scheme in {"file", "local"} and (place.netloc or not place.path.strip("/")):
+        raise ValueError(f"storage {url!r} names no directory; give an absolute path, such as file:///mnt/shared")
+    if not (place.netloc + place.path).strip("/"):
+        raise ValueError(f"storage {url!r} names no place; give a bucket or a host, such as s3://bucket/path")
+    _check_protocol(place.scheme)
+    return url
+
+
+def way_out(error: OSError) -> str:
+    """What people can do about a storage that cannot be written."""
+    return _WAYS_OUT.get(error.errno or 0, "see that the workers reach it and may write there")
+
+
+def _check_protocol(protocol: str) -> None:
+    from fsspec.registry import known_implementations, registry
+
+    if protocol in registry:
+        return
+    if protocol in _NO_STORAGE or protocol not in known_implementations:
+        known = ", ".join(sorted(known_implementations.keys() - _NO_STORAGE - {"memory"}))
+        raise ValueError(f"storage has the protocol {protocol!r}, which cannot be written; known are {known}")
+    package = known_implementations[protocol]["class"].partition(".")[0]
+    package = _PACKAGE_OF.get(protocol, package)
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(
+            f"storage {protocol}:// needs the package {package}, which is not installed; run pip install {package}, "
+            "for the workers too"
+        )
+
+
+def _to_disk(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__ = ["LocalStorage", "Storage", "UrlStorage", "check_url", "storage_of", "way_out"]
