@@ -21,6 +21,7 @@ from workers.context import Helm, Interruption, Link, NoLink, WorkerContext
 from workers.contract import Launch, ResizeRecord
 from workers.journal import Journal
 from workers.link import ActorLink
+from workers.tasks import SCRIPT
 from workers.telemetry import Source, shipping
 
 if TYPE_CHECKING:
@@ -152,13 +153,16 @@ class Worker:
 
 
 def _run(context: WorkerContext) -> str:
-    """Run the loop; what it raises goes to the log with its traceback."""
+    """Run the loop, or the user's script; what either raises goes to the log with its traceback."""
+    from workers.code import install
     from workers.errors import WorkerError
     from workers.loop import train
+    from workers.script import run_script
 
     log.info("rank %d of %d trains on %s", context.rank, context.world_size, context.device)
     try:
-        return train(context)
+        install(context.launch)
+        return run_script(context) if context.launch.spec.task.name == SCRIPT else train(context)
     except WorkerError:
         raise
     except Exception:
