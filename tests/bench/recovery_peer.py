@@ -1,4 +1,4 @@
-"""The peer's driver, plain Ray Train with its defaults: `python -m tests.bench.recovery_peer ADDRESS FOLDER MIN MAX`."""
+"""The peer, plain Ray Train with its defaults: `python -m tests.bench.recovery_peer ADDRESS FOLDER MIN MAX`."""
 
 from __future__ import annotations
 
