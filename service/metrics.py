@@ -20,6 +20,7 @@ from sqlalchemy import Select, select
 
 from service.api.schemas import OverrideState
 from service.domain.jobs import Status
+from service.domain.tally import RECOVERY_CAUSES, RESIZE_CAUSES, Tally
 from service.store.models import CheckpointRow, DecisionRow, EpochRow, JobRow
 from service.store.repository import Repository
 from workers.contract import JobSpec, Progress
@@ -50,18 +51,26 @@ FAMILIES: Mapping[str, _Family] = {
     "accordion_job_metric": _Family("gauge", "Newest evaluation, by metric: accuracy and what else the task measures."),
     "accordion_job_learning_rate": _Family("gauge", "Learning rate in force."),
     "accordion_job_samples_per_second": _Family("gauge", "Training samples a second, over all workers."),
-    "accordion_job_workers_wanted": _Family("gauge", "Workers that the job has room for."),
+    "accordion_job_workers_wanted": _Family("gauge", "Workers that the scheduler grants: the job shall have so many."),
+    "accordion_job_workers_allowed": _Family("gauge", "Workers that people allow: the fewest and the most."),
     "accordion_job_workers_alive": _Family("gauge", "Workers that train now."),
     "accordion_job_restarts_total": _Family("counter", "Worker groups that ended before their time."),
+    "accordion_job_resizes_total": _Family("counter", "Changes to another number of workers, none lost, by cause."),
+    "accordion_job_recoveries_total": _Family("counter", "Worker groups that took over from one that broke, by cause."),
+    "accordion_job_lost_seconds_total": _Family("counter", "Seconds without a step while worker groups changed."),
+    "accordion_job_rolled_back_steps_total": _Family("counter", "Steps trained again after the newest checkpoint."),
     "accordion_job_bytes_total": _Family(
         "counter",
         "Bytes of one worker: payload (sent), wire (at the interface), dense and fp16 (what those would have sent).",
     ),
     "accordion_step_phase_seconds_total": _Family("counter", "Seconds that rank 0 spent in each phase."),
+    "accordion_step_compute_seconds": _Family("gauge", "Seconds that each rank computed for its newest step."),
     "accordion_job_decisions_total": _Family("counter", "Decisions that every worker switched to."),
     "accordion_job_overrides": _Family("gauge", "Overrides by people, by state."),
     "accordion_job_checkpoint_timestamp_seconds": _Family("gauge", "When the newest checkpoint was saved."),
     "accordion_job_checkpoint_size_bytes": _Family("gauge", "Size of the newest checkpoint."),
+    "accordion_job_checkpoint_duration_seconds": _Family("gauge", "How long the newest checkpoint took to be stored."),
+    "accordion_job_checkpoint_blocked_seconds": _Family("gauge", "How long training stood still for it."),
     "accordion_job_progress_timestamp_seconds": _Family("gauge", "When the job last said how far it is."),
     "accordion_job_threshold_ratio": _Family("gauge", "Relative change from which a layer counts as critical."),
     "accordion_group_regime": _Family("gauge", "1 for the regime of a layer group; critical if one layer is."),
@@ -216,18 +225,35 @@ def _training(facts: _Facts) -> Iterator[_Sample]:
         yield _Sample("accordion_job_bytes_total", count, {"kind": kind})
     for phase, seconds in progress.seconds_by_phase.items():
         yield _Sample("accordion_step_phase_seconds_total", seconds, {"phase": phase})
+    for rank, seconds in enumerate(progress.compute_s_by_rank):
+        yield _Sample("accordion_step_compute_seconds", seconds, {"rank": str(rank)})
 
 
 def _service_of(facts: _Facts) -> Iterator[_Sample]:
     yield _Sample("accordion_job_workers_wanted", facts.row.workers, {})
     yield _Sample("accordion_job_workers_alive", facts.row.world_size, {})
+    yield _Sample("accordion_job_workers_allowed", facts.row.min_workers, {"limit": "min"})
+    yield _Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
     yield _Sample("accordion_job_restarts_total", facts.row.failures, {})
+    yield from _changes(Tally.model_validate(facts.row.tally or {}))
     yield _Sample("accordion_job_decisions_total", facts.num_decisions, {})
     for state in get_args(OverrideState):
         yield _Sample("accordion_job_overrides", facts.overrides_by_state.get(state, 0), {"state": state})
     if facts.checkpoint is not None:
         yield _Sample("accordion_job_checkpoint_timestamp_seconds", facts.checkpoint.time, {})
         yield _Sample("accordion_job_checkpoint_size_bytes", facts.checkpoint.size_bytes, {})
+        yield _Sample("accordion_job_checkpoint_duration_seconds", facts.checkpoint.seconds, {})
+        yield _Sample("accordion_job_checkpoint_blocked_seconds", facts.checkpoint.blocked_s, {})
+
+
+def _changes(tally: Tally) -> Iterator[_Sample]:
+    # Every cause is there from the start: a counter that appears with its first event has no rate for it.
+    for cause in (*RESIZE_CAUSES, *(tally.resizes.keys() - RESIZE_CAUSES)):
+        yield _Sample("accordion_job_resizes_total", tally.resizes.get(cause, 0), {"cause": cause})
+    for cause in (*RECOVERY_CAUSES, *(tally.recoveries.keys() - RECOVERY_CAUSES)):
+        yield _Sample("accordion_job_recoveries_total", tally.recoveries.get(cause, 0), {"cause": cause})
+    yield _Sample("accordion_job_lost_seconds_total", tally.seconds_lost, {})
+    yield _Sample("accordion_job_rolled_back_steps_total", tally.steps_rolled_back, {})
 
 
 def _groups(facts: _Facts) -> Iterator[_Sample]:

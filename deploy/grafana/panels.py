@@ -294,10 +294,47 @@ ELASTICITY = Row(
         Panel(
             title="Workers",
             unit="none",
-            description="Workers that train, against those there is room for.",
+            description="Workers that train, those that are granted, and the fewest and most that people allow.",
             queries=(
                 Query(expr=of_job("accordion_job_workers_alive"), legend="alive"),
                 Query(expr=of_job("accordion_job_workers_wanted"), legend="wanted"),
+                Query(expr=of_job("accordion_job_workers_allowed"), legend="{{limit}} allowed"),
+            ),
+        ),
+        Panel(
+            title="Resizes and recoveries",
+            unit="none",
+            description="Changes of worker group since the job began, by cause.",
+            queries=(
+                Query(expr=of_job("accordion_job_resizes_total"), legend="resized: {{cause}}"),
+                Query(expr=of_job("accordion_job_recoveries_total"), legend="recovered: {{cause}}"),
+            ),
+        ),
+        Panel(
+            title="Seconds lost",
+            unit="s",
+            description="Seconds without a step while worker groups changed, since the job began.",
+            queries=_one(of_job("accordion_job_lost_seconds_total"), "lost"),
+        ),
+        Panel(
+            title="Steps rolled back",
+            unit="none",
+            description="Steps trained again because they came after the newest checkpoint, since the job began.",
+            queries=_one(of_job("accordion_job_rolled_back_steps_total"), "rolled back"),
+        ),
+        Panel(
+            title="Compute by rank",
+            unit="s",
+            description="Seconds that each rank computed for its newest step; a straggler stands out.",
+            queries=_one(of_job("accordion_step_compute_seconds"), "rank {{rank}}"),
+        ),
+        Panel(
+            title="Checkpoint time",
+            unit="s",
+            description="How long the newest checkpoint took to be stored, and how long training stood still for it.",
+            queries=(
+                Query(expr=of_job("accordion_job_checkpoint_duration_seconds"), legend="stored after"),
+                Query(expr=of_job("accordion_job_checkpoint_blocked_seconds"), legend="training stood still"),
             ),
         ),
         Panel(
@@ -362,5 +399,6 @@ ROWS = (NOW, LEARNING, CONTROLLER, COMMUNICATION, STEP_TIME, ELASTICITY, SERVICE
 ANNOTATIONS: Mapping[str, tuple[str, str]] = {
     "Decisions": ("blue", 'changes(accordion_job_decisions_total{job_id="$job_id"}[$__interval]) > 0'),
     "Overrides": ("purple", 'changes(accordion_job_overrides{job_id="$job_id", state="APPLIED"}[$__interval]) > 0'),
+    "Resizes": ("green", 'changes(accordion_job_resizes_total{job_id="$job_id"}[$__interval]) > 0'),
     "Restarts": ("red", 'changes(accordion_job_restarts_total{job_id="$job_id"}[$__interval]) > 0'),
 }

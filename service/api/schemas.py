@@ -346,6 +346,7 @@ class ClusterView(Answer):
     reachable: bool
     seen_at: datetime | None
     cpus: float
+    """Of the nodes that take workers: alive and not being drained; likewise the GPUs."""
     gpus: float
     cpus_reserved: float
     """By jobs of ours that start or run."""

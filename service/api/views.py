@@ -160,12 +160,12 @@ def _layer_schedule(layer: dict[str, Any], decision: Decision | None, *, start: 
 def cluster_view(row: ClusterRow | None, jobs: list[JobRow]) -> ClusterView:
     """The cluster and what our jobs hold of it."""
     nodes = [NodeView.model_validate(node) for node in row.nodes] if row else []
-    alive = [node for node in nodes if node.alive]
+    usable = [node for node in nodes if node.alive and not node.draining]
     return ClusterView(
         reachable=bool(row and row.reachable),
         seen_at=row.seen_at if row else None,
-        cpus=sum(node.cpus for node in alive),
-        gpus=sum(node.gpus for node in alive),
+        cpus=sum(node.cpus for node in usable),
+        gpus=sum(node.gpus for node in usable),
         cpus_reserved=sum(job.workers * job.spec["workers"]["cpus"] for job in jobs),
         gpus_reserved=sum(job.workers * job.spec["workers"]["gpus"] for job in jobs),
         nodes=nodes,

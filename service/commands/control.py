@@ -9,7 +9,7 @@ import typer
 from service.commands.common import FAILED, JobArgument, JsonOption, UrlOption, connect, print_json
 
 if TYPE_CHECKING:
-    from service.api.schemas import OverrideRequest, OverrideView
+    from service.api.schemas import JobView, OverrideRequest, OverrideView
     from service.client import Client
 
 OPEN_STATES = frozenset({"PENDING", "DELIVERED"})
@@ -54,11 +54,45 @@ def override(
 def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Cancel a job: its workers save their state and stop."""
     with connect(url) as client:
-        found = client.cancel(client.find(job).id)
+        _tell(client.cancel(client.find(job).id), json=json)
+
+
+def resize(
+    job: JobArgument,
+    least: Annotated[int, typer.Argument(metavar="MIN", min=1, help="with fewer workers it waits")],
+    most: Annotated[int, typer.Argument(metavar="MAX", min=1, help="it has no more, however much room there is")],
+    *,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Allow a job another number of workers; it goes on with them at a step boundary, and loses no step."""
+    from service.commands import changes
+
+    with connect(url) as client:
+        found = client.resize(client.find(job).id, least, most)
     if json:
         print_json(found)
     else:
-        typer.echo(f"{found.name} ({found.id}) is {found.status}{f': {found.message}' if found.message else ''}")
+        typer.echo(f"{found.name} ({found.id}) is {found.status}: {changes.workers(found)}")
+
+
+def pause(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
+    """Pause a job: its workers save their state and go; 'accordion resume' lets it go on from there."""
+    with connect(url) as client:
+        _tell(client.pause(client.find(job).id), json=json)
+
+
+def resume(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
+    """Let a paused job go on from where it was, as soon as there is room."""
+    with connect(url) as client:
+        _tell(client.resume(client.find(job).id), json=json)
+
+
+def _tell(job: JobView, *, json: bool) -> None:
+    if json:
+        print_json(job)
+    else:
+        typer.echo(f"{job.name} ({job.id}) is {job.status}{f': {job.message}' if job.message else ''}")
 
 
 def parse_level(text: str) -> str | int | dict[str, Any]:

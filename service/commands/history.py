@@ -36,7 +36,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
 
 
 def _summary(job: JobView) -> list[str]:
-    from service.commands import words
+    from service.commands import changes, words
 
     spec, now = job.spec, job.progress
     method = f"{spec.compression.method} {words.level(spec.compression.low)} / {words.level(spec.compression.high)}"
@@ -44,8 +44,10 @@ def _summary(job: JobView) -> list[str]:
         f"{job.name}  {job.id}",
         f"status     {job.status} ({job.reason}){f': {job.message}' if job.message else ''}",
         f"task       {spec.task.name}, {method}, policy {spec.policy.name}",
-        f"workers    {job.world_size} train now, {spec.workers.min} to {spec.workers.max} asked, attempt {job.attempt}",
+        f"workers    {changes.workers(job)}, attempt {job.attempt}",
     ]
+    if job.tally.resizes or job.tally.recoveries:
+        lines.append(f"changes    {changes.tally(job.tally)}")
     if now:
         accuracy = words.accuracy(job.metrics)
         lines += [

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from service.api.schemas import EventView, ProgressView
-from service.commands import words
+from service.commands import changes, words
 from service.commands.state import Watched
 from service.domain.jobs import ENDED
 
-_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan"}
+_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan", "PAUSED": "yellow"}
 
 
 def panel(state: Watched) -> RenderableType:
@@ -58,17 +58,6 @@ def _standing(state: Watched, _data: Mapping[str, Any]) -> str:
     return "" if state.status in ENDED else f"{state.status}: {state.message or state.reason}"
 
 
-def _workers(state: Watched, data: Mapping[str, Any]) -> str:
-    if "message" in data:
-        return f"workers ended: {data['message']}"
-    resumed = f", resumed from {data['resumed_from']}" if data["resumed_from"] else ""
-    return f"{_count(state)} from epoch {data['epoch']}{resumed}"
-
-
-def _count(state: Watched) -> str:
-    return f"{state.world_size} worker{' trains' if state.world_size == 1 else 's train'}"
-
-
 def _decision(state: Watched, data: Mapping[str, Any]) -> str:
     """Decisions that change nothing are in the panel and in `show`."""
     decision = data["decision"]
@@ -77,12 +66,18 @@ def _decision(state: Watched, data: Mapping[str, Any]) -> str:
 
 _TOLD: Mapping[str, Callable[[Watched, Mapping[str, Any]], str]] = {
     "status": _standing,
-    "workers": _workers,
+    "workers": lambda _, data: changes.change(data),
     "epoch": lambda state, _: epoch_line(state),
     "decision": _decision,
     "override": lambda _, data: f"override {words.asked(data)}",
     "end": lambda state, _: f"{state.status}{f': {state.message}' if state.message else ''}",
 }
+
+
+def _count(state: Watched) -> str:
+    """How many train, and how many are wanted where those are others."""
+    wanted = f" of {state.workers}" if state.workers not in {0, state.world_size} else ""
+    return f"{state.world_size}{wanted} worker{'' if (state.workers or state.world_size) == 1 else 's'}"
 
 
 def _bar(state: Watched) -> RenderableType:
@@ -103,7 +98,7 @@ def _rows(state: Watched) -> Iterator[tuple[str, RenderableType]]:
     progress, epoch = state.progress, state.epoch
     if progress is not None:
         accuracy = words.accuracy(epoch["metrics"]) if epoch else "-"
-        rate = f"{progress.samples_per_s:.0f} samples/s on {state.world_size} workers"
+        rate = f"{progress.samples_per_s:.0f} samples/s on {_count(state)}"
         loss = words.number(progress.loss)
         yield "training", Text(f"loss {loss}  accuracy {accuracy}  lr {words.number(progress.lr, 3)}  {rate}")
         yield "bytes", Text(words.sent(progress.bytes.model_dump()))

@@ -21,6 +21,8 @@ class Watched:
     epochs: int
     """Of the whole job."""
     world_size: int = 0
+    workers: int = 0
+    """That are granted; 0 while none are."""
     attempt: int = 0
     progress: ProgressView | None = None
     epoch: Mapping[str, Any] = field(default_factory=dict)
@@ -44,6 +46,7 @@ def watched(job: JobView) -> Watched:
         message=job.message,
         epochs=job.spec.training.epochs,
         world_size=job.world_size,
+        workers=job.workers,
         attempt=job.attempt,
         progress=job.progress,
     )
@@ -59,11 +62,12 @@ def fold(state: Watched, event: EventView | ProgressView) -> Watched:
 
 def _status(state: Watched, data: Mapping[str, Any]) -> Watched:
     known = {name: data[name] for name in ("status", "reason", "message", "attempt", "world_size")}
-    return replace(state, **known)
+    return replace(state, workers=data["workers"], **known)
 
 
 def _workers(state: Watched, data: Mapping[str, Any]) -> Watched:
-    return replace(state, world_size=data["world_size"])
+    wanted = data["new"] if data["what"] == "granted" else state.workers
+    return replace(state, world_size=data["world_size"], workers=wanted)
 
 
 def _epoch(state: Watched, data: Mapping[str, Any]) -> Watched:

@@ -6,6 +6,10 @@ from pydantic import BaseModel, ConfigDict
 
 from workers.contract import Started
 
+RESIZE_CAUSES = ("ordered", "joined", "leaving")
+RECOVERY_CAUSES = ("infrastructure", "job")
+"""As the workers' side names them in `ResizeRecord` and `FailureRecord`."""
+
 
 class Tally(BaseModel):
     """Changes of worker group, of one attempt or of a job."""
@@ -13,9 +17,9 @@ class Tally(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     resizes: dict[str, int] = {}
-    """By cause: `ordered`, `joined`, `leaving`."""
+    """By cause, of `RESIZE_CAUSES`."""
     recoveries: dict[str, int] = {}
-    """By cause: `infrastructure`, `job`."""
+    """Likewise, of `RECOVERY_CAUSES`."""
     seconds_lost: float = 0.0
     """Without a step, from a group's last one to its successor's start."""
     steps_rolled_back: int = 0

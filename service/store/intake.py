@@ -141,8 +141,9 @@ class _Intake:
             attempt.tally = count(Tally.model_validate(attempt.tally), started, cause).model_dump()
         if record.attempt == self._job.attempt:
             self._train(record, started)
+        why = "start" if started.cause == "start" else cause
         data = started.model_dump(mode="json", exclude={"kind", "layers"})
-        self._tell(record, "workers", {"what": "started", **data})
+        self._tell(record, "workers", {"what": "started", "why": why, **data})
         self._change(lambda standing: overrides.restart(standing, started.epoch), record.time)
 
     def _announced(self, record: Record) -> str:

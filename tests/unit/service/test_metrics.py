@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from accordion.messages import Decision, Level, to_json
+from service.domain.jobs import Status
 from service.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
 from service.request_times import RequestTimes, TimedRequests
 from service.store.engine import Database
@@ -54,6 +55,9 @@ def job_row(job_id: str = "j", **values: Any) -> JobRow:
         "created_at": T - 60,
         "progress": progress(),
         "workers": 2,
+        "min_workers": 1,
+        "max_workers": 4,
+        "tally": {"resizes": {"joined": 2}, "recoveries": {"job": 1}, "seconds_lost": 3.5, "steps_rolled_back": 7},
         "world_size": 1,
         "failures": 3,
         "metrics": {"loss": 0.3, "accuracy": 0.9},
@@ -73,6 +77,7 @@ def progress(**values: Any) -> dict[str, Any]:
     }
     counted = Bytes(payload=10, wire=11, dense=100, fp16=50)
     base = {"time": T - 1, "loss": 0.4, "lr": 0.1, "samples_per_s": 900.0, "bytes": counted}
+    base["compute_s_by_rank"] = (0.1, 0.9)
     return Progress(**numbers, **(base | values), seconds_by_phase={"compute": 1.5}).model_dump(mode="json")
 
 
@@ -121,7 +126,16 @@ def everything() -> list[Any]:
         epoch_row(1, {"encoder.0.weight": 3.0, "encoder.0.second": 4.0, "head.weight": 2.0}),
         epoch_row(2, None),
         CheckpointRow(
-            job_id="j", name="c1", attempt=1, generation=1, epoch=2, step=46, size_bytes=7, seconds=0.1, time=T - 9
+            job_id="j",
+            name="c1",
+            attempt=1,
+            generation=1,
+            epoch=2,
+            step=46,
+            size_bytes=7,
+            seconds=0.1,
+            blocked_s=0.02,
+            time=T - 9,
         ),
         override_row("o1", "APPLIED"),
         LeaseRow(name="scheduler", owner="s", token=1, renewed_at=T - 2, expires_at=T + 1),
@@ -189,10 +203,26 @@ def test_figures_of_a_job_are_those_of_its_rows(database):
     assert value(text, "accordion_job_overrides", job_id="j", state="APPLIED") == 1
 
 
+def test_changes_of_workers_are_counted_by_cause_from_the_start(database):
+    text = scrape(database, *everything(), job_row("new", tally={}))
+    assert value(text, "accordion_job_resizes_total", job_id="j", cause="joined") == 2
+    assert value(text, "accordion_job_recoveries_total", job_id="j", cause="job") == 1
+    assert value(text, "accordion_job_resizes_total", job_id="new", cause="leaving") == 0
+    assert value(text, "accordion_job_lost_seconds_total", job_id="j") == 3.5
+    assert value(text, "accordion_job_rolled_back_steps_total", job_id="j") == 7
+
+
+def test_a_straggler_and_what_a_checkpoint_costs_are_seen(database):
+    text = scrape(database, *everything())
+    assert value(text, "accordion_step_compute_seconds", job_id="j", rank="1") == 0.9
+    assert value(text, "accordion_job_checkpoint_duration_seconds", job_id="j") == 0.1
+    assert value(text, "accordion_job_checkpoint_blocked_seconds", job_id="j") == 0.02
+    assert value(text, "accordion_job_workers_allowed", job_id="j", limit="max") == 4
+
+
 def test_a_job_is_in_exactly_one_state(database):
     text = scrape(database, job_row(status="STARTING"))
-    states = ("QUEUED", "STARTING", "RUNNING", "RECOVERING", "STOPPING", "SUCCEEDED", "FAILED", "CANCELLED")
-    assert [state for state in states if value(text, "accordion_job_state", state=state) == 1] == ["STARTING"]
+    assert [state for state in Status if value(text, "accordion_job_state", state=state) == 1] == ["STARTING"]
 
 
 def test_a_group_is_critical_when_one_of_its_layers_is(database):

@@ -1,0 +1,59 @@
+"""Workers that come and go, as short texts for people; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from service.api.schemas import JobView
+    from service.domain.tally import Tally
+
+_CAUSES = {
+    "ordered": "ordered",
+    "joined": "workers joined",
+    "leaving": "a node leaves",
+    "infrastructure": "workers lost",
+    "job": "the job failed",
+}
+"""Of changes of worker group, for people."""
+
+
+def workers(job: JobView) -> str:
+    """How many there are, how many are wanted, and how many people allow."""
+    return f"{job.world_size} train now, {job.workers} wanted, {job.min_workers} to {job.max_workers} allowed"
+
+
+def tally(cost: Tally) -> str:
+    """What changes of worker group cost so far."""
+    counts = {"resizes": cost.resizes, "recoveries": cost.recoveries}
+    parts = [
+        f"{sum(by.values())} {what} ({', '.join(f'{_CAUSES.get(name, name)} {count}' for name, count in by.items())})"
+        for what, by in counts.items()
+        if by
+    ]
+    return ", ".join([*parts, _cost(cost.steps_rolled_back, cost.seconds_lost)])
+
+
+def change(data: Mapping[str, Any]) -> str:
+    """A change of a job's workers, as its event tells it."""
+    match data["what"]:
+        case "started" if data["cause"] == "start":
+            resumed = f", resumed from {data['resumed_from']}" if data["resumed_from"] else ""
+            count = f"{data['world_size']} worker{' trains' if data['world_size'] == 1 else 's train'}"
+            return f"{count} from epoch {data['epoch']}{resumed}"
+        case "started":
+            cause = _CAUSES.get(data["why"], data["why"])
+            cost = _cost(data["steps_rolled_back"], data["seconds_lost"])
+            return f"{data['previous_world_size']} → {data['world_size']} workers: {cause}, {cost}"
+        case "resizing":
+            return f"{data['old']} → {data['new']} workers at the next step: {data['message']}"
+        case "granted":
+            return f"{data['old']} → {data['new']} workers wanted: {data['message']}"
+        case "allowed":
+            return f"{data['min']} to {data['max']} workers allowed"
+    return f"workers ended: {data['message']}"
+
+
+def _cost(steps: int, seconds: float) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'} rolled back, {seconds:.1f} s lost"

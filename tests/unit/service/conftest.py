@@ -1,0 +1,87 @@
+"""The command line against a live service over the scripted cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import structlog
+
+from service.client import Client
+from service.commands.table import run
+from tests.api.conftest import Live, serve_live
+
+SPEC = "name: NAME\ntask: {name: digits-mlp}\ntraining: {epochs: 3}\n"
+LONG = ("--set", "training.epochs=2000")
+"""Forty seconds on the scripted cluster; a test that needs a running job cancels it."""
+
+
+@dataclass
+class Said:
+    """What one call of the command line gave."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> dict:
+        return json.loads(self.out)
+
+
+Accordion = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    # The service shares the process with the command line; its log lines are not what the command prints.
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    yield from serve_live(tmp_path_factory.mktemp("service"))
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Accordion:
+    """The command line in a home directory of its own, where nothing runs."""
+    monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ACCORDION_PORT", "1")
+    monkeypatch.delenv("ACCORDION_URL", raising=False)
+
+    def call(*arguments: object) -> Said:
+        code = run([str(argument) for argument in arguments])
+        said = capfd.readouterr()
+        return Said(code, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def accordion(alone: Accordion, service: Live, monkeypatch: pytest.MonkeyPatch) -> Accordion:
+    """The command line beside the live service."""
+    monkeypatch.setenv("ACCORDION_URL", service.url)
+    return alone
+
+
+@pytest.fixture
+def spec(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A file whose job is named after the test."""
+    file = tmp_path / "job.yaml"
+    file.write_text(SPEC.replace("NAME", job_name(request)))
+    return file
+
+
+def job_name(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W+", "-", request.node.name)[:60].strip("-_")
+
+
+@pytest.fixture
+def running(accordion: Accordion, spec: Path, service: Live) -> Iterator[str]:
+    """Id of a job that trains for as long as the test needs it."""
+    job_id = accordion("submit", spec, *LONG, "--json").json()["id"]
+    with Client(service.url) as client:
+        next(event for event in client.events(job_id) if getattr(event, "type", "") == "epoch")
+        yield job_id
+        client.cancel(job_id)

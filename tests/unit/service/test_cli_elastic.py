@@ -1,0 +1,93 @@
+"""Resize, pause and resume from the command line, and how workers that come and go are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.client import Client
+from service.commands import changes
+from service.domain.tally import Tally
+from tests.api.conftest import Live
+from tests.unit.service.conftest import Accordion
+
+STARTED = {"what": "started", "cause": "resize", "why": "joined", "previous_world_size": 2, "world_size": 3}
+
+
+def until(service: Live, job_id: str, status: str) -> None:
+    """Follow the job's events to a state, after the ones there are."""
+    with Client(service.url) as client:
+        if client.job(job_id).status != status:
+            next(event for event in client.events(job_id) if getattr(event, "data", {}).get("status") == status)
+
+
+def test_resize_gives_a_running_job_other_workers(accordion: Accordion, running: str, service: Live) -> None:
+    said = accordion("resize", running, 1, 3)
+    assert said.code == 0
+    assert "1 to 3 allowed" in said.out
+    with Client(service.url) as client:
+        for event in client.events(running):
+            if getattr(event, "data", {}).get("previous_world_size") == 2:
+                break
+    shown = accordion("show", running).out
+    assert "3 train now, 3 wanted, 1 to 3 allowed" in shown
+    assert "1 resizes (ordered 1), 0 steps rolled back, 0.8 s lost" in shown
+
+
+def test_a_size_that_the_job_cannot_have_is_a_usage_error(accordion: Accordion, running: str) -> None:
+    said = accordion("resize", running, 1, 9)
+    assert (said.code, said.out) == (2, "")
+    assert "shares for workers.max 9; lower micro_batch or workers.max" in said.err
+    assert "max: " in said.err
+
+
+def test_pause_lets_a_job_stand_still_and_resume_lets_it_go_on(
+    accordion: Accordion, running: str, service: Live
+) -> None:
+    assert "is PAUSING" in accordion("pause", running).out
+    until(service, running, "PAUSED")
+    assert accordion("show", running, "--json").json()["job"]["world_size"] == 0
+    assert "is QUEUED" in accordion("resume", running).out
+    until(service, running, "RUNNING")
+    assert accordion("show", running, "--json").json()["job"]["attempt"] == 2
+
+
+def test_watching_tells_of_workers_that_come_and_go(accordion: Accordion, running: str) -> None:
+    accordion("resize", running, 1, 3)
+    accordion("override", running, "--level", "low", "--wait")
+    accordion("cancel", running)
+    told = accordion("watch", running).out
+    assert "1 to 3 workers allowed" in told
+    assert "2 → 3 workers wanted: there is room and nobody waits for it" in told
+    assert "RESIZING: 2 → 3 workers: another size was ordered" in told
+    assert "2 → 3 workers: ordered, 0 steps rolled back, 0.8 s lost" in told
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            {**STARTED, "steps_rolled_back": 0, "seconds_lost": 0.82},
+            "2 → 3 workers: workers joined, 0 steps rolled back, 0.8 s lost",
+        ),
+        (
+            {**STARTED, "cause": "recovery", "why": "infrastructure", "steps_rolled_back": 1, "seconds_lost": 2.0},
+            "2 → 3 workers: workers lost, 1 step rolled back, 2.0 s lost",
+        ),
+        (
+            {"what": "started", "cause": "start", "world_size": 1, "epoch": 2, "resumed_from": "epoch-00002"},
+            "1 worker trains from epoch 2, resumed from epoch-00002",
+        ),
+        ({"what": "failed", "message": "a worker process ended"}, "workers ended: a worker process ended"),
+    ],
+)
+def test_a_change_of_workers_is_told_with_its_cost(data: dict[str, Any], text: str) -> None:
+    assert changes.change(data) == text
+
+
+def test_what_changes_cost_is_told_by_cause() -> None:
+    cost = Tally(resizes={"joined": 2}, recoveries={"job": 1}, seconds_lost=3.14, steps_rolled_back=5)
+    assert changes.tally(cost) == (
+        "2 resizes (workers joined 2), 1 recoveries (the job failed 1), 5 steps rolled back, 3.1 s lost"
+    )
