@@ -30,16 +30,12 @@ RAY_ENV = {
     "OMP_NUM_THREADS": "1",
     "RAY_AUTH_MODE": "token",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",
-    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "15",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "3",
 }
-"""Failures are seen quickly, the end does not wait for a drain, and no traffic goes outside; the group's start has room
-for a machine under test load."""
+"""The end does not wait for a drain, and no traffic goes outside."""
 os.environ["RAY_AUTH_MODE"] = RAY_ENV["RAY_AUTH_MODE"]
+# Ray reads the token once in the life of a process, so all clusters of a session share it.
+RAY_AUTH_TOKEN = os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 # Ray reads the mode when it is imported, and test modules that are collected before the cluster starts import it.
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h: the child gets a signal when its parent dies."""
@@ -89,7 +85,7 @@ def ray_cluster() -> Iterator[str]:
     """
     port = free_port()
     with pytest.MonkeyPatch.context() as environment, tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
-        for name, value in (RAY_ENV | {"RAY_AUTH_TOKEN": secrets.token_hex(16)}).items():
+        for name, value in (RAY_ENV | {"RAY_AUTH_TOKEN": RAY_AUTH_TOKEN}).items():
             environment.setenv(name, value)
         environment.delenv("RAY_ADDRESS", raising=False)
         with Path(folder, "head.log").open("wb") as log:

@@ -81,6 +81,12 @@ class Helm:
         self._listener: Callable[[Word], None] | None = None
         self._lock = threading.Lock()
 
+    def successor(self) -> Helm:
+        """For the next group: nothing is asked of it yet."""
+        helm = Helm()
+        helm.step, helm.stepped_at = self.step, self.stepped_at
+        return helm
+
     def ask(self, word: Word) -> None:
         """Have the loop announce it at its next step boundary; any thread, before it listens too."""
         with self._lock:

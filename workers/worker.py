@@ -91,6 +91,8 @@ class Worker:
         from workers.group import open_store
 
         log.debug("group %d meets here", generation)
+        # before the group trains, so that nothing that is asked of it from now on is lost.
+        self._helm = self._helm.successor()
         self._store = open_store(self.place().host)
         return self._store.host, self._store.port
 
@@ -125,9 +127,8 @@ class Worker:
     def _train(self, seat: Seat) -> str:
         from workers.group import device_of, join, process_group
 
-        step, stepped_at = self._helm.step, self._helm.stepped_at
-        self._helm = Helm()
-        self._helm.step, self._helm.stepped_at = step, stepped_at
+        if seat.rank != 0:
+            self._helm = self._helm.successor()
         device = device_of(self._launch.spec.workers)
         store = self._store if seat.rank == 0 and self._store is not None else join(*seat.store)
         place = (seat.rank, seat.world_size)

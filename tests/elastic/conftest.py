@@ -157,3 +157,12 @@ def start(backend: RayBackend, tmp_path: Path) -> Iterator[Start]:
         backend.remove(life.launch.job_id)
     wait_for(lambda: not backend.supervisors() and everything_is_free())
     wait_for(lambda: not any(map(processes, ("ray::Supervisor", "ray::Worker"))))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The table of what faults cost, where any were tried."""
+    from tests.elastic.faults import COSTS, table
+
+    if COSTS:
+        terminalreporter.section("faults")
+        terminalreporter.write_line(table())

@@ -1,0 +1,133 @@
+"""What every fault has to leave as it was, and the table of what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.elastic.conftest import Life, wait_for
+from tests.elastic.watched import Step, steps
+from workers.contract import Started
+
+EPOCHS, SAMPLES = 6, 1437
+EVERY_STEPS = 10
+
+
+def job(folder: Path, **parts: Any) -> dict[str, Any]:
+    """Two workers, six epochs of 23 steps, about 6 s of training; an exact method, so that nothing may differ."""
+    options = {"hidden": 32, "folder": str(folder), "pace_s": 0.04, **parts.pop("options", {})}
+    return {
+        "task": {"name": "tests.elastic.watched:WatchedDigits", "options": options},
+        "training": {"epochs": EPOCHS, **parts.pop("training", {})},
+        "compression": {"method": "none"},
+        "workers": {"min": 2, "max": 2, **parts.pop("workers", {})},
+        "checkpoint": {"every_steps": EVERY_STEPS, **parts.pop("checkpoint", {})},
+        **parts,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One row of the table."""
+
+    fault: str
+    seconds: float | None
+    """From the fault to the next step; None where training never stood still."""
+    rolled_back: int
+    seen_twice: int
+    """Samples of an epoch that the surviving history trained on more than once, or never."""
+
+
+COSTS: list[Cost] = []
+
+
+@dataclass
+class Watched:
+    """A job, and what its workers wrote down."""
+
+    life: Life
+    folder: Path
+    faults: list[float] = field(default_factory=list)
+
+    def step(self) -> int:
+        """The newest step that was begun."""
+        return max((step.step for step in steps(self.folder)), default=-1)
+
+    def reach(self, step: int) -> None:
+        """Go on until this step was begun."""
+        wait_for(lambda: self.life.look() is not None or self.step() >= step)
+        assert self.step() >= step
+
+    def fault(self) -> None:
+        """It happens now."""
+        self.faults.append(time.time())
+
+    def surviving(self) -> list[Step]:
+        """What the worker groups did that nobody did again."""
+        # a group's steps begin after its record, and the next group's record is written when it has ended.
+        groups = sorted((record.time, record.payload) for record in self.life.records if is_started(record))
+        lines = steps(self.folder)
+        kept: list[Step] = []
+        for number, (begun, started) in enumerate(groups):
+            ended = groups[number + 1][0] if number + 1 < len(groups) else float("inf")
+            kept = [line for line in kept if line.step < started.step]
+            kept += [line for line in lines if begun <= line.time < ended and line.step >= started.step]
+        return kept
+
+    def seen_twice(self) -> int:
+        """Samples that some epoch of the surviving history did not visit exactly once."""
+        wrong = 0
+        steps_per_epoch = -(-SAMPLES // 64)
+        for epoch in range(EPOCHS):
+            lines = [line for line in self.surviving() if line.step // steps_per_epoch == epoch]
+            visits = Counter(sample for line in lines for sample in line.samples)
+            wrong += sum(visits[sample] != 1 for sample in range(SAMPLES))
+        return wrong
+
+    def survived(self, fault: str) -> Cost:
+        """Wait for the end and look at everything that must be as if nothing had happened; note what it cost."""
+        end = self.life.end()
+        assert (end.status, end.reason) == ("SUCCEEDED", "COMPLETED"), end
+        assert sorted(self.life.epochs) == list(range(EPOCHS))
+        assert self.seen_twice() == 0
+        rolled_back = max((started.steps_rolled_back for started in self.life.all(Started)), default=0)
+        COSTS.append(Cost(fault=fault, seconds=self._seconds(), rolled_back=rolled_back, seen_twice=self.seen_twice()))
+        return COSTS[-1]
+
+    def _seconds(self) -> float | None:
+        """From the last fault to the first step of the group that came after it."""
+        if not self.faults:
+            return None
+        groups = [record.time for record in self.life.records if is_started(record) and record.time > self.faults[-1]]
+        later = [line.time for line in steps(self.folder) if groups and line.time >= groups[0]]
+        return later[0] - self.faults[-1] if later else None
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """As the last checkpoint holds them."""
+        newest = sorted(Path(self.life.launch.storage, "checkpoints").glob("g*/manifest.json"))[-1]
+        return torch.load(newest.parent / "shared.pt", weights_only=True)["model"]
+
+
+def is_started(record: Any) -> bool:
+    return isinstance(record.payload, Started)
+
+
+def equal(ones: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return ones.keys() == others.keys() and all(torch.equal(ones[name], others[name]) for name in ones)
+
+
+def table() -> str:
+    """What the faults cost, for people."""
+    head = f"{'fault':<44} {'survived':<9} {'s to next step':>14} {'steps rolled back':>18} {'samples seen twice':>19}"
+    rows = [
+        f"{cost.fault:<44} {'yes':<9} {'-' if cost.seconds is None else f'{cost.seconds:.1f}':>14} "
+        f"{cost.rolled_back:>18} {cost.seen_twice:>19}"
+        for cost in COSTS
+    ]
+    return "\n".join([head, *rows])

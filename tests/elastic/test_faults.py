@@ -1,0 +1,216 @@
+"""Every fault that a job has to survive on one machine: each planted on real Ray, each leaving the training as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+
+from tests.elastic.conftest import Start, kill, processes, wait_for
+from tests.elastic.faults import EVERY_STEPS, Watched, equal, job
+from workers.contract import CheckpointRecord, FailureRecord, Orders, ResizeRecord, Size, Started
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+AFTER = 30
+"""Steps before a fault: three checkpoints are there."""
+Watch = Callable[..., Watched]
+_UNDISTURBED: list[dict[str, torch.Tensor]] = []
+
+
+@pytest.fixture
+def watch(start: Start, tmp_path: Path) -> Watch:
+    """Starts a job whose steps are written down."""
+
+    def begin(**parts: Any) -> Watched:
+        folder = tmp_path / f"steps-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        spec = job(folder, **parts)
+        return Watched(start(spec, workers=spec["workers"]["max"]), folder)
+
+    return begin
+
+
+@pytest.fixture
+def undisturbed(watch: Watch) -> dict[str, torch.Tensor]:
+    """Where the job ends when nothing happens to it; run once."""
+    if not _UNDISTURBED:
+        watched = watch()
+        watched.survived("none")
+        _UNDISTURBED.append(watched.parameters())
+    return _UNDISTURBED[0]
+
+
+def failures(watched: Watched) -> list[tuple[str, int | None]]:
+    return [(failure.cause, failure.rank) for failure in watched.life.all(FailureRecord)]
+
+
+@pytest.mark.parametrize("fault", ["backward", "collective"])
+def test_a_worker_killed_in_the_middle_of_a_step(
+    watch: Watch, undisturbed: dict[str, torch.Tensor], fault: str
+) -> None:
+    watched = watch(options={"fault": fault, "fault_step": AFTER + 5, "fault_rank": 1})
+    broken = watched.folder / "broken"
+    wait_for(lambda: watched.life.look() is not None or broken.exists())
+    wait_for(broken.read_text)
+    watched.faults.append(float(broken.read_text()))
+    cost = watched.survived(f"worker kill -9 in {'a collective' if fault == 'collective' else fault}")
+    assert failures(watched) == [("infrastructure", 1)]
+    assert cost.rolled_back <= EVERY_STEPS
+    assert equal(watched.parameters(), undisturbed)
+
+
+def test_a_worker_killed_while_it_writes_a_checkpoint(watch: Watch) -> None:
+    watched = watch(options={"hidden": 30_000})
+    watched.reach(AFTER)
+    checkpoints = Path(watched.life.launch.storage, "checkpoints")
+    wait_for(lambda: any(not (folder / "manifest.json").exists() for folder in checkpoints.glob("g*")))
+    watched.fault()
+    kill("ray::Worker")
+    assert watched.survived("worker kill -9 in checkpoint upload").rolled_back <= 2 * EVERY_STEPS
+
+
+def test_a_worker_that_hangs(watch: Watch, undisturbed: dict[str, torch.Tensor]) -> None:
+    watched = watch()
+    watched.reach(AFTER)
+    watched.fault()
+    os.kill(processes("ray::Worker")[0], signal.SIGSTOP)
+    assert watched.survived("worker hung (SIGSTOP)").rolled_back <= EVERY_STEPS
+    assert equal(watched.parameters(), undisturbed)
+
+
+def test_the_supervisor_killed(watch: Watch, undisturbed: dict[str, torch.Tensor]) -> None:
+    watched = watch()
+    watched.reach(AFTER)
+    watched.fault()
+    kill("ray::Supervisor")
+    assert watched.survived("supervisor kill -9").rolled_back <= EVERY_STEPS
+    assert len(watched.life.all(Started)) == 2
+    assert equal(watched.parameters(), undisturbed)
+
+
+def test_the_accordion_actor_killed(watch: Watch, undisturbed: dict[str, torch.Tensor]) -> None:
+    watched = watch()
+    watched.reach(AFTER)
+    kill("ray::AccordionActor")
+    assert watched.survived("Accordion actor kill -9").rolled_back == 0
+    assert failures(watched) == []
+    assert equal(watched.parameters(), undisturbed)
+
+
+def test_two_faults_at_once(watch: Watch, undisturbed: dict[str, torch.Tensor]) -> None:
+    watched = watch()
+    watched.reach(AFTER)
+    watched.fault()
+    kill("ray::AccordionActor")
+    for pid in processes("ray::Worker"):
+        os.kill(pid, signal.SIGKILL)
+    assert watched.survived("both workers and the actor at once").rolled_back <= EVERY_STEPS
+    assert equal(watched.parameters(), undisturbed)
+
+
+def test_a_survivor_goes_on_alone_and_the_lost_one_is_replaced(watch: Watch) -> None:
+    watched = watch(workers={"min": 1}, training={"epochs": 6})
+    watched.reach(AFTER)
+    watched.fault()
+    kill("ray::Worker")
+    watched.survived("worker kill -9, survivors go on (min 1)")
+    assert [started.world_size for started in watched.life.all(Started)] == [2, 1, 2]
+    [resize] = watched.life.all(ResizeRecord)
+    assert (resize.cause, resize.old, resize.new) == ("joined", 1, 2)
+
+
+def test_people_resize_a_job_and_no_step_is_lost(watch: Watch) -> None:
+    watched = watch(workers={"min": 1, "max": 3}, options={"pace_s": 0.1})
+    for version, target in enumerate((1, 3), start=1):
+        watched.reach(AFTER * version)
+        watched.fault()
+        watched.life.order(Orders(version=version, size=Size(min=1, target=target)))
+    assert watched.survived("resize by people, 3 to 1 to 3").rolled_back == 0
+    assert [started.world_size for started in watched.life.all(Started)] == [3, 1, 3]
+    assert failures(watched) == []
+
+
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(watch: Watch, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", megabytes=2) as disk:
+        watched = watch(checkpoint={"storage": f"file://{disk}"})
+        watched.reach(AFTER)
+        filler = disk / "filler"
+        fill(filler)
+        before = len(watched.life.all(CheckpointRecord))
+        watched.reach(AFTER + 3 * EVERY_STEPS)
+        filler.unlink()
+        watched.survived("disk full at checkpoint")
+        assert failures(watched) == []
+        assert len(watched.life.all(CheckpointRecord)) > before
+        assert any("No space left" in line.text for line in watched.life.logs)
+
+
+def test_a_straggler_is_seen_by_rank(watch: Watch) -> None:
+    watched = watch(options={"pace_s": 0.0, "hidden": 2048}, training={"epochs": 6})
+    watched.reach(AFTER)
+    slow = processes("ray::Worker")[0]
+    seen: list[tuple[float, ...]] = []
+
+    def stands_out() -> bool:
+        progress = watched.life.drain().progress
+        if progress is not None and len(progress.compute_s_by_rank) == 2:
+            seen.append(progress.compute_s_by_rank)
+        return any(max(both) > 3 * min(both) > 0 for both in seen)
+
+    with slowed(slow):
+        wait_for(stands_out)
+    watched.survived("straggler slowed to a tenth")
+    assert failures(watched) == []
+
+
+@contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """The process runs a tenth of the time."""
+    over = Event()
+
+    def alternate() -> None:
+        while not over.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.09)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.01)
+
+    thread = Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def small_disk(place: Path, *, megabytes: int) -> Iterator[Path]:
+    """A filesystem of this size."""
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no filesystem can be mounted here: {mounted.stderr.decode()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(filler: Path) -> None:
+    """Take all the room there is."""
+    with suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(bytes(4096))
+            file.flush()

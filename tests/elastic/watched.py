@@ -1,0 +1,114 @@
+"""A task that writes down which worker trained on which samples, and in which faults can be planted exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from workers.data import Data
+from workers.tasks.digits import DigitsMlp
+
+IN_FLIGHT_S = 0.5
+"""How long the peers of a worker that is to die in a collective stay away from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A worker trained on one micro-batch of a step."""
+
+    time: float
+    pid: int
+    rank: int
+    world_size: int
+    step: int
+    samples: tuple[int, ...]
+
+
+class WatchedDigits(DigitsMlp):
+    """Options: `hidden`, `folder` for what is written down, `pace_s` (least seconds of a step), and a fault.
+
+    `fault` is `backward` or `collective`: the process of rank `fault_rank` kills itself there in step `fault_step`, once
+    in the life of the job.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__({"hidden": options["hidden"], "min_step_s": 0.0})
+        self._options = options
+        self._folder = Path(str(options["folder"]))
+        self._file = self._folder / f"{os.getpid()}.jsonl"
+        self._read: tuple[int, ...] = ()
+        self._begun = (-1, 0.0)
+
+    def train_data(self) -> Data:
+        """The digits; who reads them is written down."""
+        return _WatchedData(super().train_data(), self._note)
+
+    def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
+        """Called for each micro-batch."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        self._keep_pace(step)
+        line = Step(time=time.time(), pid=os.getpid(), rank=rank, world_size=world_size, step=step, samples=self._read)
+        with self._file.open("a") as file:
+            file.write(json.dumps(asdict(line)) + "\n")
+        self._break(outputs, rank, step)
+        return super().loss(outputs, targets, step=step)
+
+    def _note(self, samples: Sequence[int]) -> None:
+        self._read = tuple(samples)
+
+    def _keep_pace(self, step: int) -> None:
+        last, begun = self._begun
+        if step != last:
+            time.sleep(max(0.0, begun + float(self._options.get("pace_s", 0.0)) - time.monotonic()))
+            self._begun = (step, time.monotonic())
+
+    def _break(self, outputs: Tensor, rank: int, step: int) -> None:
+        if step != int(self._options.get("fault_step", -1)) or (self._folder / "broken").exists():
+            return
+        mine = rank == int(self._options["fault_rank"])
+        if self._options["fault"] == "backward" and mine:
+            outputs.register_hook(lambda _: self._die())
+        elif self._options["fault"] == "collective" and mine:
+            threading.Timer(IN_FLIGHT_S / 2, self._die).start()
+        elif self._options["fault"] == "collective":
+            time.sleep(IN_FLIGHT_S)
+
+    def _die(self) -> None:
+        (self._folder / "broken").write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _WatchedData:
+    def __init__(self, data: Data, note: Any) -> None:
+        self._data, self._note = data, note
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, written down."""
+        self._note(indices.tolist())
+        return self._data.batch(indices)
+
+
+def steps(folder: Path) -> list[Step]:
+    """What was written down, by time; a line that its writer's end cut short is left out."""
+    found = []
+    for file in folder.glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                continue
+            found.append(Step(**{**fields, "samples": tuple(fields["samples"])}))
+    return sorted(found, key=lambda step: step.time)
