@@ -37,7 +37,10 @@ _WAYS_OUT = {
 
 
 class Storage(Protocol):
-    """Files of checkpoints. All methods may raise `OSError` where the storage cannot be reached or written."""
+    """Files of checkpoints. All methods may raise `OSError` where the storage cannot be reached or written.
+
+    As text it is the place that people know.
+    """
 
     def prepare(self) -> None:
         """Make the root, so that a storage that cannot be written is known before the first step."""
@@ -70,6 +73,9 @@ class LocalStorage:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+
+    def __str__(self) -> str:
+        return str(self._root)
 
     def prepare(self) -> None:
         """Make the directory."""
@@ -125,10 +131,13 @@ class UrlStorage:
     def __init__(self, url: str, name: str) -> None:
         from fsspec.core import url_to_fs
 
-        self._url = url.rstrip("/")
+        self._url, self._name = url.rstrip("/"), name
         with self._spoken_of("open"):
             self._filesystem, path = url_to_fs(self._url)
         self._root = f"{path.rstrip('/')}/{name}"
+
+    def __str__(self) -> str:
+        return f"{self._url}/{self._name}"
 
     def prepare(self) -> None:
         """Write a file into the root: object stores have no directories, and rights are known only by trying."""
@@ -205,7 +214,7 @@ class UrlStorage:
         except OSError:
             raise
         except Exception as error:
-            raise OSError(f"{self._url} ({what}): {type(error).__name__}: {error}") from error
+            raise OSError(f"{self} ({what}): {type(error).__name__}: {error}") from error
 
 
 def storage_of(url: str | None, *, job_id: str, directory: Path) -> Storage:

@@ -164,7 +164,7 @@ class Upload:
             errors = self._write_manifest(self._snapshot.manifest.model_copy(update={"files": files}))
         if errors:
             self._clear()
-            return Written(error=f"checkpoint {self.name} could not be written: {'; '.join(errors)}")
+            return Written(error=f"checkpoint {self.name} could not be written to {self._storage}: {'; '.join(errors)}")
         return Written(files=files)
 
     def _write_manifest(self, manifest: Manifest) -> list[str]:

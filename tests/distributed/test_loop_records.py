@@ -104,8 +104,12 @@ def test_the_group_says_at_its_start_what_it_trains(run_group, tmp_path):
 
 
 def test_an_epoch_is_told_before_the_checkpoint_that_knows_of_it(run_group, tmp_path):
-    kinds = [payload.kind for payload in run_group(1, run_job, tmp_path, synthetic())[0].link.posted]
-    assert kinds == ["started", "epoch", "decision", "acks", "checkpoint", "epoch", "checkpoint"]
+    posted = run_group(1, run_job, tmp_path, synthetic())[0].link.posted
+    kinds = [payload.kind for payload in posted if payload.kind != "checkpoint"]
+    assert kinds == ["started", "epoch", "decision", "acks", "epoch"]
+    places = [(payload.kind, payload.epoch) for payload in posted if payload.kind in {"epoch", "checkpoint"}]
+    # a checkpoint names the epoch that comes next, and is told when it is written.
+    assert all(places.index(("epoch", epoch)) < places.index(("checkpoint", epoch + 1)) for epoch in (0, 1))
 
 
 def test_a_checkpoint_is_taken_as_often_as_asked_and_at_the_end(run_group, tmp_path):

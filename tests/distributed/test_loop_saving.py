@@ -1,0 +1,283 @@
+"""When checkpoints are taken, and what training does while one is written."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.distributed import gate
+from tests.distributed.loop_jobs import RecordingLink, context, equal, parameters, run_job, saved, synthetic
+from workers.clock import Clock
+from workers.contract import JobSpec
+from workers.loop import train, train_batch
+from workers.run import Run, build
+from workers.sampler import epoch_order
+from workers.state import restore, save, settle
+
+LARGE = synthetic(width=256)
+"""Half a megabyte of parameters; a rank's part is as large."""
+
+
+def checkpointed(job: JobSpec, **settings: Any) -> JobSpec:
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_validate(settings)})
+
+
+def begun(rank: int, storage: Path, job: JobSpec, link: RecordingLink) -> Run:
+    """A run before its first step."""
+    run = build(context(rank, storage, job, link), Clock())
+    restore(run)
+    return run
+
+
+def steps(run: Run, count: int) -> None:
+    order = epoch_order(len(run.data), seed=0, epoch=0)
+    for _ in range(count):
+        train_batch(run, order)
+
+
+@pytest.mark.parametrize(("every_steps", "taken"), [(1, [1, 2, 3, 4, 5, 6, 7, 8]), (3, [3, 4, 6, 8]), (4, [4, 8])])
+def test_a_checkpoint_is_taken_every_so_many_steps_and_once_at_the_end_of_an_epoch(
+    run_group, tmp_path, every_steps, taken
+):
+    job = checkpointed(synthetic(), every_steps=every_steps)
+    records = run_group(2, run_job, tmp_path, job)[0].link.of("checkpoint")
+    assert [record.step for record in records] == taken
+
+
+@dataclass
+class Ticking:
+    """A clock on which only sleeping takes time."""
+
+    pace: float
+    time: float = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds * self.pace
+
+    def clock(self) -> Clock:
+        return Clock(elapsed=lambda: self.time, now=lambda: 1.0, sleep=self.sleep)
+
+
+def train_by_seconds(rank: int, storage: Path, job: JobSpec) -> list[int]:
+    link = RecordingLink()
+    train(context(rank, storage, job, link), Ticking(pace=1.0 if rank == 0 else 9.0).clock())
+    return [record.step for record in link.of("checkpoint")]
+
+
+def test_a_checkpoint_is_taken_every_so_many_seconds_of_rank_0_one_step_later(run_group, tmp_path):
+    """Steps of one second on rank 0: after four it asks, and the fifth takes it."""
+    job = checkpointed(synthetic(3, min_step_s=1.0), every_epochs=100, every_seconds=4.0)
+    assert run_group(2, train_by_seconds, tmp_path, job)[0] == [5, 10, 12]
+
+
+def train_beside_a_write(rank: int, storage: Path, job: JobSpec) -> dict[str, Any]:
+    link = RecordingLink()
+    run = begun(rank, storage, job, link)
+    steps(run, 1)
+    then = parameters(run)
+    gate.OPEN.clear()
+    save(run)
+    steps(run, 3)
+    told, unfinished = list(link.posted), run.saving.upload.written(0.0) is None
+    gate.OPEN.set()
+    error = settle(run)
+    held = saved(rank, storage, job)
+    return {
+        "told": told,
+        "unfinished": unfinished,
+        "error": error,
+        "steps": (run.session.steps, held.session.steps),
+        "records": link.of("checkpoint"),
+        "same": equal(parameters(held), then),
+        "moved": not equal(parameters(run), then),
+    }
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_checkpoint_is_of_its_moment(run_group, tmp_path):
+    job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
+    for seen in run_group(2, train_beside_a_write, tmp_path, job):
+        assert (seen["unfinished"], seen["error"]) == (True, None)
+        assert seen["steps"] == (4, 1)
+        assert (seen["moved"], seen["same"]) == (True, True)
+
+
+def test_a_checkpoint_is_told_when_it_is_complete_with_the_time_that_training_stood_still(run_group, tmp_path):
+    job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
+    seen = run_group(2, train_beside_a_write, tmp_path, job)[0]
+    assert seen["told"] == []
+    (record,) = seen["records"]
+    assert record.step == 1
+    assert 0 < record.blocked_s < record.seconds
+
+
+def save_twice(rank: int, storage: Path, job: JobSpec) -> list[Any]:
+    link = RecordingLink()
+    run = begun(rank, storage, job, link)
+    steps(run, 1)
+    gate.OPEN.clear()
+    save(run)
+    steps(run, 1)
+    threading.Timer(0.2, gate.OPEN.set).start()
+    save(run)
+    settle(run)
+    return [*link.of("checkpoint"), run.phases.seconds["checkpoint"]]
+
+
+def test_a_second_checkpoint_waits_for_the_first_and_that_counts_as_standing_still(run_group, tmp_path):
+    job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
+    first, second, seconds = run_group(2, save_twice, tmp_path, job)[0]
+    assert (first.step, second.step) == (1, 2)
+    # the gate opens no earlier than 0.2 s after the second was asked for.
+    assert second.blocked_s >= 0.2
+    assert seconds >= first.blocked_s + second.blocked_s
+
+
+def limited(run: Run, *, wait: bool) -> str | None:
+    """Save while files of this process may have 100 KB at most, on rank 1."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if run.context.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        save(run, wait=wait)
+        return settle(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fail_and_go_on(rank: int, storage: Path) -> tuple[str | None, list[str], list[str], list[Any]]:
+    link = RecordingLink()
+    run = begun(rank, storage, LARGE, link)
+    steps(run, 1)
+    error = limited(run, wait=False)
+    left = sorted(path.name for path in (storage / "checkpoints").iterdir())
+    dist.barrier()
+    steps(run, 1)
+    save(run, wait=True)
+    return error, left, link.lines, link.of("checkpoint")
+
+
+def test_a_write_that_fails_on_one_rank_is_told_removed_and_tried_again_with_the_next(run_group, tmp_path):
+    (error, left, (line,), (record,)), (other, *_) = run_group(2, fail_and_go_on, tmp_path)
+    assert "rank 1: OSError: [Errno 27] File too large" in error
+    assert "raise the limit of a file's size" in line
+    assert "failure 1 of this worker group" in line
+    assert (other, left) == (error, [])
+    assert record.step == 2
+
+
+def fail_and_wait(rank: int, storage: Path) -> str:
+    run = begun(rank, storage, LARGE, RecordingLink())
+    steps(run, 1)
+    with pytest.raises(OSError, match="could not be written") as caught:
+        limited(run, wait=True)
+    return str(caught.value)
+
+
+def test_a_write_that_somebody_waits_for_raises_on_all_ranks(run_group, tmp_path):
+    ours, theirs = run_group(2, fail_and_wait, tmp_path)
+    assert ours == theirs
+    assert "rank 1: OSError: [Errno 27] File too large" in ours
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A filesystem of four megabytes: room for one checkpoint of `LARGE`."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"a disk can be mounted by root only: {mounted.stderr.decode()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def fill_and_free(rank: int, disk: Path) -> tuple[list[str], list[str], list[int]]:
+    link, ballast = RecordingLink(), disk / "ballast"
+    run = begun(rank, disk, LARGE, link)
+    steps(run, 1)
+    if rank == 0:
+        ballast.write_bytes(bytes(3_500_000))
+    dist.barrier()
+    save(run)
+    settle(run)
+    left = sorted(path.name for path in (disk / "checkpoints").iterdir())
+    dist.barrier()
+    if rank == 0:
+        ballast.unlink()
+    dist.barrier()
+    steps(run, 1)
+    save(run, wait=True)
+    return link.lines, left, [record.step for record in link.of("checkpoint")]
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_job(run_group, small_disk):
+    ((line,), left, taken), _ = run_group(2, fill_and_free, small_disk)
+    assert f"could not be written to {small_disk / 'checkpoints'}: rank " in line
+    assert "[Errno 28] No space left on device" in line
+    assert "free space there, or lower checkpoint.keep" in line
+    assert (left, taken) == ([], [2])
+
+
+def die_in_an_upload(rank: int, storage: Path, job: JobSpec) -> None:
+    """The second of two workers is killed while it writes; the first hears of it and does not wait for ever."""
+    dist.init_process_group("gloo", init_method=f"file://{storage}/store", rank=rank, world_size=2)
+    run = begun(rank, storage, job, RecordingLink())
+    steps(run, 1)
+    save(run, wait=True)
+    steps(run, 1)
+    if rank == 1:
+        gate.OPEN.clear()
+        gate.REACHED.clear()
+    save(run)
+    if rank == 1:
+        gate.REACHED.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError):
+        settle(run)
+
+
+def test_a_worker_that_is_killed_in_an_upload_leaves_the_checkpoint_before_it(run_group, tmp_path):
+    job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=die_in_an_upload, args=(rank, tmp_path, job))
+        for rank in (0, 1)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, -signal.SIGKILL]
+    resumed = run_group(2, run_job, tmp_path, job, None, 2)[0].link
+    assert resumed.of("started")[0].step == 1
+    assert "was never finished; the one before it is used" in resumed.lines[0]
+
+
+def read_again(rank: int, storage: Path, job: JobSpec) -> tuple[list[str], list[torch.Tensor]]:
+    gate.READ.clear()
+    run = saved(rank, storage, job)
+    return sorted(gate.READ), parameters(run)
+
+
+@pytest.mark.parametrize(
+    ("workers", "rank_1_reads"),
+    [(2, ["rank-1.pt", "shared.pt"]), (3, ["rank-0.pt", "rank-1.pt", "shared.pt"])],
+)
+def test_a_rank_reads_its_own_part_and_all_parts_only_in_a_group_of_another_size(
+    run_group, tmp_path, workers, rank_1_reads
+):
+    job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
+    written = run_group(2, run_job, tmp_path, job)[0].parameters
+    read, held = run_group(workers, read_again, tmp_path, job)[1]
+    assert (read, equal(held, written)) == (rank_1_reads, True)
