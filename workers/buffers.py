@@ -2,7 +2,8 @@
 
 This is the one exception to "the number of workers does not change the mathematics": BatchNorm normalises a micro-batch
 by itself, which no number of workers changes, but its running mean and variance are averages over the micro-batches
-that *a worker* has seen. They are used in evaluation only.
+that *a worker* has seen. They are used in evaluation only. `keep_memory` lets them look back as many samples as one
+worker's would, and `average_buffers` makes them one: what is left is the order of the micro-batches within a step.
 """
 
 from __future__ import annotations
@@ -23,6 +24,17 @@ _AVERAGED_AT: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary(
 
 No part of `Run`: it is of this process only, and nothing of it is saved.
 """
+
+
+def keep_memory(run: Run) -> None:
+    """Let running statistics forget after as many samples as they would with one worker; once, before training.
+
+    A worker sees every W-th micro-batch only, so with the model's own momentum m they would remember W times as long,
+    and lag behind parameters that change: 1 - (1 - m)^W forgets in one micro-batch what m does in W of them.
+    """
+    for module in run.ddp.module.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)) and module.momentum is not None:
+            module.momentum = 1.0 - (1.0 - module.momentum) ** run.context.world_size
 
 
 def begin_window(run: Run) -> None:
@@ -71,4 +83,4 @@ def _weighted_means(run: Run, buffers: Sequence[Tensor], samples: int) -> list[T
     return [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)]
 
 
-__all__ = ["average_buffers", "begin_window"]
+__all__ = ["average_buffers", "begin_window", "keep_memory"]

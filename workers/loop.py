@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from accordion.control import Word
-from workers.buffers import average_buffers
+from workers.buffers import average_buffers, begin_window, keep_memory
 from workers.clock import Clock
 from workers.context import WorkerContext
 from workers.errors import LossNotFinite
@@ -44,7 +44,10 @@ def train(context: WorkerContext, clock: Clock | None = None) -> Outcome:
     """
     torch.set_num_threads(1)
     run = build(context, clock or Clock())
-    announce(run, restore(run))
+    keep_memory(run)
+    resumed_from = restore(run)
+    begin_window(run)
+    announce(run, resumed_from)
     context.helm.listen(run.session.request)
     outcome = train_epochs(run)
     context.link.flush(FLUSH_TIMEOUT_S)
@@ -56,7 +59,7 @@ def train_epochs(run: Run) -> Outcome:
     while run.position.epoch < run.spec.training.epochs:
         outcome = train_epoch(run)
         if outcome != "completed":
-            save(run, wait=True)
+            save_midway(run, wait=True)
             return outcome
         close_epoch(run)
     return "completed"
@@ -73,8 +76,14 @@ def train_epoch(run: Run) -> Outcome:
         if Word.RESIZE in words:
             return "resized"
         if is_due(run, words):
-            save(run)
+            save_midway(run)
     return "completed"
+
+
+def save_midway(run: Run, *, wait: bool = False) -> None:
+    """Save in the middle of an epoch, where the running statistics of the workers differ still."""
+    average_buffers(run)
+    save(run, wait=wait)
 
 
 def train_batch(run: Run, order: Tensor) -> frozenset[Word]:

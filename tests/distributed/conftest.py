@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-MOST_PROCESSES = 3
+MOST_PROCESSES = 4
 PEER_TIMEOUT = timedelta(seconds=60)
 """After this long a process whose peer failed gives up."""
 

@@ -74,7 +74,8 @@ class Result:
     link: RecordingLink
     """Empty on all ranks but 0."""
     parameters: list[torch.Tensor]
-    """As the newest checkpoint holds them."""
+    """As the newest checkpoint holds them; likewise the buffers."""
+    buffers: list[torch.Tensor]
 
 
 def spec(task: str = "digits-mlp", options: Mapping[str, Any] | None = None, **parts: Any) -> JobSpec:
@@ -106,7 +107,9 @@ def run_job(rank: int, storage: Path, job: JobSpec, link: RecordingLink | None =
     link = link or RecordingLink()
     outcome = train(context(rank, storage, job, link, generation))
     link.callback = None
-    return Result(outcome, link if rank == 0 else RecordingLink(), parameters(saved(rank, storage, job)))
+    end = saved(rank, storage, job)
+    buffers = [buffer.clone() for buffer in end.ddp.module.buffers()]
+    return Result(outcome, link if rank == 0 else RecordingLink(), parameters(end), buffers)
 
 
 def saved(rank: int, storage: Path, job: JobSpec) -> Run:

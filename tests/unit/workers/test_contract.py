@@ -53,7 +53,7 @@ def test_a_spec_survives_json():
         ({"compression": {"method": "powersgd", "low": {"rang": 1}}}, "has no option 'rang'; known are factors, rank"),
         ({"policy": {"name": "mine"}}, "unknown policy 'mine'; known are two_level"),
         ({"policy": {"window": {"epochs": 1, "steps": 1}}}, "window has epochs=1 and steps=1; give exactly one"),
-        ({"batch": {"low": 32, "high": 128}, "training": {"global_batch": 64}}, "batch.low is 32 and training.global_bat"),
+        ({"batch": {"low": 32, "high": 128}, "training": {"global_batch": 64}}, "batch.low is 32 and training.gl"),
         ({"batch": {"high": 64}}, "low=64 and high=64; give two whole numbers of samples"),
         ({"batch": {"low": 64, "high": 512}, "workers": {"max": 5}}, "gives 4 shares for workers.max 5"),
         ({"workers": {"max": 5}}, "gives 4 shares for workers.max 5; lower micro_batch or workers.max"),

@@ -1,0 +1,87 @@
+"""Tasks that show what the number of workers changes and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
+from workers.tasks import TASKS, TaskRow
+from workers.tasks.digits import DigitsMlp
+
+
+class Shaky(DigitsMlp):
+    """Digits in float64 with dropout and noisy inputs: everything that a seed has to hold still."""
+
+    def model(self) -> nn.Module:
+        torch.set_default_dtype(torch.float64)
+        try:
+            return nn.Sequential(super().model(), nn.Dropout(0.2))
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def train_data(self) -> Any:
+        return Noisy(super().train_data())
+
+    def eval_data(self) -> Any:
+        return Noisy(super().eval_data())
+
+
+class Noisy:
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = self.data.batch(indices)
+        return inputs.double() + 0.01 * torch.randn(inputs.shape, dtype=torch.float64), targets
+
+
+class Normed(DigitsMlp):
+    """Digits as pictures, in fp32, through convolutions with BatchNorm."""
+
+    def model(self) -> nn.Module:
+        stages = [layer for planes in ((1, 8), (8, 16)) for layer in stage(*planes)]
+        return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *stages, nn.Flatten(), nn.Linear(16 * 64, 10))
+
+
+class Normed64(Normed):
+    """The same in float64, where rounding cannot grow."""
+
+    def model(self) -> nn.Module:
+        return super().model().double()
+
+    def train_data(self) -> Any:
+        return Noisy(super().train_data())
+
+    def eval_data(self) -> Any:
+        return Noisy(super().eval_data())
+
+
+def stage(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+
+def run_task(
+    rank: int,
+    storage: Path,
+    task: str,
+    parts: Mapping[str, Any],
+    link: RecordingLink | None = None,
+    generation: int = 1,
+) -> Result:
+    """Train one of these, without compression."""
+    rows = dict(TASKS)
+    TASKS[task] = TaskRow(summary="", task=f"{__name__}:{task}", options=TASKS["digits-mlp"].options)  # type: ignore[index]
+    try:
+        job = spec(task, {"hidden": 16}, compression={"method": "none"}, **parts)
+        return run_job(rank, storage, job, link, generation)
+    finally:
+        TASKS.clear()  # type: ignore[attr-defined]
+        TASKS.update(rows)  # type: ignore[attr-defined]
