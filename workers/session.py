@@ -32,18 +32,18 @@ from torch.optim import Optimizer
 
 from accordion.control import Word
 from accordion.session import Session
-from workers.buffers import average_buffers
+from workers.buffers import average_buffers, begin_window
 from workers.clock import Clock
 from workers.context import NoLink, WorkerContext
 from workers.contract import JobSpec, Launch
 from workers.errors import CodeError
 from workers.evaluation import Summary, agree, mean_loss, mean_metrics, parameter_digest
-from workers.loop import FLUSH_TIMEOUT_S, Outcome, check_taken, open_epoch, steer
+from workers.loop import FLUSH_TIMEOUT_S, Outcome, check_taken, open_epoch, save_midway, steer
 from workers.reporting import announce, epoch_record, report_progress, report_switch
 from workers.run import Run, assemble
 from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, num_batches, share
 from workers.script import Held, Leave, NoTask, Samples, Stateful
-from workers.state import is_due, restore, save
+from workers.state import is_due, restore
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Batches:
 
     def __len__(self) -> int:
         """Of a whole epoch."""
-        return num_batches(self.num_samples, self._session.run.session.global_batch)
+        return num_batches(self.num_samples, self._session.global_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         run = self._session.run
@@ -126,6 +126,11 @@ class ScriptSession:
         return (self._run.session.steps, self._run.position.epoch) if self._run else (None, None)
 
     @property
+    def global_batch(self) -> int:
+        """Samples a step, over all workers."""
+        return self._run.session.global_batch if self._run else self._place.launch.spec.training.global_batch
+
+    @property
     def run(self) -> Run:
         """What `attach` put together.
 
@@ -173,7 +178,7 @@ class ScriptSession:
             CodeError: the number of training samples is not known.
             HookError: as `accordion.attach`.
         """
-        count = samples or (self._batches.num_samples if self._batches else 0)
+        count = samples or (self._batches.num_samples if self._batches is not None else 0)
         if count < 1:
             raise CodeError(
                 "session.attach() must know the number of training samples; call session.batches(len(data)) before it, "
@@ -185,7 +190,9 @@ class ScriptSession:
             run = assemble(self._place, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler)
             run.optimizer = Held.of(optimizer, held)
             self._run = run
-            announce(run, restore(run) if self._in_job else None)
+            resumed_from = restore(run) if self._in_job else None
+            begin_window(run)
+            announce(run, resumed_from)
             run.context.helm.listen(run.session.request)
         self._begin_lap()
         return run.session
@@ -318,7 +325,7 @@ class ScriptSession:
 
     def _save(self, *, wait: bool) -> None:
         if self._in_job:
-            save(self.run, wait=wait)
+            save_midway(self.run, wait=wait)
             self._saved_step = self.run.session.steps
         self._begin_lap()
 

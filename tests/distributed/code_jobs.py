@@ -1,4 +1,4 @@
-"""Jobs with code of people's own, run in plain gloo groups. Functions of the form `f(rank, ...)` run in every process."""
+"""Jobs with code of people's own, in plain gloo groups. Functions of the form `f(rank, ...)` run in every process."""
 
 from __future__ import annotations
 
@@ -7,19 +7,32 @@ import io
 import runpy
 import sys
 import zipfile
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from tests.distributed.loop_jobs import RecordingLink, Result
+from tests.distributed.loop_jobs import RecordingLink
 from workers.code import install
 from workers.context import NoLink, WorkerContext
 from workers.contract import JobSpec, Launch
-from workers.loop import train
+from workers.loop import Outcome, train
 from workers.script import run_script
 from workers.session import session
+
+
+@dataclass
+class Result:
+    """What one rank brought back."""
+
+    outcome: Outcome
+    link: RecordingLink
+    """Empty on all ranks but 0."""
+    said: str
+    """What the script printed on this rank."""
 
 
 def packed(folder: Path, sources: dict[str, str]) -> tuple[Path, str]:
@@ -52,23 +65,36 @@ def launch(storage: Path, spec: dict[str, Any], code: tuple[Path, str]) -> Launc
     return Launch(job_id="job-1", attempt=1, workers=2, storage=str(storage), spec=job, code=str(path))
 
 
+@contextmanager
+def process_of_its_own() -> Iterator[None]:
+    """A worker process serves one job; those of the tests serve many."""
+    path, modules = list(sys.path), set(sys.modules)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            if "accordion-code-" in (getattr(sys.modules[name], "__file__", None) or ""):
+                del sys.modules[name]
+
+
 def run_own_script(rank: int, order: Launch, link: RecordingLink | None = None, generation: int = 1) -> Result:
     """Run the job's script, and say what came of it."""
     link = link or RecordingLink()
     said = io.StringIO()
-    with redirect_stdout(said):
+    with process_of_its_own(), redirect_stdout(said):
         outcome = run_script(context(rank, order, link, generation))
     link.callback = None
-    link.lines.append(said.getvalue())
-    return Result(outcome, link if rank == 0 else RecordingLink(), [])
+    return Result(outcome, link if rank == 0 else RecordingLink(), said.getvalue())
 
 
 def run_own_task(rank: int, order: Launch) -> Result:
     link = RecordingLink()
-    install(order)
-    outcome = train(context(rank, order, link))
+    with process_of_its_own():
+        install(order)
+        outcome = train(context(rank, order, link))
     link.callback = None
-    return Result(outcome, link if rank == 0 else RecordingLink(), [])
+    return Result(outcome, link if rank == 0 else RecordingLink(), "")
 
 
 def run_without_us(rank: int, file: str, arguments: list[str]) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +22,41 @@ from workers.errors import LossNotFinite, TaskRaised
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 MOST_ADDED_LINES = 10
 SCRIPT = """
-import sys
-import torch
+import sys, torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from workers.session import session
 
-session.init_process_group("gloo")
-torch.manual_seed(0)
-inputs = torch.randn(100, 8)
-seen = {"rows": []}
-
 class Seen:
+    rows = []
     def state_dict(self):
-        return {"rows": list(seen["rows"])}
+        return {"rows": list(self.rows)}
     def load_state_dict(self, state):
-        seen["rows"] = list(state["rows"])
+        self.rows = list(state["rows"])
 
-batches = session.batches(len(inputs))
+session.init_process_group("gloo")
+inputs = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+batches, seen = session.batches(len(inputs)), Seen()
+torch.manual_seed(0)
 model = DistributedDataParallel(nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session.attach(model, optimizer, seen=Seen())
+session.attach(model, optimizer, seen=seen)
 for epoch in session.epochs(99):
     for rows in batches:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(inputs[rows]), inputs[rows].tanh())
-        session.backward(FACTOR * loss)
         BODY
+        session.backward(loss)
         session.step()
-        seen["rows"] += rows if rows != [] else []
-    print(epoch, sorted(seen["rows"]))
-    seen["rows"] = []
+        print("read", epoch, rows)
+print("end", float(sum(parameter.double().sum() for parameter in model.parameters())))
 """
-"""A job of 100 samples in four batches of at most 32; it prints the samples that this rank has read, epoch by epoch."""
+"""A job of 100 samples in four batches of at most 32; it prints the samples that this rank has read."""
 SPEC = {"task": {"name": "script"}, "training": {"epochs": 3, "global_batch": 32, "micro_batch": 8}}
 
 
-def script(body: str = "pass", factor: str = "1.0") -> dict[str, str]:
-    return {"train.py": SCRIPT.replace("BODY", body).replace("FACTOR", factor)}
+def script(body: str = "pass") -> dict[str, str]:
+    return {"train.py": SCRIPT.replace("BODY", body)}
 
 
 def order_of(folder: Path, sources: dict[str, str], **changes: Any) -> Launch:
@@ -90,11 +90,21 @@ def test_the_example_of_a_script_trains_as_a_job(run_group, tmp_path):
     assert result.link.of("checkpoint")[-1].epoch == 10
 
 
-def test_the_example_of_a_script_runs_without_a_job_too(run_group):
+def test_the_example_of_a_script_runs_in_a_group_that_others_made(run_group):
     file = str(JOBS / "own-script" / "code" / "train.py")
     first, second = run_group(2, run_without_us, file, ["--epochs", "2"])
     assert re.fullmatch(r"epoch 0: accuracy 0\.\d+\nepoch 1: accuracy 0\.\d+\n", first)
     assert second == ""
+
+
+@pytest.mark.parametrize("file", ["plain.py", "code/train.py"])
+def test_torchrun_runs_the_script_before_and_after(file):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(JOBS / "own-script" / file), "--epochs=1"]
+    environment = {**os.environ, "PYTHONPATH": str(JOBS.parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"epoch 0: accuracy 0\.\d+\n", done.stdout)
 
 
 def test_the_example_of_a_task_trains_as_a_job(run_group, tmp_path):
@@ -103,11 +113,120 @@ def test_the_example_of_a_task_trains_as_a_job(run_group, tmp_path):
     assert result.link.of("epoch")[-1].metrics["accuracy"] > 0.9
 
 
-def rows_of(results: list[Any]) -> dict[int, list[int]]:
-    """By epoch, the samples that all ranks together have trained on."""
+STOP_IN_EPOCH_1 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 0))
+
+
+def read_by(*groups: list[Any]) -> dict[int, list[int]]:
+    """By epoch, the samples that all ranks of these groups have trained on."""
     seen: dict[int, list[int]] = {}
-    for result in results:
-        for line in result.link.lines[-1].splitlines():
-            epoch, _, rows = line.partition(" ")
-            seen.setdefault(int(epoch), []).extend(int(row) for row in rows.strip("[]").split(", "))
+    for result in (result for group in groups for result in group):
+        for epoch, rows in re.findall(r"read (\d+) \[(.*)\]", result.said):
+            seen.setdefault(int(epoch), []).extend(map(int, rows.split(", ")))
     return seen
+
+
+def test_every_sample_of_an_epoch_is_read_once_by_any_number_of_workers(run_group, tmp_path):
+    for size in (1, 3):
+        (tmp_path / str(size)).mkdir()
+        seen = read_by(run_group(size, run_own_script, order_of(tmp_path / str(size), script())))
+        # the last batch has four samples in one piece: it is read by the others too, and counts nothing there.
+        assert all(set(rows) == set(range(100)) for rows in seen.values())
+        assert [len(rows) for rows in seen.values()] == [100 + (size - 1) * 4] * 3
+
+
+def test_the_number_of_workers_does_not_change_what_a_script_learns(run_group, tmp_path):
+    ends = []
+    for size in (1, 2, 3):
+        (tmp_path / str(size)).mkdir()
+        order = order_of(tmp_path / str(size), script(), compression={"method": "none"})
+        ends.append(float(run_group(size, run_own_script, order)[0].said.split()[-1]))
+    # fp32: sums are taken in another order.
+    assert ends == pytest.approx([ends[0]] * 3, rel=1e-5)
+
+
+def test_a_script_that_was_stopped_goes_on_where_it_was(run_group, tmp_path):
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    whole.mkdir(), halves.mkdir()
+    undisturbed = run_group(2, run_own_script, order_of(whole, script()))
+    order = order_of(halves, script())
+    first = run_group(2, run_own_script, order, STOP_IN_EPOCH_1)
+    second = run_group(2, run_own_script, order, None, 2)
+    assert [first[0].outcome, second[0].outcome] == ["stopped", "completed"]
+    assert second[0].link.of("started")[0].step == 5
+    assert second[0].said.split()[-1] == undisturbed[0].said.split()[-1]
+    assert [record.epoch for record in (*first[0].link.of("epoch"), *second[0].link.of("epoch"))] == [0, 1, 2]
+    # the step at which a job stops is made, and the script is left before it can say so.
+    assert {epoch: len(rows) for epoch, rows in read_by(first, second).items()} == {0: 104, 1: 104 - 32, 2: 104}
+
+
+def test_a_script_goes_on_with_another_number_of_workers(run_group, tmp_path):
+    order = order_of(tmp_path, script())
+    first = run_group(2, run_own_script, order, STOP_IN_EPOCH_1)
+    second = run_group(3, run_own_script, order, None, 2)
+    assert second[0].outcome == "completed"
+    lost = set(range(100)) - set(read_by(first, second)[1])
+    assert len(lost) == 32
+    assert [record.samples for record in second[0].link.of("epoch")] == [100, 100]
+
+
+def test_an_override_reaches_a_script(run_group, tmp_path):
+    orders = Orders(version=1, overrides=(Override(id="by-hand", level="high"),))
+    link = RecordingLink(orders=orders, order_after=("epoch", 0))
+    order = order_of(tmp_path, script(), compression={"method": "powersgd", "low": {"rank": 2}, "high": {"rank": 1}})
+    records = run_group(2, run_own_script, order, link)[0].link.of("epoch")
+    assert [record.level_by_layer["weight"] for record in records] == ["low", "high", "high"]
+
+
+def test_a_script_keeps_what_it_asked_to_keep(run_group, tmp_path):
+    body = "print('kept', len(seen.rows)); seen.rows.append(0)"
+    order = order_of(tmp_path, script(body))
+    first = run_group(1, run_own_script, order, STOP_IN_EPOCH_1)[0]
+    second = run_group(1, run_own_script, order, None, 2)[0]
+    counts = [int(number) for number in re.findall(r"kept (\d+)", first.said + second.said)]
+    assert counts == list(range(12))
+
+
+def raised_by(run_group: Any, order: Launch) -> TaskRaised:
+    with pytest.raises(TaskRaised) as caught:
+        run_group(1, run_own_script, order)
+    return caught.value
+
+
+def test_what_a_script_raises_is_told_with_its_place(run_group, tmp_path):
+    error = raised_by(run_group, order_of(tmp_path, script("if session.run.session.steps == 5: raise ValueError('x')")))
+    assert (error.step, error.epoch, error.error) == (5, 1, "ValueError: x")
+
+
+@pytest.mark.parametrize(
+    ("sources", "sentence"),
+    [
+        ({"other.py": ""}, "CodeError: there is no train.py in the uploaded code; it holds other.py"),
+        ({"train.py": "import nowhere"}, "ModuleNotFoundError: No module named 'nowhere'"),
+        ({"train.py": "def"}, "SyntaxError: invalid syntax"),
+        ({"train.py": "print('done')"}, "CodeError: the script ended without session.attach(model, optimizer)"),
+        ({"train.py": "raise SystemExit(3)"}, "CodeError: the script ended with sys.exit(3)"),
+        (
+            {"train.py": "from workers.session import session\nsession.step()"},
+            "attach(model, optimizer) must come first",
+        ),
+    ],
+)
+def test_a_script_that_cannot_begin_is_told_why(run_group, tmp_path, sources, sentence):
+    error = raised_by(run_group, order_of(tmp_path, sources))
+    assert sentence in error.error
+    assert error.step is None
+
+
+def test_a_script_whose_loss_is_never_finite_ends(run_group, tmp_path):
+    with pytest.raises(LossNotFinite):
+        run_group(2, run_own_script, order_of(tmp_path, script("loss = loss * float('nan')")))
+
+
+def test_a_script_imports_its_neighbours_and_never_replaces_what_is_installed(run_group, tmp_path):
+    sources = {
+        "train.py": "from near_train import SCRIPT\nexec(SCRIPT)",
+        "near_train.py": f"SCRIPT = {script()['train.py']!r}",
+    }
+    assert run_group(1, run_own_script, order_of(tmp_path, sources))[0].outcome == "completed"
+    error = raised_by(run_group, order_of(tmp_path, {**script(), "torch/__init__.py": ""}))
+    assert "torch/__init__.py would never be imported: 'torch' is" in error.error
