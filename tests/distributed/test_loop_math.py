@@ -65,8 +65,8 @@ def final_parameters(rank: int, storage: Path, job: JobSpec) -> list[torch.Tenso
 
 
 def test_one_to_four_workers_train_the_same_model_to_1e_minus_9(run_group, tmp_path):
-    """Of four micro-batches three workers take two, one and one. The last batch is short: 29 samples, two micro-batches,
-    so that the third and the fourth worker have none."""
+    """Of four micro-batches three workers take two, one and one. The last batch is short, 29 samples in two
+    micro-batches: the third and the fourth worker have none."""
     clipped = {"training": {"clip_norm": 1.0}}
     ends = [run_group(n, run_task, tmp_path / str(n), "Shaky", clipped)[0] for n in (1, 2, 3, 4)]
     for end in ends[1:]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sampler import batch_at, cut, epoch_order, loss_weight, num_batches, seed_of, share
+from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, num_batches, seed_of, share
 
 SAMPLES = st.integers(1, 300)
 BATCH = st.integers(1, 80)
@@ -31,6 +33,89 @@ def test_any_sequence_of_resizes_visits_every_sample_of_an_epoch_exactly_once(sa
             seen += order[torch.tensor(places(mine), dtype=torch.long)].tolist()
         done = now.stop
     assert sorted(seen) == list(range(samples))
+
+
+@dataclass
+class Job:
+    """A job whose groups end, grow, shrink and crash; its history is what the surviving parameters have seen."""
+
+    samples: int
+    micro: int
+    world: int = 1
+    batch: int = 1
+    position: Position = field(default_factory=Position)
+    history: list[tuple[int, int]] = field(default_factory=list)
+    """Epoch and sample, in the order in which they were trained on."""
+    saved: tuple[Position, int] = (Position(), 0)
+    """Of the newest checkpoint: where it goes on, and how much of the history it holds."""
+
+    def step(self) -> None:
+        epoch, order = self.position.epoch, epoch_order(self.samples, seed=3, epoch=self.position.epoch)
+        now = batch_at(self.position.samples, num_samples=self.samples, global_batch=self.batch)
+        for mine in shares(now, self.micro, self.world):
+            taken = order[torch.tensor(places(mine), dtype=torch.long)].tolist()
+            self.history += [(epoch, sample) for sample in taken]
+        self.position = Position(epoch=epoch, samples=now.stop)
+        if now.stop == self.samples:
+            self.position = Position(epoch=epoch + 1)
+
+    def checkpoint(self) -> None:
+        self.saved = (self.position, len(self.history))
+
+    def crash(self) -> None:
+        self.position, kept = self.saved
+        del self.history[kept:]
+
+    def resize(self, world: int) -> None:
+        self.checkpoint()
+        self.world = world
+
+
+STEP, CRASH, CHECKPOINT = (st.tuples(st.just(name)) for name in ("step", "crash", "checkpoint"))
+RESIZE, LOSE, REBATCH = (
+    st.tuples(st.just(name), size) for name, size in (("resize", WORLD), ("lose", WORLD), ("batch", BATCH))
+)
+EVENTS = st.lists(st.one_of(STEP, STEP, STEP, CRASH, CHECKPOINT, RESIZE, LOSE, REBATCH), max_size=40)
+
+
+def happen(job: Job, event: str, *size: int) -> None:
+    match event:
+        case "step" | "crash" | "checkpoint":
+            getattr(job, event)()
+        case "resize":
+            job.resize(*size)
+        case "lose":
+            job.crash()
+            (job.world,) = size
+        case "batch":
+            (job.batch,) = size
+
+
+@given(st.integers(1, 80), MICRO, EVENTS)
+def test_whatever_happens_the_surviving_history_holds_every_sample_of_an_epoch_exactly_once(samples, micro, events):
+    job = Job(samples=samples, micro=micro, world=2, batch=17)
+    for event in events:
+        happen(job, *event)
+    last = job.position.epoch
+    while job.position.epoch == last:
+        job.step()
+    assert sorted(job.history) == [(epoch, sample) for epoch in range(last + 1) for sample in range(samples)]
+    assert [epoch for epoch, _ in job.history] == sorted(epoch for epoch, _ in job.history)
+
+
+@given(SAMPLES, MICRO, BATCH, WORLD)
+def test_a_crash_costs_the_steps_since_the_newest_checkpoint_and_they_are_made_again_alike(
+    samples, micro, batch, world
+):
+    job = Job(samples=samples, micro=micro, world=world, batch=batch)
+    job.step()
+    job.checkpoint()
+    job.step()
+    before = list(job.history)
+    job.crash()
+    job.world = world + 1
+    job.step()
+    assert job.history == before
 
 
 @given(SAMPLES, MICRO, WORLD)
