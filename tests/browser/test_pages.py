@@ -70,6 +70,44 @@ def test_a_refused_override_says_why(watched, running):
     expect(page.locator("#override-said")).to_contain_text("matches none of the job's layers")
 
 
+@pytest.fixture
+def steered(service):
+    job_id = service.submit("steered", epochs=LONG)
+    service.wait_for_epochs(job_id, 1)
+    yield job_id
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+
+
+def test_the_resize_form_gives_the_job_other_workers(page, steered):
+    page.goto(f"/jobs/{steered}")
+    expect(page.locator("#ranks tr")).to_have_count(2)
+    page.get_by_label("At most", exact=True).fill("3")
+    expect(page.locator("#resize-call")).to_have_text(f'POST /api/v1/jobs/{steered}/resize\n{{"min":1,"max":3}}')
+    page.get_by_role("button", name="Resize", exact=True).click()
+    expect(page.locator("#events")).to_contain_text("2 → 3 workers: ordered, 0 steps rolled back, 0.8 s lost")
+    expect(page.locator("#workers-note")).to_have_text("3 train, 3 wanted, 1 to 3 allowed")
+    expect(page.locator("#ranks tr")).to_have_count(3)
+    expect(page.locator("#tally")).to_contain_text("1 resize, 0 recoveries; 0 steps rolled back")
+
+
+def test_a_refused_resize_says_why(watched, running):
+    page = watched.page
+    page.goto(f"/jobs/{running}")
+    page.get_by_label("At most", exact=True).fill("9")
+    page.get_by_role("button", name="Resize", exact=True).click()
+    expect(page.locator("#resize-said")).to_contain_text("4 shares for workers.max 9; lower micro_batch")
+
+
+def test_a_job_is_paused_and_resumed(page, steered):
+    page.goto(f"/jobs/{steered}")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.locator("#status")).to_have_text("Paused")
+    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_hidden()
+    page.get_by_role("button", name="Resume", exact=True).click()
+    expect(page.locator("#status")).to_have_text("Running")
+    expect(page.locator("#events")).to_contain_text("paused: paused; its state is saved")
+
+
 def test_a_job_is_cancelled_only_after_being_asked_again(page, service):
     job_id = service.submit("to-cancel", epochs=LONG)
     page.goto(f"/jobs/{job_id}")

@@ -10,10 +10,12 @@ const queued = (entry) => element("tr", {},
   cell("long", entry.message),
   cell("num", ago(entry.created_at)));
 
+const standing = (node) => (!node.alive ? ["bad", "Dead"] : node.draining ? ["wait", "Draining"] : ["good", "Alive"]);
+
 const machine = (node) => element("tr", {},
   cell("mono", node.id.slice(0, 12)),
   cell("mono", node.address),
-  cell("", element("span", { className: node.alive ? "pill good" : "pill bad" }, node.alive ? "Alive" : "Dead")),
+  cell("", element("span", { className: `pill ${standing(node)[0]}` }, standing(node)[1])),
   cell("num", number(node.cpus)),
   cell("num", number(node.gpus)),
   cell("num", bytes(node.memory_bytes)));

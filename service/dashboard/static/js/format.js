@@ -54,7 +54,7 @@ export const ago = (text) => (text ? `${duration((Date.now() - Date.parse(text))
 export const clock = (text) => new Date(text).toLocaleTimeString([], { hour12: false });
 
 const TONE = {
-  QUEUED: "wait", STARTING: "wait", RUNNING: "run", RECOVERING: "wait", STOPPING: "wait",
+  QUEUED: "wait", STARTING: "wait", RUNNING: "run", RESIZING: "wait", RECOVERING: "wait", PAUSING: "wait", PAUSED: "", STOPPING: "wait",
   SUCCEEDED: "good", FAILED: "bad", CANCELLED: "",
   PENDING: "wait", DELIVERED: "run", APPLIED: "good", REJECTED: "bad", SUPERSEDED: "", EXPIRED: "",
 };

@@ -5,6 +5,7 @@ import {
   bytes, cell, clock, counted, duration, element, fill, hasEnded, levelClass, levelText, number, percent, repaint, swatch, tile, times,
 } from "./format.js";
 import { closeForm, openForm, showOverrides } from "./override.js";
+import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js";
 
 const CHARTS_MS = 1000;
 const MAX_ROWS = 300;
@@ -23,6 +24,8 @@ function showHead() {
   document.title = `${job.name} · ${job.status.toLowerCase()} · Accordion`;
   at("message").textContent = job.message;
   at("message").className = job.status === "FAILED" ? "said bad" : "quiet small";
+  at("pause").hidden = hasEnded(job.status) || job.desired !== "RUN";
+  at("resume").hidden = hasEnded(job.status) || job.desired !== "PAUSE";
   at("cancel").hidden = hasEnded(job.status) || job.desired === "CANCEL";
   at("to-override").hidden = hasEnded(job.status);
   const planned = job.spec.training.epochs;
@@ -31,6 +34,7 @@ function showHead() {
   at("bar").className = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
   at("pace").textContent = pace(job, progress);
   fill(at("tiles"), ...figures(job).map(tile));
+  showWorkers(job);
 }
 
 function pace(job, progress) {
@@ -44,14 +48,13 @@ function figures(job) {
   const last = epochs().at(-1);
   const regimes = Object.values(last?.regime_by_layer ?? {});
   const sent = progress?.bytes;
-  const wanted = job.spec.workers;
   return [
     ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} against fp16` : "against fp32", true],
     ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
     ["Accuracy", percent(job.metrics.accuracy), last ? "newest evaluation" : ""],
     ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(seen.decisions.size, "decision")],
     ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training.optimizer.name],
-    ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, `asked for ${wanted.min} to ${wanted.max}; attempt ${job.attempt}`],
+    ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, `${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`],
   ];
 }
 
@@ -166,7 +169,7 @@ const TELL = {
   epoch: ({ epoch, loss, metrics }) => `epoch ${epoch}: loss ${number(loss)}, accuracy ${percent(metrics.accuracy)}`,
   decision: ({ decision }) => named(decision.reason),
   override: ({ number: place, level, state, message }) => `override ${place} (${levelText(level)}): ${state.toLowerCase()}${message ? `; ${message}` : ""}`,
-  workers: ({ message, world_size: size, epoch, step }) => message ?? `${counted(size, "worker")} training from epoch ${epoch}, step ${step}`,
+  workers: tellWorkers,
   checkpoint: ({ name, epoch, size_bytes: size }) => `${name}, ${bytes(size)}; goes on at epoch ${epoch}`,
   end: ({ status, message }) => `${status.toLowerCase()}${message ? `: ${message}` : ""}`,
 };
@@ -180,6 +183,11 @@ const REACT = {
   checkpoint: () => {},
   end: () => again("job", "epochs", "decisions", "overrides"),
 };
+
+function close() {
+  closeForm();
+  closeResize();
+}
 
 let newestEvent = 0;
 let newestChunk = 0;
@@ -199,7 +207,7 @@ function followEvents() {
       REACT[type](event.data, event.time);
     });
   }
-  source.addEventListener("end", () => { source.close(); closeForm(); showLive("over"); });
+  source.addEventListener("end", () => { source.close(); close(); showLive("over"); });
   return source;
 }
 
@@ -233,18 +241,22 @@ function follow() {
   streams = document.hidden ? [] : [followEvents(), followLogs()];
 }
 
+async function ask(what) {
+  await call("POST", `${BASE}${PATH}/${what}`).catch((error) => { at("message").textContent = error.message; });
+  again("job");
+}
+
 at("cancel").addEventListener("click", () => at("sure").showModal());
 at("sure-no").addEventListener("click", () => at("sure").close());
-at("sure-yes").addEventListener("click", async () => {
-  at("sure").close();
-  await call("POST", `${BASE}${PATH}/cancel`).catch((error) => { at("message").textContent = error.message; });
-  again("job");
-});
+at("sure-yes").addEventListener("click", () => { at("sure").close(); ask("cancel"); });
+at("pause").addEventListener("click", () => ask("pause"));
+at("resume").addEventListener("click", () => ask("resume"));
 document.addEventListener("visibilitychange", follow);
 whenColoursChange(soonEpochs);
 
 await load.job();
 await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule()]);
 openForm(ID, load.overrides);
-if (hasEnded(seen.job.status)) { closeForm(); showLive("over"); }
+openResize(seen.job, load.job);
+if (hasEnded(seen.job.status)) { close(); showLive("over"); }
 follow();

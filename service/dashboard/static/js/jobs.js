@@ -14,7 +14,7 @@ function row(job) {
     cell("bar", ...bar(job)),
     labelled("Loss", number(progress?.loss)),
     labelled("Accuracy", percent(job.metrics.accuracy)),
-    labelled("Workers", hasEnded(job.status) ? "–" : `${job.world_size} of ${job.spec.workers.max}`),
+    labelled("Workers", hasEnded(job.status) ? "–" : `${job.world_size} of ${job.workers}`),
     labelled("Saved", saved),
     labelled("Submitted", ago(job.created_at)));
 }
@@ -39,8 +39,8 @@ function tiles(jobs, cluster) {
   const count = (...states) => String(jobs.filter((job) => states.includes(job.status)).length);
   const cpus = `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`;
   return [
-    ["Running", count("RUNNING", "STARTING", "RECOVERING", "STOPPING"), "", true],
-    ["Waiting", count("QUEUED")],
+    ["Running", count("RUNNING", "STARTING", "RESIZING", "RECOVERING", "PAUSING", "STOPPING"), "", true],
+    ["Waiting", count("QUEUED"), `${count("PAUSED")} paused`],
     ["Succeeded", count("SUCCEEDED")],
     ["Failed", count("FAILED")],
     ["CPUs in use", cpus, cluster.reachable ? counted(cluster.nodes.filter((node) => node.alive).length, "node") : "cluster does not answer"],

@@ -1,0 +1,78 @@
+// A job's workers: how many people allow, what each computes, and what it cost that they came and went.
+import { BASE, call } from "./api.js";
+import { cell, counted, element, fill, number } from "./format.js";
+
+const at = (id) => document.getElementById(id);
+const CAUSES = { ordered: "ordered", joined: "workers joined", leaving: "a node leaves", infrastructure: "workers lost", job: "the job failed" };
+
+const request = () => ({ min: Number(at("least").value), max: Number(at("most").value) });
+
+const path = (job) => `${BASE}/jobs/${job.id}/resize`;
+
+const refresh = (job) => { at("resize-call").textContent = `POST ${path(job)}\n${JSON.stringify(request())}`; };
+
+function say(tone, text) {
+  const said = at("resize-said");
+  said.hidden = false;
+  said.className = `said ${tone}`;
+  said.textContent = text;
+}
+
+export function openResize(job, changed) {
+  const form = at("resize");
+  at("least").value = job.min_workers;
+  at("most").value = job.max_workers;
+  form.addEventListener("input", () => refresh(job));
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const button = form.querySelector("button");
+    button.disabled = true;
+    try {
+      await call("POST", path(job), request());
+      say("good", "Accepted; the events show when the job goes on with other workers.");
+      await changed();
+    } catch (error) {
+      say("bad", error.message);
+    } finally {
+      button.disabled = false;
+    }
+  });
+  refresh(job);
+}
+
+export const closeResize = () => { at("resize").hidden = true; };
+
+export function showWorkers(job) {
+  at("workers-note").textContent = `${job.world_size} train, ${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed`;
+  at("tally").textContent = cost(job.tally);
+  const seconds = job.world_size ? job.progress?.compute_s_by_rank ?? [] : [];
+  const slowest = Math.max(...seconds, 0);
+  fill(at("ranks"), ...seconds.map((own, rank) => rankRow(rank, own, slowest)));
+}
+
+const rankRow = (rank, own, slowest) => element("tr", {},
+  cell("num", String(rank)), cell("num", `${number(1000 * own)} ms`),
+  cell("", element("meter", { min: 0, max: slowest || 1, value: own, "aria-label": `Rank ${rank} against the slowest` })));
+
+const sum = (counts) => Object.values(counts).reduce((total, count) => total + count, 0);
+
+function cost(tally) {
+  const [resizes, recoveries] = [sum(tally.resizes), sum(tally.recoveries)];
+  if (resizes + recoveries === 0) return "The workers have not changed so far.";
+  const changes = `${counted(resizes, "resize")}, ${recoveries} ${recoveries === 1 ? "recovery" : "recoveries"}`;
+  return `${changes}; ${lost(tally.steps_rolled_back, tally.seconds_lost)} in all`;
+}
+
+const lost = (steps, seconds) => `${counted(steps, "step")} rolled back, ${seconds.toFixed(1)} s lost`;
+
+const TELL = {
+  started: ({ cause, why, previous_world_size: before, world_size: size, ...data }) => (cause === "start"
+    ? `${counted(size, "worker")} training from epoch ${data.epoch}, step ${data.step}`
+    : `${before} → ${size} workers: ${CAUSES[why] ?? why}, ${lost(data.steps_rolled_back, data.seconds_lost)}`),
+  resizing: (data) => `${data.old} → ${data.new} workers at the next step: ${data.message}`,
+  granted: (data) => `${data.old} → ${data.new} workers wanted: ${data.message}`,
+  allowed: ({ min, max }) => `${min} to ${max} workers allowed`,
+  failed: ({ message }) => `workers ended: ${message}`,
+};
+
+export const tellWorkers = (data) => TELL[data.what](data);
