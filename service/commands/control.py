@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from service.client import Client
 
 OPEN_STATES = frozenset({"PENDING", "DELIVERED"})
-LEVEL_HELP = "low, high, a rung's number (0 is the lightest), or options such as rank=2 or method=none"
+LEVEL_HELP = "of compression: low, high, a rung's number (0 is the lightest), or options such as rank=2 or method=none"
+BATCH_HELP = "instead of --level: the global batch, low, high or samples a step"
 
 
 def override(
     job: JobArgument,
     *,
-    level: Annotated[str, typer.Option("--level", metavar="LEVEL", help=LEVEL_HELP)],
+    level: Annotated[str, typer.Option("--level", metavar="LEVEL", help=LEVEL_HELP)] = "",
+    batch: Annotated[str, typer.Option("--batch", metavar="SIZE", help=BATCH_HELP)] = "",
     layers: Annotated[
         list[str] | None, typer.Option("--layers", metavar="GLOB", help="only these layers; may be repeated")
     ] = None,
@@ -34,10 +36,14 @@ def override(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Decide by hand how hard some layers are compressed."""
+    """Decide by hand how hard some layers are compressed, or how large the global batch is."""
     from service.commands import words
+    from service.errors import SettingsError
 
-    wish = _wish(level, layers or ["*"], until=until, apply_at=apply_at, reason=reason)
+    if bool(level) == bool(batch):
+        raise SettingsError("give one of --level, for the compression of layers, and --batch, for the global batch")
+    target = "batch" if batch else "compression"
+    wish = _wish(target, level or batch, layers=layers or ["*"], until=until, apply_at=apply_at, reason=reason)
     with connect(url) as client:
         found = client.find(job)
         made = client.override(found.id, wish)
@@ -113,7 +119,7 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
     return options
 
 
-def _wish(level: str, layers: list[str], *, until: int | None, apply_at: str, reason: str) -> OverrideRequest:
+def _wish(target: str, level: str, **others: Any) -> OverrideRequest:
     """The request.
 
     Raises:
@@ -124,8 +130,13 @@ def _wish(level: str, layers: list[str], *, until: int | None, apply_at: str, re
     from service.api.schemas import OverrideRequest
     from service.errors import SettingsError
 
-    start = int(apply_at) if apply_at.isdecimal() else apply_at
-    fields = {"level": parse_level(level), "layers": layers, "until": until, "apply_at": start, "reason": reason}
+    start = others["apply_at"]
+    fields = {
+        "target": target,
+        "level": parse_level(level),
+        **others,
+        "apply_at": int(start) if start.isdecimal() else start,
+    }
     try:
         return OverrideRequest.model_validate(fields)
     except ValidationError as error:

@@ -75,6 +75,10 @@ def _schedule(schedule: ScheduleView) -> Table:
         shape = "x".join(str(length) for length in row.shape)
         method = f"{row.method} {words.level(row.options)}".rstrip()
         table.add_row(row.layer, shape, row.regime, row.level, method, row.policy_level, row.said_by)
+    if schedule.batch is not None:
+        batch = schedule.batch
+        size = f"{batch.global_batch} samples a step"
+        table.add_row("global batch", "", "", batch.level or "by hand", size, batch.policy_level, batch.said_by)
     return table
 
 

@@ -77,7 +77,8 @@ def asked(override: Mapping[str, Any]) -> str:
     until = f" until epoch {override['until']}" if override["until"] is not None else ""
     start = override["apply_at"]
     start = f" from epoch {start}" if isinstance(start, int) else "" if start == "next_step" else " from the next epoch"
-    wish = f"{level(override['level'])} for {', '.join(override['layers'])}{start}{until}"
+    about = "the batch" if override.get("target") == "batch" else ", ".join(override["layers"])
+    wish = f"{level(override['level'])} for {about}{start}{until}"
     return f"{wish}: {override['state']}{_how_far(override)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi.testclient import TestClient
 
+from tests.api.fake_job import Saved
 from tests.api.world import World
 
 LONG = {"training": {"epochs": 30}}
@@ -131,7 +132,7 @@ def _superseded_from_5(world: World) -> tuple[str, str, str]:
 
 def test_work_that_is_rolled_back_before_the_newer_override_runs_under_the_older(world: World) -> None:
     job_id, older, newer = _superseded_from_5(world)
-    world.runtime.jobs[job_id].saved = (0, 0, {})
+    world.runtime.jobs[job_id].saved = Saved()
     world.runtime.forget(job_id)
     world.runtime.break_group(job_id)
     world.turn_until(lambda: world.epochs(job_id)[-1:] == [3])

@@ -114,6 +114,17 @@ def test_an_override_waits_until_every_rank_has_switched(accordion: Accordion, r
     assert (made["state"], made["acks"], made["world_size"], made["layers"]) == ("APPLIED", 2, 2, ["fc1*"])
 
 
+def test_a_person_sets_the_batch_of_a_job_that_has_levels(accordion: Accordion, spec: Path) -> None:
+    levels = ["--set", "batch={high: 512}", "--set", "training={epochs: 30000}"]
+    job_id = accordion("submit", spec, *levels, "--json").json()["id"]
+    try:
+        said = accordion("override", job_id, "--batch", "256", "--wait")
+        assert (said.code, "256 for the batch: APPLIED in epoch" in said.out) == (0, True)
+        assert "256 samples a step" in accordion("show", job_id).out
+    finally:
+        accordion("cancel", job_id)
+
+
 def test_an_override_that_is_not_applied_gives_exit_code_1(accordion: Accordion, running: str, service: Live) -> None:
     service.runtime.mute.add(1)
     until = accordion("show", running, "--json").json()["job"]["progress"]["epoch"] + 40
@@ -161,6 +172,8 @@ USAGE = [
     pytest.param(["list", "--status", "ODD"], "query.status.0: 'ODD' is refused", id="status"),
     pytest.param(["frobnicate"], "No such command 'frobnicate'", id="command"),
     pytest.param(["list", "--limit", "0"], "Invalid value for '--limit'", id="range"),
+    pytest.param(["override", "x"], "give one of --level", id="no level"),
+    pytest.param(["override", "x", "--level", "low", "--batch", "low"], "give one of --level", id="two levels"),
     pytest.param(["override", "x", "--level", "low", "--apply-at", "soon"], "--apply-at is 'soon'", id="when"),
 ]
 
