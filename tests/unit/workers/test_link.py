@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
+from accordion.controller import Controller
 from accordion.messages import Override
 from tests.unit.workers.test_actor import controller, progress, report
-from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, stamp, until
+from tests.unit.workers.world import JOB, LAYERS, SPEC, STARTED, FakeCluster, journal, launch, note, stamp, until
 from workers import link as link_module
 from workers import orders
 from workers.contract import Orders
 from workers.link import ActorLink
 from workers.outbox import SupersededError
+from workers.spec import BatchSpec
 from workers.telemetry import LogShipper, Source
 
 LONG_S = 20.0
 CANCEL = Orders(version=1, stop="cancel")
-Open = Callable[[], ActorLink]
+Open = Callable[..., ActorLink]
 
 
 @pytest.fixture
@@ -30,9 +32,9 @@ def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(orders, "PAUSE_S", 0.01)
     made: list[ActorLink] = []
 
-    def start() -> ActorLink:
+    def start(**spec: Any) -> ActorLink:
         shipper = LogShipper(Source(job_id=JOB, attempt=1, rank=0), cluster, lambda: 0.0)
-        made.append(ActorLink(launch(tmp_path), journal(tmp_path), ask=cluster, shipper=shipper))
+        made.append(ActorLink(launch(tmp_path, **spec), journal(tmp_path), ask=cluster, shipper=shipper))
         made[-1].start()
         return made[-1]
 
@@ -94,6 +96,15 @@ def test_overrides_reach_the_actors_controller_with_the_next_decision(opened: Op
     assert set(proposal.override_by_layer.values()) == {"by-hand"}
     assert link.decide(report(0), proposal, local.state_dict()) == proposal
     assert decisions(link, local, range(1, 2))[0].override_by_layer == proposal.override_by_layer
+
+
+def test_an_override_of_the_batch_alone_reaches_it_too(opened: Open) -> None:
+    levels = SPEC.model_copy(update={"batch": BatchSpec(low=64, high=512)})
+    link, local = opened(batch=levels.batch), Controller(levels.config(), LAYERS)
+    link.started(STARTED, local.state_dict())
+    local.override([Override(id="by-hand", target="batch", level=128)], epoch=0, step=1)
+    (made,) = decisions(link, local, range(1))
+    assert (made.global_batch, made.batch_override) == (128, "by-hand")
 
 
 def test_the_link_of_an_older_generation_learns_that_it_is_over(opened: Open, cluster: FakeCluster) -> None:
