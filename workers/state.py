@@ -134,7 +134,7 @@ def _upload(run: Run, name: str, *, start: float, wait: bool) -> Upload:
     return Upload(
         Snapshot(manifest=manifest, parts=parts, keep=run.spec.checkpoint.keep),
         _storage(run),
-        Peers.of_group(run.saving.begun),
+        Peers.of_group(name, run.saving.begun),
         done=partial(_record, run, start=start, blocked_s=blocked_s),
         failed=partial(_warn, run, count=run.saving.failed + 1),
     )

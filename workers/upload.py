@@ -57,16 +57,17 @@ class Peers:
 
     store: Any
     """A `torch.distributed.Store`."""
+    name: str
     number: int
-    """Of the checkpoint, counted alike on all ranks."""
+    """Of the checkpoint; the number tells a second try at the same place from the first."""
     rank: int
     world_size: int
 
     @classmethod
-    def of_group(cls, number: int) -> Peers:
+    def of_group(cls, name: str, number: int) -> Peers:
         """Of the default process group."""
         store = dist.distributed_c10d._get_default_store()  # the one store that every backend has
-        return cls(store=store, number=number, rank=dist.get_rank(), world_size=dist.get_world_size())
+        return cls(store=store, name=name, number=number, rank=dist.get_rank(), world_size=dist.get_world_size())
 
     def say(self, written: Written) -> None:
         """Tell rank 0."""
@@ -91,7 +92,7 @@ class Peers:
         return heard
 
     def _key(self, rank: int) -> str:
-        return f"checkpoint/{self.number}/{rank}"
+        return f"checkpoint/{self.name}/{self.number}/{rank}"
 
 
 class Upload:

@@ -1,0 +1,146 @@
+"""Checkpoints in an object store: a server that speaks S3, and the client that people use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, synthetic
+from tests.distributed.s3 import BUCKET, s3_server
+from workers.checkpoint import Manifest, candidates, prune, read_part, write_manifest, write_part
+from workers.contract import JobSpec, Orders
+from workers.errors import CheckpointError
+from workers.storage import Storage, storage_of
+
+STOP_IN_EPOCH_1 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 0))
+NOWHERE = Path("/nowhere")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Mapping[str, str]]:
+    with s3_server() as settings:
+        yield settings
+
+
+@pytest.fixture
+def storage(s3, request, monkeypatch) -> Storage:
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    return storage_of(f"s3://{BUCKET}/{request.node.name}", job_id="job-1", directory=NOWHERE)
+
+
+def write(storage: Storage, name: str, *, finished: bool = True) -> Manifest:
+    part = write_part(storage, f"{name}/rank-0.pt", {"values": torch.arange(100)})
+    manifest = Manifest(job_id="job-1", name=name, epoch=0, step=0, world_size=1, files=(part,))
+    if finished:
+        write_manifest(storage, manifest)
+    return manifest
+
+
+def found(storage: Storage) -> tuple[list[str], list[str]]:
+    refused: list[str] = []
+    return [manifest.name for manifest in candidates(storage, "job-1", refused.append)], refused
+
+
+def test_what_was_written_is_read_back(storage):
+    manifest = write(storage, "g1")
+    assert torch.equal(read_part(storage, manifest, "rank-0.pt")["values"], torch.arange(100))
+
+
+def test_nothing_is_found_where_nothing_was_ever_saved(storage):
+    assert found(storage) == ([], [])
+    storage.prepare()
+    assert found(storage) == ([], [])
+
+
+def test_a_part_of_many_blocks_arrives_whole(storage):
+    """Above five megabytes the client sends a file in parts."""
+    values = torch.arange(2_000_000, dtype=torch.float64)
+    part = write_part(storage, "g1/rank-0.pt", {"values": values})
+    manifest = Manifest(job_id="job-1", name="g1", epoch=0, step=0, world_size=1, files=(part,))
+    assert torch.equal(read_part(storage, manifest, "rank-0.pt")["values"], values)
+
+
+def test_one_that_was_never_finished_is_refused_and_the_one_before_is_offered(storage):
+    write(storage, "g1")
+    write(storage, "g2", finished=False)
+    names, (reason,) = found(storage)
+    assert names == ["g1"]
+    assert "g2 was never finished" in reason
+
+
+def test_a_damaged_part_and_a_missing_one_are_refused(storage):
+    manifest = write(storage, "g1")
+    storage.put("g1/rank-0.pt", b"torn")
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
+        read_part(storage, manifest, "rank-0.pt")
+    storage.remove("g1/rank-0.pt")
+    with pytest.raises(CheckpointError, match=r"lacks rank-0\.pt"):
+        read_part(storage, manifest, "rank-0.pt")
+
+
+def test_only_the_newest_complete_ones_are_kept_and_nothing_newer_is_touched(storage):
+    for name in ("g1", "g3", "g4", "g9"):
+        write(storage, name)
+    write(storage, "g2", finished=False)
+    prune(storage, keep=2, newest_name="g4")
+    assert sorted(storage.names()) == ["g3", "g4", "g9"]
+
+
+def test_what_another_client_writes_is_seen_at_once(storage, request):
+    assert storage.names() == []
+    other = storage_of(f"s3://{BUCKET}/{request.node.name}", job_id="job-1", directory=NOWHERE)
+    write(other, "g1")
+    assert storage.names() == ["g1"]
+
+
+def test_a_bucket_that_is_not_there_is_told_before_the_first_step_and_not_made(storage):
+    elsewhere = storage_of("s3://a-slip/path", job_id="job-1", directory=NOWHERE)
+    with pytest.raises(OSError, match="bucket"):
+        elsewhere.prepare()
+
+
+def test_a_server_that_does_not_answer_is_not_taken_for_an_empty_storage(storage, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()
+    try:
+        with pytest.raises(OSError, match=r"127\.0\.0\.1:9"):
+            storage_of(f"s3://{BUCKET}/x", job_id="job-1", directory=NOWHERE).names()
+    finally:
+        S3FileSystem.clear_instance_cache()
+
+
+def run_with(rank: int, settings: Mapping[str, str], *arguments: Any) -> Result:
+    os.environ.update(settings)
+    return run_job(rank, *arguments)
+
+
+def on_s3(job: JobSpec, path: str) -> JobSpec:
+    checkpoint = job.checkpoint.model_validate({"storage": f"s3://{BUCKET}/{path}"})
+    return job.model_copy(update={"checkpoint": checkpoint})
+
+
+def test_a_job_that_saves_on_s3_goes_on_from_there_with_the_same_bits(s3, run_group, tmp_path):
+    job = synthetic(3)
+    undisturbed = run_group(2, run_job, tmp_path / "undisturbed", job)[0]
+    stopped = run_group(2, run_with, s3, tmp_path / "s3", on_s3(job, "jobs"), STOP_IN_EPOCH_1)[0]
+    assert (stopped.outcome, stopped.link.of("checkpoint")[-1].step) == ("stopped", 5)
+    resumed = run_group(2, run_with, s3, tmp_path / "s3", on_s3(job, "jobs"), None, 2)[0]
+    assert resumed.link.of("started")[0].step == 5
+    assert equal(resumed.parameters, undisturbed.parameters)
+    assert not (tmp_path / "s3" / "checkpoints").exists()
+
+
+def test_another_number_of_workers_goes_on_from_s3(s3, run_group, tmp_path):
+    job = on_s3(synthetic(3), "resized")
+    run_group(2, run_with, s3, tmp_path, job, STOP_IN_EPOCH_1)
+    resumed = run_group(1, run_with, s3, tmp_path, job, None, 2)[0]
+    assert [record.samples for record in resumed.link.of("epoch")] == [256, 256]
