@@ -47,7 +47,8 @@ def load_images(path: Path, *, samples: int = 0, eval_samples: int = 0) -> Label
     Raises:
         DataError: nothing is there, nothing that we can read, or a picture of another size.
     """
-    names = file_names(path)
+    # what begins with a dot are notes of the system that packed the data.
+    names = [name for name in file_names(path) if not PurePosixPath(name).name.startswith(".")]
     batches = [name for name in names if _BATCH.fullmatch(PurePosixPath(name).name)]
     if batches:
         found = _from_batches(path, batches)

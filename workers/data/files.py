@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import IO
+
+_TORN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
+"""What reading a damaged archive raises."""
 
 
 class DataError(Exception):
@@ -17,7 +20,7 @@ def file_names(path: Path) -> list[str]:
     """Names of all files, sorted, relative to the folder or as the archive has them.
 
     Raises:
-        DataError: nothing is there, or something that is neither folder nor archive.
+        DataError: nothing is there, something that is neither folder nor archive, or a torn archive.
     """
     if path.is_dir():
         return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
@@ -25,12 +28,15 @@ def file_names(path: Path) -> list[str]:
         raise DataError(
             f"there is no data at {str(path)!r} on this machine; put it there, or name another path in data"
         )
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return sorted(info.filename for info in archive.infolist() if not info.is_dir())
-    if tarfile.is_tarfile(path):
-        with tarfile.open(path) as archive:
-            return sorted(member.name for member in archive if member.isfile())
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return sorted(info.filename for info in archive.infolist() if not info.is_dir())
+        if tarfile.is_tarfile(path):
+            with tarfile.open(path) as archive:
+                return sorted(member.name for member in archive if member.isfile())
+    except _TORN as error:
+        raise DataError(f"{str(path)!r} cannot be read to its end ({error}); fetch it again") from error
     raise DataError(f"{str(path)!r} is neither a folder nor a zip or tar archive; name one of these in data")
 
 
@@ -38,21 +44,28 @@ def read_files(path: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]
     """Name and content of these files, in the order in which they are fastest to read.
 
     Nothing is unpacked to disk, so names that lead out of an archive lead nowhere.
+
+    Raises:
+        DataError: the archive is torn, or the disk cannot be read.
     """
-    wanted = frozenset(names)
-    if path.is_dir():
-        yield from ((name, (path / name).read_bytes()) for name in names)
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            yield from ((name, archive.read(name)) for name in names)
-    else:
-        with tarfile.open(path) as archive:
-            members = (member for member in archive if member.isfile() and member.name in wanted)
-            yield from ((member.name, _content(archive.extractfile(member))) for member in members)
+    try:
+        if path.is_dir():
+            yield from ((name, (path / name).read_bytes()) for name in names)
+        elif zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                yield from ((name, archive.read(name)) for name in names)
+        else:
+            yield from _from_tar(path, frozenset(names))
+    except _TORN as error:
+        raise DataError(f"{str(path)!r} cannot be read to its end ({error}); fetch it again") from error
 
 
-def _content(file: IO[bytes] | None) -> bytes:
-    return file.read() if file is not None else b""
+def _from_tar(path: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isfile() and member.name in names else None
+            if file is not None:
+                yield member.name, file.read()
 
 
 __all__ = ["DataError", "file_names", "read_files"]

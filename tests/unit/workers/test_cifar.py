@@ -151,6 +151,27 @@ def test_a_path_that_is_not_there_or_no_archive_is_refused_with_its_name(tmp_pat
     assert "is neither a folder nor a zip or tar archive" in refusal(tmp_path / "file")
 
 
+@pytest.mark.parametrize("pack", [datasets.zipped, datasets.tarred])
+def test_a_torn_archive_is_refused_wherever_it_ends(tmp_path, pack):
+    whole = pack(tmp_path / "whole", datasets.pictures(4, held_out=2)).read_bytes()
+    for part in range(1, 20):
+        (tmp_path / "torn").write_bytes(whole[: len(whole) * part // 20])
+        assert refusal(tmp_path / "torn").startswith(f"'{tmp_path}/torn'")
+
+
+def test_a_byte_that_was_changed_on_the_way_is_noticed(tmp_path):
+    path = datasets.zipped(tmp_path / "data.zip", datasets.pictures(4, held_out=2))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert "cannot be read to its end" in refusal(path)
+
+
+def test_files_that_begin_with_a_dot_are_no_pictures(tmp_path):
+    files = {**datasets.pictures(4, held_out=2), "__MACOSX/train/cat/._000.png": b"x"}
+    assert len(load_images(datasets.folder(tmp_path, files)).train) == 12
+
+
 def test_training_pictures_have_mean_zero_and_deviation_one_in_each_channel(tmp_path):
     images = load_images(datasets.folder(tmp_path, datasets.pictures(8))).train
     inputs, _ = ImageData(images=images, normalization=Normalization.of(images)).batch(torch.arange(len(images)))
