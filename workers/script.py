@@ -21,7 +21,6 @@ from workers.context import WorkerContext
 from workers.contract import Launch
 from workers.errors import CodeError, TaskRaised, WorkerError
 from workers.failure import failure_of
-from workers.tasks import SCRIPT
 
 if TYPE_CHECKING:
     from workers.loop import Outcome
@@ -121,20 +120,6 @@ class NoTask:
         raise NotImplementedError
 
 
-def train_job(context: WorkerContext) -> Outcome:
-    """Train what the job's spec names: a task by our loop, or the user's own script.
-
-    Raises:
-        As `run_script`, and `loop.train`.
-    """
-    from workers.loop import train
-
-    if context.launch.spec.task.name == SCRIPT:
-        return run_script(context)
-    install(context.launch)
-    return train(context)
-
-
 def run_script(context: WorkerContext) -> Outcome:
     """Run the job's script in this process, from its newest checkpoint to its end or to a stop that was asked for.
 
@@ -219,4 +204,4 @@ def _raised(error: Exception) -> TaskRaised:
     return TaskRaised(step, epoch, f"{type(error).__name__}: {error}")
 
 
-__all__ = ["Held", "Leave", "NoTask", "Samples", "Stateful", "run_script", "train_job"]
+__all__ = ["Held", "Leave", "NoTask", "Samples", "Stateful", "run_script"]
