@@ -51,10 +51,12 @@ class Stage:
         contestant: who runs it.
         nodes: of one CPU each.
         size: fewest and most workers.
+        apart: each node on a host of its own, which needs root; else all are on 127.0.0.1.
     """
 
-    def __init__(self, contestant: Contestant, *, nodes: int, size: tuple[int, int]) -> None:
+    def __init__(self, contestant: Contestant, *, nodes: int, size: tuple[int, int], apart: bool = False) -> None:
         self._contestant, self._nodes, self._size = contestant, nodes, size
+        self._hosts = nodes + 1 if apart else 0
         self._stack = ExitStack()
         self.doomed: tuple[float, Node] | None = None
         """A node that ends at that time."""
@@ -62,7 +64,7 @@ class Stage:
     def __enter__(self) -> Stage:
         try:
             self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="recovery")))
-            cluster = Cluster(nodes=self._nodes, cpus=1, settings=self._contestant.settings)
+            cluster = Cluster(nodes=self._nodes, cpus=1, hosts=self._hosts, settings=self._contestant.settings)
             self.cluster = self._stack.enter_context(cluster)
             self._driver = self._start_driver()
             self._stack.callback(self._end_driver)
@@ -129,7 +131,7 @@ class Stage:
         arguments: Sequence[str] = [self.cluster.address, str(self.folder), *map(str, self._size)]
         with self._said.open("w") as said:
             return subprocess.Popen(
-                [sys.executable, "-m", self._contestant.module, *arguments],
+                self.cluster.on_head([sys.executable, "-m", self._contestant.module, *arguments]),
                 env={**clean, **token, "RAY_USAGE_STATS_ENABLED": "0"},
                 cwd=ROOT,
                 text=True,
@@ -158,9 +160,16 @@ def worker_hung(stage: Stage) -> float:
 
 
 def node_killed(stage: Stage) -> float:
-    """A power cut of the node with rank 1."""
+    """All processes of the node with rank 1 end; the system says so to those who are connected to them."""
     node, now = stage.node_of(1), time.time()
     stage.cluster.kill(node)
+    return now
+
+
+def node_cut(stage: Stage) -> float:
+    """The host with rank 1 loses its link: its processes go on and nobody is told."""
+    node, now = stage.node_of(1), time.time()
+    stage.cluster.cut(node)
     return now
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,6 +146,10 @@ class Cluster:
         with lab.visit(_HEAD_HOST) if self._lab else nullcontext():
             yield
 
+    def on_head(self, command: Sequence[str]) -> list[str]:
+        """What to run to have the command on the head's host."""
+        return [*self._at(_HEAD_HOST), *command]
+
     def add(self, *, cpus: int | None = None) -> Node:
         """Another node, registered."""
         node = self._start_node(self._cpus if cpus is None else cpus)
@@ -169,7 +173,7 @@ class Cluster:
         """Tell the cluster that the node will be preempted. Nothing ends it: `terminate` or `kill` do."""
         reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=test"]
         options = [f"--address={self.address}", f"--node-id={node.id}", f"--deadline-remaining-seconds={deadline_s}"]
-        command = [*self._at(_HEAD_HOST), _RAY, "drain-node", *options, *reason]
+        command = self.on_head([_RAY, "drain-node", *options, *reason])
         done = subprocess.run(command, env=self._env(), capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"the drain was refused: {done.stdout}{done.stderr}")
@@ -197,7 +201,7 @@ class Cluster:
         os.kill(gcs, signal.SIGKILL)
 
         def start_again() -> None:
-            process = subprocess.Popen([*self._at(_HEAD_HOST), *command], env=env, preexec_fn=_end_with_parent)
+            process = subprocess.Popen(self.on_head(command), env=env, preexec_fn=_end_with_parent)
             self._stack.callback(_end_process, process)
 
         return start_again
