@@ -16,7 +16,7 @@ import pytest
 from service.runtime.ray_backend import RayBackend
 from workers.contract import Cursor, Drained, EndRecord, EpochRecord, JobSpec, Launch, LogLine, Orders, Record
 
-WAIT_S = 150.0
+WAIT_S = 120.0
 """A loaded two-core machine needs several times what a free one does."""
 
 
@@ -57,7 +57,7 @@ class Life:
         self.backend.order(self.launch.job_id, orders)
 
     def end(self) -> EndRecord:
-        wait_for(lambda: self.look() is not None)
+        wait_for(lambda: self.look() is not None, self.story)
         end = self.look()
         assert end is not None
         return end
@@ -69,6 +69,13 @@ class Life:
 
     def all(self, kind: type[Any]) -> list[Any]:
         return [record.payload for record in self.records if isinstance(record.payload, kind)]
+
+    def story(self) -> str:
+        """What is known of it, for a test that fails."""
+        states = [str(state) for state in self.backend.supervisors()]
+        groups = [str(record) for record in self.records if record.payload.kind in ("started", "resize", "failure")]
+        lines = [f"rank {line.rank}: {line.text}" for line in self.logs]
+        return "\n".join([*states, *groups, *lines[-60:]])
 
     @property
     def epochs(self) -> dict[int, EpochRecord]:
@@ -86,11 +93,11 @@ def place(item: Record | Cursor) -> tuple[int, int, int]:
     return (item.attempt, item.generation, item.seq)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Look until it holds."""
+def wait_for(condition: Callable[[], object], story: Callable[[], str] = str) -> None:
+    """Look until it holds; `story` is told where it does not."""
     limit = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < limit, f"not within {WAIT_S:g} s"
+        assert time.monotonic() < limit, f"not within {WAIT_S:g} s\n{story()}"
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""Every fault that a job has to survive on one machine: each planted on real Ray, each leaving the training as it was."""
+"""Every fault that a job has to survive on one machine, planted on real Ray: each leaves the training as it was."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ def undisturbed(watch: Watch) -> dict[str, torch.Tensor]:
         watched = watch()
         watched.survived("none")
         _UNDISTURBED.append(watched.parameters())
+        watched.life.backend.remove(watched.life.launch.job_id)
+        wait_for(lambda: not processes("ray::Supervisor"))
     return _UNDISTURBED[0]
 
 

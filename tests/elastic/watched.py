@@ -37,8 +37,8 @@ class Step:
 class WatchedDigits(DigitsMlp):
     """Options: `hidden`, `folder` for what is written down, `pace_s` (least seconds of a step), and a fault.
 
-    `fault` is `backward` or `collective`: the process of rank `fault_rank` kills itself there in step `fault_step`, once
-    in the life of the job.
+    `fault` is `backward` or `collective`: the process of rank `fault_rank` kills itself there in step `fault_step`,
+    once in the life of the job.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
