@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.ledger import Ledger
+from tests.distributed.loop_jobs import RecordingLink, context, spec
+from tests.unit.workers import datasets
 from workers.buffers import average_buffers, begin_window
+from workers.clock import Clock
+from workers.loop import train_epochs
+from workers.run import build
 
 
 class Model(nn.Module):
@@ -140,3 +146,18 @@ def of_one(rank: int) -> Any:
 
 def test_one_worker_keeps_its_own(run_group):
     assert run_group(1, of_one) == [(([3.0, 3.0], 1), 0)]
+
+
+def through_the_loop(rank: int, storage: Path, data: Path) -> list[list[float]]:
+    options = {"data": str(data), "channels": 2, "samples": 22}
+    job = spec("cifar-resnet18", options, training={"epochs": 2, "global_batch": 10, "micro_batch": 4})
+    run = build(context(rank, storage, job, RecordingLink()), Clock())
+    train_epochs(run)
+    return [buffer.flatten().tolist() for buffer in run.ddp.module.buffers()]
+
+
+def test_all_workers_end_a_job_with_the_same_statistics_though_one_had_no_share_of_the_last_batch(run_group, tmp_path):
+    """Ten samples a step are three micro-batches, the last two samples one: two of three workers have no part in it."""
+    data = datasets.folder(tmp_path / "data", datasets.pictures(8, held_out=2))
+    one, *others = run_group(3, through_the_loop, tmp_path / "job", data)
+    assert others == [one, one]
