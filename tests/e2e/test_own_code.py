@@ -1,0 +1,122 @@
+"""Code of people's own over REST on real Ray: the examples of deploy/jobs, interference in mid-script, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.commands.pack import pack
+from tests.e2e.real_up import Up, accordion, start, wait_for
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+JOBS = Path(__file__).parents[2] / "deploy/jobs"
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    up = start(tmp_path_factory.mktemp("own") / "home")
+    yield up
+    up.stop()
+
+
+def submit(up: Up, name: str, *more: str) -> str:
+    """As people do; the job's id."""
+    process = accordion(up.home, "submit", str(JOBS / name / "job.yaml"), "--json", *more)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return str(json.loads(out)["id"])
+
+
+def ended(up: Up, job_id: str) -> Any:
+    wait_for(lambda: up.client.job(job_id).status in ENDED)
+    return up.client.job(job_id)
+
+
+def slow_script(up: Up, **changes: Any) -> str:
+    """The example with steps of 50 ms and twelve epochs: time to interfere."""
+    spec = yaml.safe_load((JOBS / "own-script/job.yaml").read_text())
+    text = (JOBS / "own-script/code/train.py").read_text()
+    folder = up.home / "slow"
+    folder.mkdir(exist_ok=True)
+    slow = text.replace(
+        "            session.step()", "            __import__('time').sleep(0.05)\n            session.step()"
+    )
+    assert slow != text
+    (folder / "train.py").write_text(slow)
+    training = {**spec["training"], "epochs": 12}
+    return up.client.submit({**spec, "training": training, "code": up.client.upload(pack(folder)).sha256, **changes}).id
+
+
+@pytest.mark.parametrize("name", ["own-task", "own-script"])
+def test_the_examples_train_to_their_end(up: Up, name: str) -> None:
+    job = ended(up, submit(up, name))
+    assert job.status == "SUCCEEDED", job.message
+    epochs = up.client.epochs(job.id).items
+    assert [epoch.epoch for epoch in epochs] == list(range(job.spec.training.epochs))
+    assert epochs[-1].metrics["accuracy"] > 0.9
+    assert 0 < epochs[-1].bytes.payload < epochs[-1].bytes.dense
+    copy = up.home / "storage" / job.id / "code.zip"
+    assert copy.read_bytes() == (up.home / "code" / f"{job.spec.code}.zip").read_bytes()
+
+
+def test_what_a_script_prints_is_in_the_jobs_log(up: Up) -> None:
+    job = ended(up, submit(up, "own-script", "--set", "training.epochs=1"))
+    assert any("epoch 0: accuracy 0." in line for line in up.client.logs(job.id))
+
+
+def test_a_script_goes_on_where_it_was_after_a_resize(up: Up) -> None:
+    job_id = slow_script(up, workers={"min": 2, "max": 2, "cpus": 1})
+    wait_for(lambda: len(up.client.epochs(job_id).items) >= 2)
+    up.client.resize(job_id, 1, 1)
+    job = ended(up, job_id)
+    assert job.status == "SUCCEEDED", job.message
+    epochs = up.client.epochs(job_id).items
+    assert [epoch.epoch for epoch in epochs] == list(range(12))
+    assert {epoch.samples for epoch in epochs} == {1437}
+    assert [epochs[0].world_size, epochs[-1].world_size] == [2, 1]
+    # 23 steps an epoch: none was lost, none was made twice.
+    assert [epoch.step for epoch in epochs] == [23 * (number + 1) for number in range(12)]
+
+
+def test_a_script_whose_worker_is_killed_goes_on_from_its_checkpoint(up: Up) -> None:
+    job_id = slow_script(up, workers={"min": 2, "max": 2, "cpus": 1})
+    wait_for(lambda: len(up.client.epochs(job_id).items) >= 2)
+    os.kill(worker_of(up), 9)
+    job = ended(up, job_id)
+    assert job.status == "SUCCEEDED", job.message
+    assert [epoch.epoch for epoch in up.client.epochs(job_id).items] == list(range(12))
+    assert up.client.epochs(job_id).items[-1].step == 12 * 23
+
+
+def worker_of(up: Up) -> int:
+    """Process id of one worker of the only job that runs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = f"{up.home}/".encode() in (path / "environ").read_bytes()
+            found += [int(path.name)] if ours and (path / "cmdline").read_bytes().startswith(b"ray::Worker") else []
+        except OSError:
+            continue
+    assert found
+    return max(found)
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        ("spirals:Spiral", "module 'spirals' has no class 'Spiral'; it has Spirals"),
+        ("spiral:Spirals", "there is no module 'spiral' in the uploaded code"),
+    ],
+)
+def test_a_task_that_is_not_there_ends_the_job_at_once_and_says_why(up: Up, task: str, sentence: str) -> None:
+    job = ended(up, submit(up, "own-task", "--set", f"task.name={task}"))
+    assert (job.status, job.reason) == ("FAILED", "TASK_RAISED")
+    assert sentence in job.message
+    assert len(up.client.attempts(job.id).items) == 1
