@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 from workers.actor import ACTOR_NAME, NAMESPACE, AccordionActor
 
-_HEAD = "node:__internal_head__"
-"""A resource that only the head's node has."""
-_NO_SCHEDULER = {"accordion-node": "!scheduler"}
+HEAD = "node:__internal_head__"
+"""A resource that only the head's node has, one of it."""
+AT_HOME = {HEAD: 0.0001}
+"""Where our long-lived actors run: on the head's node, without which there is no cluster. On another one they would go
+with it, and with a supervisor all of its workers; and a node that a scheduler brings ends with that."""
 
 
 class ActorSilentError(Exception):
@@ -57,19 +59,4 @@ def ensure_actor() -> Any:
 
     options = {"name": ACTOR_NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     endless = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 10_000, "num_cpus": 0}
-    return ray.remote(AccordionActor).options(**options, **endless, **home()).remote()
-
-
-def home() -> dict[str, Any]:
-    """Where our long-lived actors run: on the head's node as long as it has room, since without it there is no cluster.
-
-    On another node they would go with it, and with a supervisor all of its workers. Without a head in sight: anywhere
-    but on the node that a scheduler brings, which ends with it.
-    """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _HEAD in node["Resources"]]
-    if not heads:
-        return {"label_selector": _NO_SCHEDULER}
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(heads[0], soft=True)}
+    return ray.remote(AccordionActor).options(**options, **endless, resources=AT_HOME).remote()

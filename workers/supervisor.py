@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from workers.actor import NAMESPACE
-from workers.asking import Ask, RayAsk, home
+from workers.asking import AT_HOME, Ask, RayAsk
 from workers.attempt import Attempt
 from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Payload
 from workers.crew import Crew, RayCrew
@@ -160,7 +160,7 @@ def start_supervisor(launch: Launch) -> Any:
     name = supervisor_name(launch.job_id, launch.attempt)
     options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     limits = {"max_restarts": MOST_RESTARTS, "max_task_retries": -1, "max_concurrency": 8, "num_cpus": 0}
-    return ray.remote(Supervisor).options(**options, **limits, **home()).remote(launch.model_dump_json())
+    return ray.remote(Supervisor).options(**options, **limits, resources=AT_HOME).remote(launch.model_dump_json())
 
 
 def supervisor_name(job_id: str, attempt: int) -> str:

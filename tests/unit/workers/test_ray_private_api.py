@@ -23,4 +23,4 @@ def test_the_nodes_that_are_being_drained_can_be_asked_for() -> None:
 
 
 def test_the_heads_node_is_known_by_a_resource() -> None:
-    assert HEAD_NODE_RESOURCE_NAME == asking._HEAD
+    assert HEAD_NODE_RESOURCE_NAME == asking.HEAD
