@@ -13,11 +13,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help venv demo test lint format bench-library bench-recovery
+.PHONY: help venv demo test test-elastic lint format bench-library bench-recovery
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
 	@echo "make test    linters, types, import contracts, then all tests"
+	@echo "make test-elastic  only the faults that a job has to survive, with a table of what each cost"
 	@echo "make lint    the checks without the tests"
 	@echo "make format  format the code"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
@@ -39,6 +40,9 @@ demo: $(STAMP)
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-elastic: $(STAMP)
+	$(BIN)/python -m pytest -m elastic tests/elastic $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -69,11 +69,12 @@ class Attempt:
     crew: Crew
     desk: Desk
     failures: Failures
+    interruption: Interruption | None = None
+    """What the newest group was doing when it ended; at first that of a supervisor before this one."""
     clock: Callable[[], float] = time.time
     _last: tuple[int, ...] = ()
     """Members of the newest group."""
     _group: _Group | None = None
-    _interruption: Interruption | None = None
     _not_before: float = 0.0
     """When another group may begin, after one that failed."""
     _generations: list[int] = field(default_factory=list)
@@ -132,7 +133,7 @@ class Attempt:
         self._group = _Group(members=todo.group, generation=generation, size=size)
         self._last = todo.group
         try:
-            self.crew.seat(todo.group, generation, self._interruption)
+            self.crew.seat(todo.group, generation, self.interruption)
         except ProcessLost as error:
             return self._failed(self._group, {0: error})
         return None
@@ -169,9 +170,9 @@ class Attempt:
         self._group, outcome = None, next(iter(returned.values()))
         if outcome == "completed":
             return EndRecord(status="SUCCEEDED", reason="COMPLETED")
-        self._interruption = self._interrupted("resize", len(group.members))
+        self.interruption = self._interrupted("resize", len(group.members))
         if outcome == "stopped":
-            return _stopped(self.desk.stopped_by(), self._interruption.step, "its state was saved")
+            return _stopped(self.desk.stopped_by(), self.interruption.step, "its state was saved")
         return None
 
     def _call_back(self, group: _Group, returned: Mapping[int, object]) -> None:
@@ -186,7 +187,7 @@ class Attempt:
     def _failed(self, group: _Group, errors: Mapping[int, BaseException]) -> EndRecord | None:
         """Record what ended the group, and say how the job ends, if it does."""
         self._group = None
-        self._interruption = self._interrupted("recovery", len(group.members))
+        self.interruption = self._interrupted("recovery", len(group.members))
         failure = failure_of(errors)
         fatal = fatal_reason(errors) if failure.cause == "job" else None
         if failure.cause == "job" or self.launch.spec.workers.gpus:

@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar
 from workers.actor import NAMESPACE
 from workers.asking import AT_HOME, Ask, RayAsk
 from workers.attempt import Attempt
-from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Payload
+from workers.context import Interruption
+from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Payload, Started
 from workers.crew import Crew, RayCrew
 from workers.failure import Failures
 from workers.journal import Journal, claim_generation, read_end, read_records, write_end
@@ -94,7 +95,13 @@ class Supervisor:
         """Let worker groups train until they, or their failures, or people end the attempt; record how."""
         failures = Failures.recorded(self._recorded(FailureRecord))
         self._watch.look(ASK_TIMEOUT_S)
-        attempt = Attempt(launch=self._launch, crew=self._crew(self._launch), desk=self, failures=failures)
+        attempt = Attempt(
+            launch=self._launch,
+            crew=self._crew(self._launch),
+            desk=self,
+            failures=failures,
+            interruption=self._interrupted(),
+        )
         end = attempt.run()
         self._journal().write(end)
         return end
@@ -141,6 +148,16 @@ class Supervisor:
         outbox.start()
         outbox.flush(FLUSH_S)
         outbox.close()
+
+    def _interrupted(self) -> Interruption | None:
+        """What the workers of a supervisor that died were doing, as far as records tell; they died with it."""
+        ours = [record for record in read_records(self._storage) if record.attempt == self._launch.attempt]
+        groups = [record.payload for record in ours if isinstance(record.payload, Started)]
+        if not groups:
+            return None
+        step = max(getattr(record.payload, "step", None) or 0 for record in ours)
+        seen_at = max(record.time for record in ours)
+        return Interruption(cause="recovery", world_size=groups[-1].world_size, step=step, time=seen_at)
 
     def _recorded_end(self) -> EndRecord | PausedRecord | None:
         """How the attempt ended, where the process died before all knew."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
 from tests.unit.workers.fake_crew import FakeCrew, Outcome
-from tests.unit.workers.world import JOB, FakeCluster, journal, launch, note, until
+from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, until
 from workers import supervisor as supervisor_module
 from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord
 from workers.errors import LossNotFinite, TaskRaised
@@ -157,6 +157,15 @@ def test_a_supervisor_that_starts_again_remembers_what_was_spent(run: Run, tmp_p
     journal(tmp_path).write(FailureRecord(cause="job", rank=1, epoch=0, step=3, message=str(TASK_ERROR)))
     assert len(run(RAISED).generations) == 1
     assert the_end(tmp_path).reason == "TASK_RAISED"
+
+
+def test_a_supervisor_that_starts_again_says_what_its_workers_had_been_doing(run: Run, tmp_path: Path) -> None:
+    before = journal(tmp_path)
+    before.write(STARTED)
+    before.write(note(7))
+    [interruption] = run("completed").interruptions
+    assert interruption is not None
+    assert (interruption.cause, interruption.world_size, interruption.step) == ("recovery", STARTED.world_size, 7)
 
 
 def test_a_supervisor_whose_storage_is_full_says_so_and_ends_the_job_when_it_is_not(run, tmp_path, monkeypatch) -> None:
