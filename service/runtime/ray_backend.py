@@ -36,6 +36,8 @@ class RayBackend:
 
     def __init__(self, *, address: str | None) -> None:
         self._address = address
+        self._gcs = address
+        """Where GCS was when this process connected; `auto` is looked up by Ray."""
         self._ask = RayAsk()
 
     def nodes(self) -> list[Node]:
@@ -96,6 +98,29 @@ class RayBackend:
         except ActorSilentError:
             return None
 
+    def _probe(self) -> None:
+        """Leave a cluster that is away at once, to connect anew when one is there.
+
+        Ray aborts the whole process that stays connected: once GCS was away for a minute, or as soon as another
+        cluster answers at its address. Where nobody listens, connecting would take minutes and end likewise.
+        A call that is on its way when GCS dies is Ray's to repeat; where that ends this process, it is started again.
+
+        Raises:
+            OSError: nobody listens where the cluster was.
+        """
+        try:
+            _knock(self._gcs)
+        except OSError:
+            self._gcs, self._ask = self._address, RayAsk()
+            ray.shutdown()
+            raise
+
+    def _connect(self) -> None:
+        ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        self._gcs = ray.get_runtime_context().gcs_address
+        # Started before the first job needs it.
+        ensure_actor()
+
     @contextmanager
     def _connected(self) -> Iterator[None]:
         """Be connected inside the block.
@@ -104,11 +129,9 @@ class RayBackend:
             RuntimeUnavailable: the cluster does not answer.
         """
         try:
+            self._probe()
             if not ray.is_initialized():
-                _probe(self._address)
-                ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
-                # Started before the first job needs it.
-                ensure_actor()
+                self._connect()
             yield
         except (ray.exceptions.RayError, OSError, RuntimeError) as error:
             raise RuntimeUnavailable(
@@ -117,11 +140,11 @@ class RayBackend:
             ) from error
 
 
-def _probe(address: str | None) -> None:
-    """Where nobody listens, Ray would try for three minutes and then end this process.
+def _knock(address: str | None) -> None:
+    """See whether anybody listens at the address.
 
     Raises:
-        OSError: nobody listens at the address.
+        OSError: nobody does.
     """
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdecimal():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,3 +85,30 @@ def test_a_cluster_where_nobody_listens_is_told_at_once_and_ray_is_not_asked(mon
         with pytest.raises(RuntimeUnavailable, match="does not answer"):
             backend.nodes()
     assert asked == []
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Stands for GCS: somebody listens at its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def test_a_cluster_that_is_away_is_left_at_once_and_connected_anew_when_it_is_back(monkeypatch, listener) -> None:
+    did: list[str] = []
+    port = listener.getsockname()[1]
+    monkeypatch.setattr(ray, "is_initialized", lambda: did[-1:] == ["init"])
+    monkeypatch.setattr(ray, "init", lambda **_: did.append("init"))
+    monkeypatch.setattr(ray, "shutdown", lambda: did.append("shutdown"))
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray_backend, "ensure_actor", lambda: None)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{port}"))
+    backend = RayBackend(address="auto")
+    assert backend.nodes() == backend.nodes() == []
+    listener.close()
+    with pytest.raises(RuntimeUnavailable, match="refused"):
+        backend.nodes()
+    assert did == ["init", "shutdown"]
+    with socket.create_server(("127.0.0.1", port)):
+        assert backend.nodes() == []
+    assert did == ["init", "shutdown", "init"]
