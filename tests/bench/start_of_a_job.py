@@ -22,14 +22,9 @@ from workers.contract import Cursor, Drained, JobSpec, Launch, Started
 
 SPEC = JobSpec.model_validate({"task": {"name": "digits-mlp"}, "workers": {"min": 2, "max": 2}})
 JOBS = 3
-TITLES = {
-    "supervisor": "ray::Supervisor",
-    "controller": "ray::TrainController",
-    "meeting": "ray::SynchronizationActor",
-    "workers": "RayTrainWorker",
-}
+TITLES = {"supervisor": "ray::Supervisor", "workers": "ray::Worker"}
 """Ray names a process after its actor when that is there."""
-COLUMNS = ("supervisor", "controller", "workers", "loop", "started", "first step")
+COLUMNS = ("supervisor", "workers", "loop", "started", "first step")
 USERS = tuple(TITLES)
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
