@@ -235,7 +235,7 @@ def _service_of(facts: _Facts) -> Iterator[_Sample]:
     yield _Sample("accordion_job_workers_allowed", facts.row.min_workers, {"limit": "min"})
     yield _Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
     yield _Sample("accordion_job_restarts_total", facts.row.failures, {})
-    yield from _changes(Tally.model_validate(facts.row.tally or {}))
+    yield from _changes(Tally(**facts.row.tally))
     yield _Sample("accordion_job_decisions_total", facts.num_decisions, {})
     for state in get_args(OverrideState):
         yield _Sample("accordion_job_overrides", facts.overrides_by_state.get(state, 0), {"state": state})

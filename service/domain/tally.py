@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from workers.contract import Started
+from dataclasses import dataclass, field, replace
 
 RESIZE_CAUSES = ("ordered", "joined", "leaving")
 RECOVERY_CAUSES = ("infrastructure", "job")
 """As the workers' side names them in `ResizeRecord` and `FailureRecord`."""
 
 
-class Tally(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
     """Changes of worker group, of one attempt or of a job."""
 
-    model_config = ConfigDict(frozen=True)
-
-    resizes: dict[str, int] = {}
+    resizes: dict[str, int] = field(default_factory=dict)
     """By cause, of `RESIZE_CAUSES`."""
-    recoveries: dict[str, int] = {}
+    recoveries: dict[str, int] = field(default_factory=dict)
     """Likewise, of `RECOVERY_CAUSES`."""
     seconds_lost: float = 0.0
     """Without a step, from a group's last one to its successor's start."""
@@ -26,15 +23,23 @@ class Tally(BaseModel):
     """Trained again because they came after the checkpoint."""
 
 
-def count(tally: Tally, started: Started, cause: str) -> Tally:
-    """After another group took over; `cause` is what was announced before."""
-    took_over = {"resize": "resizes", "recovery": "recoveries"}.get(started.cause)
-    more = {took_over: _one_more(getattr(tally, took_over), cause)} if took_over else {}
-    lost = {
-        "seconds_lost": tally.seconds_lost + started.seconds_lost,
-        "steps_rolled_back": tally.steps_rolled_back + started.steps_rolled_back,
-    }
-    return tally.model_copy(update={**more, **lost})
+def resized(tally: Tally, cause: str) -> Tally:
+    """After a group took over from one of another size."""
+    return replace(tally, resizes=_one_more(tally.resizes, cause))
+
+
+def recovered(tally: Tally, cause: str) -> Tally:
+    """After a group took over from one that broke."""
+    return replace(tally, recoveries=_one_more(tally.recoveries, cause))
+
+
+def cost(tally: Tally, seconds_lost: float, steps_rolled_back: int) -> Tally:
+    """After a group said what its taking over cost."""
+    return replace(
+        tally,
+        seconds_lost=tally.seconds_lost + seconds_lost,
+        steps_rolled_back=tally.steps_rolled_back + steps_rolled_back,
+    )
 
 
 def _one_more(counts: dict[str, int], cause: str) -> dict[str, int]:

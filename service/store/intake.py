@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import delete, select, tuple_
@@ -12,7 +13,7 @@ from accordion.messages import to_json
 from service.domain import overrides
 from service.domain.jobs import LEAVING, Reason, Status
 from service.domain.standing import Standing, Switched
-from service.domain.tally import Tally, count
+from service.domain.tally import Tally, cost, recovered, resized
 from service.store.models import AttemptRow, CheckpointRow, DecisionRow, EpochRow, EventRow, JobRow, LogChunkRow
 from service.store.outbox import append_event, keep_standing, standings, step_job
 from workers.contract import (
@@ -133,12 +134,12 @@ class _Intake:
         self._job.started_at = self._job.started_at or record.time
         self._void(record, started)
         cause = self._announced(record)
-        self._job.tally = count(Tally.model_validate(self._job.tally), started, cause).model_dump()
+        self._job.tally = _tally(self._job.tally, started, cause)
         attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
         if attempt is not None:
             attempt.generation = record.generation
             attempt.started_at = attempt.started_at or record.time
-            attempt.tally = count(Tally.model_validate(attempt.tally), started, cause).model_dump()
+            attempt.tally = _tally(attempt.tally, started, cause)
         if record.attempt == self._job.attempt:
             self._train(record, started)
         why = "start" if started.cause == "start" else cause
@@ -248,6 +249,14 @@ def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
     if old is None:
         return True
     return (progress.attempt, progress.generation, progress.time) > (old["attempt"], old["generation"], old["time"])
+
+
+def _tally(kept: dict[str, Any], started: Started, cause: str) -> dict[str, Any]:
+    """What is kept of the cost, with this change of group; `cause` is what was announced."""
+    tally = cost(Tally(**kept), started.seconds_lost, started.steps_rolled_back)
+    if started.cause != "start":
+        tally = (resized if started.cause == "resize" else recovered)(tally, cause)
+    return asdict(tally)
 
 
 def _train_message(started: Started) -> str:
