@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
@@ -182,9 +183,15 @@ class Scheduler:
             return
         if holds_news(job, drained):
             self._ledger.take_over(job, token, drained)
+            self._forget_words(state, drained)
         elif state is not None:
             self._ledger.say(job, token, state.message)
         self._order(job, drained.orders_version, token)
+
+    def _forget_words(self, state: SupervisorState | None, drained: Drained) -> None:
+        """What a supervisor said before its records came tells nothing of where the job is after them."""
+        if state is not None and drained.records:
+            self._supervisors[state.job_id] = replace(state, message="")
 
     def _order(self, job: JobRow, held: int, token: int) -> None:
         """Hand the orders over where the other side does not hold them; it forgets them when its actor dies."""

@@ -47,7 +47,7 @@ def change(data: Mapping[str, Any]) -> str:
             cost = _cost(data["steps_rolled_back"], data["seconds_lost"])
             return f"{data['previous_world_size']} → {data['world_size']} workers: {cause}, {cost}"
         case "resizing":
-            return f"{data['old']} → {data['new']} workers at the next step: {data['message']}"
+            return f"at the next step {data['message']}"
         case "granted":
             return f"{data['old']} → {data['new']} workers wanted: {data['message']}"
         case "allowed":

@@ -216,8 +216,8 @@ class _Intake:
         data = resize.model_dump(mode="json", exclude={"kind"})
         self._tell(record, "workers", {"what": "resizing", **data, "world_size": self._job.world_size})
         if record.attempt == self._job.attempt and self._job.status in {Status.RUNNING, Status.RESIZING}:
-            message = f"{resize.old} → {_workers(resize.new)}: {resize.message[:_MAX_TEXT]}"
-            self._step(Status.RESIZING, _REASONS[resize.cause], message=message, now=record.time)
+            reason, message = _REASONS[resize.cause], resize.message[:_MAX_TEXT]
+            self._step(Status.RESIZING, reason, message=message, now=record.time)
 
     def _take_failure(self, record: Record, failure: FailureRecord) -> None:
         self._job.failures += 1

@@ -49,6 +49,8 @@ class FakeJob:
     bytes: Bytes = field(default_factory=Bytes)
     phase: str = "starting"
     alive: bool = True
+    says: str = ""
+    """What its supervisor waits for."""
     starts_in: int = 0
     """Drains until training begins."""
     orders: Orders = field(default_factory=Orders)

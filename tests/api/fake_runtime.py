@@ -91,7 +91,7 @@ class FakeRuntime:
         self._answer()
         with self._lock:
             return [
-                SupervisorState(job_id=id_, attempt=job.attempt, phase=job.phase)  # type: ignore[arg-type]
+                SupervisorState(job_id=id_, attempt=job.attempt, phase=job.phase, message=job.says)  # type: ignore[arg-type]
                 for id_, job in self.jobs.items()
                 if job.alive
             ]
@@ -211,7 +211,8 @@ class FakeRuntime:
     def _resize(self, job: FakeJob) -> None:
         """The group saves at a step boundary; the next one goes on from there."""
         sizes = {"old": job.world_size, "new": job.target}
-        self._post(job, ResizeRecord(cause="ordered", **sizes, step=job.step, message="another size was ordered"))
+        message = f"the group goes from {job.world_size} to {job.target} workers: as was asked for"
+        self._post(job, ResizeRecord(cause="ordered", **sizes, step=job.step, message=message))
         self._checkpoint(job)
         job.phase, job.starts_in, job.cause = "starting", 0, "resize"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.domain.jobs import Desired, Reason, Status
 from service.errors import Conflict, Invalid
-from tests.api.world import World
+from tests.api.world import TURN_S, World
 from workers.contract import Cursor, PausedRecord, Record
 
 LONG = {"training": {"epochs": 40}}
@@ -114,6 +115,32 @@ def test_a_minimum_above_what_there_is_room_for_does_not_stop_a_job_that_trains(
     assert world.runtime.jobs[job_id].orders.size.model_dump() == {"min": 2, "target": 2}
     world.cancel(other)
     world.train(job_id, workers=4)
+
+
+def test_a_job_without_its_minimum_says_what_it_waits_for_and_keeps_the_reason(world: World) -> None:
+    job_id = world.submit(**LONG)
+    world.train(job_id)
+    world.runtime.break_group(job_id)
+    world.runtime.jobs[job_id].starts_in = 8
+    world.runtime.jobs[job_id].says = "1 of 2 worker processes are ready, 2 are needed"
+    world.turn(3)
+    job = world.job(job_id)
+    assert (job.status, job.reason) == (Status.RECOVERING, Reason.WORKERS_LOST)
+    assert job.message == "1 of 2 worker processes are ready, 2 are needed"
+    world.train(job_id)
+
+
+def test_what_a_supervisor_said_before_its_group_broke_is_not_said_of_the_recovery(tmp_path: Path) -> None:
+    world = World(tmp_path, survey_interval_s=8 * TURN_S)
+    job_id = world.submit(**LONG)
+    world.train(job_id)
+    world.runtime.jobs[job_id].says = "worker group 1 starts with 2 of 2 workers"
+    world.turn(8)
+    world.runtime.break_group(job_id)
+    world.runtime.jobs[job_id].starts_in = 8
+    world.turn(3)
+    assert world.job(job_id).message.startswith("the worker group ended: ")
+    world.close()
 
 
 def test_another_attempt_starts_with_what_is_granted_then(world: World) -> None:

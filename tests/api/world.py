@@ -37,7 +37,7 @@ class World:
     """One service over one database."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
-        self.settings: Settings = load_settings(home=home, survey_interval_s=TURN_S / 2, **settings)
+        self.settings: Settings = load_settings(home=home, **{"survey_interval_s": TURN_S / 2, **settings})
         upgrade(self.settings.database)
         self.clock = Clock()
         self.database = Database(self.settings.database)

@@ -69,7 +69,7 @@ const TELL = {
   started: ({ cause, why, previous_world_size: before, world_size: size, ...data }) => (cause === "start"
     ? `${counted(size, "worker")} training from epoch ${data.epoch}, step ${data.step}`
     : `${before} → ${size} workers: ${CAUSES[why] ?? why}, ${lost(data.steps_rolled_back, data.seconds_lost)}`),
-  resizing: (data) => `${data.old} → ${data.new} workers at the next step: ${data.message}`,
+  resizing: (data) => `at the next step ${data.message}`,
   granted: (data) => `${data.old} → ${data.new} workers wanted: ${data.message}`,
   allowed: ({ min, max }) => `${min} to ${max} workers allowed`,
   failed: ({ message }) => `workers ended: ${message}`,
