@@ -20,21 +20,11 @@ import structlog
 import uuid_utils
 
 from service.code import CodeStore
+from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Wait
 from service.domain.grants import holding, plan_grants
 from service.domain.jobs import HELD, Reason, Status
 from service.domain.queue import Size, Verdict, Waiting, plan_queue, reserved_sizes
-from service.domain.reconcile import (
-    Finish,
-    Follow,
-    Launch,
-    Lose,
-    Park,
-    Remove,
-    Seen,
-    Supervisor,
-    Wait,
-    next_action,
-)
+from service.domain.reconcile import Seen, Supervisor, next_action
 from service.errors import RuntimeUnavailable
 from service.logs import configure_logs
 from service.runtime.base import Node, Runtime, SupervisorState

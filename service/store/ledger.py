@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from accordion.messages import Override
 from service.domain import overrides
+from service.domain.actions import Lose
 from service.domain.jobs import ENDED, Desired, Reason, Status
-from service.domain.reconcile import Lose
 from service.domain.standing import ORDERED
 from service.runtime.base import Node
 from service.store.engine import Database

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Wait
 from service.domain.jobs import ENDED, HELD, Reason, Status
-from service.domain.reconcile import Finish, Follow, Launch, Lose, Park, Remove, Seen, Supervisor, Wait, next_action
+from service.domain.reconcile import Seen, Supervisor, next_action
 
 LIVING = st.sampled_from(sorted(set(Status) - ENDED))
 SUPERVISORS = st.none() | st.builds(
