@@ -80,7 +80,7 @@ class Crew(Protocol):
         """Have the group announce the word at its next step boundary, and rank 0 keep the note."""
 
     def last_step(self) -> tuple[int, float] | None:
-        """The newest step that any living process knows of, and when it was made; None where there was none."""
+        """The newest step that the newest group is known to have made, and when; None where it made none."""
 
     def close(self) -> None:
         """End all processes."""
@@ -120,6 +120,8 @@ class RayCrew:
         self._failed: list[BaseException] = []
         self._group: tuple[int, ...] = ()
         self._returned: dict[int, str | BaseException] = {}
+        self._newest: tuple[int, float] | None = None
+        """Step that is known to have been made last, and when."""
         self._surveyed_at = 0.0
         self.hired_at = 0.0
 
@@ -183,7 +185,7 @@ class RayCrew:
         except (self._ray.exceptions.RayError, TimeoutError) as error:
             self.dismiss(group[0])
             raise ProcessLost(f"rank 0's process opened no store for its group: {type(error).__name__}") from error
-        self._group, self._returned = tuple(group), {}
+        self._group, self._returned, self._newest = tuple(group), {}, None
         for rank, member in enumerate(members):
             seat = Seat(generation=generation, rank=rank, world_size=len(group), store=store, interruption=interruption)
             member.training = member.actor.train.remote(seat)
@@ -199,17 +201,13 @@ class RayCrew:
             leader.actor.ask.remote(word, note)
 
     def last_step(self) -> tuple[int, float] | None:
-        """Ask all that live, and remember what the dead said last."""
-        living = [member for member in self._members.values() if member.ready_since is not None]
-        calls = [member.actor.pulse.remote(()) for member in living]
-        if calls:
-            done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=FAREWELL_S)
-            for member, call in zip(living, calls, strict=True):
-                if call in done:
-                    with suppress(self._ray.exceptions.RayError):
-                        member.pulse = self._ray.get(call)
-        pulses = [member.pulse for member in living if member.pulse is not None and member.pulse.stepped_at]
-        return max(((pulse.step, pulse.stepped_at) for pulse in pulses), default=None)
+        """Ask all that live, and compare with what was heard before: the dead may have been ahead."""
+        calls = [one.actor.last_step.remote() for one in self._members.values() if one.ready_since is not None]
+        done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=FAREWELL_S) if calls else ([], [])
+        for call in done:
+            with suppress(self._ray.exceptions.RayError):
+                self._hear(self._ray.get(call))
+        return self._newest
 
     def close(self) -> None:
         """Kill all actors."""
@@ -238,8 +236,13 @@ class RayCrew:
             self._returned[self._group.index(member.number)] = answer
         elif call is member.pulsing:
             member.pulsing, member.pulse = None, answer
+            self._hear(answer)
         else:
             member.starting, member.place, member.ready_since = None, answer, time.time()
+
+    def _hear(self, pulse: Pulse) -> None:
+        if pulse.stepped_at:
+            self._newest = max(self._newest or (0, 0.0), (pulse.step, pulse.stepped_at))
 
     def _lose(self, member: _Member, why: BaseException) -> None:
         """A process is gone, whichever of its calls says so first."""

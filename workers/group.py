@@ -58,7 +58,9 @@ def process_group(store: Store, place: tuple[int, int], *, device: str, host: st
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        # a script of the user's may have done it itself.
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _listen_on(host: str) -> None:

@@ -59,7 +59,7 @@ def train_epochs(run: Run) -> Outcome:
     while run.position.epoch < run.spec.training.epochs:
         outcome = train_epoch(run)
         if outcome != "completed":
-            save_midway(run, wait=True)
+            save(run, wait=True)
             return outcome
         close_epoch(run)
     return "completed"
@@ -76,14 +76,8 @@ def train_epoch(run: Run) -> Outcome:
         if Word.RESIZE in words:
             return "resized"
         if is_due(run, words):
-            save_midway(run)
+            save(run)
     return "completed"
-
-
-def save_midway(run: Run, *, wait: bool = False) -> None:
-    """Save in the middle of an epoch, where the running statistics of the workers differ still."""
-    average_buffers(run)
-    save(run, wait=wait)
 
 
 def train_batch(run: Run, order: Tensor) -> frozenset[Word]:

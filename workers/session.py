@@ -32,18 +32,18 @@ from torch.optim import Optimizer
 
 from accordion.control import Word
 from accordion.session import Session
-from workers.buffers import average_buffers, begin_window
+from workers.buffers import average_buffers, begin_window, keep_memory
 from workers.clock import Clock
 from workers.context import NoLink, WorkerContext
 from workers.contract import JobSpec, Launch
 from workers.errors import CodeError
 from workers.evaluation import Summary, agree, mean_loss, mean_metrics, parameter_digest
-from workers.loop import FLUSH_TIMEOUT_S, Outcome, check_taken, open_epoch, save_midway, steer
+from workers.loop import FLUSH_TIMEOUT_S, Outcome, check_taken, open_epoch, steer
 from workers.reporting import announce, epoch_record, report_progress, report_switch
 from workers.run import Run, assemble
 from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, num_batches, share
 from workers.script import Held, Leave, NoTask, Samples, Stateful
-from workers.state import is_due, restore
+from workers.state import is_due, restore, save
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +190,7 @@ class ScriptSession:
             run = assemble(self._place, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler)
             run.optimizer = Held.of(optimizer, held)
             self._run = run
+            keep_memory(run)
             resumed_from = restore(run) if self._in_job else None
             begin_window(run)
             announce(run, resumed_from)
@@ -325,7 +326,7 @@ class ScriptSession:
 
     def _save(self, *, wait: bool) -> None:
         if self._in_job:
-            save_midway(self.run, wait=wait)
+            save(self.run, wait=wait)
             self._saved_step = self.run.session.steps
         self._begin_lap()
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accordion.control import Word
-from workers.buffers import average_buffers, begin_window
+from workers.buffers import average_buffers
 from workers.checkpoint import Manifest, candidates, checkpoint_name, read_part
 from workers.contract import Bytes, CheckpointRecord
 from workers.errors import CheckpointError
@@ -234,7 +234,6 @@ def _load(run: Run, shared: Mapping[str, Any], parts: Sequence[Mapping[str, Any]
     run.batch_change = BatchChange(**shared["batch_change"])
     run.session.load_state_dict([{**part["session"], "controller": shared["controller"]} for part in parts])
     _restore_own(run, parts)
-    begin_window(run)
 
 
 def _shared_state(run: Run) -> dict[str, Any]:

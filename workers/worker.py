@@ -106,8 +106,12 @@ class Worker:
 
     def pulse(self, compute_s_by_rank: tuple[float, ...]) -> Pulse:
         """Say how far this worker is; `compute_s_by_rank` is what all ranks last said."""
+        self._helm.compute_s_by_rank = compute_s_by_rank
+        return self.last_step()
+
+    def last_step(self) -> Pulse:
+        """How far this worker is, or was when its group ended."""
         helm = self._helm
-        helm.compute_s_by_rank = compute_s_by_rank
         return Pulse(step=helm.step, stepped_at=helm.stepped_at, compute_s=helm.compute_s)
 
     def train(self, seat: Seat) -> str:

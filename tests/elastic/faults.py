@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,15 +70,20 @@ class Watched:
 
     def surviving(self) -> list[Step]:
         """What the worker groups did that nobody did again."""
-        # a group's steps begin after its record, and the next group's record is written when it has ended.
-        groups = sorted((record.time, record.payload) for record in self.life.records if is_started(record))
-        lines = steps(self.folder)
         kept: list[Step] = []
+        for started, lines in self._by_group():
+            kept = [line for line in kept if line.step < started.step] + lines
+        return kept
+
+    def _by_group(self) -> Iterator[tuple[Started, list[Step]]]:
+        """What each group did. Who goes on for a while after it lost its supervisor is no part of the next one."""
+        groups = [(record.time, record.payload) for record in self.life.records if is_started(record)]
+        lines = steps(self.folder)
         for number, (begun, started) in enumerate(groups):
             ended = groups[number + 1][0] if number + 1 < len(groups) else float("inf")
-            kept = [line for line in kept if line.step < started.step]
-            kept += [line for line in lines if begun <= line.time < ended and line.step >= started.step]
-        return kept
+            here = [line for line in lines if begun <= line.time < ended]
+            members = {line.rank: line.pid for line in here if line.step == started.step}
+            yield started, [line for line in here if members.get(line.rank) == line.pid and line.step >= started.step]
 
     def seen_twice(self) -> int:
         """Samples that some epoch of the surviving history did not visit exactly once."""

@@ -59,7 +59,7 @@ def failures(watched: Watched) -> list[tuple[str, int | None]]:
 def test_a_worker_killed_in_the_middle_of_a_step(
     watch: Watch, undisturbed: dict[str, torch.Tensor], fault: str
 ) -> None:
-    watched = watch(options={"fault": fault, "fault_step": AFTER + 5, "fault_rank": 1})
+    watched = watch(options={"fault": fault, "fault_step": AFTER + 8, "fault_rank": 1})
     broken = watched.folder / "broken"
     wait_for(lambda: watched.life.look() is not None or broken.exists())
     wait_for(broken.read_text)
