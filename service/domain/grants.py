@@ -53,6 +53,8 @@ def plan_grants(jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequ
     if nodes and not plan.has_room():
         for job in reversed(jobs):
             plan.shrink(job)
+        for job in jobs:
+            plan.give_back(job)
     elif nodes and not any(fitting(size_of(job.asked), nodes, ()) >= job.asked.min for job in waiting):
         for job in jobs:
             plan.grow(job)
@@ -86,6 +88,14 @@ class _Plan:
             enough, too_many = (tried, too_many) if self._homeless_with(job, tried) <= best else (enough, tried)
         why = "the nodes that take workers have no room for more"
         self.grants[job.id] = before if enough == before.workers else Grant(workers=enough, why=why)
+
+    def give_back(self, job: Holding) -> None:
+        """What was taken before more was taken from a larger job, and is of no use to anybody after that."""
+        kept, homeless = self.grants[job.id], self._homeless()
+        for workers in range(min(job.granted, job.asked.max), kept.workers, -1):
+            if self._homeless_with(job, workers) <= homeless:
+                return
+        self.grants[job.id] = kept
 
     def grow(self, job: Holding) -> None:
         """Fill what is left; packed anew, more workers may need more room than counting what is left says."""

@@ -166,6 +166,7 @@ def jobs_named(*names: str) -> Handler:
     times = {"created_at": "2026-01-01T00:00:00Z", "started_at": None, "ended_at": None}
     rest = {"desired": "RUN", "reason": "SUBMITTED", "message": "", "labels": {}, "priority": 50, "attempt": 0}
     rest |= {"status": "QUEUED", "spec": {"task": {"name": "synthetic"}}, "world_size": 0, "metrics": {}}
+    rest |= {"workers": 0, "min_workers": 1, "max_workers": 2, "tally": {}}
     jobs = [{"id": f"0{n}-abc", "name": name, "progress": None} | rest | times for n, name in enumerate(names)]
 
     def serve(request: httpx2.Request) -> httpx2.Response:
