@@ -20,8 +20,6 @@ function say(tone, text) {
 
 export function openResize(job, changed) {
   const form = at("resize");
-  at("least").value = job.min_workers;
-  at("most").value = job.max_workers;
   form.addEventListener("input", () => refresh(job));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
