@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from workers.contract import Size
 
 FIRST_PATIENCE_S = 10.0
-"""How long processes of a new group wait for the last of them once they are enough: they mostly come together."""
+"""How long processes of the first group wait for the last of them once they are enough: they mostly come together."""
 JOIN_PATIENCE_S = 1.0
-"""How long a process that is ready to join a group waits for others that start too: every switch costs a pause."""
+"""How long a process that is ready waits for others that start too, where a group trains or was lost altogether: every
+switch costs a pause, but there may be no room for the others any more."""
 LEAVE_PATIENCE_S = 5.0
 """How long a group that would become too small goes on with a process whose node is being drained, for another to take
 its place: a new one stands after two seconds, and the shortest notice of a spot machine is 30."""
@@ -78,8 +79,12 @@ def _new_group(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
     if len(ready) < seen.size.min:
         return ()
     survived = not set(ready).isdisjoint(seen.group)
-    complete = len(ready) == seen.size.target
-    return ready if survived or complete or seen.now - seen.hired_at >= FIRST_PATIENCE_S else ()
+    if survived or len(ready) == seen.size.target:
+        return ready
+    if not seen.group:
+        return ready if seen.now - seen.hired_at >= FIRST_PATIENCE_S else ()
+    newest = max(process.ready_since or 0.0 for process in kept)
+    return ready if seen.now - newest >= JOIN_PATIENCE_S else ()
 
 
 def _group_in_training(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:

@@ -47,6 +47,12 @@ def test_survivors_that_are_enough_go_on_at_once_and_the_lost_one_is_replaced() 
     assert (todo.group, todo.hire) == ((0, 2), 1)
 
 
+def test_where_all_were_lost_the_first_new_ones_do_not_wait_long_for_others_that_may_find_no_room() -> None:
+    some = [*ready(3, since=5.0), *starting(4)]
+    assert planned(some, ONE_TO_THREE, (0, 1), training=False, now=5.0 + JOIN_PATIENCE_S / 2).group == ()
+    assert planned(some, ONE_TO_THREE, (0, 1), training=False, now=5.0 + JOIN_PATIENCE_S).group == (3,)
+
+
 def test_survivors_that_are_too_few_wait_for_the_one_that_takes_the_place() -> None:
     assert planned([*ready(1), *starting(2)], TWO, (0, 1), training=False, now=99.0).group == ()
     assert planned(ready(1, 2), TWO, (0, 1), training=False).group == (1, 2)
