@@ -39,7 +39,7 @@ demo: $(STAMP)
 	$(BIN)/accordion demo $(DEMO_ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not elastic" $(PYTEST_ARGS)
 
 test-elastic: $(STAMP)
 	$(BIN)/python -m pytest -m elastic tests/elastic $(PYTEST_ARGS)

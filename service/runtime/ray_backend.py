@@ -14,6 +14,7 @@ from service.errors import RuntimeUnavailable
 from service.runtime.base import Node, SupervisorState
 from workers.actor import NAMESPACE
 from workers.asking import ActorSilentError, RayAsk, ensure_actor
+from workers.cluster import draining_nodes
 from workers.contract import Cursor, Drained, EndRecord, Launch, Orders
 from workers.journal import read_end, read_records
 from workers.supervisor import parse_name, start_supervisor, supervisor_name
@@ -43,7 +44,8 @@ class RayBackend:
     def nodes(self) -> list[Node]:
         """All nodes known, the dead ones included."""
         with self._connected():
-            return [_node(found) for found in ray.nodes()]
+            leaving = draining_nodes()
+            return [_node(found, draining=found["NodeID"] in leaving) for found in ray.nodes()]
 
     def supervisors(self) -> list[SupervisorState]:
         """All supervisors of ours that live; one that Ray is restarting counts as starting."""
@@ -151,7 +153,7 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
 
 
-def _node(found: dict[str, Any]) -> Node:
+def _node(found: dict[str, Any], *, draining: bool) -> Node:
     resources = found.get("Resources", {})
     return Node(
         id=found["NodeID"],
@@ -160,6 +162,7 @@ def _node(found: dict[str, Any]) -> Node:
         cpus=float(resources.get("CPU", 0.0)),
         gpus=float(resources.get("GPU", 0.0)),
         memory_bytes=int(resources.get("memory", 0)),
+        draining=draining,
     )
 
 

@@ -85,6 +85,14 @@ class Watched:
             members = {line.rank: line.pid for line in here if line.step == started.step}
             yield started, [line for line in here if members.get(line.rank) == line.pid and line.step >= started.step]
 
+    def disorder(self) -> str:
+        """Which steps of the surviving history are not whole, for a test that fails."""
+        whole = {step: sum(len(line.samples) for line in self.surviving() if line.step == step) for step in range(200)}
+        odd = {step: samples for step, samples in whole.items() if samples not in (0, 64, SAMPLES % 64)}
+        groups = [(started.step, started.world_size) for started in self.life.all(Started)]
+        lines = [line for line in steps(self.folder) if line.step in odd]
+        return f"groups {groups}, odd {odd}: {[(line.step, line.rank, line.pid, len(line.samples)) for line in lines]}"
+
     def seen_twice(self) -> int:
         """Samples that some epoch of the surviving history did not visit exactly once."""
         wrong = 0
@@ -100,7 +108,7 @@ class Watched:
         end = self.life.end()
         assert (end.status, end.reason) == ("SUCCEEDED", "COMPLETED"), end
         assert sorted(self.life.epochs) == list(range(EPOCHS))
-        assert self.seen_twice() == 0
+        assert self.seen_twice() == 0, self.disorder()
         rolled_back = max((started.steps_rolled_back for started in self.life.all(Started)), default=0)
         COSTS.append(Cost(fault=fault, seconds=self._seconds(), rolled_back=rolled_back, seen_twice=self.seen_twice()))
         return COSTS[-1]

@@ -86,6 +86,7 @@ def test_a_node_announced_to_go(begin: Begin, way: str) -> None:
             made.drain(node, deadline_s=30)
         else:
             made.terminate(node)
+        wait_for(lambda: [seen.id for seen in watched.life.backend.nodes() if seen.draining] == [node.id])
         assert watched.survived(f"node {way}").rolled_back == 0
         assert sizes(watched) == [2, 1]
         assert [resize.cause for resize in watched.life.all(ResizeRecord)] == ["leaving"]

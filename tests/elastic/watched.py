@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from workers.data import Data
 from workers.tasks.digits import DigitsMlp
@@ -49,6 +49,11 @@ class WatchedDigits(DigitsMlp):
         self._read: tuple[int, ...] = ()
         self._begun = (-1, 0.0)
 
+    def model(self) -> nn.Module:
+        """Kept, to see whether it trains."""
+        self._model = super().model()
+        return self._model
+
     def train_data(self) -> Data:
         """The digits; who reads them is written down."""
         return _WatchedData(super().train_data(), self._note)
@@ -57,7 +62,9 @@ class WatchedDigits(DigitsMlp):
         """Called for each micro-batch."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self._keep_pace(step)
-        line = Step(time=time.time(), pid=os.getpid(), rank=rank, world_size=world_size, step=step, samples=self._read)
+        # a worker without samples in a batch only takes part, in evaluation mode and with weight 0.
+        samples = self._read if self._model.training else ()
+        line = Step(time=time.time(), pid=os.getpid(), rank=rank, world_size=world_size, step=step, samples=samples)
         with self._file.open("a") as file:
             file.write(json.dumps(asdict(line)) + "\n")
         self._break(outputs, rank, step)
