@@ -11,7 +11,7 @@ from accordion.messages import Override
 from tests.elastic.conftest import Life, Start, everything_is_free, kill, place, processes, wait_for
 from workers.contract import AcksRecord, CheckpointRecord, FailureRecord, Orders, Started
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 EPOCHS = 8
 DIGITS: dict[str, Any] = {
     "task": {"name": "digits-mlp", "options": {"hidden": 32, "min_step_s": 0.02}},

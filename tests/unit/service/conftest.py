@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,7 +40,10 @@ Accordion = Callable[..., Said]
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     # The service shares the process with the command line; its log lines are not what the command prints.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    yield from serve_live(tmp_path_factory.mktemp("service"))
+    with pytest.MonkeyPatch.context() as patch:
+        # An earlier test may have left loggers of the standard library, and a handler whose stream is closed.
+        patch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+        yield from serve_live(tmp_path_factory.mktemp("service"))
     structlog.reset_defaults()
 
 
