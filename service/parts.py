@@ -45,8 +45,6 @@ _RAY_ENVIRONMENT = {
     # The time in which other nodes could take over what runs here; there are none.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray does not hand this one on to workers: they see it only where the whole cluster has it. Its default is 30.
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "3",
 }
 
 
@@ -60,6 +58,8 @@ class Place:
     ray_dir: Path
     """Short: a socket's path may have 107 characters."""
     ray_port: int
+    passed: tuple[str, ...] = ()
+    """Names of variables that workers see besides those that Ray needs."""
 
     @property
     def url(self) -> str:
@@ -81,7 +81,7 @@ def parts(place: Place) -> tuple[Program, ...]:
         Program(
             name="ray",
             command=_ray_command(place),
-            environment=_ray_environment(place.home),
+            environment=_ray_environment(place),
             log=place.home.logs / "ray.log",
             # It ends its own children then; killed, it would leave that to the kernel and the workers.
             orphan_signal=signal.SIGTERM,
@@ -134,10 +134,11 @@ def _ray_command(place: Place) -> tuple[str, ...]:
     )
 
 
-def _ray_environment(home: Home) -> dict[str, str]:
-    """Workers inherit it: neither our database nor our tokens are in it, but the cluster's own."""
-    seen = inherited(lambda name: name in _RAY_SEES or name.startswith(_RAY_SEES_FAMILIES))
-    return {**seen, **_RAY_ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(home.ray_token)}
+def _ray_environment(place: Place) -> dict[str, str]:
+    """Workers inherit it: neither our database nor our tokens are in it, but the cluster's own and what people name."""
+    named = _RAY_SEES | set(place.passed)
+    seen = inherited(lambda name: name in named or name.startswith(_RAY_SEES_FAMILIES))
+    return {**seen, **_RAY_ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(place.home.ray_token)}
 
 
 def _api_environment(place: Place) -> dict[str, str]:

@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     ray_token_file: Path | None = Field(
         default=None, validation_alias=AliasChoices("ACCORDION_RAY_TOKEN_FILE", "RAY_AUTH_TOKEN_PATH")
     )
+    pass_to_workers: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names of variables that `accordion up` hands on to the workers, such as a storage's AWS_ACCESS_KEY_ID."""
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
     max_code_bytes: int = Field(default=67_108_864, ge=1024)
@@ -78,7 +80,7 @@ class Settings(BaseSettings):
     def _expand(cls, home: Path) -> Path:
         return home.expanduser().absolute()
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "pass_to_workers", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -59,6 +59,7 @@ def up(settings: Settings, say: Say) -> None:
             port=free_port(settings.host, settings.port),
             ray_dir=Path(tempfile.mkdtemp(prefix=RAY_DIR_PREFIX, dir="/tmp")),
             ray_port=free_port(LOOPBACK, 0),
+            passed=settings.pass_to_workers,
         )
         keeper = Keeper()
         at_end.callback(_clean_up, home)

@@ -31,7 +31,10 @@ class Task(Protocol):
         """Mean over the samples, a scalar; `step` counts from 0 over the whole job."""
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Means over the samples, scalars by name, among them `loss`; the loop weights them by number of samples."""
+        """Means over the samples, scalars by name, among them `loss`; the loop weights them by number of samples.
+
+        Of those that an attribute `geometric` of the task names, such as perplexity, the geometric mean is kept.
+        """
 
 
 METHODS = ("model", "train_data", "eval_data", "loss", "metrics")

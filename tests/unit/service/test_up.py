@@ -17,7 +17,7 @@ from service.errors import SettingsError, StartError
 from service.home import Home, Running
 from service.parts import Place, free_port, parts
 from service.processes import FIRST_DELAY_S, MAX_DELAY_S, Keeper, Program, restart_delay_s
-from service.settings import Settings
+from service.settings import Settings, load_settings
 from service.up import last_words, up
 
 WAIT_S = 20.0
@@ -259,6 +259,16 @@ def environments(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_workers_see_no_secret_of_the_service(environments: dict[str, dict[str, str]]) -> None:
     assert "secret" not in environments["ray"].values()
     assert not [name for name in environments["ray"] if name.startswith("ACCORDION_")]
+
+
+def test_workers_see_what_people_name(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.setenv(name, name)
+    monkeypatch.setenv("ACCORDION_PASS_TO_WORKERS", "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY")
+    passed = load_settings().pass_to_workers
+    place = Place(home=home, host="127.0.0.1", port=9, ray_dir=tmp_path, ray_port=1, passed=passed)
+    seen = next(part.environment for part in parts(place) if part.name == "ray")
+    assert {name for name in seen if name.startswith("AWS_")} == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 
 
 def test_each_part_sees_what_it_needs_and_not_what_is_for_others(environments: dict[str, dict[str, str]]) -> None:
