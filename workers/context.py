@@ -13,6 +13,8 @@ from workers.contract import Launch, Orders, Payload, Progress, Started
 
 if TYPE_CHECKING:
     from accordion.control import Word
+    from workers.data import Data
+    from workers.tasks.base import Task
 
 
 class Link(Protocol):
@@ -117,6 +119,8 @@ class WorkerContext:
     interruption: Interruption | None = None
     """None for the attempt's first group."""
     helm: Helm = field(default_factory=Helm)
+    parts: tuple[Task, Data, Data] | None = None
+    """The task and its data, where the process has loaded them before."""
 
     @property
     def checkpoints(self) -> Path:

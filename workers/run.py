@@ -142,6 +142,17 @@ class Run:
             yield
 
 
+def load(spec: JobSpec) -> tuple[Task, Data, Data]:
+    """The task, what it trains on and what it is evaluated on: they serve all groups that a process is in.
+
+    Raises:
+        TaskRaised: the task cannot be loaded.
+    """
+    with task_code(None, None), seeded(seed_of("task", spec.training.seed), "cpu"):
+        task = load_task(spec.task)
+        return task, task.train_data(), task.eval_data()
+
+
 def build(context: WorkerContext, clock: Clock) -> Run:
     """Model, data, optimizer and session of a run that has not begun; equal on all ranks.
 
@@ -149,13 +160,12 @@ def build(context: WorkerContext, clock: Clock) -> Run:
         TaskRaised: the task cannot be built.
     """
     spec = context.launch.spec
+    parts = context.parts or load(spec)
     with task_code(None, None), seeded(seed_of("model", spec.training.seed), context.device):
-        task = load_task(spec.task)
-        model = task.model().to(context.device)
-        data, held_out = task.train_data(), task.eval_data()
+        model = parts[0].model().to(context.device)
     ddp = _parallel(model, context.device)
     optimizer = _optimizer(model, spec.training.optimizer)
-    run = assemble(context, clock, (task, data, held_out), ddp=ddp, optimizer=optimizer)
+    run = assemble(context, clock, parts, ddp=ddp, optimizer=optimizer)
     run.session.lr = run.schedule.epoch_rate(0)
     return run
 

@@ -7,11 +7,12 @@ ends, and the process waits for its seat in the next one.
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from workers.asking import RayAsk
 from workers.context import Helm, Interruption, Link, NoLink, WorkerContext
 from workers.contract import Launch, ResizeRecord
+from workers.errors import WorkerError
 from workers.journal import Journal
 from workers.link import ActorLink
 from workers.tasks import SCRIPT
@@ -26,6 +28,9 @@ from workers.telemetry import Source, shipping
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
+
+    from workers.data import Data
+    from workers.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +75,8 @@ class Worker:
     """
 
     def __init__(self, launch: str) -> None:
-        # loaded here, so that a process that says it is ready can begin at once.
-        import workers.loop  # noqa: F401
-
         self._launch = Launch.model_validate_json(launch)
+        self._parts = _loaded(self._launch)
         self._helm = Helm()
         self._store: TCPStore | None = None
         self._link: Link | None = None
@@ -149,6 +152,7 @@ class Worker:
                 link=link,
                 interruption=seat.interruption,
                 helm=self._helm,
+                parts=self._parts,
             )
             self._link = link
             try:
@@ -157,10 +161,26 @@ class Worker:
                 self._link = None
 
 
+def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:
+    """All that takes long, so that a process that says it is ready can begin at once: a group stands still for it.
+
+    None for a script, and where loading fails: a group that is to train says it then.
+    """
+    # torch itself loads torch._dynamo, 1 to 2 s, with the first optimizer that is made.
+    for module in ("torch._dynamo", "workers.loop"):
+        importlib.import_module(module)
+    from workers.code import install
+    from workers.run import load
+
+    with suppress(WorkerError):
+        install(launch)
+        return None if launch.spec.task.name == SCRIPT else load(launch.spec)
+    return None
+
+
 def _run(context: WorkerContext) -> str:
     """Run the loop, or the user's script; what either raises goes to the log with its traceback."""
     from workers.code import install
-    from workers.errors import WorkerError
     from workers.loop import train
     from workers.script import run_script
 

@@ -16,7 +16,10 @@ from workers.tasks import TASKS
 
 
 class Task(Protocol):
-    """What is trained. A class of this kind is called with the spec's options: checked and complete if it is ours."""
+    """What is trained. A class of this kind is called with the spec's options: checked and complete if it is ours.
+
+    One object serves all worker groups that its process is in: what a method gives must not depend on earlier calls.
+    """
 
     def model(self) -> nn.Module:
         """A new model on the CPU; the default generator is seeded with the job's seed."""
