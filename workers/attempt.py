@@ -123,7 +123,6 @@ class Attempt:
             size=size,
             group=self._last,
             training=self._group is not None,
-            hired_at=self.crew.hired_at,
             now=self.clock(),
         )
 

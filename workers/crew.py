@@ -47,10 +47,6 @@ class Crew(Protocol):
     def processes(self) -> list[Process]:
         """Those that live, by number."""
 
-    @property
-    def hired_at(self) -> float:
-        """When the newest was hired."""
-
     def hire(self) -> None:
         """Ask for one more process; it starts as soon as the cluster has room."""
 
@@ -123,7 +119,6 @@ class RayCrew:
         self._newest: tuple[int, float] | None = None
         """Step that is known to have been made last, and when."""
         self._surveyed_at = 0.0
-        self.hired_at = 0.0
 
     @property
     def processes(self) -> list[Process]:
@@ -138,7 +133,6 @@ class RayCrew:
         actor = self._ray.remote(Worker).options(**self._options).remote(self._launch)
         self._members[self._next] = _Member(self._next, actor, actor.place.remote())
         self._next += 1
-        self.hired_at = time.time()
 
     def dismiss(self, number: int) -> None:
         """Kill the actor."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from workers.contract import Size
 
 FIRST_PATIENCE_S = 10.0
-"""How long processes of the first group wait for the last of them once they are enough: they mostly come together."""
+"""How long the processes of the first group wait, once they are enough, for the others: they mostly come together, but
+there may be no room for all."""
 JOIN_PATIENCE_S = 1.0
 """How long a process that is ready waits for others that start too, where a group trains or was lost altogether: every
 switch costs a pause, but there may be no room for the others any more."""
@@ -39,8 +40,6 @@ class Situation:
     group: Sequence[int] = ()
     """The group that trains, or trained last, in rank order."""
     training: bool
-    hired_at: float
-    """When the newest process was hired."""
     now: float
 
 
@@ -81,10 +80,9 @@ def _new_group(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
     survived = not set(ready).isdisjoint(seen.group)
     if survived or len(ready) == seen.size.target:
         return ready
-    if not seen.group:
-        return ready if seen.now - seen.hired_at >= FIRST_PATIENCE_S else ()
     newest = max(process.ready_since or 0.0 for process in kept)
-    return ready if seen.now - newest >= JOIN_PATIENCE_S else ()
+    patience_s = JOIN_PATIENCE_S if seen.group else FIRST_PATIENCE_S
+    return ready if seen.now - newest >= patience_s else ()
 
 
 def _group_in_training(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:

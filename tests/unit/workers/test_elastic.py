@@ -27,7 +27,7 @@ def leaving(number: int, since: float = 0.0) -> Process:
 
 
 def planned(processes: list[Process], size: Size, group: tuple[int, ...] = (), **more: object) -> Plan:
-    fields: dict[str, object] = {"training": bool(group), "hired_at": 0.0, "now": 0.0, **more}
+    fields: dict[str, object] = {"training": bool(group), "now": 0.0, **more}
     return plan(Situation(processes=processes, size=size, group=group, **fields))  # type: ignore[arg-type]
 
 
@@ -36,9 +36,9 @@ def test_a_new_attempt_hires_as_many_as_are_wanted() -> None:
 
 
 def test_a_new_group_waits_for_the_last_of_its_processes_but_not_for_ever() -> None:
-    some = [*ready(0, 1), *starting(2)]
-    assert planned(some, ONE_TO_THREE, now=FIRST_PATIENCE_S - 1).group == ()
-    assert planned(some, ONE_TO_THREE, now=FIRST_PATIENCE_S).group == (0, 1)
+    some = [*ready(0), *ready(1, since=20.0), *starting(2)]
+    assert planned(some, ONE_TO_THREE, now=20.0 + FIRST_PATIENCE_S - 1).group == ()
+    assert planned(some, ONE_TO_THREE, now=20.0 + FIRST_PATIENCE_S).group == (0, 1)
     assert planned(ready(0, 1, 2), ONE_TO_THREE).group == (0, 1, 2)
 
 
@@ -111,9 +111,7 @@ def situations(draw: st.DrawFn) -> Situation:
     group = draw(st.permutations(able).flatmap(lambda order: st.integers(0, len(order)).map(lambda n: order[:n])))
     now = draw(st.floats(3.0, 30.0))
     training = bool(group) and draw(st.booleans())
-    return Situation(
-        processes=processes, size=draw(SIZES), group=tuple(group), training=training, hired_at=0.0, now=now
-    )
+    return Situation(processes=processes, size=draw(SIZES), group=tuple(group), training=training, now=now)
 
 
 @given(situations())
