@@ -169,6 +169,11 @@ class AccordionActor:
             orders_version=job.orders.version,
         )
 
+    async def progress(self, job_id: str) -> Progress | None:
+        """Where the job was, as far as it was told."""
+        job = self._jobs.get(job_id)
+        return job.progress if job is not None else None
+
     async def forget(self, job_id: str) -> None:
         """Drop all that is held of a job."""
         self._jobs.pop(job_id, None)

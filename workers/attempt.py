@@ -218,7 +218,9 @@ class Attempt:
                 return EndRecord(status="FAILED", reason=reason, message=message)
 
     def _interrupted(self, cause: Literal["resize", "recovery"], world_size: int) -> Interruption:
-        step, stepped_at = self.crew.last_step() or (0, self.clock())
+        before = self.interruption
+        known = (before.step, self.clock()) if before is not None else (0, self.clock())
+        step, stepped_at = self.crew.last_step() or known
         return Interruption(cause=cause, world_size=world_size, step=step, time=stepped_at)
 
     def _say_waiting(self, size: Size) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from workers.actor import NAMESPACE
-from workers.asking import AT_HOME, Ask, RayAsk
+from workers.asking import AT_HOME, ActorSilentError, Ask, RayAsk
 from workers.attempt import Attempt
 from workers.context import Interruption
-from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Payload, Started
+from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Payload, Progress, Started
 from workers.crew import Crew, RayCrew
 from workers.failure import Failures
 from workers.journal import Journal, claim_generation, read_end, read_records, write_end
@@ -100,7 +100,7 @@ class Supervisor:
             crew=self._crew(self._launch),
             desk=self,
             failures=failures,
-            interruption=self._interrupted(),
+            interruption=self._lost_before(),
         )
         end = attempt.run()
         self._journal().write(end)
@@ -149,15 +149,27 @@ class Supervisor:
         outbox.flush(FLUSH_S)
         outbox.close()
 
-    def _interrupted(self) -> Interruption | None:
-        """What the workers of a supervisor that died were doing, as far as records tell; they died with it."""
+    def _lost_before(self) -> Interruption | None:
+        """Where this process takes over from one that died: record that its workers died too, and how far they were."""
         ours = [record for record in read_records(self._storage) if record.attempt == self._launch.attempt]
         groups = [record.payload for record in ours if isinstance(record.payload, Started)]
         if not groups:
             return None
         step = max(getattr(record.payload, "step", None) or 0 for record in ours)
         seen_at = max(record.time for record in ours)
+        told = self._progress()
+        if told is not None and told.attempt == self._launch.attempt:
+            step, seen_at = max(step, told.step), max(seen_at, told.time)
+        lost = "the supervisor's process is gone, and its workers with it"
+        self.record(FailureRecord(cause="infrastructure", rank=None, step=step, message=lost))
         return Interruption(cause="recovery", world_size=groups[-1].world_size, step=step, time=seen_at)
+
+    def _progress(self) -> Progress | None:
+        try:
+            told: Progress | None = self._ask("progress", self._launch.job_id, timeout_s=ASK_TIMEOUT_S)
+        except ActorSilentError:
+            return None
+        return told
 
     def _recorded_end(self) -> EndRecord | PausedRecord | None:
         """How the attempt ended, where the process died before all knew."""

@@ -49,10 +49,9 @@ def _summary(job: JobView) -> list[str]:
     if job.tally.resizes or job.tally.recoveries:
         lines.append(f"changes    {changes.tally(job.tally)}")
     if now:
-        accuracy = words.accuracy(job.metrics)
         lines += [
             f"progress   epoch {min(now.epoch, now.epochs - 1)} of 0-{now.epochs - 1}, step {now.step}/{now.steps}",
-            f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)}, accuracy {accuracy}",
+            f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)}, {words.quality(job.metrics)}",
             f"bytes      {words.sent(now.bytes.model_dump())}",
         ]
     return lines

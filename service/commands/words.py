@@ -34,6 +34,12 @@ def number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
+def quality(metrics: Mapping[str, float]) -> str:
+    """Accuracy, or the first other metric there is, with its name."""
+    shown = accuracy(metrics)
+    return f"accuracy {shown}" if "accuracy" in metrics or shown == "-" else shown
+
+
 def accuracy(metrics: Mapping[str, float]) -> str:
     """Accuracy in percent, or the first other metric there is."""
     if "accuracy" in metrics:

@@ -98,6 +98,7 @@ def test_the_supervisor_killed(watch: Watch, undisturbed: dict[str, torch.Tensor
     # a scheduler that does not see it any more starts it; Ray is restarting it already.
     watched.life.backend.start(watched.life.launch)
     assert watched.survived("supervisor kill -9, started again meanwhile").rolled_back <= EVERY_STEPS
+    assert failures(watched) == [("infrastructure", None)]
     assert len(processes("ray::Supervisor")) == 1
     assert len(watched.life.all(Started)) == 2
     assert equal(watched.parameters(), undisturbed)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
 from tests.unit.workers.fake_crew import FakeCrew, Outcome
-from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, until
+from tests.unit.workers.test_actor import progress
+from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, stamp, until
 from workers import supervisor as supervisor_module
 from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord
 from workers.errors import LossNotFinite, TaskRaised
@@ -166,6 +167,16 @@ def test_a_supervisor_that_starts_again_says_what_its_workers_had_been_doing(run
     [interruption] = run("completed").interruptions
     assert interruption is not None
     assert (interruption.cause, interruption.world_size, interruption.step) == ("recovery", STARTED.world_size, 7)
+    [failure] = recorded(tmp_path, "failure")
+    assert (failure.cause, failure.message.partition(",")[0]) == ("infrastructure", "the supervisor's process is gone")
+
+
+def test_a_supervisor_that_starts_again_asks_how_far_its_workers_had_been(run, cluster, tmp_path: Path) -> None:
+    before = journal(tmp_path)
+    before.write(STARTED)
+    cluster.call("post", JOB, stamp(before.generation), (), progress=progress(5))
+    [interruption] = run("completed").interruptions
+    assert interruption.step == progress(5).step
 
 
 def test_a_supervisor_whose_storage_is_full_says_so_and_ends_the_job_when_it_is_not(run, tmp_path, monkeypatch) -> None:
