@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from workers.context import Interruption
@@ -16,7 +16,17 @@ from workers.contract import EndReason, EndRecord, FailureRecord, Launch, Orders
 from workers.crew import Crew
 from workers.elastic import Plan, Situation, plan
 from workers.errors import ProcessLost
-from workers.failure import CONTROLLER, Failures, GiveUp, Retry, failure_of, fatal_reason, next_move
+from workers.failure import (
+    CONTROLLER,
+    FIRST_PAUSE_S,
+    MOST_PAUSE_S,
+    Failures,
+    GiveUp,
+    Retry,
+    failure_of,
+    fatal_reason,
+    next_move,
+)
 
 TICK_S = 0.1
 """The longest time between two looks at the whole."""
@@ -75,9 +85,16 @@ class Attempt:
     _last: tuple[int, ...] = ()
     """Members of the newest group."""
     _group: _Group | None = None
+    _has_trained: bool = False
     _not_before: float = 0.0
     """When another group may begin, after one that failed."""
-    _generations: list[int] = field(default_factory=list)
+    _failed_starts: int = 0
+    """Processes in a row that did not come up."""
+    _hire_not_before: float = 0.0
+    """When others may be hired, after that."""
+
+    def __post_init__(self) -> None:
+        self._has_trained = self.interruption is not None
 
     def run(self) -> EndRecord | PausedRecord:
         """Train until the job or the attempt is over."""
@@ -93,7 +110,8 @@ class Attempt:
     def _turn(self) -> EndRecord | PausedRecord | None:
         orders = self.desk.orders()
         size = orders.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
-        # first of all: a process that is to take the place of a lost one needs seconds to start.
+        unstarted = self._unstarted()
+        # before all else: a process that is to take the place of a lost one needs seconds to start.
         todo = self._staffed(size)
         if self._group is not None:
             returned = self.crew.returned()
@@ -101,19 +119,21 @@ class Attempt:
                 return self._ending(self._group, returned)
             self._resize(self._group, todo, size)
             return None
+        if unstarted is not None:
+            return self._after(unstarted, progressed=False, fatal=None)
         if orders.stop is not None:
             return _stopped(orders.stop, None, "no worker group was running")
         if todo.group and self.clock() >= self._not_before:
             return self._start(todo, size)
         self._say_waiting(size)
-        return self._unstarted()
+        return None
 
     def _staffed(self, size: Size) -> Plan:
         """Hire and dismiss; gives the plan for the group."""
         todo = plan(self._situation(size))
         for number in todo.dismiss:
             self.crew.dismiss(number)
-        for _ in range(todo.hire):
+        for _ in range(todo.hire if self.clock() >= self._hire_not_before else 0):
             self.crew.hire()
         return todo
 
@@ -130,6 +150,7 @@ class Attempt:
         generation = self.desk.claim()
         self.desk.say(f"worker group {generation} starts with {len(todo.group)} of {size.target} workers")
         self._group = _Group(members=todo.group, generation=generation, size=size)
+        self._failed_starts = 0
         self._last = todo.group
         try:
             self.crew.seat(todo.group, generation, self.interruption)
@@ -188,20 +209,29 @@ class Attempt:
         self._group = None
         self.interruption = self._interrupted("recovery", len(group.members))
         failure = failure_of(errors)
+        progressed = self.desk.progressed(group.generation)
+        self._has_trained = self._has_trained or progressed
         fatal = fatal_reason(errors) if failure.cause == "job" else None
+        if fatal == "TASK_RAISED" and self._has_trained:
+            # a task that was built before can be built: one machine lacks something, and another may not.
+            fatal = None
         if failure.cause == "job" or self.launch.spec.workers.gpus:
             # what raised in a process may have left it broken; a GPU is not trusted after a peer was lost.
             for number in group.members:
                 self.crew.dismiss(number)
-        return self._after(failure, progressed=self.desk.progressed(group.generation), fatal=fatal)
+        return self._after(failure, progressed=progressed, fatal=fatal)
 
-    def _unstarted(self) -> EndRecord | None:
-        """Processes that did not come up count as a group that was lost without a step."""
+    def _unstarted(self) -> FailureRecord | None:
+        """Why processes did not come up; others are hired after a pause that grows, whoever trains meanwhile."""
         errors = self.crew.failed_starts()
         if not errors:
             return None
+        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2**self._failed_starts)
+        self._failed_starts += 1
+        self._hire_not_before = self.clock() + pause_s
         failure = failure_of({CONTROLLER: errors[0]})
-        return self._after(failure, progressed=False, fatal=fatal_reason({CONTROLLER: errors[0]}))
+        log.warning("%s; others are hired in %g s", failure.message, pause_s)
+        return failure
 
     def _after(self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None) -> EndRecord | None:
         self.desk.record(failure)

@@ -1,4 +1,4 @@
-"""What `launch` hands to the training loop on every rank, and the road it has to the rest of the world."""
+"""What a worker's process hands to the training loop on every rank, and the road it has to the rest of the world."""
 
 from __future__ import annotations
 
@@ -82,6 +82,11 @@ class Helm:
         self._words: set[Word] = set()
         self._listener: Callable[[Word], None] | None = None
         self._lock = threading.Lock()
+
+    def let_go(self) -> None:
+        """The loop has ended: nobody listens, and nothing of it is kept."""
+        with self._lock:
+            self._listener = None
 
     def successor(self) -> Helm:
         """For the next group: nothing is asked of it yet."""

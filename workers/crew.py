@@ -94,7 +94,7 @@ class _Member:
     training: Any = None
     pulsing: Any = None
     pulsed_at: float = 0.0
-    """When the newest sign of life was asked for."""
+    """When the newest sign of life was asked for; on a clock that never jumps."""
     pulse: Pulse | None = None
 
     def calls(self) -> list[Any]:
@@ -209,7 +209,7 @@ class RayCrew:
             self.dismiss(number)
 
     def _ask_for_signs_of_life(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         seated = [self._members.get(number) for number in self._group]
         computed = tuple(one.pulse.compute_s if one is not None and one.pulse is not None else 0.0 for one in seated)
         for member in self._members.values():
@@ -236,23 +236,25 @@ class RayCrew:
 
     def _hear(self, pulse: Pulse) -> None:
         if pulse.stepped_at:
-            self._newest = max(self._newest or (0, 0.0), (pulse.step, pulse.stepped_at))
+            newest = self._newest or (0, 0.0)
+            self._newest = max(newest, (pulse.step, pulse.stepped_at), key=lambda made: made[1])
 
     def _lose(self, member: _Member, why: BaseException) -> None:
         """A process is gone, whichever of its calls says so first."""
         if self._members.pop(member.number, None) is None:
             return
+        # what only seemed to be gone must not train on.
+        self._ray.kill(member.actor)
         if member.training is not None:
             self._returned[self._group.index(member.number)] = why
         elif member.starting is not None:
             self._failed.append(why)
 
     def _end_the_hung(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         for member in list(self._members.values()):
             if member.pulsing is not None and now - member.pulsed_at >= HUNG_S:
                 log.warning("worker process %d has not answered for %g s and is ended", member.number, HUNG_S)
-                self._ray.kill(member.actor)
                 self._end_process(member)
                 self._lose(member, ProcessLost(f"the process has not answered for {HUNG_S:g} s, and was ended"))
 

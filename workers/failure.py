@@ -64,6 +64,10 @@ def failure_of(by_rank: Mapping[int, BaseException]) -> FailureRecord:
         listed = ", ".join(map(str, dead))
         return FailureRecord(cause="infrastructure", rank=dead[0], message=f"the process of rank {listed} is gone")
     own = {rank: error for rank, error in by_rank.items() if not _is_collateral(error)}
+    away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
+    if away is not None and all(isinstance(error, OSError) for error in own.values()):
+        # what the task raises is a TaskRaised: this is the storage.
+        return FailureRecord(cause="infrastructure", rank=away, message=_sentence(own[away]))
     if not own:
         rank = min(by_rank, default=None)
         return FailureRecord(cause="infrastructure", rank=rank, message=f"rank {rank} lost its peers in a collective")

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import distributed_c10d
 
 from workers.spec import WorkersSpec
 
@@ -54,7 +55,12 @@ def process_group(store: Store, place: tuple[int, int], *, device: str, host: st
     _listen_on(host)
     rank, world_size = place
     backend = "nccl" if device.startswith("cuda") else "gloo"
-    dist.init_process_group(backend, store=store, timeout=PEER_TIMEOUT, rank=rank, world_size=world_size)
+    try:
+        dist.init_process_group(backend, store=store, timeout=PEER_TIMEOUT, rank=rank, world_size=world_size)
+    except Exception:
+        # torch counts groups that never formed, and names the next one by the count: it could meet no newcomer.
+        distributed_c10d._world.group_count = 0
+        raise
     try:
         yield
     finally:

@@ -41,6 +41,12 @@ def claim_generation(storage: Path) -> int:
         return generation
 
 
+def is_superseded(storage: Path, generation: int) -> bool:
+    """Whether a newer generation was claimed: what this one saves from now on belongs to no history."""
+    folder = storage / "records"
+    return folder.is_dir() and any(newer > generation for newer in _generations(folder))
+
+
 def read_records(storage: Path, above: Cursor | None = None) -> list[Record]:
     """All records of the job, or those above a cursor, in order."""
     least = above or Cursor()

@@ -44,6 +44,9 @@ class Watch:
     def close(self) -> None:
         """Stop; an open poll ends by itself."""
         self._closed.set()
+        with self._taking:
+            # it holds the whole run, in a circle through objects of C++ that nobody collects.
+            self._callback = None
 
     def on_orders(self, callback: Callable[[Orders], None]) -> None:
         """Call it with the orders known now, if any, and with all newer ones."""

@@ -213,7 +213,7 @@ def task_code(step: int | None, epoch: int | None) -> Iterator[None]:
     """Turn whatever the task raises into `TaskRaised`; the traceback goes to the log."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         logger.exception("the task raised")
         raise TaskRaised(step, epoch, f"{type(error).__name__}: {error}") from error
 

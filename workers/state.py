@@ -11,6 +11,7 @@ import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from workers.buffers import average_buffers
 from workers.checkpoint import Manifest, candidates, checkpoint_name, read_part
 from workers.contract import Bytes, CheckpointRecord
 from workers.errors import CheckpointError
+from workers.journal import is_superseded
 from workers.run import Mark, Run
 from workers.sampler import Position
 from workers.schedule import BatchChange
@@ -137,6 +139,7 @@ def _upload(run: Run, name: str, *, start: float, wait: bool) -> Upload:
         Peers.of_group(name, run.saving.begun),
         done=partial(_record, run, start=start, blocked_s=blocked_s),
         failed=partial(_warn, run, count=run.saving.failed + 1),
+        superseded=partial(is_superseded, Path(run.context.launch.storage), run.context.generation),
     )
 
 

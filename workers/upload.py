@@ -104,6 +104,7 @@ class Upload:
         peers: the other ranks' uploads.
         done: called on rank 0 in the thread: with the manifest, once the checkpoint can be resumed from.
         failed: likewise with one sentence, where it never will.
+        superseded: whether another worker group has taken over, who must not find the checkpoint or lose an older one.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Upload:
         *,
         done: Callable[[Manifest], None],
         failed: Callable[[str], None],
+        superseded: Callable[[], bool] = bool,
     ) -> None:
         self.name = snapshot.manifest.name
         self._snapshot = snapshot
@@ -121,6 +123,7 @@ class Upload:
         self._peers = peers
         self._done = done
         self._failed = failed
+        self._superseded = superseded
         self._written: Written | None = None
         # a daemon: a worker that ends before its time must not wait for a storage that hangs.
         self._thread = threading.Thread(target=self._run, name=f"upload {self.name}", daemon=True)
@@ -161,6 +164,8 @@ class Upload:
         heard = self._peers.hear(PEERS_TIMEOUT_S)
         errors = [f"rank {rank}: {written.error}" for rank, written in enumerate(heard) if written.error is not None]
         files = tuple(file for written in heard for file in written.files)
+        if self._superseded():
+            errors.append("another worker group runs the job")
         if not errors:
             errors = self._write_manifest(self._snapshot.manifest.model_copy(update={"files": files}))
         if errors:

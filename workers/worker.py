@@ -103,9 +103,11 @@ class Worker:
         """Have the group announce it at its next step boundary, and keep the note among its records."""
         from accordion.control import Word
 
-        if note is not None and self._link is not None:
-            self._link.post(note)
         self._helm.ask(Word[word])
+        if note is not None and self._link is not None:
+            # a full disk must not keep a group from making room.
+            with suppress(OSError):
+                self._link.post(note)
 
     def pulse(self, compute_s_by_rank: tuple[float, ...]) -> Pulse:
         """Say how far this worker is; `compute_s_by_rank` is what all ranks last said."""
@@ -129,6 +131,7 @@ class Worker:
         finally:
             # sockets of the group close with the last object that holds one: peers wait for that.
             self._store = None
+            self._helm.let_go()
             gc.collect()
 
     def _train(self, seat: Seat) -> str:

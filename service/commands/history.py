@@ -99,7 +99,7 @@ def _epochs(epochs: list[EpochView]) -> Table:
         table.add_row(
             str(row.epoch),
             words.number(row.loss),
-            words.accuracy(row.metrics),
+            words.quality(row.metrics, named=False),
             words.number(row.lr, 3),
             str(row.world_size),
             f"{sum(row.seconds_by_phase.values()):.1f}",

@@ -109,7 +109,7 @@ def _table(jobs: list[JobView]) -> Table:
             f"{min(now.epoch + 1, now.epochs)}/{now.epochs}" if now else "-",
             f"{job.world_size} of {job.workers}" if job.workers else "-",
             words.number(now.loss) if now else "-",
-            words.accuracy(job.metrics),
+            words.quality(job.metrics, named=False),
             f"{job.created_at:%Y-%m-%d %H:%M}",
             job.message or job.reason.value,
         )

@@ -34,18 +34,12 @@ def number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
-def quality(metrics: Mapping[str, float]) -> str:
-    """Accuracy, or the first other metric there is, with its name."""
-    shown = accuracy(metrics)
-    return f"accuracy {shown}" if "accuracy" in metrics or shown == "-" else shown
-
-
-def accuracy(metrics: Mapping[str, float]) -> str:
-    """Accuracy in percent, or the first other metric there is."""
-    if "accuracy" in metrics:
-        return f"{100 * metrics['accuracy']:.1f} %"
-    others = [f"{name} {number(value)}" for name, value in metrics.items() if name != "loss"]
-    return others[0] if others else "-"
+def quality(metrics: Mapping[str, float], *, named: bool = True) -> str:
+    """Accuracy in percent, or the first other metric there is; without its name where a column says accuracy."""
+    if "accuracy" in metrics or len(metrics) < 2:
+        shown = f"{100 * metrics['accuracy']:.1f} %" if "accuracy" in metrics else "-"
+        return f"accuracy {shown}" if named else shown
+    return next(f"{name} {number(value)}" for name, value in metrics.items() if name != "loss")
 
 
 def sent(bytes_: Mapping[str, int]) -> str:

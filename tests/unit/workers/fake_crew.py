@@ -39,6 +39,7 @@ class FakeCrew:
     start_s: float = 0.3
     """How long a process takes to start."""
     hired: int = 0
+    hired_when: list[float] = field(default_factory=list)
     step: int = 0
     closed: bool = False
     members: dict[int, Process] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class FakeCrew:
         self.members[self.hired] = Process(number=self.hired, ready_since=None)
         self.hired += 1
         self.hired_at = self.now
+        self.hired_when.append(self.now)
 
     def dismiss(self, number: int) -> None:
         if self.members.pop(number, None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -198,3 +199,44 @@ def test_what_the_attempt_waits_for_is_said(world: Callable[..., World]) -> None
     here = world(least=2, slow={1})
     here.run(lambda crew: (crew.dismiss(1), crew.slow.clear()))
     assert "1 of 2 worker processes are ready, 2 are needed" in here.desk.said
+
+
+def test_one_newcomer_that_lacks_something_does_not_end_a_job_that_has_trained(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    end = here.run(lambda crew: crew.come_back({1: TaskRaised(None, None, "FileNotFoundError: no data here")}))
+    assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    assert [record.cause for record in here.desk.records] == ["job"]
+
+
+def test_a_task_that_was_never_built_ends_the_job(world: Callable[..., World]) -> None:
+    here = world({0: TaskRaised(None, None, "FileNotFoundError: no data")}, least=2)
+    here.desk.has_progressed = False
+    end = here.run()
+    assert isinstance(end, EndRecord)
+    assert end.reason == "TASK_RAISED"
+
+
+def test_a_storage_that_is_away_spends_nothing(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    lost = [lambda crew: crew.come_back({0: OSError(5, "Input/output error")})] * 5
+    assert here.run(*lost) == EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    assert {record.cause for record in here.desk.records} == {"infrastructure"}
+
+
+def test_processes_that_do_not_come_up_are_followed_by_others_after_a_pause_that_grows(world) -> None:
+    here = world(slow=set(range(1, 99)))
+
+    def fail(crew: FakeCrew) -> None:
+        for number in [one.number for one in crew.processes if one.number in crew.slow]:
+            crew.dismiss(number)
+            crew.failed.append(ActorDiedError())
+        if crew.hired == 6:
+            crew.slow.clear()
+        if crew.seated and not crew.back:
+            crew.come_back("completed")
+
+    here.crew.on_look = fail
+    here.attempt.run()
+    gaps = [later - earlier for earlier, later in pairwise(here.crew.hired_when[1:5])]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 2 * gaps[0]
