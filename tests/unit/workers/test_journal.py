@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.workers.world import journal, note
 from workers import journal as journal_module
 from workers.contract import Cursor, EndRecord, FailureRecord
-from workers.journal import Journal, claim_generation, read_end, read_records, write_end
+from workers.journal import Journal, claim_generation, is_superseded, read_end, read_records, write_end
 
 END = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 
@@ -115,3 +115,11 @@ def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     nowhere = Journal(tmp_path / "nowhere", attempt=1, generation=1, clock=lambda: 0.0)
     with pytest.raises(OSError, match="No such file"):
         nowhere.write(note(0))
+
+
+def test_a_generation_is_superseded_as_soon_as_a_newer_one_is_claimed(tmp_path: Path) -> None:
+    assert not is_superseded(tmp_path, 1)
+    first = claim_generation(tmp_path)
+    assert not is_superseded(tmp_path, first)
+    claim_generation(tmp_path)
+    assert is_superseded(tmp_path, first)

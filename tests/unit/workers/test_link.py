@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,16 @@ def test_records_progress_and_lines_arrive(opened: Open, cluster: FakeCluster) -
     assert link.flush(LONG_S)
     drained = cluster.drain()
     assert ([item.payload for item in drained.records], drained.progress) == ([note(1)], progress(3))
+
+
+def test_a_link_that_is_closed_keeps_nothing_of_who_listened(opened: Open) -> None:
+    class Run:
+        def hear(self, orders: Orders) -> None:
+            del orders
+
+    run, link = Run(), opened()
+    gone = weakref.ref(run)
+    link.on_orders(run.hear)
+    link.close()
+    del run
+    assert gone() is None

@@ -29,6 +29,7 @@ class Group:
         self.store = HashStore()
         self.done: list[Manifest] = []
         self.failed: list[str] = []
+        self.superseded = False
 
     def upload(self, rank: int, *, number: int = 1, storage: LocalStorage | None = None) -> Upload:
         manifest = Manifest(job_id="job-1", name=NAME, epoch=0, step=1, world_size=2)
@@ -39,6 +40,7 @@ class Group:
             Peers(store=self.store, name=NAME, number=number, rank=rank, world_size=2),
             done=self.done.append,
             failed=self.failed.append,
+            superseded=lambda: self.superseded,
         )
 
     def write(self, *ranks: int, **options: int) -> list[Written | None]:
@@ -80,6 +82,15 @@ class Full(LocalStorage):
     def writer(self, path: str) -> Iterator[BinaryIO]:
         raise OSError(28, "No space left on device")
         yield
+
+
+def test_a_group_that_is_over_completes_and_removes_nothing(group, tmp_path):
+    older = tmp_path / "g1-e0-s32"
+    older.mkdir()
+    group.superseded = True
+    first, _ = group.write(0, 1)
+    assert "another worker group runs the job" in first.error
+    assert (group.offered(), older.exists()) == ([], True)
 
 
 def test_a_second_try_at_the_same_place_hears_nothing_of_the_first(group, tmp_path):
