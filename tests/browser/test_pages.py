@@ -90,6 +90,15 @@ def test_the_resize_form_gives_the_job_other_workers(page, steered):
     expect(page.locator("#tally")).to_contain_text("1 resize, 0 recoveries; 0 steps rolled back")
 
 
+def test_the_resize_form_follows_what_others_order(page, service, steered):
+    page.goto(f"/jobs/{steered}")
+    expect(page.locator("#ranks tr")).to_have_count(2)
+    service.client.post(f"/api/v1/jobs/{steered}/resize", json={"min": 1, "max": 4}).raise_for_status()
+    expect(page.locator("#workers-note")).to_contain_text("1 to 4 allowed")
+    expect(page.get_by_label("At most", exact=True)).to_have_value("4")
+    expect(page.locator("#resize-call")).to_contain_text('{"min":1,"max":4}')
+
+
 def test_a_refused_resize_says_why(watched, running):
     page = watched.page
     page.goto(f"/jobs/{running}")

@@ -18,19 +18,21 @@ function say(tone, text) {
   said.textContent = text;
 }
 
-// What somebody is typing is not replaced by what others ordered meanwhile.
-let typed = false;
+// What somebody has typed, maybe before this script ran, is not replaced by what others ordered meanwhile.
+const follow = (field, allowed) => {
+  if (field.value === field.defaultValue) field.value = field.defaultValue = String(allowed);
+};
 
 export function openResize(job, changed) {
   const form = at("resize");
-  form.addEventListener("input", () => { typed = true; refresh(job); });
+  form.addEventListener("input", () => refresh(job));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const button = form.querySelector("button");
     button.disabled = true;
     try {
       await call("POST", path(job), request());
-      typed = false;
+      for (const field of [at("least"), at("most")]) field.defaultValue = field.value;
       say("good", "Accepted; the events show when the job goes on with other workers.");
       await changed();
     } catch (error) {
@@ -45,11 +47,9 @@ export function openResize(job, changed) {
 export const closeResize = () => { at("resize").hidden = true; };
 
 export function showWorkers(job) {
-  if (!typed) {
-    at("least").value = job.min_workers;
-    at("most").value = job.max_workers;
-    refresh(job);
-  }
+  follow(at("least"), job.min_workers);
+  follow(at("most"), job.max_workers);
+  refresh(job);
   at("workers-note").textContent = `${job.world_size} train, ${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed`;
   at("tally").textContent = cost(job.tally);
   const seconds = job.world_size ? job.progress?.compute_s_by_rank ?? [] : [];
