@@ -226,7 +226,7 @@ class Attempt:
         errors = self.crew.failed_starts()
         if not errors:
             return None
-        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2**self._failed_starts)
+        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failed_starts, 10))
         self._failed_starts += 1
         self._hire_not_before = self.clock() + pause_s
         failure = failure_of({CONTROLLER: errors[0]})

@@ -240,3 +240,19 @@ def test_processes_that_do_not_come_up_are_followed_by_others_after_a_pause_that
     gaps = [later - earlier for earlier, later in pairwise(here.crew.hired_when[1:5])]
     assert gaps == sorted(gaps)
     assert gaps[-1] > 2 * gaps[0]
+
+
+def test_a_newcomer_that_never_comes_up_does_not_disturb_a_group_for_however_long_it_trains(world) -> None:
+    here = world(slow=set(range(2, 9999)), most=3)
+
+    def fail(crew: FakeCrew) -> None:
+        crew.now += 60.0
+        for number in [one.number for one in crew.processes if one.number in crew.slow]:
+            crew.dismiss(number)
+            crew.failed.append(ActorDiedError())
+        if crew.hired > 1200:
+            crew.come_back("completed")
+
+    here.crew.on_look = fail
+    assert here.attempt.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    assert here.crew.seated == [(0, 1)]
