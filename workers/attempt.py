@@ -166,15 +166,15 @@ class Attempt:
         note = self._resizing(group, todo, size)
         log.info("%s", note.message)
         self.desk.say(note.message)
-        self.crew.ask("RESIZE", note)
+        self.crew.resize(note)
 
     def _resizing(self, group: _Group, todo: Plan, size: Size) -> ResizeRecord:
         old, new = len(group.members), len(todo.group)
         leaving = {one.number for one in self.crew.processes if one.leaving_since is not None}
         cause: Literal["ordered", "joined", "leaving"] = "ordered" if size != group.size else "joined"
         why = "as was asked for" if cause == "ordered" else "processes that were missing are there"
-        if not leaving.isdisjoint(group.members):
-            cause, why = "leaving", f"the node of {len(leaving)} of its processes is being drained"
+        if going := leaving.intersection(group.members):
+            cause, why = "leaving", f"the node of {len(going)} of its processes is being drained"
         message = f"the group goes from {old} to {new} workers: {why}"
         return ResizeRecord(cause=cause, old=old, new=new, step=self._interrupted("resize", old).step, message=message)
 

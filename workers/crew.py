@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from workers.cluster import draining_nodes
 from workers.context import Interruption
@@ -72,8 +72,8 @@ class Crew(Protocol):
     def returned(self) -> dict[int, str | BaseException]:
         """What the group's members came back with so far, by rank: the loop's outcome, or what ended them."""
 
-    def ask(self, word: Literal["RESIZE", "CHECKPOINT"], note: ResizeRecord | None = None) -> None:
-        """Have the group announce the word at its next step boundary, and rank 0 keep the note."""
+    def resize(self, note: ResizeRecord) -> None:
+        """Have the group save and come back at its next step boundary, and rank 0 keep the note."""
 
     def last_step(self) -> tuple[int, float] | None:
         """The newest step that the newest group is known to have made, and when; None where it made none."""
@@ -188,11 +188,11 @@ class RayCrew:
         """Outcomes and errors by rank."""
         return dict(self._returned)
 
-    def ask(self, word: Literal["RESIZE", "CHECKPOINT"], note: ResizeRecord | None = None) -> None:
+    def resize(self, note: ResizeRecord) -> None:
         """Through rank 0's process."""
         leader = self._members.get(self._group[0])
         if leader is not None:
-            leader.actor.ask.remote(word, note)
+            leader.actor.resize.remote(note)
 
     def last_step(self) -> tuple[int, float] | None:
         """Ask all that live, and compare with what was heard before: the dead may have been ahead."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from workers.asking import RayAsk
 from workers.context import Helm, Interruption, Link, NoLink, WorkerContext
@@ -99,12 +99,12 @@ class Worker:
         self._store = open_store(self.place().host)
         return self._store.host, self._store.port
 
-    def ask(self, word: Literal["RESIZE", "CHECKPOINT"], note: ResizeRecord | None) -> None:
-        """Have the group announce it at its next step boundary, and keep the note among its records."""
+    def resize(self, note: ResizeRecord) -> None:
+        """Have the group save and come back at its next step boundary, and keep the note among its records."""
         from accordion.control import Word
 
-        self._helm.ask(Word[word])
-        if note is not None and self._link is not None:
+        self._helm.ask(Word.RESIZE)
+        if self._link is not None:
             # a full disk must not keep a group from making room.
             with suppress(OSError):
                 self._link.post(note)

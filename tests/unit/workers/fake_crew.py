@@ -107,9 +107,7 @@ class FakeCrew:
     def returned(self) -> dict[int, str | BaseException]:
         return dict(self.back)
 
-    def ask(self, word: str, note: ResizeRecord | None = None) -> None:
-        assert word == "RESIZE"
-        assert note is not None
+    def resize(self, note: ResizeRecord) -> None:
         self.notes.append(note)
         self.come_back("resized")
 
