@@ -76,14 +76,18 @@ class Watched:
         return kept
 
     def _by_group(self) -> Iterator[tuple[Started, list[Step]]]:
-        """What each group did. Who goes on for a while after it lost its supervisor is no part of the next one."""
+        """What each group did. Who goes on for a while after it lost its supervisor is no part of the next one.
+
+        A group tells that it started when all have their models, and some may have begun a step by then.
+        """
         groups = [(record.time, record.payload) for record in self.life.records if is_started(record)]
         lines = steps(self.folder)
-        for number, (begun, started) in enumerate(groups):
-            ended = groups[number + 1][0] if number + 1 < len(groups) else float("inf")
-            here = [line for line in lines if begun <= line.time < ended]
-            members = {line.rank: line.pid for line in here if line.step == started.step}
-            yield started, [line for line in here if members.get(line.rank) == line.pid and line.step >= started.step]
+        before = 0.0
+        for told, started in groups:
+            here = [line for line in lines if before <= line.built < told]
+            members = {line.rank: (line.pid, line.built) for line in here if line.step == started.step}
+            yield started, [line for line in here if members.get(line.rank) == (line.pid, line.built)]
+            before = told
 
     def disorder(self) -> str:
         """Which steps of the surviving history are not whole, for a test that fails."""

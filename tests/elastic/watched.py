@@ -27,6 +27,8 @@ class Step:
     """A worker trained on one micro-batch of a step."""
 
     time: float
+    built: float
+    """When this process made the model that trains, once for each group it is in; before any of the group trains."""
     pid: int
     rank: int
     world_size: int
@@ -51,6 +53,7 @@ class WatchedDigits(DigitsMlp):
 
     def model(self) -> nn.Module:
         """Kept, to see whether it trains."""
+        self._built = time.time()
         self._model = super().model()
         return self._model
 
@@ -64,7 +67,15 @@ class WatchedDigits(DigitsMlp):
         self._keep_pace(step)
         # a worker without samples in a batch only takes part, in evaluation mode and with weight 0.
         samples = self._read if self._model.training else ()
-        line = Step(time=time.time(), pid=os.getpid(), rank=rank, world_size=world_size, step=step, samples=samples)
+        line = Step(
+            time=time.time(),
+            built=self._built,
+            pid=os.getpid(),
+            rank=rank,
+            world_size=world_size,
+            step=step,
+            samples=samples,
+        )
         with self._file.open("a") as file:
             file.write(json.dumps(asdict(line)) + "\n")
         self._break(outputs, rank, step)
