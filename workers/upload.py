@@ -22,6 +22,8 @@ from workers.storage import Storage, way_out
 
 PEERS_POLL_S = 0.02
 """Distance between two looks for what the others wrote, on rank 0."""
+LOOKS_AT_GROUP = 50
+"""After so many of these it also looks whether its group is over, which is a look into a folder."""
 PEERS_TIMEOUT_S = 600.0
 """How long rank 0's thread waits for the others' parts after its own. Only a worker that is gone says nothing, and then
 training ends as well; the thread must not stay in a process that goes on in another group."""
@@ -73,8 +75,8 @@ class Peers:
         """Tell rank 0."""
         self.store.set(self._key(self.rank), written.model_dump_json())
 
-    def hear(self, timeout_s: float) -> list[Written]:
-        """What every rank said, in rank order; on rank 0, once.
+    def hear(self, timeout_s: float, over: Callable[[], bool]) -> list[Written]:
+        """What every rank said, in rank order; on rank 0, once. Nothing, where the group is `over` before that.
 
         Raises:
             TimeoutError: some said nothing.
@@ -85,6 +87,8 @@ class Peers:
         while not self.store.check(keys):
             if (looks := looks - 1) < 0:
                 raise TimeoutError(f"other workers have not written their parts {timeout_s:g} s after rank 0")
+            if looks % LOOKS_AT_GROUP == 0 and over():
+                return []
             pause.wait(PEERS_POLL_S)
         heard = [Written.model_validate_json(self.store.get(key)) for key in keys]
         for key in keys:
@@ -161,7 +165,7 @@ class Upload:
 
     def _complete(self) -> Written:
         """Rank 0: the manifest, or an end without one."""
-        heard = self._peers.hear(PEERS_TIMEOUT_S)
+        heard = self._peers.hear(PEERS_TIMEOUT_S, self._superseded)
         errors = [f"rank {rank}: {written.error}" for rank, written in enumerate(heard) if written.error is not None]
         files = tuple(file for written in heard for file in written.files)
         if self._superseded():

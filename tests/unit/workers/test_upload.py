@@ -75,6 +75,15 @@ def test_a_rank_that_says_nothing_is_not_awaited_for_ever(group, monkeypatch):
     assert (group.failed, group.offered()) == ([written.error], [])
 
 
+def test_a_rank_whose_group_is_over_awaits_nobody(group, tmp_path):
+    first = group.upload(0)
+    first.start()
+    assert first.written(0.1) is None
+    group.superseded = True
+    assert "another worker group runs the job" in first.written(TOLD_S).error
+    assert not (tmp_path / NAME).exists()
+
+
 class Full(LocalStorage):
     """A storage that takes nothing."""
 
