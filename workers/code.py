@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import hashlib
 import importlib
 import importlib.util
 import logging
+import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,19 @@ from workers.archive import modules_of, unpack
 from workers.contract import Launch
 from workers.errors import CodeError, TaskRaised
 
+UNHELD_S = 60.0
+"""How old a folder that nobody holds must be to be abandoned: a new one is held a moment after it was made."""
+_PREFIX = "accordion-code-"
+
 logger = logging.getLogger(__name__)
 
 
 def install(launch: Launch) -> Path | None:
     """Make the job's own modules importable and return their folder; None where it has none.
 
-    Once a process, however often it is called. The folder is this process's own and goes with it. It comes last on
-    `sys.path`, so that nothing of ours, of the standard library or of an installed package can be replaced.
+    Once a process, however often it is called. The folder is this process's own; a later process removes it, since most
+    end by force. It comes last on `sys.path`, so that nothing of ours, of the standard library or of an installed
+    package can be replaced.
 
     Raises:
         TaskRaised: the archive is missing, is not the one that the spec names, or is refused.
@@ -83,8 +91,9 @@ def put_on_path(folder: Path, files: Sequence[str]) -> None:
 
 @cache
 def _installed(archive: str, sha256: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="accordion-code-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    _held(folder)
     with Path(archive).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
@@ -92,6 +101,30 @@ def _installed(archive: str, sha256: str) -> Path:
         entries = unpack(file, folder)
     put_on_path(folder, [entry.name for entry in entries if not entry.is_folder])
     return folder
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of processes that are gone, as far as we may."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime >= UNHELD_S and (lock := _held(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _held(folder: Path) -> int | None:
+    """Lock a folder as long as this process lives, or until what is returned is closed; None where another has it.
+
+    Raises:
+        OSError: it is gone, or another user's.
+    """
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
 
 
 __all__ = ["install", "own_class", "put_on_path"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +60,30 @@ def said(*orders: Launch) -> str:
     return done.stdout.strip()
 
 
-def test_a_class_of_ones_own_gets_its_options_and_its_folder_goes_with_the_process(tmp_path):
-    name, options, folder, mode = said(order(tmp_path, {"tiny.py": TASK}, depth=3)).split("|")
+def test_a_class_of_ones_own_gets_its_options_in_a_folder_of_this_process(tmp_path):
+    name, options, _, mode = said(order(tmp_path, {"tiny.py": TASK}, depth=3)).split("|")
     assert (name, options, mode) == ("Tiny", "{'depth': 3}", "0o40700")
-    assert not Path(folder).exists()
+
+
+def test_folders_of_processes_that_are_gone_are_removed_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    job = order(tmp_path, {"tiny.py": TASK})
+    held, gone, new = (Path(said(job).split("|")[2]) for _ in range(3))
+    for folder in (held, gone):
+        os.utime(folder, (0, 0))
+    with held_open(held):
+        said(job)
+    assert [folder.exists() for folder in (held, gone, new)] == [True, False, True]
+
+
+@contextmanager
+def held_open(folder: Path) -> Iterator[None]:
+    """As a process that lives and uses it does."""
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+    os.close(lock)
 
 
 MISSING = {
