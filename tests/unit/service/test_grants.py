@@ -55,7 +55,7 @@ def test_nothing_is_taken_that_would_have_had_a_place(jobs: list[Holding], nodes
     for place, (old, one) in enumerate(zip(kept, new, strict=True)):
         if one.granted < old.granted:
             one_more = [*new[:place], replace(one, granted=one.granted + 1), *new[place + 1 :]]
-            assert num_homeless(taken(one_more), nodes) > 0
+            assert num_homeless(taken(one_more), nodes) > num_homeless(taken(new), nodes)
 
 
 @given(HOLDING, WAITING, NODES)
@@ -97,6 +97,40 @@ def test_a_group_that_does_not_fit_even_at_its_minimum_waits_with_its_minimum() 
 def test_a_job_whose_room_is_of_no_use_to_those_without_keeps_it() -> None:
     lost = Holding(id="a", asked=asked(2, 2, gpus=1), granted=2)
     assert grants(lost, job("b", 1, 4, 4), nodes=[Size(cpus=4, gpus=0)]) == [2, 4]
+
+
+def test_what_a_larger_jobs_shrinking_made_needless_is_given_back_as_far_as_it_fits() -> None:
+    large = Holding(id="a", asked=asked(1, 2, cpus=4), granted=2)
+    small = Holding(id="b", asked=asked(1, 3, cpus=2), granted=3)
+    assert grants(large, small, nodes=[Size(cpus=8, gpus=0)]) == [1, 2]
+
+
+def test_the_first_in_order_is_given_back_first() -> None:
+    jobs = [Holding(id=str(cpus), asked=asked(1, 5, cpus), granted=held) for cpus, held in ((3, 2), (1, 2), (2, 3))]
+    assert grants(*jobs, nodes=[Size(cpus=8, gpus=0)]) == [1, 2, 1]
+
+
+def test_nothing_is_given_back_above_a_lowered_maximum() -> None:
+    lost = Holding(id="a", asked=asked(1, 1, cpus=4), granted=4)
+    assert grants(lost, job("b", 1, 1, 2), nodes=[Size(cpus=3, gpus=0)]) == [1, 1]
+
+
+def test_a_job_grows_by_as_many_as_have_room_when_all_are_packed_anew() -> None:
+    grows = Holding(id="a", asked=asked(2, 3, cpus=4), granted=1)
+    beside = Holding(id="b", asked=asked(2, 2, cpus=3), granted=2)
+    nodes = [Size(cpus=10, gpus=0), Size(cpus=2, gpus=0), Size(cpus=8, gpus=1)]
+    assert grants(grows, beside, nodes=nodes) == [2, 2]
+
+
+def test_a_job_does_not_grow_where_packing_anew_leaves_a_larger_worker_without_a_place() -> None:
+    large = Holding(id="a", asked=asked(2, 3, cpus=5), granted=2)
+    on_gpus = Holding(id="b", asked=asked(2, 3, cpus=1, gpus=1), granted=1)
+    assert grants(large, on_gpus, nodes=[Size(cpus=6, gpus=2), Size(cpus=8, gpus=2)]) == [2, 1]
+
+
+def test_nobody_grows_while_one_waits_who_would_just_fit_an_empty_cluster() -> None:
+    waits = [Waiting(id="w", asked=asked(3, 3))]
+    assert grants(job("a", 1, 3, 1), waiting=waits, nodes=[Size(cpus=3, gpus=0)]) == [1]
 
 
 def test_a_minimum_above_the_grant_is_grown_to_when_there_is_room() -> None:

@@ -1,0 +1,252 @@
+"""What reports of a running job change in its row: laws of the intake, one record after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from service.domain.jobs import LEAVING, Reason, Status
+from service.store.commands import Commands
+from service.store.engine import Database
+from service.store.intake import holds_news, take_over
+from service.store.migrations import upgrade
+from service.store.models import AttemptRow, EventRow, JobRow
+from service.store.repository import Repository
+from workers.contract import (
+    Bytes,
+    CheckpointRecord,
+    Drained,
+    FailureRecord,
+    JobSpec,
+    LogLine,
+    Payload,
+    Progress,
+    Record,
+    ResizeRecord,
+    Started,
+)
+
+RESIZE = ResizeRecord(cause="joined", old=2, new=3, step=9, message="processes that were missing are there")
+FAILURE = FailureRecord(cause="job", rank=0, message="ValueError: broken on purpose")
+CHECKPOINT = CheckpointRecord(name="epoch-00001", epoch=1, step=9, size_bytes=1, seconds=0.1)
+WORKING = [Status.RUNNING, Status.RESIZING, Status.RECOVERING]
+
+
+def started(cause: str = "start", **more: Any) -> Started:
+    whole = {"world_size": 2, "epoch": 0, "step": 0, "resumed_from": None, "steps_per_epoch": 9, "layers": ()}
+    return Started(parameters=1, cause=cause, **{**whole, **more})  # type: ignore[arg-type]
+
+
+def progress(attempt: int, generation: int, time: float = 9.0, **more: Any) -> Progress:
+    whole = {"epoch": 0, "step": 1, "steps_per_epoch": 9, "epochs": 4, "world_size": 2, "loss": 1.0, "lr": 0.1}
+    rates = {"samples_per_s": 1.0, "bytes": Bytes(), "compute_s_by_rank": (), "seconds_by_phase": {}}
+    return Progress(attempt=attempt, generation=generation, time=time, **{**whole, **rates, **more})
+
+
+class Row:
+    """One job's row at attempt 2, with what is reported of it."""
+
+    def __init__(self, database: Database) -> None:
+        self.repository = Repository(database)
+        self._database = database
+        spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
+        self.id = Commands(database, lambda: 0.0).submit(spec, None)[0].id
+        self.set(attempt=2, status="RUNNING", workers=2, world_size=2, cursor_attempt=1, reason="TRAINING", message="")
+        with database.write() as session:
+            for number in (1, 2):
+                session.add(AttemptRow(job_id=self.id, number=number, workers=2, reason="TRAINING", created_at=0.0))
+        self._seq = 0
+
+    def _open(self, session: Session) -> JobRow:
+        return session.get_one(JobRow, self.id)
+
+    def set(self, **columns: Any) -> None:
+        with self._database.write() as session:
+            row = self._open(session)
+            for name, value in columns.items():
+                setattr(row, name, value)
+
+    def report(self, *payloads: Payload, attempt: int = 2, generation: int = 5) -> None:
+        records = []
+        for payload in payloads:
+            self._seq += 1
+            record = Record(attempt=attempt, generation=generation, seq=self._seq, time=1.0, payload=payload)
+            records.append(record)
+        self.take(Drained(records=tuple(records)))
+
+    def take(self, drained: Drained) -> None:
+        with self._database.write() as session:
+            take_over(session, self._open(session), drained, now=2.0)
+
+    @property
+    def job(self) -> JobRow:
+        found = self.repository.job(self.id)
+        assert found is not None
+        return found
+
+    @property
+    def state(self) -> tuple[str, str, str]:
+        return (self.job.status, self.job.reason, self.job.message)
+
+    def events(self, kind: str) -> list[EventRow]:
+        return [event for event in self.repository.events(self.id, after=0) if event.type == kind]
+
+
+@pytest.fixture
+def row(tmp_path: Path) -> Iterator[Row]:
+    url = f"sqlite:///{tmp_path}/accordion.db"
+    upgrade(url)
+    database = Database(url)
+    yield Row(database)
+    database.close()
+
+
+@pytest.mark.parametrize("payload", [RESIZE, FAILURE, started("recovery")], ids=lambda payload: payload.kind)
+def test_what_befell_an_earlier_attempt_is_told_and_does_not_move_the_job(row: Row, payload: Payload) -> None:
+    before, world_size = row.state, row.job.world_size
+    row.report(payload, attempt=1)
+    assert (row.state, row.job.world_size) == (before, world_size)
+    assert [event.data["attempt"] for event in row.events("workers")] == [1]
+
+
+@pytest.mark.parametrize("status", sorted(LEAVING))
+@pytest.mark.parametrize("payload", [RESIZE, FAILURE, started("recovery")], ids=lambda payload: payload.kind)
+def test_nothing_that_befalls_workers_brings_a_leaving_job_back(row: Row, status: Status, payload: Payload) -> None:
+    row.set(status=status.value, deadline=60.0)
+    before = row.state
+    row.report(payload)
+    assert (row.state, row.job.deadline) == (before, 60.0)
+
+
+@pytest.mark.parametrize("status", sorted({Status.STARTING, Status.RECOVERING, Status.PAUSING, Status.STOPPING}))
+def test_only_a_job_that_trains_is_resized(row: Row, status: Status) -> None:
+    row.set(status=status.value)
+    row.report(RESIZE)
+    assert row.job.status == status
+    assert row.events("workers")[-1].data["what"] == "resizing"
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.RESIZING])
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        ("ordered", Reason.RESIZE_ORDERED),
+        ("joined", Reason.WORKERS_JOINED),
+        ("leaving", Reason.WORKERS_LEAVING),
+    ],
+)
+def test_a_resize_has_the_reason_that_the_workers_name(row: Row, status: Status, *, cause: str, reason: Reason) -> None:
+    row.set(status=status.value)
+    row.report(RESIZE.model_copy(update={"cause": cause}))
+    assert row.state == (Status.RESIZING, reason, RESIZE.message)
+
+
+@pytest.mark.parametrize("status", WORKING)
+@pytest.mark.parametrize(("cause", "reason"), [("job", Reason.RETRYING), ("infrastructure", Reason.WORKERS_LOST)])
+def test_a_group_that_broke_is_recovered_from_and_counted(
+    row: Row, status: Status, *, cause: str, reason: Reason
+) -> None:
+    row.set(status=status.value)
+    row.report(FAILURE.model_copy(update={"cause": cause}))
+    assert (row.job.status, row.job.reason, row.job.failures) == (Status.RECOVERING, reason, 1)
+    assert (row.job.world_size, row.job.workers) == (0, 2)
+    assert FAILURE.message in row.job.message
+
+
+@pytest.mark.parametrize("status", [*WORKING, Status.STARTING])
+def test_a_group_that_began_trains_and_nothing_is_due_any_more(row: Row, status: Status) -> None:
+    row.set(status=status.value, deadline=60.0, world_size=0)
+    row.report(started(world_size=3))
+    assert (row.job.status, row.job.reason, row.job.world_size, row.job.deadline) == ("RUNNING", "TRAINING", 3, None)
+    first, second = row.repository.attempts(row.id)
+    assert (second.message, second.generation, second.started_at) == ("3 workers train", 5, 1.0)
+    assert (first.generation, first.started_at) == (0, None)
+
+
+def test_a_change_of_group_has_the_newest_cause_that_its_own_attempt_announced(row: Row) -> None:
+    row.report(FAILURE, attempt=1)
+    row.report(RESIZE, FAILURE.model_copy(update={"cause": "infrastructure"}))
+    row.set(status="RECOVERING")
+    row.report(started("recovery", seconds_lost=2.0, steps_rolled_back=3), generation=6)
+    tally = row.job.tally
+    assert (tally["recoveries"], tally["resizes"]) == ({"infrastructure": 1}, {})
+    assert (tally["seconds_lost"], tally["steps_rolled_back"]) == (2.0, 3)
+    assert row.events("workers")[-1].data["why"] == "infrastructure"
+
+
+def test_another_attempts_cause_is_no_cause(row: Row) -> None:
+    row.report(FAILURE, attempt=1)
+    row.report(started("recovery"))
+    assert row.job.tally["recoveries"] == {"unknown": 1}
+
+
+def test_the_tally_of_an_attempt_holds_its_own_changes_and_the_jobs_all(row: Row) -> None:
+    row.report(FAILURE, started("recovery", seconds_lost=1.0), attempt=1)
+    row.report(RESIZE, started("resize", seconds_lost=0.5))
+    first, second = row.repository.attempts(row.id)
+    assert (first.tally["recoveries"], first.tally["resizes"]) == ({"job": 1}, {})
+    assert (second.tally["recoveries"], second.tally["resizes"]) == ({}, {"joined": 1})
+    assert (row.job.tally["recoveries"], row.job.tally["resizes"]) == ({"job": 1}, {"joined": 1})
+    assert row.job.tally["seconds_lost"] == 1.5
+
+
+def test_a_start_costs_nothing_and_is_no_change(row: Row) -> None:
+    row.report(FAILURE, started())
+    assert (row.job.tally["recoveries"], row.job.tally["resizes"]) == ({}, {})
+    assert row.events("workers")[-1].data["why"] == "start"
+
+
+def test_a_record_that_the_cursor_has_passed_changes_nothing(row: Row) -> None:
+    row.report(FAILURE)
+    again = Record(attempt=2, generation=5, seq=1, time=1.0, payload=FAILURE)
+    older = Record(attempt=2, generation=4, seq=99, time=1.0, payload=FAILURE)
+    row.take(Drained(records=(older, again)))
+    assert (row.job.failures, len(row.events("workers"))) == (1, 1)
+
+
+def test_a_checkpoint_ends_a_row_of_losses(row: Row) -> None:
+    row.set(lost_attempts=4)
+    row.report(started("recovery"), FAILURE)
+    assert row.job.lost_attempts == 4
+    row.report(CHECKPOINT)
+    assert row.job.lost_attempts == 0
+
+
+def test_progress_of_a_group_before_the_newest_record_is_dropped(row: Row) -> None:
+    row.report(started())
+    row.take(Drained(progress=progress(2, 4)))
+    assert row.job.progress is None
+    row.take(Drained(progress=progress(2, 5)))
+    assert row.job.progress is not None
+
+
+@pytest.mark.parametrize(("attempt", "generation", "time"), [(1, 6, 20.0), (2, 4, 20.0), (2, 5, 9.0)])
+def test_older_progress_is_no_news_and_changes_nothing(row: Row, attempt: int, generation: int, time: float) -> None:
+    row.take(Drained(progress=progress(2, 5, step=7)))
+    late = Drained(progress=progress(attempt, generation, time, step=2))
+    assert not holds_news(row.job, late)
+    row.take(late)
+    assert row.job.progress["step"] == 7  # type: ignore[index]
+
+
+@pytest.mark.parametrize("newer", [(3, 1, 1.0), (2, 6, 1.0), (2, 5, 9.5)])
+def test_newer_progress_is_news(row: Row, newer: tuple[int, int, float]) -> None:
+    row.take(Drained(progress=progress(2, 5)))
+    assert holds_news(row.job, Drained(progress=progress(*newer)))
+
+
+def test_lines_and_lost_lines_are_kept_and_nothing_is_kept_of_nothing(row: Row) -> None:
+    row.take(Drained())
+    row.take(Drained(logs_dropped=3))
+    row.take(Drained(logs=(LogLine(attempt=2, rank=0, time=1.0, text="x"),)))
+    assert [(chunk.number, len(chunk.lines), chunk.dropped) for chunk in row.repository.logs(row.id)] == [
+        (1, 0, 3),
+        (2, 1, 0),
+    ]
+    assert [event.data["number"] for event in row.events("log")] == [1, 2]
+    assert holds_news(row.job, Drained(logs_dropped=1))
+    assert not holds_news(row.job, Drained())
