@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +26,9 @@ PULSE_S = 1.0
 HUNG_S = 15.0
 """How long a process may leave one unanswered: far longer than a loaded machine takes, and short beside the 600 s after
 which a collective gives up by default."""
+PREPARING_S = 120.0
+"""The same of one that prepares: code that loads data may hold Python's lock for minutes, and would do so again in the
+process that takes its place."""
 SURVEY_S = 0.5
 """Distance between two looks at nodes that are being drained."""
 OPEN_S = 10.0
@@ -87,14 +90,16 @@ class _Member:
     number: int
     actor: Any
     starting: Any
-    """Becomes its `Place`."""
+    """Becomes its `Place`, then the word that it is prepared; None where it is ready."""
     place: Place | None = None
     ready_since: float | None = None
     leaving_since: float | None = None
     training: Any = None
     pulsing: Any = None
     pulsed_at: float = 0.0
-    """When the newest sign of life was asked for; on a clock that never jumps."""
+    """When the newest sign of life was asked for."""
+    silent_s: float = 0.0
+    """How long it has been awaited."""
     pulse: Pulse | None = None
 
     def calls(self) -> list[Any]:
@@ -102,12 +107,19 @@ class _Member:
 
 
 class RayCrew:
-    """Implements `Crew`."""
+    """Implements `Crew`. `clock` never jumps, `pause` waits for so many seconds."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
         import ray
 
         self._ray = ray
+        self._clock, self._pause = clock, pause
         self._launch = launch.model_dump_json()
         workers = launch.spec.workers
         self._options = {"num_cpus": workers.cpus, "num_gpus": workers.gpus, "max_concurrency": 4, "max_restarts": 0}
@@ -118,7 +130,8 @@ class RayCrew:
         self._returned: dict[int, str | BaseException] = {}
         self._newest: tuple[int, float] | None = None
         """Step that is known to have been made last, and when."""
-        self._surveyed_at = 0.0
+        self._looked_at = self._clock()
+        self._surveyed_at = -SURVEY_S
 
     @property
     def processes(self) -> list[Process]:
@@ -158,7 +171,7 @@ class RayCrew:
             for call in dict.fromkeys([*done, *more]):
                 self._take(calls[call], call)
         else:
-            time.sleep(timeout_s)
+            self._pause(timeout_s)
         self._end_the_hung()
         self._survey()
 
@@ -209,11 +222,11 @@ class RayCrew:
             self.dismiss(number)
 
     def _ask_for_signs_of_life(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         seated = [self._members.get(number) for number in self._group]
         computed = tuple(one.pulse.compute_s if one is not None and one.pulse is not None else 0.0 for one in seated)
         for member in self._members.values():
-            if member.ready_since is not None and member.pulsing is None and now - member.pulsed_at >= PULSE_S:
+            if member.place is not None and member.pulsing is None and now - member.pulsed_at >= PULSE_S:
                 member.pulsing, member.pulsed_at = member.actor.pulse.remote(computed), now
 
     def _take(self, member: _Member, call: Any) -> None:
@@ -228,11 +241,15 @@ class RayCrew:
         if call is member.training:
             member.training = None
             self._returned[self._group.index(member.number)] = answer
+        elif isinstance(answer, BaseException):
+            self._lose(member, ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"))
         elif call is member.pulsing:
             member.pulsing, member.pulse = None, answer
             self._hear(answer)
+        elif member.place is None:
+            member.place, member.starting = answer, member.actor.prepare.remote()
         else:
-            member.starting, member.place, member.ready_since = None, answer, time.time()
+            member.starting, member.ready_since, member.silent_s = None, time.time(), 0.0
 
     def _hear(self, pulse: Pulse) -> None:
         if pulse.stepped_at:
@@ -251,12 +268,16 @@ class RayCrew:
             self._failed.append(why)
 
     def _end_the_hung(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
+        # a supervisor that itself stood still has not heard the answers yet.
+        watched_s, self._looked_at = min(now - self._looked_at, PULSE_S), now
         for member in list(self._members.values()):
-            if member.pulsing is not None and now - member.pulsed_at >= HUNG_S:
-                log.warning("worker process %d has not answered for %g s and is ended", member.number, HUNG_S)
+            member.silent_s = member.silent_s + watched_s if member.pulsing is not None else 0.0
+            limit_s = PREPARING_S if member.ready_since is None else HUNG_S
+            if member.silent_s >= limit_s:
+                log.warning("worker process %d has not answered for %g s and is ended", member.number, limit_s)
                 self._end_process(member)
-                self._lose(member, ProcessLost(f"the process has not answered for {HUNG_S:g} s, and was ended"))
+                self._lose(member, ProcessLost(f"the process has not answered for {limit_s:g} s, and was ended"))
 
     def _end_process(self, member: _Member) -> None:
         """A stopped process does not hear Ray: its machine ends it."""
@@ -272,15 +293,14 @@ class RayCrew:
 
     def _survey(self) -> None:
         """See whose node is being drained."""
-        now = time.time()
-        if now - self._surveyed_at < SURVEY_S:
+        if self._clock() - self._surveyed_at < SURVEY_S:
             return
-        self._surveyed_at = now
+        self._surveyed_at = self._clock()
         with suppress(self._ray.exceptions.RayError, OSError):
             leaving = draining_nodes()
             for member in self._members.values():
                 if member.place is not None and member.place.node in leaving:
-                    member.leaving_since = member.leaving_since or now
+                    member.leaving_since = member.leaving_since or time.time()
 
 
 def _kill(pid: int) -> None:

@@ -68,7 +68,7 @@ class Pulse:
 
 
 class Worker:
-    """The actor. `train` blocks one of its threads; all else answers at once.
+    """The actor. `prepare` and `train` block one of its threads; all else answers at once.
 
     Args:
         launch: the attempt as JSON.
@@ -76,18 +76,22 @@ class Worker:
 
     def __init__(self, launch: str) -> None:
         self._launch = Launch.model_validate_json(launch)
-        self._parts = _loaded(self._launch)
+        self._parts: tuple[Task, Data, Data] | None = None
         self._helm = Helm()
         self._store: TCPStore | None = None
         self._link: Link | None = None
         """Of rank 0, while it trains."""
 
     def place(self) -> Place:
-        """Where this process runs; answered as soon as it is ready."""
+        """Where this process runs; answered as soon as it is there."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
         return Place(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
+
+    def prepare(self) -> None:
+        """Load all that takes long, so that a group can begin at once: it stands still for its newcomers."""
+        self._parts = _loaded(self._launch)
 
     def open(self, generation: int) -> tuple[str, int]:
         """Open the store of a new group, which this process leads; gives its host and port."""
@@ -165,7 +169,7 @@ class Worker:
 
 
 def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:
-    """All that takes long, so that a process that says it is ready can begin at once: a group stands still for it.
+    """The task and its data; beside them, all modules that a group needs.
 
     None for a script, and where loading fails: a group that is to train says it then.
     """

@@ -1,0 +1,74 @@
+"""Worker processes that do not come up as they should, on real Ray: the crew runs in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from service.runtime.ray_backend import RayBackend
+from tests.elastic.conftest import everything_is_free, processes, wait_for
+from workers import crew as crew_module
+from workers.contract import JobSpec, Launch
+from workers.crew import RayCrew
+from workers.errors import ProcessLost
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+LIMIT_S = 3.0
+"""Instead of two minutes; a process that only waits answers in milliseconds."""
+Hanging = Callable[[str], RayCrew]
+
+
+@pytest.fixture
+def hanging(backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    """A crew whose first process hangs in this way while it prepares; from then on the limit is a short one."""
+    backend.nodes()
+    crews: list[RayCrew] = []
+
+    def hire(way: str) -> RayCrew:
+        task = {"name": "tests.elastic.hanging:HangsOnce", "options": {"folder": str(tmp_path), "hang": way}}
+        spec = JobSpec.model_validate({"task": task, "workers": {"min": 1, "max": 1}})
+        crews.append(RayCrew(Launch(job_id="starts", attempt=1, workers=1, storage=str(tmp_path), spec=spec)))
+        crews[-1].hire()
+        look_until(crews[-1], (tmp_path / "hangs").exists)
+        monkeypatch.setattr(crew_module, "PREPARING_S", LIMIT_S)
+        return crews[-1]
+
+    yield hire
+    for crew in crews:
+        crew.close()
+    wait_for(lambda: everything_is_free() and not processes("ray::Worker"))
+
+
+def look_until(crew: RayCrew, condition: Callable[[], object]) -> None:
+    wait_for(lambda: (crew.look(0.1), condition())[1])
+
+
+def is_ready(crew: RayCrew) -> bool:
+    return any(one.ready_since is not None for one in crew.processes)
+
+
+@pytest.mark.parametrize("way", ["stopped", "lock"])
+def test_a_process_that_hangs_while_it_starts_is_ended_and_another_one_comes_up(hanging: Hanging, way: str) -> None:
+    crew = hanging(way)
+    failed: list[BaseException] = []
+    look_until(crew, lambda: failed.extend(crew.failed_starts()) or failed)
+    assert [type(error) for error in failed] == [ProcessLost]
+    assert crew.processes == []
+    wait_for(lambda: not processes("ray::Worker"))
+    crew.hire()
+    look_until(crew, lambda: is_ready(crew))
+
+
+def test_a_process_that_waits_for_the_network_while_it_starts_is_left_alone(hanging: Hanging, tmp_path: Path) -> None:
+    crew = hanging("network")
+    begin = time.monotonic()
+    look_until(crew, lambda: time.monotonic() - begin > 2 * LIMIT_S)
+    [process] = crew.processes
+    assert process.ready_since is None
+    (tmp_path / "answer").touch()
+    look_until(crew, lambda: is_ready(crew))
+    assert crew.failed_starts() == []
+    assert [one.number for one in crew.processes] == [process.number]
