@@ -179,8 +179,7 @@ def _summary(figures: Figures, state: Watched, page: str) -> Iterator[str]:
     seconds, bytes_ = figures["seconds"], figures["bytes"]
     yield ""
     yield f"{state.name}: {state.status}{f' ({state.message})' if state.message else ''}"
-    accuracy = words.quality(state.epoch["metrics"], named=False) if state.epoch else "-"
-    yield f"  accuracy   {accuracy} after {figures['epochs']} epochs"
+    yield f"  accuracy   {words.metric('accuracy', figures['accuracy'])} after {figures['epochs']} epochs"
     first = f"first step {seconds['first_step']:.1f} s after submitting, " if seconds["first_step"] is not None else ""
     yield f"  time       ready after {seconds['ready']:.1f} s, {first}{seconds['total']:.1f} s in all"
     yield f"  sent       {_sent(bytes_)}"

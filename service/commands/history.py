@@ -93,13 +93,15 @@ def _overrides(overrides: list[OverrideView]) -> Table:
 def _epochs(epochs: list[EpochView]) -> Table:
     from service.commands import words
 
-    table = _table("epochs", "EPOCH", "LOSS", "ACCURACY", "LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS")
+    names = words.measured(row.metrics for row in epochs)
+    columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS")
+    table = _table("epochs", "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
     for row in epochs:
         bytes_ = row.bytes.model_dump()
         table.add_row(
             str(row.epoch),
             words.number(row.loss),
-            words.quality(row.metrics, named=False),
+            *(words.metric(name, row.metrics.get(name)) for name in names),
             words.number(row.lr, 3),
             str(row.world_size),
             f"{sum(row.seconds_by_phase.values()):.1f}",

@@ -98,7 +98,7 @@ def _table(jobs: list[JobView]) -> Table:
     from service.commands import words
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("ID", "NAME", "STATUS", "EPOCHS", "WORKERS", "LOSS", "ACCURACY", "CREATED", "WHY"):
+    for column in ("ID", "NAME", "STATUS", "EPOCHS", "WORKERS", "LOSS", "METRICS", "CREATED", "WHY"):
         table.add_column(column, no_wrap=column != "WHY")
     for job in jobs:
         now = job.progress
@@ -109,7 +109,7 @@ def _table(jobs: list[JobView]) -> Table:
             f"{min(now.epoch + 1, now.epochs)}/{now.epochs}" if now else "-",
             f"{job.world_size} of {job.workers}" if job.workers else "-",
             words.number(now.loss) if now else "-",
-            words.quality(job.metrics, named=False),
+            words.quality(job.metrics),
             f"{job.created_at:%Y-%m-%d %H:%M}",
             job.message or job.reason.value,
         )

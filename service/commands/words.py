@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _MAX_LAYERS_SHOWN = 6
@@ -34,12 +34,20 @@ def number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
-def quality(metrics: Mapping[str, float], *, named: bool = True) -> str:
-    """Accuracy in percent, or the first other metric there is; without its name where a column says accuracy."""
-    if "accuracy" in metrics or len(metrics) < 2:
-        shown = f"{100 * metrics['accuracy']:.1f} %" if "accuracy" in metrics else "-"
-        return f"accuracy {shown}" if named else shown
-    return next(f"{name} {number(value)}" for name, value in metrics.items() if name != "loss")
+def metric(name: str, value: float | None) -> str:
+    """What a task measured: accuracy in percent, all else as it is; a dash where there is none."""
+    return f"{100 * value:.1f} %" if name == "accuracy" and value is not None else number(value)
+
+
+def quality(metrics: Mapping[str, float]) -> str:
+    """What the task measures, by its own names, accuracy first; a dash where there is nothing but the loss."""
+    names = sorted(measured([metrics]), key=lambda name: name != "accuracy")
+    return ", ".join(f"{name} {metric(name, metrics[name])}" for name in names) or "-"
+
+
+def measured(rows: Iterable[Mapping[str, float]]) -> list[str]:
+    """Names of all that was measured besides the loss, in order of appearance."""
+    return [name for name in dict.fromkeys(name for metrics in rows for name in metrics) if name != "loss"]
 
 
 def sent(bytes_: Mapping[str, int]) -> str:

@@ -86,7 +86,7 @@ def epoch_record(job: FakeJob, decision: Decision, statistic: dict[str, float]) 
         step=job.step,
         world_size=job.world_size,
         loss=2.3 * (1 - done) + 0.05,
-        metrics={"loss": 2.3 * (1 - done) + 0.08, "accuracy": 0.1 + 0.87 * done},
+        metrics={"loss": 2.3 * (1 - done) + 0.08, **_measured(job.launch.spec.task.name, done)},
         lr=lr_of(job, job.epoch),
         global_batch=job.global_batch,
         samples=SAMPLES,
@@ -96,6 +96,10 @@ def epoch_record(job: FakeJob, decision: Decision, statistic: dict[str, float]) 
         regime_by_layer=dict(decision.regime_by_layer),
         level_by_layer={name: level.name for name, level in decision.level_by_layer.items()},
     )
+
+
+def _measured(task: str, done: float) -> dict[str, float]:
+    return {"perplexity": 90.0 - 70 * done} if task.startswith("lm-") else {"accuracy": 0.1 + 0.87 * done}
 
 
 def progress_of(job: FakeJob, *, now: float, ticks: int) -> Progress:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
+from service.commands import words
 from service.commands.control import parse_level
 from service.commands.spec_file import parse, set_value
 from service.demo import packaged_spec
@@ -95,6 +96,33 @@ def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, 
     assert all(word in text for word in ("SUCCEEDED", "in force", "fc1.weight", "epochs", "decisions"))
     assert len(whole["epochs"]) == 3
     assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs"}
+
+
+def test_a_metric_is_shown_by_its_own_name(accordion: Accordion, spec: Path) -> None:
+    language = ["--set", "task={name: lm-lstm, options: {data: /texts}}"]
+    said = accordion("submit", spec, *language, "--follow").out
+    job_id = accordion("list", "--limit", "1", "--json").json()["items"][0]["id"]
+    listed, shown = accordion("list", "--limit", "1").out, accordion("show", job_id).out
+    assert all("perplexity 53.07" in text for text in (said, listed, shown))
+    assert "PERPLEXITY" in shown
+    assert "accuracy" not in (said + listed + shown).lower()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "newest"),
+    [
+        ({}, "-"),
+        ({"loss": 2.0}, "-"),
+        ({"loss": 2.0, "accuracy": 0.974}, "accuracy 97.4 %"),
+        ({"top5": 0.5, "accuracy": 0.25}, "accuracy 25.0 %, top5 0.5"),
+        ({"perplexity": 4.21}, "perplexity 4.21"),
+        ({"loss": 2.0, "bleu": 31.04, "wer": 0.125}, "bleu 31.04, wer 0.125"),
+    ],
+)
+def test_whatever_a_task_measures_has_its_name_and_only_accuracy_is_a_share(
+    metrics: dict[str, float], newest: str
+) -> None:
+    assert words.quality(metrics) == newest
 
 
 def test_logs_tell_who_wrote_each_line(accordion: Accordion, spec: Path) -> None:
