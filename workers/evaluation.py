@@ -113,7 +113,7 @@ def _measured(run: Run, model: nn.Module, piece: range) -> Mapping[str, Tensor]:
     seed, device = seed_of("held out", run.spec.training.seed, piece.start), run.context.device
     with seeded(seed, device):
         inputs, targets = run.held_out.batch(torch.arange(piece.start, piece.stop))
-        return run.task.metrics(model(inputs.to(device)), targets.to(device))
+        return run.task.metrics(run.outputs(model, inputs), targets.to(device))
 
 
 def _log(value: float) -> float:

@@ -30,6 +30,8 @@ Outcome = Literal["completed", "stopped", "resized"]
 MAX_SKIPPED_IN_A_ROW = 10
 """Steps that may be skipped one after the other. One bad batch costs one step and a spike a few; parameters do not
 change while steps are skipped, so when a window of other samples did not help either, nothing will."""
+LEAST_SCALE = 1.0
+"""Of the loss in fp16. A larger one keeps small gradients from vanishing, and falls where large ones become infinite."""
 FLUSH_TIMEOUT_S = 10.0
 """How long a finished worker waits for its last records to arrive; they are in the journal in any case."""
 
@@ -113,6 +115,8 @@ def accumulate(run: Run, order: Tensor, batch: range) -> None:
     else:
         take_part(run, order, pieces[0])
     if run.spec.training.clip_norm is not None:
+        if run.scaler is not None:
+            run.scaler.unscale_(run.optimizer)
         clip_grad_norm_(run.ddp.parameters(), run.spec.training.clip_norm)
 
 
@@ -122,14 +126,14 @@ def backward(run: Run, order: Tensor, piece: range, *, batch: range) -> None:
     run.epoch_loss.add(loss, len(piece))
     run.recent_loss.add(loss, len(piece))
     weight = loss_weight(piece, batch, world_size=run.context.world_size)
-    (loss * weight).backward()  # type: ignore[no-untyped-call]
+    run.backward(loss * weight)
 
 
 def take_part(run: Run, order: Tensor, piece: range) -> None:
     """A backward pass that adds nothing: the others wait for this worker, and it has no samples in this batch."""
     # in evaluation mode running statistics stay as they are.
     run.ddp.module.eval()
-    (forward(run, order, piece) * 0.0).backward()  # type: ignore[no-untyped-call]
+    run.backward(forward(run, order, piece) * 0.0)
     run.ddp.module.train()
 
 
@@ -143,7 +147,7 @@ def forward(run: Run, order: Tensor, piece: range) -> Tensor:
     device = run.context.device
     with run.task_code(), seeded(seed, device):
         inputs, targets = run.data.batch(order[piece.start : piece.stop])
-        outputs = run.ddp(inputs.to(device))
+        outputs = run.outputs(run.ddp, inputs)
         return run.task.loss(outputs, targets.to(device), step=run.session.steps)
 
 
@@ -159,9 +163,13 @@ def set_rate(run: Run, batch: range) -> None:
 def check_taken(run: Run, *, taken: bool) -> None:
     """Count steps that were skipped one after the other; the same on all ranks.
 
+    A skip that makes the scale of the loss smaller is no failure yet: the next step is another one.
+
     Raises:
         LossNotFinite: there were too many.
     """
+    if not taken and run.scaler is not None and run.scaler.get_scale() > LEAST_SCALE:
+        return
     run.skipped_in_a_row = 0 if taken else run.skipped_in_a_row + 1
     if run.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
         raise LossNotFinite(run.session.steps - 1, run.position.epoch, run.skipped_in_a_row)

@@ -29,6 +29,9 @@ from workers.spec import OptimizerSpec
 from workers.tasks.base import Task, load_task
 from workers.upload import Saving
 
+_LESS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What autocast computes in, by the spec's name; with None it does nothing, and a float64 model stays one."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -99,6 +102,8 @@ class Run:
     recent_loss: LossSum
     """Since the last `Progress`."""
     epoch_mark: Mark = field(default_factory=Mark)
+    scaler: GradScaler | None = None
+    """Of the loss, where gradients could vanish in fp16."""
     skipped_in_a_row: int = 0
     overrides: tuple[Override, ...] | None = ()
     """Those that people ordered last; None where a checkpoint may hold others."""
@@ -126,6 +131,17 @@ class Run:
         later = self.spec.training.epochs - self.position.epoch - 1
         here = num_batches(len(self.data) - self.position.samples, self.session.global_batch)
         return self.session.steps + here + later * self.steps_per_epoch
+
+    def outputs(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """What the model makes of them on the device, computed in the job's precision; fp32 where that is less."""
+        dtype = _LESS[self.spec.training.precision]
+        with torch.autocast(torch.device(self.context.device).type, dtype=dtype, enabled=dtype is not None):
+            outputs: Tensor = model(inputs.to(self.context.device))
+        return outputs if dtype is None else outputs.float()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients, in the scaler's units where there is one."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def spent(self) -> Bytes:
         """Bytes of this worker since the job began."""
@@ -165,7 +181,8 @@ def build(context: WorkerContext, clock: Clock) -> Run:
         model = parts[0].model().to(context.device)
     ddp = _parallel(model, context.device)
     optimizer = _optimizer(model, spec.training.optimizer)
-    run = assemble(context, clock, parts, ddp=ddp, optimizer=optimizer)
+    scaler = GradScaler(torch.device(context.device).type) if spec.training.precision == "fp16" else None
+    run = assemble(context, clock, parts, ddp=ddp, optimizer=optimizer, scaler=scaler)
     run.session.lr = run.schedule.epoch_rate(0)
     return run
 
@@ -204,6 +221,7 @@ def assemble(
         phases=Phases(clock=clock, communicated=lambda: session.communicate_s),
         epoch_loss=LossSum.zero(context.device),
         recent_loss=LossSum.zero(context.device),
+        scaler=scaler,
         progress_s=clock.elapsed(),
     )
 

@@ -184,11 +184,10 @@ class ScriptSession:
                 "session.attach() must know the number of training samples; call session.batches(len(data)) before it, "
                 "or give samples=len(data)"
             )
-        held = kept if scaler is None else {**kept, "scaler": scaler}
         with self._ours():
             parts = (NoTask(), Samples(count), Samples(0))
             run = assemble(self._place, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler)
-            run.optimizer = Held.of(optimizer, held)
+            run.optimizer = Held.of(optimizer, kept)
             self._run = run
             keep_memory(run)
             resumed_from = restore(run) if self._in_job else None
@@ -211,7 +210,10 @@ class ScriptSession:
                 self.end_epoch()
 
     def backward(self, loss: Tensor) -> None:
-        """`loss.backward()` for the mean loss of this rank's samples, weighted by their number; once a step."""
+        """`loss.backward()` for the mean loss of this rank's samples, weighted by their number; once a step.
+
+        With the scaler that `attach` was given the loss is scaled here, and not before.
+        """
         run = self.run
         batch, own = self._part()
         if own:
@@ -221,7 +223,7 @@ class ScriptSession:
         if self._batches is not None:
             weight = loss_weight(range(own), batch, world_size=run.context.world_size)
         with self._ours():
-            (loss * weight).backward()  # type: ignore[no-untyped-call]
+            run.backward(loss * weight)
 
     def step(self) -> bool:
         """Take the optimizer's step, and do what was announced; False where a gradient was not finite somewhere.

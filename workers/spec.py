@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from accordion.compressors import ladder_of
 from accordion.config import BatchConfig, Config, DetectorConfig, Window
-from accordion.messages import OptionValue
+from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from workers.storage import check_url
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
@@ -138,6 +138,8 @@ class TrainingSpec(Strict):
     micro_batch: Whole = Field(default=16, ge=1, le=1_000_000)
     """Samples a forward pass: the unit that is shared out to workers."""
     seed: Whole = Field(default=0, ge=0, lt=2**32)
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the model's passes, by autocast; parameters, gradients and loss stay fp32. With `fp16` the loss is scaled."""
     clip_norm: Number | None = Field(default=None, gt=0)
     optimizer: OptimizerSpec = OptimizerSpec()
     warmup: WarmupSpec = WarmupSpec()
@@ -194,6 +196,8 @@ class PolicySpec(Strict):
     threshold: Number = Field(default=0.5, gt=0)
     window: WindowSpec = WindowSpec(epochs=2)
     lr_drop: Number = Field(default=0.5, ge=0, lt=1)
+    statistic: StatisticKind = "mean"
+    """What two windows are compared by; `paper` is the published one, for comparison only."""
     options: dict[str, Any] = {}
 
 
@@ -245,6 +249,11 @@ class JobSpec(Strict):
             raise ValueError(
                 "task script needs code; upload it with POST /api/v1/code, or submit with --code DIRECTORY"
             )
+        if self.task.name == SCRIPT and self.training.precision != "fp32":
+            raise ValueError(
+                f"training.precision is {self.training.precision}, and a script chooses its own; leave it out, and use "
+                "torch.autocast in the script"
+            )
         self._settle_batch()
         self.config()
         size, micro = self.training.global_batch, self.training.micro_batch
@@ -291,7 +300,9 @@ class JobSpec(Strict):
             high=self.compression.high,
             policy=policy.name,
             policy_options=policy.options,
-            detector=DetectorConfig(threshold=policy.threshold, window=window, lr_drop=policy.lr_drop),
+            detector=DetectorConfig(
+                threshold=policy.threshold, window=window, lr_drop=policy.lr_drop, statistic=policy.statistic
+            ),
             batch=BatchConfig(low=low, high=batch.high, grow_only=batch.grow_only) if batch else None,
             seed=self.training.seed,
         )

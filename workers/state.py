@@ -235,6 +235,8 @@ def _load(run: Run, shared: Mapping[str, Any], parts: Sequence[Mapping[str, Any]
     run.overrides = None
     run.skipped_in_a_row = shared["skipped_in_a_row"]
     run.batch_change = BatchChange(**shared["batch_change"])
+    if run.scaler is not None and shared.get("scaler"):
+        run.scaler.load_state_dict(shared["scaler"])
     run.session.load_state_dict([{**part["session"], "controller": shared["controller"]} for part in parts])
     _restore_own(run, parts)
 
@@ -244,6 +246,7 @@ def _shared_state(run: Run) -> dict[str, Any]:
         "model": run.ddp.module.state_dict(),
         "optimizer": run.optimizer.state_dict(),
         "controller": run.session.controller.state_dict(),
+        "scaler": run.scaler.state_dict() if run.scaler is not None else None,
         "position": asdict(run.position),
         "skipped_in_a_row": run.skipped_in_a_row,
         "batch_change": asdict(run.batch_change),

@@ -177,6 +177,21 @@ def test_an_override_reaches_a_script(run_group, tmp_path):
     assert [record.level_by_layer["weight"] for record in records] == ["low", "high", "high"]
 
 
+def test_a_script_with_a_loss_scale_learns_and_reports_what_one_without_does_and_goes_on_with_it(run_group, tmp_path):
+    # a scale that is a power of two rounds nothing in fp32.
+    scaled = SCRIPT.replace("seen=seen)", "seen=seen, scaler=torch.amp.GradScaler('cpu'))").replace("BODY", "pass")
+    losses, ends = {}, {}
+    for name, source in (("plain", script()["train.py"]), ("scaled", scaled)):
+        (tmp_path / name).mkdir()
+        order = order_of(tmp_path / name, {"train.py": source})
+        before = run_group(2, run_own_script, order, STOP_IN_EPOCH_1)[0]
+        after = run_group(2, run_own_script, order, None, 2)[0]
+        losses[name] = [record.loss for result in (before, after) for record in result.link.of("epoch")]
+        ends[name] = after.said.splitlines()[-1]
+    assert losses["scaled"] == losses["plain"]
+    assert ends["scaled"] == ends["plain"]
+
+
 def test_a_script_keeps_what_it_asked_to_keep(run_group, tmp_path):
     body = "print('kept', len(seen.rows)); seen.rows.append(0)"
     order = order_of(tmp_path, script(body))

@@ -57,6 +57,12 @@ def test_a_spec_survives_json():
         ({"batch": {"high": 64}}, "low=64 and high=64; give two whole numbers of samples"),
         ({"batch": {"low": 64, "high": 512}, "workers": {"max": 5}}, "gives 4 shares for workers.max 5"),
         ({"workers": {"max": 5}}, "gives 4 shares for workers.max 5; lower micro_batch or workers.max"),
+        ({"training": {"precision": "fp8"}}, "Input should be 'fp32', 'bf16' or 'fp16'"),
+        (
+            {"task": {"name": "script"}, "code": "0" * 64, "training": {"precision": "bf16"}},
+            "precision is bf16, and a script chooses its own; leave it out, and use torch.autocast",
+        ),
+        ({"policy": {"statistic": "sum"}}, "Input should be 'mean' or 'paper'"),
         ({"speling": 1}, "Extra inputs are not permitted"),
         ({"labels": {f"k{n}": "v" for n in range(33)}}, "33 labels; at most 32 are kept"),
     ],
@@ -71,8 +77,11 @@ def test_a_number_that_is_not_finite_is_refused(value):
 
 
 def test_a_spec_gives_the_librarys_settings():
-    config = JobSpec.model_validate({**DIGITS, "policy": {"threshold": 0.3, "lr_drop": 0.2}}).config()
+    config = JobSpec.model_validate(
+        {**DIGITS, "policy": {"threshold": 0.3, "lr_drop": 0.2, "statistic": "paper"}}
+    ).config()
     assert (config.detector.threshold, config.detector.lr_drop, config.detector.window.epochs) == (0.3, 0.2, 2)
+    assert config.detector.statistic == "paper"
 
 
 @pytest.mark.parametrize(
