@@ -26,6 +26,7 @@ from workers.run import Run, build
 from workers.sampler import epoch_order
 from workers.state import restore, save, settle
 
+WAITED_S = 5.0
 LARGE = synthetic(width=256)
 """Half a megabyte of parameters; a rank's part is as large."""
 
@@ -34,9 +35,9 @@ def checkpointed(job: JobSpec, **settings: Any) -> JobSpec:
     return job.model_copy(update={"checkpoint": job.checkpoint.model_validate(settings)})
 
 
-def begun(rank: int, storage: Path, job: JobSpec, link: RecordingLink) -> Run:
+def begun(rank: int, storage: Path, job: JobSpec, link: RecordingLink, clock: Clock | None = None) -> Run:
     """A run before its first step."""
-    run = build(context(rank, storage, job, link), Clock())
+    run = build(context(rank, storage, job, link), clock or Clock())
     restore(run)
     return run
 
@@ -122,14 +123,40 @@ def test_a_checkpoint_is_told_when_it_is_complete_with_the_time_that_training_st
     assert 0 < record.blocked_s < record.seconds
 
 
+class Stopped:
+    """A clock that stands still until the gate opens, `WAITED_S` after somebody has begun to wait."""
+
+    def __init__(self) -> None:
+        self._time = 0.0
+        self._looks = threading.Semaphore(0)
+
+    def elapsed(self) -> float:
+        time = self._time
+        self._looks.release()
+        return time
+
+    def open_the_gate(self, *, looks: int) -> None:
+        """After so many more looks at the clock."""
+        while self._looks.acquire(blocking=False):
+            continue
+        threading.Thread(target=self._open, args=(looks,)).start()
+
+    def _open(self, looks: int) -> None:
+        for _ in range(looks):
+            self._looks.acquire()
+        self._time += WAITED_S
+        gate.OPEN.set()
+
+
 def save_twice(rank: int, storage: Path, job: JobSpec) -> list[Any]:
-    link = RecordingLink()
-    run = begun(rank, storage, job, link)
+    link, stopped = RecordingLink(), Stopped()
+    run = begun(rank, storage, job, link, Clock(elapsed=stopped.elapsed))
     steps(run, 1)
     gate.OPEN.clear()
     save(run)
     steps(run, 1)
-    threading.Timer(0.2, gate.OPEN.set).start()
+    # saving looks when it begins, and once more when its phase does.
+    stopped.open_the_gate(looks=2)
     save(run)
     settle(run)
     return [*link.of("checkpoint"), run.phases.seconds["checkpoint"]]
@@ -139,9 +166,7 @@ def test_a_second_checkpoint_waits_for_the_first_and_that_counts_as_standing_sti
     job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
     first, second, seconds = run_group(2, save_twice, tmp_path, job)[0]
     assert (first.step, second.step) == (1, 2)
-    # the gate opens no earlier than 0.2 s after the second was asked for.
-    assert second.blocked_s >= 0.2
-    assert seconds >= first.blocked_s + second.blocked_s
+    assert (first.blocked_s, second.blocked_s, seconds) == (0.0, WAITED_S, WAITED_S)
 
 
 def limited(run: Run, *, wait: bool) -> str | None:
