@@ -31,7 +31,7 @@ MAX_SKIPPED_IN_A_ROW = 10
 """Steps that may be skipped one after the other. One bad batch costs one step and a spike a few; parameters do not
 change while steps are skipped, so when a window of other samples did not help either, nothing will."""
 LEAST_SCALE = 1.0
-"""Of the loss in fp16. A larger one keeps small gradients from vanishing, and falls where large ones become infinite."""
+"""Of the loss in fp16. A larger one keeps small gradients from vanishing, and falls where large ones turn infinite."""
 FLUSH_TIMEOUT_S = 10.0
 """How long a finished worker waits for its last records to arrive; they are in the journal in any case."""
 
