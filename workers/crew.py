@@ -159,7 +159,7 @@ class RayCrew:
         if member is not None:
             self.dismiss(number)
             self._end_process(member)
-            self._returned[self._group.index(number)] = EXPELLED
+        self._returned.setdefault(self._group.index(number), EXPELLED)
 
     def look(self, timeout_s: float) -> None:
         """Wait for any of the open calls, then take what has come."""

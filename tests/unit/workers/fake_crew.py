@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,10 +10,11 @@ from tests.unit.workers.world import note
 from workers.context import Interruption
 from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
+from workers.errors import ProcessLost
 from workers.journal import Journal
 
-Outcome = str | dict[int, BaseException]
-"""What all members come back with, or some of them with errors and the others with a broken collective."""
+Outcome = str | Mapping[int, str | BaseException]
+"""What all members come back with, or some of them with this and the others with a broken collective."""
 BROKEN = RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer")
 
 
@@ -25,10 +26,15 @@ class FakeCrew:
     outcomes: list[Outcome | None]
     """Of one group after the other, the last one for ever; None trains on until it is asked to resize."""
     note_progress: bool = True
+    deaf: bool = False
+    """Whether groups train on that are asked to resize."""
+    unseated: int = 0
+    """How many of the next groups are not seated, since their leader does not answer."""
     slow: set[int] = field(default_factory=set)
     """Numbers of the processes that never become ready."""
     now: float = 0.0
     seated: list[tuple[int, ...]] = field(default_factory=list)
+    seated_when: list[float] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
     interruptions: list[Interruption | None] = field(default_factory=list)
     notes: list[ResizeRecord] = field(default_factory=list)
@@ -83,9 +89,14 @@ class FakeCrew:
 
     def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
         self.seated.append(tuple(group))
+        self.seated_when.append(self.now)
         self.generations.append(generation)
         self.interruptions.append(interruption)
         self.back = {}
+        if self.unseated:
+            self.unseated -= 1
+            self.dismiss(group[0])
+            raise ProcessLost("rank 0's process opened no store for its group")
         outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
         if self.note_progress:
             storage = Path(self.launch.storage)
@@ -109,7 +120,8 @@ class FakeCrew:
 
     def resize(self, note: ResizeRecord) -> None:
         self.notes.append(note)
-        self.come_back("resized")
+        if not self.deaf:
+            self.come_back("resized")
 
     def last_step(self) -> tuple[int, float] | None:
         return (self.step, self.now) if self.step else None

@@ -17,7 +17,7 @@ from workers.attempt import RETURN_S, Attempt
 from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord, Size
 from workers.elastic import LEAVE_PATIENCE_S
 from workers.errors import TaskRaised
-from workers.failure import Failures
+from workers.failure import FIRST_PAUSE_S, MOST_PAUSE_S, Failures
 from workers.spec import WorkersSpec
 
 DEAD = ActorDiedError()
@@ -80,8 +80,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Callable[..., World]:
-    def make(*outcomes: Outcome | None, least: int = 1, most: int = 2, **crew: Any) -> World:
-        started = launch(tmp_path, workers=WorkersSpec(min=least, max=most)).model_copy(update={"workers": most})
+    def make(*outcomes: Outcome | None, least: int = 1, most: int = 2, gpus: int = 0, **crew: Any) -> World:
+        workers = WorkersSpec(min=least, max=most, gpus=gpus)
+        started = launch(tmp_path, workers=workers).model_copy(update={"workers": most})
         made = FakeCrew(started, list(outcomes or (None,)), False, **crew)
         desk = FakeDesk()
         return World(
@@ -256,3 +257,110 @@ def test_a_newcomer_that_never_comes_up_does_not_disturb_a_group_for_however_lon
     here.crew.on_look = fail
     assert here.attempt.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert here.crew.seated == [(0, 1)]
+
+
+def test_a_group_is_asked_to_make_room_once_however_long_it_takes(world: Callable[..., World]) -> None:
+    here = world(most=3, deaf=True)
+    here.desk.wanted = Orders(version=1, size=Size(min=1, target=2))
+    here.run(
+        lambda _: setattr(here.desk, "wanted", Orders(version=2, size=Size(min=1, target=1))),
+        lambda _: None,
+        lambda crew: crew.come_back("resized"),
+    )
+    assert [(note.old, note.new) for note in here.crew.notes] == [(2, 1)]
+    assert here.crew.seated == [(0, 1), (0,)]
+
+
+def test_another_group_begins_after_a_pause_that_grows_while_groups_are_lost_without_a_step(world) -> None:
+    lost: list[Outcome] = [{0: DEAD, 1: DEAD}] * 9
+    here = world(*lost, None, start_s=0.0)
+    here.desk.has_progressed = False
+    here.run()
+    gaps = [later - earlier for earlier, later in pairwise(here.crew.seated_when)]
+    least = [0.0, *(min(MOST_PAUSE_S, FIRST_PAUSE_S * 2**more) for more in range(8))]
+    assert all(pause <= gap <= pause + 1.0 for pause, gap in zip(least, gaps, strict=True)), gaps
+
+
+def test_processes_are_hired_after_the_pause_that_follows_failed_starts_and_not_before(world) -> None:
+    here = world(slow=set(range(99)), most=1)
+
+    def fail(crew: FakeCrew) -> None:
+        for one in crew.processes:
+            crew.dismiss(one.number)
+            crew.failed.append(ActorDiedError())
+        if crew.hired == 5:
+            here.desk.wanted = Orders(version=1, stop="cancel")
+
+    here.crew.on_look = fail
+    here.attempt.run()
+    gaps = [later - earlier for earlier, later in pairwise(here.crew.hired_when)]
+    least = [FIRST_PAUSE_S * 2**more for more in range(4)]
+    assert all(pause <= gap <= pause + 0.5 for pause, gap in zip(least, gaps, strict=True)), gaps
+
+
+def test_a_group_that_began_makes_the_pause_between_hirings_short_again(world: Callable[..., World]) -> None:
+    here = world(slow={0, 1, 2, 4}, most=1)
+
+    def fail(crew: FakeCrew) -> None:
+        if crew.seated and crew.hired == 4:
+            crew.come_back({0: DEAD})
+        for one in [one for one in crew.processes if one.number in crew.slow]:
+            crew.dismiss(one.number)
+            crew.failed.append(ActorDiedError())
+        if len(crew.seated) == 2:
+            crew.come_back("completed")
+
+    here.crew.on_look = fail
+    here.attempt.run()
+    gaps = [later - earlier for earlier, later in pairwise(here.crew.hired_when)]
+    assert gaps[2] > 2 * gaps[0]
+    assert gaps[-1] < 2 * gaps[0]
+
+
+@pytest.mark.parametrize(("gpus", "second"), [(0, (0, 2)), (1, (2, 3))])
+def test_only_without_gpus_a_process_is_kept_that_lost_its_peer(world, gpus: int, second: tuple[int, ...]) -> None:
+    here = world(least=2, gpus=gpus)
+    here.run(lambda crew: crew.come_back({1: DEAD}))
+    assert here.crew.seated == [(0, 1), second]
+
+
+def test_a_leader_that_does_not_answer_costs_a_group_and_not_the_attempt(world: Callable[..., World]) -> None:
+    here = world(least=2, unseated=1)
+    assert here.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    assert here.crew.seated == [(0, 1), (1, 2)]
+    assert [(record.cause, record.rank) for record in here.desk.records] == [("infrastructure", 0)]
+
+
+@pytest.mark.parametrize("outcome", ["completed", "resized", "stopped"])
+def test_a_group_that_lost_a_member_has_failed_whatever_the_others_say(world, outcome: str) -> None:
+    here = world(least=2)
+    end = here.run(lambda crew: crew.come_back({0: outcome, 1: DEAD}))
+    assert (here.crew.seated, len(here.desk.records)) == ([(0, 1), (0, 2)], 1)
+    assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
+
+
+def test_a_group_is_over_when_all_its_members_are_back(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    seen: list[int] = []
+    here.run(
+        lambda crew: crew.back.update({1: "completed"}),
+        lambda crew: seen.append(len(crew.seated)),
+    )
+    assert (seen, here.crew.seated, here.crew.expelled) == ([1], [(0, 1)], [])
+
+
+def test_a_job_whose_group_stopped_for_a_pause_says_how_far_it_was(world: Callable[..., World]) -> None:
+    here = world()
+
+    def pause(crew: FakeCrew) -> None:
+        here.desk.wanted = Orders(version=1, stop="pause")
+        crew.come_back("stopped")
+
+    end = here.run(pause)
+    assert end == PausedRecord(step=here.crew.step)
+
+
+def test_of_members_that_say_different_things_the_first_rank_is_believed(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    here.run(lambda crew: setattr(crew, "back", {1: "completed", 0: "resized"}))
+    assert here.crew.seated == [(0, 1), (0, 1)]

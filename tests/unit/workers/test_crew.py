@@ -344,6 +344,13 @@ def test_who_is_expelled_counts_as_returned_and_says_nothing_any_more(here: Worl
     assert here.crew.returned() == {1: EXPELLED}
 
 
+def test_who_is_gone_already_counts_as_returned_when_it_is_expelled(here: World) -> None:
+    here.seated(2)
+    here.crew.dismiss(1)
+    here.crew.expel(1)
+    assert here.crew.returned() == {1: EXPELLED}
+
+
 def test_a_new_group_has_nothing_of_what_the_old_one_came_back_with(here: World) -> None:
     actors = here.seated(3)
     actors[0].answer("train", "resized")
