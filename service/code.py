@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ OURS = ("accordion", "service", "workers")
 _HOOKS = ("sitecustomize", "usercustomize")
 """Modules that Python imports by itself at every start."""
 _IN_JOB = "code.zip"
+_KEPT, _DRAFT = ".zip", ".part"
 _OWNER_ONLY = 0o700
 
 
@@ -70,16 +72,17 @@ class Draft:
 
 
 class CodeStore:
-    """A directory with one zip file for each content, named by its SHA-256."""
+    """A directory with one zip file for each content, named by its SHA-256; its time is when it was last asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self._folder = folder
+        self._clock = clock
 
     @contextmanager
     def draft(self, most_bytes: int) -> Iterator[Draft]:
         """A new upload; what was not kept by the end of the block is gone."""
         self._folder.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
-        path = self._folder / f".{secrets.token_hex(16)}.part"
+        path = self._folder / f".{secrets.token_hex(16)}{_DRAFT}"
         try:
             with path.open("xb") as file:
                 yield Draft(path, file, most_bytes)
@@ -99,23 +102,25 @@ class CodeStore:
             _check_contents([entry.name for entry in entries if not entry.is_folder])
         except CodeError as error:
             raise Invalid(str(error)) from error
-        draft.path.replace(self._path(sha256))
+        with self._lock():
+            self._touch(draft.path)
+            draft.path.replace(self._path(sha256))
         return _code(sha256, entries, draft.size_bytes)
 
     def get(self, sha256: str) -> Code:
-        """An upload that was kept.
+        """An upload that was kept; to be asked for keeps it for as long as a new one.
 
         Raises:
             NotFound: there is none.
         """
         path = self._path(sha256)
         try:
+            with self._lock():
+                self._touch(path)
             with path.open("rb") as file:
                 return _code(sha256, entries_of(file), path.stat().st_size)
         except FileNotFoundError:
-            raise NotFound(
-                f"there is no code {sha256}; upload it with POST /api/v1/code, or submit with --code DIRECTORY"
-            ) from None
+            raise _unknown(sha256) from None
 
     def hand_over(self, sha256: str, storage: Path) -> Path:
         """Copy an upload into a job's storage, unless it is there, so that the job is whole without this store.
@@ -127,7 +132,8 @@ class CodeStore:
         target = storage / _IN_JOB
         if target.exists():
             return target
-        self.get(sha256)
+        if not self._path(sha256).exists():
+            raise _unknown(sha256)
         storage.mkdir(parents=True, exist_ok=True)
         part = storage / f".{_IN_JOB}.{secrets.token_hex(8)}"
         try:
@@ -137,8 +143,51 @@ class CodeStore:
             part.unlink(missing_ok=True)
         return target
 
+    def prune(self, named: Container[str], *, older_than_s: float) -> int:
+        """Remove uploads that are not `named` and that nobody asked for in so long a time, and drafts that were left.
+
+        `named` may have been read before: who names an upload since has asked for it since.
+
+        Returns:
+            How many files went.
+
+        Raises:
+            OSError: the directory cannot be read or written.
+        """
+        ours = [path for path in self._folder.glob("*") if path.suffix in {_KEPT, _DRAFT} and path.stem not in named]
+        return sum(self._remove_old(path, self._clock() - older_than_s) for path in ours)
+
+    def _remove_old(self, path: Path, since: float) -> bool:
+        with self._lock():
+            if not path.exists() or path.stat().st_mtime > since:
+                return False
+            path.unlink()
+            return True
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Of api and scheduler one at a time looks at an upload's time and does what rests on it.
+
+        Raises:
+            FileNotFoundError: nothing was uploaded yet.
+        """
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def _touch(self, path: Path) -> None:
+        now = self._clock()
+        os.utime(path, (now, now))
+
     def _path(self, sha256: str) -> Path:
-        return self._folder / f"{sha256}.zip"
+        return self._folder / f"{sha256}{_KEPT}"
+
+
+def _unknown(sha256: str) -> NotFound:
+    return NotFound(f"there is no code {sha256}; upload it with POST /api/v1/code, or submit with --code DIRECTORY")
 
 
 def _code(sha256: str, entries: Iterable[Entry], size_bytes: int) -> Code:

@@ -25,7 +25,7 @@ from service.domain.grants import holding, plan_grants
 from service.domain.jobs import HELD, Reason, Status
 from service.domain.queue import Size, Verdict, Waiting, plan_queue, reserved_sizes
 from service.domain.reconcile import Seen, Supervisor, next_action
-from service.errors import RuntimeUnavailable
+from service.errors import NotFound, RuntimeUnavailable
 from service.logs import configure_logs
 from service.runtime.base import Node, Runtime, SupervisorState
 from service.settings import Settings, load_settings
@@ -41,6 +41,8 @@ from workers.contract import Launch as LaunchOrder
 
 Clock = Callable[[], float]
 """Seconds since 1970."""
+_TIDY_INTERVAL_S = 3600.0
+"""Distance between two looks for files that nobody needs any more; a small part of what they are kept."""
 _CANCELLED = EndRecord(
     status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled; its workers were gone or did not stop in time"
 )
@@ -60,7 +62,9 @@ class Scheduler:
         self._lease = Lease(database, owner=owner, clock=clock, lease_s=settings.lease_s)
         self._nodes: list[Node] = []
         self._supervisors: dict[str, SupervisorState] = {}
+        self._code = CodeStore(settings.code, clock)
         self._surveyed_at: float | None = None
+        self._tidied_at = 0.0
         self._missing_since: dict[str, float] = {}
         """When the supervisor of an unfinished job was first looked for in vain."""
 
@@ -72,6 +76,7 @@ class Scheduler:
             return False
         try:
             self._look(token)
+            self._tidy()
         except LeaseLost as error:
             _log.warning("lease lost", error=str(error))
             self._surveyed_at = None
@@ -88,6 +93,20 @@ class Scheduler:
             self._look_after(job, token, fresh=fresh)
         self._admit(token)
         self._regrant(token)
+
+    def _tidy(self) -> None:
+        """Remove uploads that no job needs. Another scheduler may do the same at the same time."""
+        now = self._clock()
+        if now - self._tidied_at < min(_TIDY_INTERVAL_S, self._settings.code_retention_s):
+            return
+        self._tidied_at = now
+        try:
+            gone = self._code.prune(self._repository.named_code(), older_than_s=self._settings.code_retention_s)
+        except OSError as error:
+            _log.warning("uploads cannot be removed", error=str(error))
+            return
+        if gone:
+            _log.info("uploads removed", files=gone)
 
     def release(self) -> None:
         """Give the lease back, so that a successor need not wait."""
@@ -192,13 +211,22 @@ class Scheduler:
 
     def _launch(self, job: JobRow, token: int) -> None:
         spec, storage = spec_of(job), self._settings.storage_of(job.id)
+        try:
+            code = str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None
+        except NotFound as error:
+            self._finish(job, EndRecord(status="FAILED", reason="START_FAILED", message=str(error)), token)
+            return
+        except OSError as error:
+            why = f"its storage {storage} cannot be written ({error.strerror}); make room, or change its rights"
+            self._ledger.say(job, token, why)
+            return
         launch = LaunchOrder(
             job_id=job.id,
             attempt=job.attempt,
             workers=job.workers,
             storage=storage,
             spec=spec,
-            code=str(CodeStore(self._settings.code).hand_over(spec.code, Path(storage))) if spec.code else None,
+            code=code,
         )
         self._lease.confirm(token)
         self._runtime.start(launch)

@@ -35,8 +35,9 @@ _LOCATION = {"Location": {"description": "address of the code", "schema": {"type
 async def upload_code(request: Request, response: Response, parts: PartsDep) -> CodeView:
     """Upload modules of your own as a zip file; a spec names them by the answer's `sha256` in its field `code`.
 
-    Uploading the same again changes nothing. The archive is refused where it holds more than plain files and folders,
-    or a module whose name is taken: by Python, by this service or by an installed distribution.
+    Uploading the same again changes nothing. What no job names and nobody asked for in
+    `ACCORDION_CODE_RETENTION_S` seconds (a day) goes. The archive is refused where it holds more than plain files and
+    folders, or a module whose name is taken: by Python, by this service or by an installed distribution.
     """
     given = request.headers.get("content-type", "missing")
     if given.partition(";")[0].strip().lower() != ZIP:
@@ -61,7 +62,7 @@ def get_code(sha256: CodeSha, parts: PartsDep) -> CodeView:
 
 def store_of(parts: Parts) -> CodeStore:
     """Where uploads are kept."""
-    return CodeStore(parts.settings.code)
+    return CodeStore(parts.settings.code, parts.clock)
 
 
 def check_code(parts: Parts, spec: JobSpec) -> None:

@@ -103,6 +103,12 @@ class Repository:
         query = select(JobRow).where(JobRow.status.not_in(_ENDED), JobRow.workers > 0)
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
+    def named_code(self) -> set[str]:
+        """SHA-256 of every upload that a job names, the ended ones included: they may be submitted again."""
+        named = JobRow.spec["code"].as_string()
+        with self.database.read() as session:
+            return {str(sha256) for sha256 in session.scalars(select(named).where(named.is_not(None)).distinct())}
+
     def count_by_status(self) -> dict[str, int]:
         """Number of jobs by status, the ended ones included; a status without jobs is 0."""
         with self.database.read() as session:

@@ -206,8 +206,32 @@ def test_a_job_goes_on_when_the_uploads_were_cleaned(client: TestClient, world: 
     assert Path(world.runtime.jobs[job_id].launch.code or "").read_bytes() == GOOD
 
 
+def test_a_job_whose_code_is_gone_before_its_first_start_fails_and_says_so(client: TestClient, world: World) -> None:
+    upload(client, GOOD)
+    job_id = client.post(JOBS, json={**OWN, "code": SHA}).json()["id"]
+    (world.settings.home / "code" / f"{SHA}.zip").unlink()
+    world.turn(2)
+    job = world.job(job_id)
+    assert (job.status, job.reason) == ("FAILED", "START_FAILED")
+    assert f"there is no code {SHA}; upload it with POST" in job.message
+
+
+def test_a_job_whose_storage_cannot_be_written_says_so_while_it_is_tried_again(
+    client: TestClient, world: World
+) -> None:
+    upload(client, GOOD)
+    (world.settings.home / "storage").write_text("a file where a folder is to be")
+    job_id = client.post(JOBS, json={**OWN, "code": SHA}).json()["id"]
+    world.turn(2)
+    job = world.job(job_id)
+    assert job.status == "STARTING"
+    assert f"{world.settings.storage_of(job_id)} cannot be written (Not a directory)" in job.message
+    (world.settings.home / "storage").unlink()
+    world.train(job_id)
+
+
 def test_an_upload_that_breaks_off_leaves_nothing(world: World) -> None:
-    store = CodeStore(world.settings.code)
+    store = CodeStore(world.settings.code, world.clock)
     with suppress(ConnectionError), store.draft(10_000) as draft:
         draft.write(GOOD[:20])
         assert len(kept(world.settings.home)) == 1

@@ -1,0 +1,157 @@
+"""Uploads that no job names go after a while, and never beneath somebody who is about to name them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.code import CodeStore
+from service.errors import NotFound
+from service.settings import load_settings
+from tests.api.test_code import CODE, GOOD, JOBS, OWN, SHA, kept, upload
+from tests.api.world import World
+from tests.unit.workers.archives import named
+
+DAY_S = 86_400.0
+HOUR_S = 3_600.0
+
+
+def later(world: World, seconds: float) -> None:
+    """So much later the scheduler looks again."""
+    world.clock.now += seconds
+    world.turn()
+
+
+def test_an_upload_that_no_job_names_goes_after_a_day(client: TestClient, world: World) -> None:
+    upload(client, GOOD)
+    later(world, DAY_S - HOUR_S)
+    assert kept(world.settings.home) == [f"{SHA}.zip"]
+    later(world, HOUR_S + 1)
+    assert kept(world.settings.home) == []
+
+
+def test_uploading_it_again_begins_a_new_day(client: TestClient, world: World) -> None:
+    upload(client, GOOD)
+    later(world, DAY_S - HOUR_S)
+    upload(client, GOOD)
+    later(world, DAY_S - HOUR_S)
+    assert kept(world.settings.home) == [f"{SHA}.zip"]
+
+
+@pytest.mark.parametrize("end", [World.cancel, World.finish], ids=["cancelled", "succeeded"])
+def test_code_that_a_job_names_stays_whatever_became_of_the_job(
+    client: TestClient, world: World, end: Callable[[World, str], Any]
+) -> None:
+    upload(client, GOOD)
+    end(world, client.post(JOBS, json={**OWN, "code": SHA}).json()["id"])
+    later(world, 400 * DAY_S)
+    assert kept(world.settings.home) == [f"{SHA}.zip"]
+    assert client.post(JOBS, json={**OWN, "code": SHA}).status_code == 201
+
+
+def test_a_spec_that_names_pruned_code_is_refused_with_the_way_out(client: TestClient, world: World) -> None:
+    upload(client, GOOD)
+    later(world, DAY_S + 1)
+    answer = client.post(JOBS, json={**OWN, "code": SHA})
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/code")
+    assert "upload it with POST /api/v1/code, or submit with --code DIRECTORY" in answer.json()["detail"]
+    assert world.repository.unfinished() == []
+    assert upload(client, GOOD).status_code == 201
+    assert client.post(JOBS, json={**OWN, "code": SHA}).status_code == 201
+
+
+@pytest.mark.parametrize("ask", ["look", "dry run"])
+def test_who_asks_for_code_finds_it_for_another_day(client: TestClient, world: World, ask: str) -> None:
+    upload(client, GOOD)
+    later(world, DAY_S - 1)
+    if ask == "look":
+        client.get(f"{CODE}/{SHA}")
+    else:
+        client.post(JOBS, json={**OWN, "code": SHA}, params={"dry_run": "true"})
+    later(world, DAY_S - 1)
+    assert kept(world.settings.home) == [f"{SHA}.zip"]
+
+
+def test_what_a_killed_api_left_of_an_upload_goes_too_and_files_of_others_stay(world: World) -> None:
+    folder = world.settings.code
+    folder.mkdir(parents=True)
+    for name in (".0123456789abcdef.part", "notes.txt"):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, (world.clock.now, world.clock.now))
+    later(world, DAY_S + 1)
+    assert kept(world.settings.home) == ["notes.txt"]
+
+
+def test_how_long_unnamed_code_is_kept_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCORDION_CODE_RETENTION_S", "60")
+    assert load_settings(home=tmp_path).code_retention_s == 60.0
+
+
+def test_a_scheduler_without_the_lease_prunes_nothing(client: TestClient, world: World) -> None:
+    world.turn()
+    upload(client, GOOD)
+    world.clock.now += DAY_S + 1
+    world.scheduler.turn()
+    upload(client, GOOD)
+    os.utime(world.settings.code / f"{SHA}.zip", (0, 0))
+    assert not world.new_scheduler().turn()
+    assert kept(world.settings.home) == [f"{SHA}.zip"]
+
+
+def test_a_folder_that_cannot_be_pruned_keeps_no_job_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(CodeStore, "prune", fail)
+    world.finish(world.submit())
+
+
+def test_who_looks_while_an_old_upload_is_being_removed_waits_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, told, unlink = CodeStore(tmp_path, lambda: DAY_S), [], Path.unlink
+    (tmp_path / f"{SHA}.zip").write_bytes(GOOD)
+    os.utime(tmp_path / f"{SHA}.zip", (0, 0))
+
+    def look() -> None:
+        try:
+            store.get(SHA)
+        except NotFound as error:
+            told.append(str(error))
+
+    looker = threading.Thread(target=look)
+
+    def unlink_while_somebody_looks(path: Path, **more: Any) -> None:
+        looker.start()
+        looker.join(timeout=0.3)
+        unlink(path, **more)
+
+    monkeypatch.setattr(Path, "unlink", unlink_while_somebody_looks)
+    assert store.prune((), older_than_s=HOUR_S) == 1
+    looker.join()
+    assert told == [f"there is no code {SHA}; upload it with POST /api/v1/code, or submit with --code DIRECTORY"]
+
+
+def test_of_what_is_submitted_while_it_is_pruned_nothing_is_half_done(client: TestClient, world: World) -> None:
+    store, old = CodeStore(world.settings.code, world.clock), world.clock.now - DAY_S
+
+    def submit(sha: str) -> int:
+        return client.post(JOBS, json={**OWN, "code": sha}).status_code
+
+    def prune(_: str) -> int:
+        return store.prune(world.repository.named_code(), older_than_s=HOUR_S)
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(20):
+            sha = upload(client, named(f"mine{number}.py")).json()["sha256"]
+            os.utime(world.settings.code / f"{sha}.zip", (old, old))
+            pruning, submitting = pool.submit(prune, sha), pool.submit(submit, sha)
+            assert (submitting.result(), pruning.result()) in {(201, 0), (422, 1)}
+            assert (world.settings.code / f"{sha}.zip").exists() == (submitting.result() == 201)
