@@ -148,6 +148,11 @@ def test_the_reason_is_a_sentence() -> None:
         "people allow at most 2",
         "there is room and nobody waits for it",
     ]
+    plan = plan_grants([job("a", 1, 2, 4), job("b", 1, 5, 3)], [], [Size(cpus=4, gpus=0)])
+    assert [grant.why for grant in plan.values()] == [
+        "people allow at most 2",
+        "the nodes that take workers have no room for more",
+    ]
 
 
 def test_only_a_job_that_trains_grows_and_one_that_leaves_is_left_alone() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,8 @@ from service.errors import Invalid
 
 LAYERS = ["fc1", "fc2", "fc3"]
 GLOBS = st.sampled_from([("*",), ("fc1",), ("fc2",), ("fc1", "fc2"), ("fc[23]",)])
-STATES = st.sampled_from(["PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"])
+STATES_OF_ALL = ["PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"]
+STATES = st.sampled_from(STATES_OF_ALL)
 UNTIL = st.none() | st.integers(1, 30)
 STANDINGS = st.builds(
     Standing, id=st.just("a"), number=st.just(1), layers=GLOBS, until=UNTIL, orders_version=st.just(1), state=STATES
@@ -78,6 +81,68 @@ def test_only_what_newer_applied_ones_hold_to_the_end_is_superseded(
         if new != old:
             assert new.state == "SUPERSEDED"
             assert any(other.number > old.number and other.state == "APPLIED" for other in standings)
+
+
+def standing(number: int, state: str = "APPLIED", **more: Any) -> Standing:
+    whole = {"id": str(number), "layers": ("*",), "until": None, "orders_version": number, **more}
+    return Standing(number=number, state=state, **whole)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("confirmed", "state"), [(2, "PENDING"), (3, "DELIVERED"), (4, "DELIVERED")])
+def test_it_is_delivered_with_the_first_orders_that_hold_it(confirmed: int, state: str) -> None:
+    assert overrides.deliver(standing(3, "PENDING"), confirmed).state == state
+
+
+def test_a_plan_without_it_says_nothing_of_it() -> None:
+    pending = standing(3, "PENDING")
+    assert overrides.acknowledge(pending, switched(1, (Ack(rank=0, step=9, digest="d"),))) == pending
+
+
+def test_a_rank_that_answers_twice_confirms_nothing() -> None:
+    twice = (Ack(rank=0, step=9, digest="d"),) * 2
+    new = overrides.acknowledge(standing(3, "DELIVERED", id="a"), switched(1, twice))
+    assert (new.state, new.message) == ("DELIVERED", "unexpected or twice: rank 0 (of 1 workers)")
+
+
+@pytest.mark.parametrize("state", STATES_OF_ALL)
+def test_the_workers_reject_whatever_is_part_of_their_orders(state: str) -> None:
+    assert (overrides.reject(standing(1, state), "no").state == "REJECTED") == (state in ORDERED or state == "REJECTED")
+
+
+def test_what_one_held_goes_to_the_policy_and_to_none_that_it_had_superseded() -> None:
+    same, other = standing(1, "SUPERSEDED", layers=("fc1",)), standing(2, "SUPERSEDED", layers=("fc3",))
+    batch, live = standing(3, "SUPERSEDED", target="batch"), standing(4, layers=("fc1",))
+    handed, newer = standing(5, layers=("fc1", "fc2")), standing(6, "SUPERSEDED", layers=("fc1",))
+    new = overrides.hand_back([same, other, batch, live, handed, newer], handed, LAYERS)
+    assert [one.state for one in new] == ["CANCELLED", "SUPERSEDED", "SUPERSEDED", "APPLIED", "CANCELLED", "SUPERSEDED"]
+    assert new[0].message == "handed back with #5"
+
+
+def test_a_new_group_has_acknowledged_nothing() -> None:
+    acks = (Ack(rank=0, step=9, digest="d"),)
+    again = overrides.restart(standing(1, acks=acks, epoch=3, step=9, world_size=1), 4)
+    assert (again.acks, again.epoch, again.step, again.world_size) == ((), None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "state"),
+    [
+        ({"until": 9}, {"until": 9}, "SUPERSEDED"),
+        ({"until": 9}, {"until": None}, "SUPERSEDED"),
+        ({"until": 9}, {"until": 8}, "APPLIED"),
+        ({"layers": ("fc1", "fc2")}, {"layers": ("fc1",)}, "APPLIED"),
+        ({"layers": ("fc1", "fc2")}, {"layers": ("fc[12]",)}, "SUPERSEDED"),
+        ({}, {"state": "DELIVERED"}, "APPLIED"),
+        ({"target": "batch"}, {}, "APPLIED"),
+        ({"target": "batch"}, {"target": "batch"}, "SUPERSEDED"),
+        ({"layers": ("no-such-layer",)}, {}, "APPLIED"),
+    ],
+)
+def test_one_is_superseded_where_a_newer_one_holds_all_of_it_as_long(
+    older: dict[str, Any], newer: dict[str, Any], state: str
+) -> None:
+    both = [standing(1, **older), standing(2, **newer)]
+    assert [one.state for one in overrides.supersede(both, LAYERS)] == [state, both[1].state]
 
 
 def test_a_newer_one_that_ends_earlier_supersedes_nothing() -> None:

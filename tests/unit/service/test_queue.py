@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.domain.jobs import Reason
-from service.domain.queue import Asked, Size, Waiting, fitting, plan_queue
+from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, plan_queue, usable_sizes
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 NODES = st.lists(
@@ -77,8 +77,24 @@ def test_a_worker_never_spans_nodes() -> None:
     assert verdicts["wide"].reason is Reason.NEVER_FITS
 
 
-def test_thirds_of_a_cpu_fill_it() -> None:
-    assert fitting(Size(cpus=1 / 3, gpus=0), [Size(cpus=1, gpus=0)], []) == 3
+def test_shares_whose_sum_is_a_node_fill_it() -> None:
+    """0.3 / 0.1 is a little below 3, and 0.3 - 0.1 - 0.1 below 0.1."""
+    for share in (Size(cpus=0.1, gpus=0), Size(cpus=0.1, gpus=0.1)):
+        node = Size(cpus=0.3, gpus=0.3)
+        assert fitting(share, [node], []) == 3
+        assert num_homeless([share] * 3, [node]) == 0
+        assert fitting(share, [node], [share] * 3) == 0
+
+
+def test_a_job_whose_minimum_is_all_there_is_starts() -> None:
+    verdict = plan_queue([Waiting(id="a", asked=asked(4, 8))], [Size(cpus=4, gpus=0)], [])["a"]
+    assert (verdict.reason, verdict.workers) == (Reason.ADMITTED, 4)
+
+
+def test_nodes_that_are_gone_or_leave_take_no_workers() -> None:
+    here = {"cpus": 4, "gpus": 1, "alive": True, "draining": False}
+    nodes = [here, {**here, "alive": False}, {**here, "draining": True}, {"cpus": 2, "gpus": 0, "alive": True}]
+    assert usable_sizes(nodes) == [Size(cpus=4, gpus=1), Size(cpus=2, gpus=0)]
 
 
 def test_a_cluster_without_nodes_is_waited_for() -> None:
