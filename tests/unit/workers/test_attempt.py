@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError
 from tests.unit.workers.fake_crew import FakeCrew, Outcome
 from tests.unit.workers.world import launch
 from workers.attempt import RETURN_S, Attempt
+from workers.context import Interruption
 from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord, Size
 from workers.elastic import LEAVE_PATIENCE_S
 from workers.errors import TaskRaised
@@ -207,6 +208,15 @@ def test_one_newcomer_that_lacks_something_does_not_end_a_job_that_has_trained(w
     end = here.run(lambda crew: crew.come_back({1: TaskRaised(None, None, "FileNotFoundError: no data here")}))
     assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert [record.cause for record in here.desk.records] == ["job"]
+
+
+def test_a_task_that_was_built_before_the_supervisor_died_can_be_built(world: Callable[..., World]) -> None:
+    here = world({0: TaskRaised(None, None, "FileNotFoundError: no data here")}, "completed", least=2)
+    here.desk.has_progressed = False
+    before = Interruption(cause="recovery", world_size=2, step=7, time=0.0)
+    attempt = replace(here.attempt, interruption=before)
+    assert attempt.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    assert here.crew.interruptions[0] == before
 
 
 def test_a_task_that_was_never_built_ends_the_job(world: Callable[..., World]) -> None:

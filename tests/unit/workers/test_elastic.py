@@ -87,6 +87,11 @@ def test_a_group_leaves_a_drained_node_at_once_where_enough_stay() -> None:
     assert planned([*ready(0), leaving(1)], Size(min=1, target=2), (0,)).dismiss == (1,)
 
 
+def test_a_group_that_leaves_a_drained_node_takes_those_with_it_that_are_ready_and_waits_for_no_others() -> None:
+    some = [*ready(0), leaving(1), *ready(2, since=5.0), *starting(3)]
+    assert planned(some, ONE_TO_THREE, (0, 1), now=5.0).group == (0, 2)
+
+
 def test_a_group_that_would_be_too_small_waits_for_another_process_and_then_saves_and_stops() -> None:
     some = [*ready(0), leaving(1), *starting(2)]
     assert planned(some, TWO, (0, 1), now=LEAVE_PATIENCE_S - 1).group == (0, 1)
