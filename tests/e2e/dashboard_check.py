@@ -183,7 +183,7 @@ def rule_expressions() -> list[str]:
 def exported_names(base_url: str, token: str | None = None) -> set[str]:
     """Our metrics that the service exports now."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    text = httpx2.get(f"{base_url}/metrics", headers=headers).raise_for_status().text
+    text = httpx2.get(f"{base_url}/metrics", headers=headers, timeout=READY_S).raise_for_status().text
     return {family(name) for name in re.findall(r"^(accordion_[a-z0-9_]+)", text, flags=re.MULTILINE)}
 
 
@@ -207,7 +207,7 @@ def _values(prometheus_url: str, expr: str) -> list[float] | None:
     """All numbers of the last minute; None where the query is refused."""
     now = time.time()
     query = {"query": expr, "start": now - 60, "end": now, "step": SCRAPE_S}
-    answer = httpx2.get(f"{prometheus_url}/api/v1/query_range", params=query)
+    answer = httpx2.get(f"{prometheus_url}/api/v1/query_range", params=query, timeout=READY_S)
     if answer.is_error:
         return None
     return [float(value) for series in answer.json()["data"]["result"] for _, value in series["values"]]

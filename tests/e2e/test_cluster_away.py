@@ -32,9 +32,7 @@ class Replaced(Cluster):
     def replace(self) -> None:
         """Another head at the same address: nothing of the old one is left."""
         self._end_all()
-        port = self.address.rpartition(":")[2]
-        self.head = self._start(["--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false"])
-        self._wait_until_up([self.head])
+        self._begin_head(int(self.address.rpartition(":")[2]))
 
 
 @pytest.fixture

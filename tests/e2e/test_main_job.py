@@ -18,6 +18,8 @@ from tests.e2e.real_up import Up, start, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 SPEC = yaml.safe_load((Path(__file__).parents[2] / "deploy/jobs/digits-watch.yaml").read_text())
+LONG = 1000
+"""Epochs of a job that is cancelled."""
 FIRST, UNTIL = 8, 30
 """The override is given in epoch 8, where the policy holds all layers at `high`, and ends at epoch 30."""
 
@@ -127,7 +129,8 @@ def test_killing_the_accordion_actor_changes_no_decision(up: Up, calm: str, bere
 
 
 def test_every_panel_finds_numbers_while_a_real_job_trains(up: Up, bereaved: str, require) -> None:
-    job = up.client.submit({**SPEC, "name": "scraped"})
+    # it still runs when Prometheus has seen it for as long as it may take.
+    job = up.client.submit({**SPEC, "name": "scraped", "training": {**SPEC["training"], "epochs": LONG}})
     wait_for(lambda: len(up.client.epochs(job.id).items) >= 4)
     with prometheus(str(require("prometheus")), up.client.url) as url:
         faults = live_faults(json.loads(JOB_DASHBOARD.read_text()), url, job.id)

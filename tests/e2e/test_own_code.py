@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from service.commands.pack import pack
-from tests.e2e.real_up import Up, accordion, start, wait_for
+from tests.e2e.real_up import WAIT_S, Up, accordion, start, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 JOBS = Path(__file__).parents[2] / "deploy/jobs"
@@ -29,7 +29,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 def submit(up: Up, name: str, *more: str) -> str:
     """As people do; the job's id."""
     process = accordion(up.home, "submit", str(JOBS / name / "job.yaml"), "--json", *more)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err
     return str(json.loads(out)["id"])
 

@@ -68,10 +68,18 @@ def test_a_taken_port_is_one_sentence_and_starts_nothing(up: Up, home: Path) -> 
 
 def test_everything_listens_on_this_machine_only(up: Up) -> None:
     links = [link for name in ("api", "ray") for link in Path(f"/proc/{up.pid(name)}/fd").iterdir()]
-    sockets = {str(link.readlink()).removeprefix("socket:[").removesuffix("]") for link in links}
+    sockets = {opened(link).removeprefix("socket:[").removesuffix("]") for link in links}
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     addresses = {row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in sockets}
     assert addresses == {socket.inet_aton("127.0.0.1")[::-1].hex().upper()}
+
+
+def opened(link: Path) -> str:
+    """What a descriptor stands for; nothing where it was closed since it was listed."""
+    try:
+        return str(link.readlink())
+    except FileNotFoundError:
+        return ""
 
 
 def test_killed_api_and_scheduler_come_back_and_the_job_goes_on(up: Up) -> None:

@@ -12,16 +12,29 @@ from typing import Any
 import torch
 
 from tests.elastic.conftest import Life, wait_for
-from tests.elastic.watched import Step, steps
+from tests.elastic.watched import Step, let_go, steps
 from workers.contract import Started
 
 EPOCHS, SAMPLES = 6, 1437
 EVERY_STEPS = 10
+HOLD_FROM = 92
+"""Far enough from the last step, 138, that a job which is held is there when a slow machine has done all it should."""
+MOST_ROLLED_BACK = 2 * EVERY_STEPS
+"""A checkpoint that is being written does not count, and the next one waits until it is."""
 
 
 def job(folder: Path, **parts: Any) -> dict[str, Any]:
-    """Two workers, six epochs of 23 steps, about 6 s of training; an exact method, so that nothing may differ."""
-    options = {"hidden": 32, "folder": str(folder), "pace_s": 0.04, **parts.pop("options", {})}
+    """Two workers, six epochs of 23 steps, about 6 s of training; an exact method, so that nothing may differ.
+
+    It is held near its end until `Watched.survived` is called.
+    """
+    options = {
+        "hidden": 32,
+        "folder": str(folder),
+        "pace_s": 0.04,
+        "hold_from": HOLD_FROM,
+        **parts.pop("options", {}),
+    }
     return {
         "task": {"name": "tests.elastic.watched:WatchedDigits", "options": options},
         "training": {"epochs": EPOCHS, **parts.pop("training", {})},
@@ -61,8 +74,22 @@ class Watched:
 
     def reach(self, step: int) -> None:
         """Go on until this step was begun."""
-        wait_for(lambda: self.life.look() is not None or self.step() >= step)
+        wait_for(lambda: self.life.look() is not None or self.step() >= step, self.life.story)
         assert self.step() >= step
+
+    def sizes(self) -> list[int]:
+        """Of the groups that told that they started."""
+        return [started.world_size for started in self.life.all(Started)]
+
+    def wait_for_sizes(self, *sizes: int) -> None:
+        """Go on until groups of these sizes have started, in this order; others may lie between."""
+
+        def came() -> bool:
+            rest = iter(self.sizes())
+            return all(size in rest for size in sizes)
+
+        wait_for(lambda: self.life.look() is not None or came(), self.life.story)
+        assert came(), self.sizes()
 
     def fault(self) -> None:
         """It happens now."""
@@ -109,13 +136,22 @@ class Watched:
 
     def survived(self, fault: str) -> Cost:
         """Wait for the end and look at everything that must be as if nothing had happened; note what it cost."""
+        let_go(self.folder)
         end = self.life.end()
         assert (end.status, end.reason) == ("SUCCEEDED", "COMPLETED"), end
         assert sorted(self.life.epochs) == list(range(EPOCHS))
         assert self.seen_twice() == 0, self.disorder()
+        assert all(self.began_where_it_could(fault) for fault in self.faults), self.life.story()
         rolled_back = max((started.steps_rolled_back for started in self.life.all(Started)), default=0)
+        assert rolled_back <= MOST_ROLLED_BACK
         COSTS.append(Cost(fault=fault, seconds=self._seconds(), rolled_back=rolled_back, seen_twice=self.seen_twice()))
         return COSTS[-1]
+
+    def began_where_it_could(self, fault: float) -> bool:
+        """Whether the group after a fault lost nothing that was in a whole checkpoint when it happened."""
+        later = [record.payload.step for record in self.life.records if is_started(record) and record.time > fault]
+        whole = [r.payload.step for r in self.life.records if r.payload.kind == "checkpoint" and r.time <= fault]
+        return not later or later[0] >= max(whole, default=0)
 
     def _seconds(self) -> float | None:
         """From the last fault to the first step of the group that came after it."""

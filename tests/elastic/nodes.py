@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,8 @@ ALWAYS = {
 }
 _RAY = str(Path(sys.executable).with_name("ray"))
 _HEAD_HOST = 1
+_PORTS = range(20_000, 32_000)
+"""Where nobody listens by chance: below those that Linux picks by itself."""
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h: the child gets a signal when its parent dies."""
 
@@ -75,7 +77,8 @@ class Node:
 
     def learn(self) -> None:
         """Read id and process from the raylet's command line."""
-        [self.raylet] = [pid for pid in family(self.start.pid) if "/raylet/raylet" in command_line(pid)]
+        # what it starts bears its command line for a moment, and comes after it in its family.
+        self.raylet = next(pid for pid in family(self.start.pid) if "/raylet/raylet" in command_line(pid))
         arguments = Path(f"/proc/{self.raylet}/cmdline").read_bytes().decode().split("\0")
         self.id = next(text.partition("=")[2] for text in arguments if text.startswith(("--node_id=", "--node-id=")))
 
@@ -133,12 +136,15 @@ class Cluster:
         ip = lab.address(_HEAD_HOST) if self._lab else "127.0.0.1"
         port = _free_port()
         self.address = f"{ip}:{port}"
+        self._begin_head(port)
+        self._wait_until_up([self._start_node(self._cpus) for _ in range(self._first)])
+
+    def _begin_head(self, port: int) -> None:
         arguments = ["--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false"]
         # Ray opens this one, always 10001, where its optional dependency is there, and refuses the option otherwise.
         arguments += [f"--ray-client-server-port={_free_port()}"] if importlib.util.find_spec("grpc") else []
         self.head = self._start(arguments)
         self._wait_until_up([self.head])
-        self._wait_until_up([self._start_node(self._cpus) for _ in range(self._first)])
 
     @contextmanager
     def driver(self) -> Iterator[None]:
@@ -219,6 +225,8 @@ class Cluster:
         ports = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export")
         command = [*self._at(host), _RAY, "start", "--block", *arguments, "--disable-usage-stats"]
         command += [f"--{name}-port={_free_port()}" for name in ports]
+        # left to themselves, all nodes of one address give the same ports to their workers.
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
         command += [f"--node-ip-address={lab.address(host) if host else '127.0.0.1'}"]
         command += ["--object-store-memory=80000000", f"--temp-dir={folder}"]
         folder.mkdir()
@@ -304,6 +312,8 @@ def _end_with_parent() -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now, and that nobody but a caller of this function is given before it is used."""
+    while True:
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", secrets.choice(_PORTS)))
+            return int(probe.getsockname()[1])

@@ -9,27 +9,39 @@ import pytest
 
 from accordion.messages import Override
 from tests.elastic.conftest import Life, Start, everything_is_free, kill, place, processes, wait_for
+from tests.elastic.watched import let_go
 from workers.contract import AcksRecord, CheckpointRecord, FailureRecord, Orders, Started
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 EPOCHS = 8
-DIGITS: dict[str, Any] = {
-    "task": {"name": "digits-mlp", "options": {"hidden": 32, "min_step_s": 0.02}},
-    "training": {"epochs": EPOCHS, "lr_decay": {"at": [6]}},
-    "workers": {"min": 2, "max": 2},
-}
-"""About five seconds of training, with regimes that change at epoch 6."""
+HOLD_FROM = 160
+"""Step in the last epoch but one, from which a job is held until it is let go."""
 SMALL: dict[str, Any] = {"name": "synthetic", "options": {"samples": 256, "width": 16}}
 _UNDISTURBED: dict[str, list[Any]] = {}
 
 
+def digits(folder: Path) -> dict[str, Any]:
+    """About five seconds of training, with regimes that change at epoch 6; it does not end before it is let go."""
+    options = {"hidden": 32, "folder": str(folder), "pace_s": 0.02, "hold_from": HOLD_FROM}
+    return {
+        "task": {"name": "tests.elastic.watched:WatchedDigits", "options": options},
+        "training": {"epochs": EPOCHS, "lr_decay": {"at": [6]}},
+        "workers": {"min": 2, "max": 2},
+    }
+
+
 @pytest.fixture
-def undisturbed(start: Start) -> list[Any]:
+def undisturbed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What the job's training looks like when nothing happens to it; run once."""
     if not _UNDISTURBED:
-        life = start(DIGITS)
+        folder = tmp_path_factory.mktemp("undisturbed")
+        let_go(folder)
+        life = start(digits(folder))
         assert life.end().reason == "COMPLETED"
         _UNDISTURBED["training"] = life.training
+        # its processes are not those that the test looks for.
+        life.backend.remove(life.launch.job_id)
+        wait_for(lambda: not processes("ray::Supervisor"))
     return _UNDISTURBED["training"]
 
 
@@ -59,38 +71,43 @@ def came_once_and_in_order(life: Life) -> bool:
     return places == sorted(set(places)) == held
 
 
-def test_a_killed_worker_costs_nothing_but_time(start: Start, undisturbed: list[Any]) -> None:
-    life = start(DIGITS)
+def test_a_killed_worker_costs_nothing_but_time(start: Start, undisturbed: list[Any], tmp_path: Path) -> None:
+    life = start(digits(tmp_path))
     life.reach(2)
     kill("ray::Worker")
+    let_go(tmp_path)
     assert life.end().reason == "COMPLETED"
     assert causes(life) == ["infrastructure"]
     assert came_once_and_in_order(life)
     assert life.training == undisturbed
 
 
-def test_a_killed_supervisor_comes_back_and_the_job_goes_on(start: Start, undisturbed: list[Any]) -> None:
-    life = start(DIGITS)
+def test_a_killed_supervisor_comes_back_and_the_job_goes_on(
+    start: Start, undisturbed: list[Any], tmp_path: Path
+) -> None:
+    life = start(digits(tmp_path))
     life.reach(2)
     kill("ray::Supervisor")
+    let_go(tmp_path)
     assert life.end().reason == "COMPLETED"
     assert len({record.generation for record in life.records if isinstance(record.payload, Started)}) == 2
     assert life.training == undisturbed
     wait_for(everything_is_free)
 
 
-def test_a_killed_accordion_actor_changes_no_decision(start: Start, undisturbed: list[Any]) -> None:
-    life = start(DIGITS)
+def test_a_killed_accordion_actor_changes_no_decision(start: Start, undisturbed: list[Any], tmp_path: Path) -> None:
+    life = start(digits(tmp_path))
     life.reach(2)
     kill("ray::AccordionActor")
+    let_go(tmp_path)
     assert life.end().reason == "COMPLETED"
     assert causes(life) == []
     assert came_once_and_in_order(life)
     assert life.training == undisturbed
 
 
-def test_overrides_reach_the_workers_through_an_actor_that_was_killed(start: Start) -> None:
-    life = start({**DIGITS, "training": {"epochs": 2000}})
+def test_overrides_reach_the_workers_through_an_actor_that_was_killed(start: Start, tmp_path: Path) -> None:
+    life = start(digits(tmp_path))
     life.reach(1)
     kill("ray::AccordionActor")
     life.order(Orders(version=1, overrides=(Override(id="o1", level={"method": "none"}, number=1),)))
@@ -116,8 +133,8 @@ def test_a_loss_that_stays_not_finite_ends_the_job_at_once(start: Start) -> None
     assert causes(life) == ["job"]
 
 
-def test_a_cancelled_job_saves_and_ends(start: Start) -> None:
-    life = start(DIGITS)
+def test_a_cancelled_job_saves_and_ends(start: Start, tmp_path: Path) -> None:
+    life = start(digits(tmp_path))
     life.reach(1)
     life.order(Orders(version=1, stop="cancel"))
     assert life.end().status == "CANCELLED"
@@ -125,17 +142,21 @@ def test_a_cancelled_job_saves_and_ends(start: Start) -> None:
     assert life.all(CheckpointRecord)[-1].step == life.records[-2].payload.step
 
 
-def test_a_job_cancelled_while_it_starts_ends_without_training_on(start: Start) -> None:
-    life = start(DIGITS)
+def test_a_job_cancelled_while_it_starts_ends_without_training_on(start: Start, tmp_path: Path) -> None:
+    life = start(digits(tmp_path))
     life.order(Orders(version=1, stop="cancel"))
     assert life.end().status == "CANCELLED"
     assert life.epochs == {}
 
 
-def test_nothing_of_the_drivers_environment_reaches_the_workers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_the_drivers_environment_reaches_the_workers(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("ACCORDION_DATABASE_URL", "postgresql://secret")
-    life = start(DIGITS)
+    life = start(digits(tmp_path))
     life.reach(0)
     for title in ("ray::Worker", "ray::Supervisor"):
-        for pid in processes(title):
+        found = processes(title)
+        assert found
+        for pid in found:
             assert b"postgresql://secret" not in Path(f"/proc/{pid}/environ").read_bytes()

@@ -16,7 +16,7 @@ from tests.conftest import Require
 from tests.elastic.conftest import Life, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, job
 from tests.elastic.nodes import Cluster, Node
-from workers.contract import FailureRecord, JobSpec, Launch, ResizeRecord, Started
+from workers.contract import FailureRecord, JobSpec, Launch, ResizeRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 AFTER = 30
@@ -60,8 +60,9 @@ def host_of_a_worker(made: Cluster) -> Node:
     return [node for node in made.nodes if node.workers("ray::Worker")][-1]
 
 
-def sizes(watched: Watched) -> list[int]:
-    return [started.world_size for started in watched.life.all(Started)]
+def leaving(watched: Watched) -> list[str]:
+    """Nodes that go, or are gone: one that was told to go does so as soon as nothing runs there."""
+    return [node.id for node in watched.life.backend.nodes() if node.draining or not node.alive]
 
 
 def test_a_node_killed(begin: Begin) -> None:
@@ -70,8 +71,8 @@ def test_a_node_killed(begin: Begin) -> None:
         watched.reach(AFTER)
         watched.fault()
         made.kill(host_of_a_worker(made))
-        assert watched.survived("node killed, survivors go on (min 1)").rolled_back <= EVERY_STEPS
-        assert sizes(watched) == [2, 1]
+        watched.survived("node killed, survivors go on (min 1)")
+        assert watched.sizes() == [2, 1]
         assert [failure.cause for failure in watched.life.all(FailureRecord)] == ["infrastructure"]
 
 
@@ -86,9 +87,9 @@ def test_a_node_announced_to_go(begin: Begin, way: str) -> None:
             made.drain(node, deadline_s=30)
         else:
             made.terminate(node)
-        wait_for(lambda: [seen.id for seen in watched.life.backend.nodes() if seen.draining] == [node.id])
+        wait_for(lambda: leaving(watched) == [node.id])
         assert watched.survived(f"node {way}").rolled_back == 0
-        assert sizes(watched) == [2, 1]
+        assert watched.sizes() == [2, 1]
         assert [resize.cause for resize in watched.life.all(ResizeRecord)] == ["leaving"]
         assert watched.life.all(FailureRecord) == []
 
@@ -99,8 +100,9 @@ def test_a_node_that_joins(begin: Begin) -> None:
         watched.reach(AFTER)
         watched.fault()
         made.add()
+        watched.wait_for_sizes(1, 2)
         assert watched.survived("node added (from ray start)").rolled_back == 0
-        assert sizes(watched) == [1, 2]
+        assert watched.sizes() == [1, 2]
         assert [resize.cause for resize in watched.life.all(ResizeRecord)] == ["joined"]
 
 
@@ -126,5 +128,5 @@ def test_a_node_cut_from_the_network_and_healed(begin: Begin, require: Require) 
         made.cut(node)
         wait_for(lambda: watched.life.look() is not None or watched.life.all(FailureRecord))
         made.heal(node)
-        assert watched.survived("node cut from the network and healed").rolled_back <= EVERY_STEPS
-        assert sizes(watched)[:2] == [2, 1]
+        watched.survived("node cut from the network and healed")
+        assert watched.sizes()[:2] == [2, 1]

@@ -20,6 +20,12 @@ from workers.tasks.digits import DigitsMlp
 
 IN_FLIGHT_S = 0.5
 """How long the peers of a worker that is to die in a collective stay away from it."""
+HELD_S = 2.5
+"""Least seconds of a step of a job that is held: its groups come to step boundaries, and in time back from a broken one
+(`RETURN_S` of workers/attempt.py), and it takes minutes to its end."""
+LOOK_S = 0.02
+"""Distance between two looks whether a job is still held."""
+_LET_GO = "let-go"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,9 @@ class Step:
 
 class WatchedDigits(DigitsMlp):
     """Options: `hidden`, `folder` for what is written down, `pace_s` (least seconds of a step), and a fault.
+
+    From step `hold_from` on the job is held until its test calls `let_go`: it does not end before the test has seen all
+    that it waits for, on a slow machine too.
 
     `fault` is `backward` or `collective`: the process of rank `fault_rank` kills itself there in step `fault_step`,
     once in the life of the job.
@@ -87,8 +96,13 @@ class WatchedDigits(DigitsMlp):
     def _keep_pace(self, step: int) -> None:
         last, begun = self._begun
         if step != last:
-            time.sleep(max(0.0, begun + float(self._options.get("pace_s", 0.0)) - time.monotonic()))
+            while (left := begun + self._least_s(step) - time.monotonic()) > 0:
+                time.sleep(min(left, LOOK_S))
             self._begun = (step, time.monotonic())
+
+    def _least_s(self, step: int) -> float:
+        is_held = step >= int(self._options.get("hold_from", step + 1)) and not (self._folder / _LET_GO).exists()
+        return HELD_S if is_held else float(self._options.get("pace_s", 0.0))
 
     def _break(self, outputs: Tensor, rank: int, step: int) -> None:
         if step != int(self._options.get("fault_step", -1)) or (self._folder / "broken").exists():
@@ -117,6 +131,11 @@ class _WatchedData:
         """The same, written down."""
         self._note(indices.tolist())
         return self._data.batch(indices)
+
+
+def let_go(folder: Path) -> None:
+    """Hold the job no longer."""
+    (folder / _LET_GO).touch()
 
 
 def steps(folder: Path) -> list[Step]:

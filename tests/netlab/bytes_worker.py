@@ -32,6 +32,17 @@ def interface_bytes() -> int:
     return now
 
 
+def sent_and_booked(session: Session) -> tuple[int, int]:
+    """Bytes on the interface and in the ledger, when every rank has received all and before any sends more.
+
+    What a collective has sent may still wait in a socket for a peer that has no time to read it.
+    """
+    dist.barrier()
+    found = interface_bytes(), session.ledger.total.wire
+    dist.barrier()
+    return found
+
+
 def train(session: Session, ddp: DistributedDataParallel, steps: int) -> None:
     for step in range(steps):
         draw = torch.Generator().manual_seed(step)
@@ -50,11 +61,10 @@ def main(rank: int, address: str, method: str, options: str) -> None:
     train(session, ddp, WARM_UP_STEPS)
     rounds = []
     for _ in range(ROUNDS):
-        sent, booked = interface_bytes(), session.ledger.total.wire
-        dist.barrier()
+        sent, booked = sent_and_booked(session)
         train(session, ddp, STEPS)
-        rounds.append({"interface": interface_bytes() - sent, "ledger": session.ledger.total.wire - booked})
-        dist.barrier()
+        now_sent, now_booked = sent_and_booked(session)
+        rounds.append({"interface": now_sent - sent, "ledger": now_booked - booked})
     print(json.dumps(rounds), flush=True)
 
 
