@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.browser.live_service import LiveService, live_service
 
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PATIENCE_MS = 30_000
+"""How long a page may take on a machine that does much else."""
+
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ class Watched:
 @pytest.fixture
 def watched(browser, service) -> Iterator[Watched]:
     context = browser.new_context(base_url=service.url)
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(PATIENCE_MS)
     yield Watched(context.new_page(), service.url)
     context.close()
 

@@ -24,6 +24,39 @@ PATIENCE_S = 60.0
 POLL_S = 0.05
 
 
+class Api:
+    """The api on its port, which may stop and come back."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def start(self) -> None:
+        """Until it answers."""
+        self._app = create_app(self._settings)
+        where = {"host": self._settings.host, "port": self._settings.port}
+        self._server = uvicorn.Server(uvicorn.Config(self._app, **where, log_config=None, timeout_graceful_shutdown=5))
+        self._thread = threading.Thread(target=self._server.run)
+        self._thread.start()
+        while not self._server.started:
+            self._thread.join(POLL_S)
+
+    def stop(self) -> None:
+        """Until nobody listens; its streams end."""
+        self._app.state.parts.draining.set()
+        self._server.should_exit = True
+        self._thread.join()
+        self._app.state.parts.database.close()
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Running while the block does."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveService:
     """Where it listens, and the cluster that its scheduler sees."""
@@ -31,6 +64,7 @@ class LiveService:
     url: str
     runtime: FakeRuntime
     client: httpx2.Client
+    api: Api
 
     def submit(self, name: str = "digits", epochs: int = 12, **spec: Any) -> str:
         """Id of a new job."""
@@ -48,6 +82,10 @@ class LiveService:
     def wait_for_epochs(self, job_id: str, count: int) -> None:
         """Until the job has finished so many."""
         _wait(lambda: self.num_epochs(job_id) >= count, f"job {job_id} finishes {count} epochs")
+
+    def wait_for_workers(self, job_id: str, count: int) -> None:
+        """Until so many train the job."""
+        _wait(lambda: self.job(job_id)["world_size"] == count, f"{count} workers train job {job_id}")
 
     def wait_for_end(self, job_id: str) -> None:
         """Until the job is over."""
@@ -69,26 +107,9 @@ def live_service(home: Path, **given: Any) -> Iterator[LiveService]:
     runtime = FakeRuntime(clock=time.time, cpus=(4.0, 4.0), ticks_per_epoch=TICKS_PER_EPOCH)
     url = f"http://127.0.0.1:{settings.port}"
     headers = {"Authorization": f"Bearer {settings.token()}"} if settings.token() else {}
-    with _api(settings), _scheduler(settings, runtime), httpx2.Client(base_url=url, headers=headers) as client:
-        yield LiveService(url=url, runtime=runtime, client=client)
-
-
-@contextmanager
-def _api(settings: Settings) -> Iterator[None]:
-    app = create_app(settings)
-    config = uvicorn.Config(app, host=settings.host, port=settings.port, log_config=None, timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            thread.join(POLL_S)
-        yield
-    finally:
-        app.state.parts.draining.set()
-        server.should_exit = True
-        thread.join()
-        app.state.parts.database.close()
+    api = Api(settings)
+    with api.open(), _scheduler(settings, runtime), httpx2.Client(base_url=url, headers=headers) as client:
+        yield LiveService(url=url, runtime=runtime, client=client, api=api)
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 export const BASE = "/api/v1";
 
 export async function call(method, path, body) {
+  const silent = () => { throw new Error("The service does not answer; nothing was changed as far as is known. Try again once it is back."); };
   const answer = await fetch(path, {
     method,
     headers: body === undefined ? {} : { "Content-Type": "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
     credentials: "same-origin",
-  });
+  }).catch(silent);
   if (answer.status === 401) location.assign(`/login?next=${encodeURIComponent(location.pathname)}`);
   if (!answer.ok) throw new Error(await sentence(answer));
   return answer.status === 204 ? null : answer.json();

@@ -1,13 +1,18 @@
 // The charts of a job's page, drawn by Plotly from the epochs and decisions; x is always the epoch, counted from 0.
 /* global Plotly */
+import { drawn } from "./marks.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
 const LEVEL_CODES = { none: 0, low: 1, high: 2 };
 const OTHER_LEVEL = 3;
-const MAX_NAMED_LAYERS = 40;
 const MAX_LINES = 6;
 const FEW_EPOCHS = 12;
 const ROW_PX = 26;
+const MAP_PX = 600;
+const NAME_PX = 14;
+const GAP_PX = 12;
+const SIGNS_PX = 20;
+const ON_AREAS = { halo: true, shaded: false };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function layout(extra = {}) {
@@ -27,13 +32,17 @@ function layout(extra = {}) {
   };
 }
 
-function draw(id, traces, extra, said) {
+function draw(id, traces, extra, said, marked, style) {
   const node = document.getElementById(id);
   const caption = document.getElementById(`${id}-said`);
-  if (caption.textContent !== said) caption.textContent = said;
-  const last = Math.max(0, ...traces.flatMap((trace) => trace.x));
-  const xaxis = last < FEW_EPOCHS ? { dtick: 1, ...extra.xaxis } : extra.xaxis;
-  Plotly.react(node, traces, layout({ ...extra, xaxis }), CONFIG);
+  const text = said + marked.said;
+  if (caption.textContent !== text) caption.textContent = text;
+  const xs = [...traces.flatMap((trace) => trace.x), ...marked.marks.map((mark) => mark.x)];
+  const range = extra.xaxis?.range ?? [Math.min(0, ...xs), Math.max(1, ...xs)];
+  const xaxis = range[1] < FEW_EPOCHS ? { dtick: 1, ...extra.xaxis } : extra.xaxis;
+  const own = layout({ ...extra, xaxis, ...drawn(marked, { node, range, colour, ...style }) });
+  if (marked.marks.length) own.xaxis.ticklabelstandoff = SIGNS_PX;
+  Plotly.react(node, traces, own, CONFIG);
 }
 
 const line = (name, epochs, pick, series, more = {}) => ({
@@ -43,40 +52,33 @@ const line = (name, epochs, pick, series, more = {}) => ({
   hovertemplate: "%{y:.4~g}", connectgaps: false,
 });
 
-// Shaded where a person had the wheel.
-const hands = (overrides, epochs) => overrides.filter((row) => row.epoch !== null && row.applied_at !== null).map((row) => ({
-  type: "rect", xref: "x", yref: "paper", layer: "below", line: { width: 0 }, fillcolor: colour("series-4"), opacity: 0.13,
-  x0: row.epoch, x1: row.until ?? Math.max(row.epoch + 1, epochs.length), y0: 0, y1: 1,
-}));
-
 const newest = (epochs, pick) => epochs.map(pick).filter(Number.isFinite).at(-1);
 
 const LABELS = { compute: "compute", communicate: "communicate", optimize: "optimize", evaluate: "evaluate", checkpoint: "checkpoint", decide: "decide", wait: "wait" };
 
-export function drawLines({ epochs, overrides }) {
-  const shapes = hands(overrides, epochs);
+export function drawLines({ epochs, marked }) {
   const evalLoss = (row) => row.metrics.loss ?? null;
   const accuracy = (row) => row.metrics.accuracy ?? null;
   draw("loss", [line("training", epochs, (row) => row.loss, 1), line("evaluation", epochs, evalLoss, 2)],
-    { shapes, yaxis: { rangemode: "tozero" } },
-    `Newest training loss ${newest(epochs, (row) => row.loss)}, evaluation loss ${newest(epochs, evalLoss)}.`);
-  draw("accuracy", [line("accuracy", epochs, accuracy, 3)], { shapes, showlegend: false, yaxis: { tickformat: ".0%" } },
-    `Newest accuracy ${newest(epochs, accuracy)}.`);
+    { yaxis: { rangemode: "tozero" } },
+    `Newest training loss ${newest(epochs, (row) => row.loss)}, evaluation loss ${newest(epochs, evalLoss)}.`, marked);
+  draw("accuracy", [line("accuracy", epochs, accuracy, 3)], { showlegend: false, yaxis: { tickformat: ".0%" } },
+    `Newest accuracy ${newest(epochs, accuracy)}.`, marked);
   draw("rate", [line("learning rate", epochs, (row) => row.lr, 4, { line: { shape: "hv" } })],
-    { shapes, showlegend: false, yaxis: { rangemode: "tozero" } }, `Newest learning rate ${newest(epochs, (row) => row.lr)}.`);
+    { showlegend: false, yaxis: { rangemode: "tozero" } }, `Newest learning rate ${newest(epochs, (row) => row.lr)}.`, marked);
 }
 
-export function drawTraffic({ epochs, overrides }) {
+export function drawTraffic({ epochs, marked }) {
   const kind = (name, key, series, more) => ({ ...line(name, epochs, (row) => row.bytes[key], series, more), hovertemplate: "%{y:.3s}B" });
   draw("traffic", [
     kind("fp32", "dense", 6, { line: { dash: "dot" } }),
     kind("fp16", "fp16", 5, { line: { dash: "dash" } }),
     kind("sent", "payload", 1, { line: { width: 3 } }),
-  ], { shapes: hands(overrides, epochs), yaxis: { type: "log", dtick: 1, ticksuffix: "B", tickformat: "~s" } },
-  `Newest epoch sent ${newest(epochs, (row) => row.bytes.payload)} bytes of ${newest(epochs, (row) => row.bytes.dense)}.`);
+  ], { yaxis: { type: "log", dtick: 1, ticksuffix: "B", tickformat: "~s" } },
+  `Newest epoch sent ${newest(epochs, (row) => row.bytes.payload)} bytes of ${newest(epochs, (row) => row.bytes.dense)}.`, marked);
 }
 
-export function drawPhases({ epochs }) {
+export function drawPhases({ epochs, marked }) {
   const phases = Object.keys(LABELS).filter((phase) => epochs.some((row) => row.seconds_by_phase[phase] > 0));
   const traces = phases.map((phase) => ({
     name: LABELS[phase], type: "bar", x: epochs.map((row) => row.epoch),
@@ -84,11 +86,11 @@ export function drawPhases({ epochs }) {
     marker: { color: colour(`series-${Object.keys(LABELS).indexOf(phase) + 1}`) },
   }));
   draw("phases", traces, { barmode: "stack", bargap: 0.15, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" }, yaxis: { ticksuffix: " s" } },
-    phases.map((phase) => `${LABELS[phase]} ${newest(epochs, (row) => row.seconds_by_phase[phase] ?? 0)} s`).join(", "));
+    phases.map((phase) => `${LABELS[phase]} ${newest(epochs, (row) => row.seconds_by_phase[phase] ?? 0)} s`).join(", "), marked, ON_AREAS);
 }
 
 // What the detector compares: a line a layer, or the largest of all where there are many.
-export function drawChanges({ decisions, layers, threshold, epochs }) {
+export function drawChanges({ decisions, layers, threshold, epochs, marked }) {
   const compared = decisions.filter(({ decision }) => Object.values(decision.change_by_layer).some(Number.isFinite));
   const x = compared.map(({ decision }) => decision.epoch);
   const largest = ({ decision }) => Math.max(...Object.values(decision.change_by_layer).filter(Number.isFinite));
@@ -103,7 +105,7 @@ export function drawChanges({ decisions, layers, threshold, epochs }) {
   const values = lines.flatMap((one) => one.y).filter((value) => value > 0);
   const decades = Math.log10(Math.max(threshold, ...values) / Math.min(threshold, ...values));
   draw("change", [...lines, limit], { yaxis: { type: "log", exponentformat: "power", dtick: decades > 1.5 ? Math.ceil(decades / 6) : undefined } },
-    compared.length ? `Largest change at the newest comparison: ${largest(compared.at(-1))}, threshold ${threshold}.` : "Nothing was compared yet.");
+    compared.length ? `Largest change at the newest comparison: ${largest(compared.at(-1))}, threshold ${threshold}.` : "Nothing was compared yet.", marked);
 }
 
 // Decision in force at the end of each epoch.
@@ -112,26 +114,28 @@ function decisionsByEpoch(epochs, decisions) {
   return epochs.map((row) => ordered.filter((view) => view.decision.epoch <= row.epoch && view.decision.step <= row.step).at(-1)?.decision);
 }
 
+// Many layers share a map's height, and only some of them are named.
+const rowPx = (layers) => Math.max(1, Math.min(ROW_PX, MAP_PX / layers.length));
+
 function heat(layers, epochs, values, texts, bands) {
   const steps = bands.flatMap((band, index) => [[index / bands.length, band], [(index + 1) / bands.length, band]]);
   return {
     type: "heatmap", x: epochs.map((row) => row.epoch), y: layers, z: values, text: texts, hoverinfo: "text",
     colorscale: steps, zmin: -0.5, zmax: bands.length - 0.5, showscale: false,
-    xgap: epochs.length > 150 ? 0 : 2, ygap: layers.length > MAX_NAMED_LAYERS ? 0 : 2,
+    xgap: epochs.length > 150 ? 0 : 2, ygap: rowPx(layers) < GAP_PX ? 0 : 2,
   };
 }
 
-function mapLayout(layers, epochs) {
-  const named = layers.length <= MAX_NAMED_LAYERS;
-  const height = 78 + Math.min(layers.length, MAX_NAMED_LAYERS) * ROW_PX;
+function mapLayout(layers, epochs, { marks }) {
+  const height = 78 + layers.length * rowPx(layers) + (marks.length ? SIGNS_PX : 0);
   return {
     height, showlegend: false, hovermode: "closest", margin: { l: 60, r: 12, t: 6, b: 40 },
-    xaxis: { showgrid: false, range: [-0.5, Math.max(epochs.length, 1) - 0.5] },
-    yaxis: { autorange: "reversed", showgrid: false, type: "category", showticklabels: named, ticks: "", tickfont: { family: "monospace" } },
+    xaxis: { showgrid: false, range: [-0.5, Math.max(epochs.length - 0.5, ...marks.map((mark) => mark.x + 0.1))] },
+    yaxis: { autorange: "reversed", showgrid: false, type: "category", dtick: Math.ceil(NAME_PX / rowPx(layers)), ticks: "", tickfont: { family: "monospace" } },
   };
 }
 
-export function drawMaps({ epochs, decisions, layers }) {
+export function drawMaps({ epochs, decisions, layers, marked }) {
   const inForce = decisionsByEpoch(epochs, decisions);
   const grid = (pick) => layers.map((layer) => epochs.map((row, index) => pick(layer, row, inForce[index])));
   const tell = (layer, row, decision) => {
@@ -145,13 +149,13 @@ export function drawMaps({ epochs, decisions, layers }) {
   const regime = (layer, row) => ({ stable: 0, critical: 1 })[row.regime_by_layer[layer]] ?? null;
   const code = (name) => (name === undefined ? null : LEVEL_CODES[name] ?? OTHER_LEVEL);
   const critical = layers.filter((layer) => epochs.at(-1)?.regime_by_layer[layer] === "critical");
-  draw("regimes", [heat(layers, epochs, grid(regime), texts, [colour("stable"), colour("critical")])], mapLayout(layers, epochs),
-    `Critical in the newest epoch: ${critical.join(", ") || "no layer"}.`);
+  draw("regimes", [heat(layers, epochs, grid(regime), texts, [colour("stable"), colour("critical")])], mapLayout(layers, epochs, marked),
+    `Critical in the newest epoch: ${critical.join(", ") || "no layer"}.`, marked, ON_AREAS);
   const bands = ["level-none", "level-low", "level-high", "level-other"].map(colour);
   draw("levels", [
     heat(layers, epochs, grid((layer, row) => code(row.level_by_layer[layer])), texts, bands),
     byHand(layers, epochs, inForce),
-  ], mapLayout(layers, epochs), `Levels of the newest epoch: ${layers.map((layer) => `${layer} ${epochs.at(-1)?.level_by_layer[layer]}`).join(", ")}.`);
+  ], mapLayout(layers, epochs, marked), `Levels of the newest epoch: ${layers.map((layer) => `${layer} ${epochs.at(-1)?.level_by_layer[layer]}`).join(", ")}.`, marked, ON_AREAS);
 }
 
 function byHand(layers, epochs, inForce) {

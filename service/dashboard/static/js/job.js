@@ -1,21 +1,25 @@
 // One job, live: history by REST once, then deltas by server-sent events.
 import { BASE, call, get, showLive } from "./api.js";
+import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
   bytes, cell, clock, counted, duration, element, fill, hasEnded, levelClass, levelText, number, percent, repaint, swatch, tile, times,
 } from "./format.js";
+import { marksOf } from "./marks.js";
 import { closeForm, openForm, showOverrides } from "./override.js";
 import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js";
 
 const CHARTS_MS = 1000;
+const RETRY_MS = 2000;
 const MAX_ROWS = 300;
 const MAX_LOG_LINES = 400;
 const at = (id) => document.getElementById(id);
 const ID = document.body.dataset.job;
 const PATH = `/jobs/${ID}`;
-const seen = { job: null, epochs: new Map(), decisions: new Map(), overrides: [], schedule: null, events: [], lines: [] };
+const seen = { job: null, epochs: new Map(), decisions: new Map(), overrides: [], schedule: null, changes: [], events: [], lines: [] };
 const epochs = () => [...seen.epochs.values()].sort((a, b) => a.epoch - b.epoch);
 const decisions = () => [...seen.decisions.values()].sort((a, b) => a.decision.step - b.decision.step || a.decision.epoch - b.decision.epoch);
+const changes = () => allChanges(seen.changes, seen.overrides);
 
 function showHead() {
   const { job } = seen;
@@ -28,6 +32,7 @@ function showHead() {
   at("resume").hidden = hasEnded(job.status) || job.desired !== "PAUSE";
   at("cancel").hidden = hasEnded(job.status) || job.desired === "CANCEL";
   at("to-override").hidden = hasEnded(job.status);
+  if (hasEnded(job.status)) at("no-epochs").textContent = "No epoch was finished, so there is nothing to draw.";
   const planned = job.spec.training.epochs;
   at("epoch-text").textContent = `${seen.epochs.size} of ${planned} epochs done`;
   at("bar").value = job.status === "SUCCEEDED" ? 1 : progress?.steps ? progress.step / progress.steps : 0;
@@ -51,7 +56,7 @@ function figures(job) {
   return [
     ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} against fp16` : "against fp32", true],
     ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
-    ["Accuracy", percent(job.metrics.accuracy), last ? "newest evaluation" : ""],
+    ["Accuracy", percent((last?.metrics ?? job.metrics).accuracy), last ? "newest evaluation" : ""],
     ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(seen.decisions.size, "decision")],
     ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training.optimizer.name],
     ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, `${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`],
@@ -63,7 +68,8 @@ function showEpochs() {
   at("no-epochs").hidden = rows.length > 0;
   at("pictures").hidden = rows.length === 0;
   if (rows.length === 0) return;
-  const view = { epochs: rows, overrides: seen.overrides, decisions: decisions(), layers: layers(rows) };
+  const history = { epochs: rows, decisions: decisions(), layers: layers(rows) };
+  const view = { ...history, marked: marksOf({ ...history, changes: changes() }) };
   drawLines(view);
   drawTraffic(view);
   drawPhases(view);
@@ -113,6 +119,8 @@ const showDecisions = () => fill(at("decisions"), ...decisions().slice(-MAX_ROWS
 const eventRow = ({ type, time, text }) => element("tr", {},
   cell("quiet small num", clock(time)), cell("", type), cell("long small", text));
 
+const showAllChanges = () => showChanges(changes());
+
 const showEvents = () => fill(at("events"), ...seen.events.slice(-MAX_ROWS).reverse().map(eventRow));
 
 const showAllOverrides = () => showOverrides(ID, seen.overrides, { ended: hasEnded(seen.job.status), changed: load.overrides });
@@ -120,21 +128,28 @@ const showAllOverrides = () => showOverrides(ID, seen.overrides, { ended: hasEnd
 const load = {
   job: async () => { seen.job = await get(PATH); soon(showHead); },
   epochs: async () => { (await get(`${PATH}/epochs`)).items.forEach(keepEpoch); soonEpochs(); soon(showHead); },
-  decisions: async () => { keepDecisions((await get(`${PATH}/decisions`)).items); soon(showDecisions); soonEpochs(); },
-  overrides: async () => { seen.overrides = (await get(`${PATH}/overrides`)).items; soon(showAllOverrides); soon(showSchedule); soonEpochs(); },
+  decisions: async () => { (await get(`${PATH}/decisions`)).items.forEach(keepDecision); soon(showDecisions); soonEpochs(); },
+  overrides: async () => { seen.overrides = (await get(`${PATH}/overrides`)).items; soon(showAllOverrides); soon(showAllChanges); soon(showSchedule); soonEpochs(); },
   schedule: async () => { seen.schedule = await get(`${PATH}/schedule`); soon(showSchedule); },
 };
 
-const keepEpoch = (row) => seen.epochs.set(row.epoch, row);
+const byGroup = (a, b) => a.attempt - b.attempt || a.generation - b.generation;
 
-const keepDecision = (view) => seen.decisions.set(`${view.decision.epoch}:${view.decision.step}`, view);
+// Events of long ago come again after what is known by now: a newer worker group's word stays.
+function keep(rows, key, row) {
+  const known = rows.get(key);
+  if (known === undefined || byGroup(known, row) <= 0) rows.set(key, row);
+}
 
-// A restart takes decisions back, so a fresh list replaces all; what came by event since it was asked for stays.
-function keepDecisions(items) {
-  const newest = items.at(-1)?.decision.step ?? -1;
-  const later = decisions().filter((view) => view.decision.step > newest);
-  seen.decisions.clear();
-  [...items, ...later].forEach(keepDecision);
+const keepEpoch = (row) => keep(seen.epochs, row.epoch, row);
+
+const keepDecision = (view) => keep(seen.decisions, `${view.decision.epoch}:${view.decision.step}`, view);
+
+// What a lost worker group did after its checkpoint is done again by its successor, and no part of the history.
+function takeBack(started) {
+  const isVoid = (row, after) => after && byGroup(row, started) < 0;
+  for (const [key, row] of seen.epochs) if (isVoid(row, row.epoch >= started.epoch)) seen.epochs.delete(key);
+  for (const [key, view] of seen.decisions) if (isVoid(view, view.decision.step > started.step)) seen.decisions.delete(key);
 }
 
 // Many events may come at once: each part of the page is drawn at most once a frame, each list is asked for once.
@@ -148,7 +163,15 @@ function soon(paint) {
 let drawing;
 let drawnAt = -CHARTS_MS;
 function soonEpochs() {
-  drawing ??= setTimeout(() => { drawing = undefined; drawnAt = performance.now(); showEpochs(); }, Math.max(0, drawnAt + CHARTS_MS - performance.now()));
+  drawing ??= setTimeout(() => { drawing = undefined; showEpochs(); drawnAt = performance.now(); }, Math.max(0, drawnAt + CHARTS_MS - performance.now()));
+}
+
+const pause = () => new Promise((go) => { setTimeout(go, RETRY_MS); });
+
+async function lost() {
+  showLive("lost");
+  await pause();
+  return true;
 }
 
 const asking = new Map();
@@ -156,8 +179,7 @@ function again(...names) {
   for (const name of names) {
     if (asking.has(name)) { asking.set(name, true); continue; }
     asking.set(name, false);
-    load[name]().catch(() => showLive("lost")).finally(() => {
-      const more = asking.get(name);
+    load[name]().then(() => asking.get(name), lost).then((more) => {
       asking.delete(name);
       if (more) again(name);
     });
@@ -176,10 +198,15 @@ const TELL = {
 
 const REACT = {
   status: () => again("job"),
-  epoch: (row) => { keepEpoch(row); seen.job.metrics = row.metrics; soonEpochs(); soon(showHead); },
-  decision: ({ decision }, time) => { keepDecision({ decision, time }); again("schedule"); soon(showDecisions); soonEpochs(); soon(showHead); },
+  epoch: (row) => { keepEpoch(row); soonEpochs(); soon(showHead); },
+  decision: (view) => { keepDecision(view); again("schedule"); soon(showDecisions); soonEpochs(); soon(showHead); },
   override: () => again("overrides", "schedule"),
-  workers: () => again("job", "decisions", "schedule"),
+  workers: (data) => {
+    if (data.what === "started") takeBack(data);
+    again("job", "schedule");
+    [showHead, showDecisions].forEach(soon);
+    soonEpochs();
+  },
   checkpoint: () => {},
   end: () => again("job", "epochs", "decisions", "overrides"),
 };
@@ -193,18 +220,30 @@ let newestEvent = 0;
 let newestChunk = 0;
 let streams = [];
 
+// A browser comes again by itself, unless it was refused: by something in front of the api, or since the job is over.
+async function gone(source) {
+  if (hasEnded(seen.job.status)) return;
+  showLive("lost");
+  if (source.readyState !== EventSource.CLOSED) return;
+  again("job");
+  await pause();
+  if (streams.includes(source)) follow();
+}
+
 function followEvents() {
   const source = new EventSource(`${BASE}${PATH}/events?after=${newestEvent}`);
   source.onopen = () => showLive("live");
-  source.onerror = () => { if (!hasEnded(seen.job.status)) showLive("lost"); };
+  source.onerror = () => gone(source);
   source.addEventListener("progress", ({ data }) => { seen.job.progress = JSON.parse(data); soon(showHead); });
   for (const type of Object.keys(TELL)) {
     source.addEventListener(type, ({ data }) => {
       const event = JSON.parse(data);
       newestEvent = event.seq;
       seen.events.push({ type, time: event.time, text: TELL[type](event.data) });
+      takeEvent(seen.changes, { type, time: event.time, data: event.data });
       soon(showEvents);
-      REACT[type](event.data, event.time);
+      soon(showAllChanges);
+      REACT[type](event.data);
     });
   }
   source.addEventListener("end", () => { source.close(); close(); showLive("over"); });
@@ -253,9 +292,14 @@ at("pause").addEventListener("click", () => ask("pause"));
 at("resume").addEventListener("click", () => ask("resume"));
 document.addEventListener("visibilitychange", follow);
 whenColoursChange(soonEpochs);
+addEventListener("resize", soonEpochs);
 
-await load.job();
-await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule()]);
+async function begin() {
+  await load.job();
+  await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule()]);
+}
+
+while (await begin().catch(lost));
 openForm(ID, load.overrides);
 openResize(seen.job, load.job);
 if (hasEnded(seen.job.status)) { close(); showLive("over"); }

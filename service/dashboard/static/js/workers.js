@@ -70,7 +70,7 @@ function cost(tally) {
   return `${changes}; ${lost(tally.steps_rolled_back, tally.seconds_lost)} in all`;
 }
 
-const lost = (steps, seconds) => `${counted(steps, "step")} rolled back, ${seconds.toFixed(1)} s lost`;
+export const lost = (steps, seconds) => `${counted(steps, "step")} rolled back, ${seconds.toFixed(1)} s lost`;
 
 const TELL = {
   started: ({ cause, why, previous_world_size: before, world_size: size, ...data }) => (cause === "start"

@@ -1,0 +1,101 @@
+// What changed who trains a job and who decides: told from its events, marked in its charts, listed in a table.
+import { cell, clock, counted, element, fill, labelled, levelText } from "./format.js";
+import { lost } from "./workers.js";
+
+const at = (id) => document.getElementById(id);
+
+const SIGNS = { resize: "n→m", recovery: "✕", restart: "↻", override: "✎" };
+const ABOUT = { resize: "other workers", recovery: "lost and recovered", restart: "went on in a new attempt", override: "a person took the wheel" };
+const NOUNS = { resize: ["resize", "resizes"], recovery: ["recovery", "recoveries"], restart: ["new attempt", "new attempts"], override: ["override", "overrides"] };
+const RESIZED = { ordered: "another number was asked for", joined: "workers joined", leaving: "a node leaves" };
+
+const sizes = (before, size) => (before === size ? `with ${counted(size, "worker")}` : `${before} → ${size} workers`);
+
+const culprit = ({ cause, rank, step }) => {
+  const fate = cause === "job" ? "failed" : "lost";
+  return `${rank === null ? "workers" : `rank ${rank}`} ${fate}${step === null ? "" : ` at step ${step}`}`;
+};
+
+// A change is announced, maybe more than once, and done when a worker group trains again.
+function announce(changes, { word, ...news }) {
+  const last = changes.at(-1);
+  if (last === undefined || last.done) changes.push({ done: false, epoch: null, step: null, words: [word], ...news });
+  else {
+    if (last.kind === "resize") Object.assign(last, news);
+    if (!last.words.includes(word)) last.words.push(word);
+  }
+}
+
+const DONE = {
+  resize: (data) => ({ sign: `${data.previous_world_size}→${data.world_size}`, title: `Resized: ${sizes(data.previous_world_size, data.world_size)}` }),
+  recovery: (data) => ({ sign: SIGNS.recovery, title: `Recovered ${sizes(data.previous_world_size, data.world_size)}` }),
+  start: (data) => ({ kind: "restart", sign: SIGNS.restart, title: `Attempt ${data.attempt} goes on with ${counted(data.world_size, "worker")}` }),
+};
+
+const TAKE = {
+  resizing: (changes, data, time) => announce(changes, {
+    kind: "resize", time, sign: `${data.old}→${data.new}`, title: `Resizing: ${sizes(data.old, data.new)}`, word: RESIZED[data.cause] ?? data.message,
+  }),
+  failed: (changes, data, time) => announce(changes, {
+    kind: "recovery", time, sign: SIGNS.recovery, title: "Workers lost", word: `${culprit(data)}: ${data.message}`,
+  }),
+  started: (changes, data) => {
+    const last = changes.at(-1);
+    if (last === undefined || last.done) return;
+    const { epoch, step, cause, seconds_lost: seconds, steps_rolled_back: steps } = data;
+    Object.assign(last, { kind: cause, done: true, epoch, step, seconds, steps }, DONE[cause](data));
+  },
+};
+
+// Takes one more event of the job; says whether anything changed.
+export function takeEvent(changes, { type, time, data }) {
+  if (type === "workers" && data.what in TAKE) TAKE[data.what](changes, data, time);
+  else if (type === "status" && data.attempt > 0 && ["QUEUED", "PAUSED"].includes(data.status)) {
+    const last = changes.at(-1);
+    if (last === undefined || last.done || last.kind !== "restart") {
+      announce(changes, { kind: "restart", time, sign: SIGNS.restart, title: `Attempt ${data.attempt} is over`, word: data.message });
+    }
+  }
+}
+
+const byHand = (row) => ({
+  kind: "override", done: true, time: row.applied_at, sign: SIGNS.override, epoch: row.epoch, step: row.step, id: row.id,
+  title: `Override ${row.number}: ${row.target === "batch" ? "batch " : ""}${levelText(row.level)}${row.layers.length ? ` for ${row.layers.join(", ")}` : ""}`,
+  words: row.reason ? [row.reason] : [],
+});
+
+// All changes, oldest first; overrides count from the workers' word that they switched.
+export function allChanges(changes, overrides) {
+  const applied = overrides.filter((row) => row.epoch !== null && row.applied_at !== null).map(byHand);
+  return [...changes, ...applied].sort((a, b) => Date.parse(a.time) - Date.parse(b.time));
+}
+
+const cost = (change) => (["resize", "recovery"].includes(change.kind) && change.done ? lost(change.steps, change.seconds) : "");
+
+// What a mark says when it is pointed at.
+export const wordsOf = (change) => [change.title, ...change.words, `epoch ${change.epoch}, step ${change.step}`, cost(change)].filter(Boolean);
+
+export function summary(changes) {
+  const marked = changes.filter((change) => change.epoch !== null);
+  const counts = Object.entries(NOUNS).map(([kind, nouns]) => [marked.filter((change) => change.kind === kind).length, nouns]).filter(([count]) => count);
+  return counts.length ? ` Marked: ${counts.map(([count, nouns]) => `${count} ${nouns[count === 1 ? 0 : 1]}`).join(", ")}; the table of changes tells them.` : "";
+}
+
+const badge = (kind, text) => element("span", { className: `mark ${kind}`, "aria-hidden": "true" }, text);
+
+function row(change) {
+  const [steps, seconds] = cost(change) ? [String(change.steps), `${change.seconds.toFixed(1)} s`] : ["–", "–"];
+  return element("tr", { "data-kind": change.kind },
+    cell("name", badge(change.kind, change.sign), change.title), cell("long", change.words.join("; then ") || "–"),
+    labelled("Epoch, step", change.epoch === null ? "–" : `${change.epoch}, ${change.step}`), labelled("Steps repeated", steps), labelled("Time lost", seconds),
+    labelled("Time", clock(change.time)));
+}
+
+export function showChanges(changes) {
+  const none = element("tr", {}, element("td", { className: "quiet", colSpan: 6 }, "None so far: the same workers train, and the policy decides."));
+  fill(at("changes"), ...(changes.length ? [...changes].reverse().map(row) : [none]));
+  const kinds = Object.keys(ABOUT).filter((kind) => changes.some((change) => change.kind === kind && change.epoch !== null));
+  at("marks").hidden = kinds.length === 0;
+  fill(at("marks"), "Marks in the charts:", ...kinds.map((kind) => element("span", {}, badge(kind, SIGNS[kind]), ` ${ABOUT[kind]}`)),
+    element("a", { href: "#changes-title" }, "all changes"));
+}

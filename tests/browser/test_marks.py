@@ -1,0 +1,151 @@
+"""What changed who trains a job and who decides: marks in its charts, with their words, and a table of them."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+LONG = 2000
+CHARTS = ("loss", "accuracy", "traffic", "phases", "change", "rate", "regimes", "levels")
+SHADED = "document.getElementById('loss').layout.shapes.filter((one) => one.type === 'rect').map((one) => one.x1)"
+
+
+@pytest.fixture
+def job(service):
+    job_id = service.submit("changes", epochs=LONG)
+    service.wait_for_epochs(job_id, 2)
+    yield job_id
+    service.runtime.stuck.discard(job_id)
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+    service.wait_for_end(job_id)
+
+
+def resize(service, job_id, least, most):
+    service.client.post(f"/api/v1/jobs/{job_id}/resize", json={"min": least, "max": most}).raise_for_status()
+
+
+def signs(page, chart, text):
+    return page.locator(f"#{chart} .annotation", has_text=text)
+
+
+def changes(page, kind):
+    return page.locator(f"#changes tr[data-kind={kind}]")
+
+
+def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, job):
+    page.goto(f"/jobs/{job}")
+    expect(page.locator("#changes")).to_have_text("None so far: the same workers train, and the policy decides.")
+    resize(service, job, 1, 3)
+    for chart in CHARTS:
+        expect(signs(page, chart, "2→3")).to_have_count(1)
+    expect(changes(page, "resize")).to_contain_text("Resized: 2 → 3 workers")
+    expect(changes(page, "resize")).to_contain_text("another number was asked for")
+    expect(page.locator("#loss-said")).to_contain_text("Marked: 1 resize;")
+    expect(page.locator("#marks")).to_contain_text("other workers")
+
+
+def test_a_mark_lies_where_its_epoch_was_interrupted(page, service, job):
+    page.goto(f"/jobs/{job}")
+    resize(service, job, 1, 3)
+    expect(signs(page, "loss", "2→3")).to_have_count(1)
+    epoch, step = (int(part) for part in changes(page, "resize").locator("td").nth(2).inner_text().split(","))
+    service.wait_for_epochs(job, epoch + 1)
+    rows = service.client.get(f"/api/v1/jobs/{job}/epochs").json()["items"]
+    begin, end = rows[epoch - 1]["step"], rows[epoch]["step"]
+    expected = epoch - 0.5 + (step - begin) / (end - begin)
+    page.reload()
+    expect(signs(page, "loss", "2→3")).to_have_count(1)
+    place = page.evaluate("document.getElementById('loss').layout.annotations[0].x")
+    assert place == pytest.approx(expected)
+
+
+def test_a_mark_tells_its_words_when_it_is_pointed_at(page, service, job):
+    service.runtime.break_group(job)
+    page.goto(f"/jobs/{job}")
+    expect(changes(page, "recovery")).to_contain_text("Recovered with 2 workers")
+    page.locator("#loss .annotation-text-g", has_text="✕").hover()
+    words = page.locator("#loss .hoverlayer")
+    expect(words).to_contain_text("Recovered with 2 workers")
+    expect(words).to_contain_text("rank 1 lost at step")
+    expect(words).to_contain_text("rolled back, 0.8 s lost")
+
+
+def test_a_recovery_is_told_the_same_after_a_reload(page, service, job):
+    page.goto(f"/jobs/{job}")
+    service.runtime.break_group(job)
+    expect(changes(page, "recovery")).to_contain_text("0.8 s")
+    told = changes(page, "recovery").inner_text()
+    assert "a worker process ended" in told
+    page.reload()
+    expect(changes(page, "recovery")).to_have_count(1)
+    expect(changes(page, "recovery")).to_have_text(told.replace("\t", ""), use_inner_text=False)
+    expect(signs(page, "levels", "✕")).to_have_count(1)
+
+
+def test_a_group_that_is_lost_is_told_before_another_one_trains(page, service, job):
+    page.goto(f"/jobs/{job}")
+    service.runtime.slow_start = 2
+    service.runtime.stuck.add(job)
+    service.runtime.break_group(job)
+    expect(changes(page, "recovery")).to_contain_text("Workers lost")
+    expect(changes(page, "recovery")).to_contain_text("rank 1 lost at step")
+    service.runtime.stuck.discard(job)
+    expect(changes(page, "recovery")).to_contain_text("Recovered with 2 workers")
+
+
+def test_a_resumed_job_is_marked_where_it_goes_on(page, service, job):
+    page.goto(f"/jobs/{job}")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(changes(page, "restart")).to_contain_text("Attempt 1 is over")
+    page.get_by_role("button", name="Resume", exact=True).click()
+    expect(changes(page, "restart")).to_contain_text("Attempt 2 goes on with 2 workers")
+    expect(signs(page, "loss", "↻")).to_have_count(1)
+
+
+def test_an_override_is_marked_and_its_shade_ends_where_it_is_handed_back(page, service, job):
+    page.goto(f"/jobs/{job}")
+    body = {"level": "low", "layers": ["fc1*"], "apply_at": "next_step", "reason": "to see <b>it</b>"}
+    service.client.post(f"/api/v1/jobs/{job}/overrides", json=body).raise_for_status()
+    expect(changes(page, "override")).to_contain_text("Override 1: low for fc1*")
+    expect(changes(page, "override")).to_contain_text("to see <b>it</b>")
+    expect(signs(page, "loss", "✎")).to_have_count(1)
+    page.get_by_role("button", name="Hand override 1 back to the policy").click()
+    expect(page.locator("#overrides")).to_contain_text("Cancelled")
+    service.wait_for_epochs(job, service.num_epochs(job) + 2)
+    page.reload()
+    expect(signs(page, "loss", "✎")).to_have_count(1)
+    [end] = page.evaluate(SHADED)
+    assert end < service.num_epochs(job) - 1
+
+
+def test_marks_that_would_cover_each_other_are_counted_by_one(page, service, job):
+    page.set_viewport_size({"width": 390, "height": 844})
+    for most in (3, 4, 3):
+        resize(service, job, 1, most)
+        service.wait_for_workers(job, most)
+    page.goto(f"/jobs/{job}")
+    expect(changes(page, "resize")).to_have_count(3)
+    service.runtime.stuck.add(job)
+    service.client.post(f"/api/v1/jobs/{job}/cancel").raise_for_status()
+    expect(page.locator("#loss .annotation", has_text="×")).not_to_have_count(0)
+
+
+def test_epochs_that_are_trained_again_leave_the_page(page, service, job):
+    page.goto(f"/jobs/{job}")
+    page.get_by_text("Epochs as a table").click()
+    saved = service.runtime.jobs[job].saved
+    service.wait_for_epochs(job, saved.epoch + 8)
+    expect(page.locator(f'#epochs tr[data-epoch="{saved.epoch + 7}"]')).to_be_visible()
+    service.runtime.stuck.add(job)
+    service.runtime.jobs[job].saved = saved
+    service.runtime.break_group(job)
+    service.client.post(f"/api/v1/jobs/{job}/cancel").raise_for_status()
+    service.runtime.stuck.discard(job)
+    service.wait_for_end(job)
+    left = service.num_epochs(job)
+    assert left < saved.epoch + 8
+    for _ in ("live", "after a reload"):
+        expect(page.locator("#live")).to_have_text("Finished")
+        expect(page.locator("#epochs tr")).to_have_count(left)
+        page.reload()
+        page.get_by_text("Epochs as a table").click()

@@ -1,0 +1,105 @@
+"""Pages of jobs that are not as usual, of much at once, and of a service that goes and comes back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from playwright.sync_api import expect
+
+LONG = 2000
+NUM_LAYERS = 60
+NUM_EPOCHS = 300
+
+
+@pytest.fixture
+def running(service):
+    job_id = service.submit("odd", epochs=LONG)
+    service.wait_for_epochs(job_id, 1)
+    yield job_id
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+
+
+def test_a_job_that_waits_says_so_and_shows_no_empty_charts(page, service):
+    job_id = service.submit("waits", workers={"min": 4, "max": 4, "cpus": 4})
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#status")).to_have_text("Queued")
+    expect(page.locator("#message")).to_contain_text("needs 4 workers")
+    expect(page.locator("#no-epochs")).to_be_visible()
+    expect(page.locator("#pictures")).to_be_hidden()
+    page.get_by_role("button", name="Cancel job").click()
+    page.locator("#sure-yes").click()
+    expect(page.locator("#status")).to_have_text("Cancelled")
+    expect(page.locator("#live")).to_have_text("Finished")
+    expect(page.locator("#no-epochs")).to_have_text("No epoch was finished, so there is nothing to draw.")
+
+
+def test_a_job_that_failed_before_its_first_epoch_says_why(page, service):
+    job_id = service.submit("fails", task={"name": "synthetic", "options": {"raise_at_step": 0}})
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#status")).to_have_text("Failed")
+    expect(page.locator("#message")).to_contain_text("RuntimeError: raised on purpose")
+    expect(page.locator("#changes")).to_contain_text("rank 0 failed at step")
+    expect(page.locator("#no-epochs")).to_have_text("No epoch was finished, so there is nothing to draw.")
+
+
+def test_a_page_tells_that_the_service_is_gone_and_goes_on_when_it_is_back(watched, service, running):
+    page = watched.page
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#live")).to_have_text("Live")
+    service.api.stop()
+    try:
+        expect(page.locator("#live")).to_have_text("Connection lost, trying again")
+        page.get_by_role("button", name="Pause", exact=True).click()
+        expect(page.locator("#message")).to_contain_text("The service does not answer")
+    finally:
+        service.api.start()
+    expect(page.locator("#live")).to_have_text("Live")
+    epochs = service.num_epochs(running)
+    expect(page.locator("#events")).to_contain_text(f"epoch {epochs + 1}: loss")
+
+
+def test_a_page_comes_again_after_something_in_front_refused_its_stream(watched, running):
+    page = watched.page
+    page.route("**/events?**", lambda route: route.fulfill(status=502, body="bad gateway"), times=1)
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#live")).to_have_text("Live")
+    expect(page.locator("#events tr")).not_to_have_count(0)
+
+
+def test_a_page_asks_again_for_what_failed_when_it_was_opened(watched, running):
+    page = watched.page
+    page.route("**/epochs", lambda route: route.abort(), times=1)
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#loss .main-svg").first).to_be_visible()
+    expect(page.locator("#live")).to_have_text("Live")
+
+
+def widened(by_layer):
+    return {f"block{n}.weight": value for n in range(NUM_LAYERS) for value in list(by_layer.values())[:1]}
+
+
+def many(items):
+    """As many epochs of as many layers, after the model of the newest one."""
+    rows = [copy.deepcopy(items[-1]) | {"epoch": n, "step": 23 * (n + 1)} for n in range(NUM_EPOCHS)]
+    for row in rows:
+        for key in ("regime_by_layer", "level_by_layer", "statistic_by_layer"):
+            row[key] = widened(row[key])
+    return rows
+
+
+def test_many_epochs_of_many_layers_fit_the_page(page, service):
+    job_id = service.submit("large", epochs=2)
+    service.wait_for_end(job_id)
+    epochs = many(service.client.get(f"/api/v1/jobs/{job_id}/epochs").json()["items"])
+    schedule = service.client.get(f"/api/v1/jobs/{job_id}/schedule").json()
+    schedule["layers"] = [schedule["layers"][0] | {"layer": f"block{n}.weight"} for n in range(NUM_LAYERS)]
+    page.route(f"**/{job_id}/epochs", lambda route: route.fulfill(json={"items": epochs}))
+    page.route(f"**/{job_id}/schedule", lambda route: route.fulfill(json=schedule))
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#live")).to_have_text("Finished")
+    expect(page.locator("#epoch-text")).to_contain_text(f"{NUM_EPOCHS} of")
+    cells = page.locator("#regimes .heatmaplayer image")
+    expect(cells).to_have_count(1)
+    assert page.locator("#regimes").bounding_box()["height"] <= 700
+    expect(page.locator("#regimes .yaxislayer-above text", has_text="block0.weight")).to_be_visible()
