@@ -41,6 +41,8 @@ from workers.contract import Launch as LaunchOrder
 
 Clock = Callable[[], float]
 """Seconds since 1970."""
+_MOST_LINES = 10_000
+"""Of a job's output that are kept for the database while it cannot be written."""
 _TIDY_INTERVAL_S = 3600.0
 """Distance between two looks for files that nobody needs any more; a small part of what they are kept."""
 _CANCELLED = EndRecord(
@@ -65,6 +67,8 @@ class Scheduler:
         self._code = CodeStore(settings.code, clock)
         self._surveyed_at: float | None = None
         self._tidied_at = 0.0
+        self._unstored: dict[str, Drained] = {}
+        """What was drained and is not in the database yet, by job id; output is handed over only once."""
         self._missing_since: dict[str, float] = {}
         """When the supervisor of an unfinished job was first looked for in vain."""
 
@@ -132,6 +136,7 @@ class Scheduler:
             self._remove(job_id, token, why="no unfinished job of that id")
         missing = unfinished - self._supervisors.keys()
         self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
+        self._unstored = {job_id: kept for job_id, kept in self._unstored.items() if job_id in unfinished}
         self._ledger.keep_cluster(token, nodes=self._nodes)
         self._surveyed_at = now
         return True
@@ -174,28 +179,43 @@ class Scheduler:
             case Lose():
                 self._lose(job, action, token)
             case Park():
-                history = self._runtime.history(job.id, self._settings.storage_of(job.id))
-                self._park(job, token, drained=history)
+                self._park(job, token)
             case Finish():
                 self._finish(job, end or _CANCELLED, token)
             case _:
                 assert_never(action)
 
     def _follow(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
-        drained = self._runtime.drain(job.id, cursor_of(job))
+        drained = self._drain(job)
         end = next((r.payload for r in drained.records if isinstance(r.payload, EndRecord)), None)
         if end is not None:
-            self._finish(job, end, token, drained=drained)
+            self._finish(job, end, token)
             return
         if any(isinstance(r.payload, PausedRecord) and r.attempt == job.attempt for r in drained.records):
-            self._park(job, token, drained=drained)
+            self._park(job, token)
             return
-        if holds_news(job, drained):
-            self._ledger.take_over(job, token, drained)
+        if holds_news(job, drained) and self._ledger.take_over(job, token, drained):
+            del self._unstored[job.id]
             self._forget_words(state, drained)
         elif state is not None:
             self._ledger.say(job, token, state.message)
         self._order(job, drained.orders_version, token)
+
+    def _drain(self, job: JobRow) -> Drained:
+        """What the job reports, after the output that could not be stored the last time."""
+        kept, drained = self._unstored.get(job.id, Drained()), self._runtime.drain(job.id, cursor_of(job))
+        lines = (*kept.logs, *drained.logs)
+        dropped = kept.logs_dropped + drained.logs_dropped + max(0, len(lines) - _MOST_LINES)
+        drained = drained.model_copy(update={"logs": lines[-_MOST_LINES:], "logs_dropped": dropped})
+        self._unstored[job.id] = drained
+        return drained
+
+    def _history(self, job: JobRow) -> Drained:
+        """All that is known of the job: records that were lost on the way come from its storage."""
+        kept, storage = self._unstored.get(job.id, Drained()), self._settings.storage_of(job.id)
+        history = self._runtime.history(job.id, storage)
+        records = {place(record): record for record in (*history.records, *kept.records)}
+        return kept.model_copy(update={"records": tuple(records[key] for key in sorted(records))})
 
     def _forget_words(self, state: SupervisorState | None, drained: Drained) -> None:
         """What a supervisor said before its records came tells nothing of where the job is after them."""
@@ -243,22 +263,19 @@ class Scheduler:
     def _lose(self, job: JobRow, action: Lose, token: int) -> None:
         # Out of sight is not always dead: it must not come back beside its successor.
         self._remove(job.id, token, why=action.message)
-        history = self._runtime.history(job.id, self._settings.storage_of(job.id))
         budget = self._settings.max_lost_attempts
-        self._ledger.lose(job, token, action=action, history=history, budget=budget)
+        if self._ledger.lose(job, token, action=action, history=self._history(job), budget=budget):
+            self._unstored.pop(job.id, None)
 
-    def _park(self, job: JobRow, token: int, *, drained: Drained) -> None:
+    def _park(self, job: JobRow, token: int) -> None:
         """The attempt is over and the job is not; what is left of it must not be there beside the next one."""
-        if self._ledger.park(job, token, drained=drained):
+        if self._ledger.park(job, token, drained=self._history(job)):
+            self._unstored.pop(job.id, None)
             self._remove(job.id, token, why=f"attempt {job.attempt} has paused")
 
-    def _finish(self, job: JobRow, end: EndRecord, token: int, *, drained: Drained | None = None) -> None:
-        """The end file holds all records: those that were lost on the way come from there, before the end is shown."""
-        drained = drained or Drained()
-        history = self._runtime.history(job.id, self._settings.storage_of(job.id))
-        records = {place(record): record for record in (*history.records, *drained.records)}
-        whole = drained.model_copy(update={"records": tuple(records[key] for key in sorted(records))})
-        if self._ledger.finish(job, token, end=end, drained=whole):
+    def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:
+        """All that came before the end is shown before it."""
+        if self._ledger.finish(job, token, end=end, drained=self._history(job)):
             self._remove(job.id, token, why=f"the job ended: {end.reason}")
 
     def _admit(self, token: int) -> None:

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -68,7 +69,8 @@ def install_problems(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(OperationalError, _database_error)
+    for kind in (OperationalError, PoolTimeout):
+        app.add_exception_handler(kind, _database_error)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
 
 
@@ -134,10 +136,13 @@ def _methods_of(app: FastAPI, path: str) -> list[str]:
 
 def _database_error(request: Request, error: Exception) -> Response:
     # SQLite calls a statement that it does not understand by the same name as a file that it cannot open.
-    if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_ERROR:
         return crash_problem(request.scope, error)
     _log.error("database", error=str(error))
     detail = "the database does not answer; try again in a moment"
+    if code == sqlite3.SQLITE_FULL:
+        detail = "the disk under the database is full; free space there, and try again"
     return problem(request.scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
 
 

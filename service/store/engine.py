@@ -23,10 +23,11 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.engine = (
-            _sqlite(url) if make_url(url).get_backend_name() == "sqlite" else create_engine(url, pool_pre_ping=True)
-        )
-        self._writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+        is_file = make_url(url).get_backend_name() == "sqlite"
+        self.engine = _sqlite(url) if is_file else create_engine(url, pool_pre_ping=True)
+        # Writers of a file take turns anyway: with one connection for all of them, they leave the others to readers.
+        self._one = _sqlite(url, pool_size=1, max_overflow=0, pool_timeout=_BUSY_S) if is_file else self.engine
+        self._writer = self._one.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -49,10 +50,11 @@ class Database:
     def close(self) -> None:
         """Give all connections back."""
         self.engine.dispose()
+        self._one.dispose()
 
 
-def _sqlite(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": _BUSY_S, "check_same_thread": False})
+def _sqlite(url: str, **pool: float) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": _BUSY_S, "check_same_thread": False}, **pool)
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
     return engine

@@ -227,8 +227,8 @@ class _Intake:
             return
         self._job.world_size = 0
         if self._job.status not in LEAVING:
-            text = failure.message[:_MAX_TEXT]
-            message = f"the worker group ended: {text}; another one starts from the newest checkpoint"
+            # Whether another one starts is not known yet: the attempt's next word says it, or the job's end.
+            message = f"the worker group ended: {failure.message[:_MAX_TEXT]}"
             self._step(Status.RECOVERING, _REASONS[failure.cause], message=message, now=record.time)
 
     def _step(self, status: Status, reason: Reason, *, message: str, now: float) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from service.store.commands import Commands
 from service.store.repository import Repository
-from tests.api.world import World
+from tests.api.world import DIGITS, World
 
 
 def checks(client: TestClient) -> dict[str, tuple[bool, str]]:
@@ -66,3 +71,28 @@ def test_a_statement_that_the_database_does_not_understand_is_our_fault_and_not_
     monkeypatch.setattr(Repository, "jobs", lambda it, _: it._all(text("SELECT nonsense")))
     answer = client.get("/api/v1/jobs")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+
+
+def _full() -> Exception:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return OperationalError("INSERT", {}, error)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (PoolTimeout("QueuePool limit of size 1 overflow 0 reached"), "the database does not answer; try again"),
+        (_full(), "the disk under the database is full; free space there"),
+    ],
+)
+def test_a_database_that_takes_nothing_now_is_no_fault_of_the_request(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, *, error: Exception, sentence: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Commands, "submit", fail)
+    answer = client.post("/api/v1/jobs", json=DIGITS)
+    assert (answer.status_code, answer.headers["retry-after"], answer.json()["code"]) == (503, "2", "unavailable")
+    assert sentence in answer.json()["detail"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from alembic import command
@@ -111,6 +113,37 @@ def test_a_reader_does_not_wait_for_a_writer(database: Database) -> None:
     with database.write() as writer, database.read() as reader:
         writer.execute(text("CREATE TABLE slow (n INTEGER)"))
         assert reader.scalar(text("SELECT count(*) FROM jobs")) == 0
+
+
+def test_a_reader_does_not_wait_for_many_writers_who_wait(database: Database, tmp_path: Path) -> None:
+    with database.write() as session:
+        session.execute(text("CREATE TABLE counter (n INTEGER)"))
+    begin, many = Barrier(31), 30
+
+    def add(n: int) -> None:
+        begin.wait()
+        with database.write() as session:
+            session.execute(text("INSERT INTO counter VALUES (:n)"), {"n": n})
+
+    def count() -> int:
+        with database.read() as session:
+            return session.scalar(text("SELECT count(*) FROM counter")) or 0
+
+    def count_often() -> int:
+        begin.wait()
+        return sum(count() for _ in range(300))
+
+    other = sqlite3.connect(tmp_path / "deep" / "accordion.db", isolation_level=None)
+    with ThreadPoolExecutor(many + 1) as pool:
+        other.execute("BEGIN IMMEDIATE")
+        writers = [pool.submit(add, n) for n in range(many)]
+        try:
+            assert pool.submit(count_often).result(timeout=20) == 0
+            assert not any(writer.done() for writer in writers)
+        finally:
+            other.close()
+        assert [writer.result() for writer in writers] == [None] * many
+    assert count() == many
 
 
 def test_the_tables_fit_postgresql_too() -> None:

@@ -1,0 +1,128 @@
+"""What happens in the same instant as something else, or while the database cannot be written, is neither lost nor
+doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from service.domain.jobs import Status
+from service.scheduler import Scheduler
+from service.store.ledger import Ledger
+from tests.api.world import World
+from workers.contract import Cursor, Drained, EndRecord
+
+LONG = {"training": {"epochs": 40}}
+
+
+def lines(world: World, job_id: str) -> list[str]:
+    """All kept lines of rank 0."""
+    chunks = world.repository.logs(job_id)
+    return [line["text"] for chunk in chunks for line in chunk.lines if line["rank"] == 0]
+
+
+def expected(epochs: int) -> list[str]:
+    return ["training from epoch 0, step 0", *(f"epoch {epoch} ended" for epoch in range(epochs))]
+
+
+def between(world: World, monkeypatch: pytest.MonkeyPatch, act: Callable[[Drained], Any]) -> None:
+    """Let something happen after every drain, before what was drained is stored."""
+    drain = world.runtime.drain
+
+    def drain_and_act(job_id: str, confirmed: Cursor) -> Drained:
+        drained = drain(job_id, confirmed)
+        act(drained)
+        return drained
+
+    monkeypatch.setattr(world.runtime, "drain", drain_and_act)
+
+
+def has_end(drained: Drained) -> bool:
+    return any(isinstance(record.payload, EndRecord) for record in drained.records)
+
+
+def test_an_override_in_the_instant_of_the_end_is_over_with_the_job_and_costs_no_line(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = world.submit()
+    made: list[str] = []
+    between(world, monkeypatch, lambda drained: has_end(drained) and made.append(world.override(job_id)))
+    assert world.finish(job_id).status == Status.SUCCEEDED
+    assert world.override_row(job_id, made[0]).state == "EXPIRED"
+    assert lines(world, job_id) == expected(4)
+    assert [event.type for event in world.events(job_id)].count("end") == 1
+
+
+def test_a_database_that_cannot_be_written_for_a_while_costs_no_line_and_no_epoch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_over, refused = Ledger.take_over, [True, True, False, True]
+
+    def take_over_sometimes(*given: Any) -> bool:
+        if refused and refused.pop():
+            raise OperationalError("INSERT", {}, Exception("database or disk is full"))
+        return take_over(*given)
+
+    monkeypatch.setattr(Ledger, "take_over", take_over_sometimes)
+    job_id = world.submit()
+    world.finish(job_id)
+    assert (lines(world, job_id), world.epochs(job_id)) == (expected(4), [0, 1, 2, 3])
+
+
+def test_of_more_output_than_is_kept_for_the_database_the_newest_stays_and_the_rest_is_counted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.scheduler._MOST_LINES", 4)
+    monkeypatch.setattr(Ledger, "take_over", lambda *_: False)
+    job_id = world.submit()
+    world.finish(job_id)
+    assert lines(world, job_id) == expected(4)[-2:]
+    assert sum(chunk.dropped for chunk in world.repository.logs(job_id)) == 2 * len(expected(4)) - 4
+
+
+def test_output_of_an_attempt_that_could_not_be_stored_comes_before_that_of_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = world.submit(**LONG)
+    world.train(job_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "take_over", lambda *_: False)
+        world.turn(2)
+    world.runtime.lose(job_id)
+    assert world.finish(job_id).attempt == 2
+    assert [line for line in lines(world, job_id) if line.startswith("epoch")] == expected(40)[1:]
+
+
+def test_a_pause_in_the_instant_of_the_end_does_not_keep_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = world.submit()
+    between(world, monkeypatch, lambda drained: has_end(drained) and world.pause(job_id))
+    assert world.finish(job_id).status == Status.SUCCEEDED
+    assert lines(world, job_id) == expected(4)
+
+
+def test_a_job_that_is_resized_while_it_pauses_and_stands_still_goes_on_with_the_new_numbers(world: World) -> None:
+    job_id = world.submit(**LONG)
+    world.train(job_id, workers=2)
+    world.pause(job_id)
+    world.resize(job_id, 1, 3)
+    world.reach(job_id, Status.PAUSED)
+    world.resize(job_id, 1, 1)
+    world.resume(job_id)
+    world.train(job_id, workers=1)
+    assert world.finish(job_id).attempt == 2
+    assert world.epochs(job_id) == list(range(40))
+
+
+def test_two_schedulers_that_take_turns_start_each_attempt_once_and_store_every_line_once(world: World) -> None:
+    job_id = world.submit()
+    both: list[Scheduler] = [world.scheduler, world.new_scheduler()]
+    while not world.has_ended(job_id):
+        # The one that looked loses its lease each time, without knowing it.
+        world.clock.now += world.settings.lease_s
+        both.reverse()
+        both[0].turn()
+    assert world.runtime.started == [(job_id, 1)]
+    assert (lines(world, job_id), world.epochs(job_id)) == (expected(4), [0, 1, 2, 3])
