@@ -231,6 +231,15 @@ def test_the_tally_of_an_attempt_holds_its_own_changes_and_the_jobs_all(row: Row
     assert row.job.tally["seconds_lost"] == 1.5
 
 
+def test_changes_add_up(row: Row) -> None:
+    for generation in (6, 7):
+        row.report(FAILURE, generation=generation - 1)
+        again = started("recovery", seconds_lost=1.5, steps_rolled_back=4)
+        row.report(again, generation=generation)
+    tally = row.job.tally
+    assert (tally["recoveries"], tally["seconds_lost"], tally["steps_rolled_back"]) == ({"job": 2}, 3.0, 8)
+
+
 def test_a_start_costs_nothing_and_is_no_change(row: Row) -> None:
     row.report(FAILURE, started())
     assert (row.job.tally["recoveries"], row.job.tally["resizes"]) == ({}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,21 @@ def test_a_stopping_job_only_ends() -> None:
 def test_a_paused_job_goes_on_only_through_the_queue() -> None:
     assert STEPS[Status.PAUSED] == {Status.QUEUED, Status.CANCELLED}
     assert {old for old in Status if may_step(old, Status.PAUSED)} == {Status.QUEUED, Status.PAUSING}
+
+
+@pytest.mark.parametrize(
+    ("status", "before"),
+    [
+        (Status.STARTING, {Status.QUEUED}),
+        (Status.RUNNING, {Status.STARTING, Status.RESIZING, Status.RECOVERING}),
+        (Status.RESIZING, {Status.RUNNING}),
+        (Status.RECOVERING, {Status.STARTING, Status.RUNNING, Status.RESIZING}),
+        (Status.PAUSING, {Status.STARTING, Status.RUNNING, Status.RESIZING, Status.RECOVERING}),
+        (Status.SUCCEEDED, set(Status) - ENDED - {Status.QUEUED, Status.PAUSED}),
+    ],
+)
+def test_a_state_is_entered_only_from_where_it_makes_sense(status: Status, before: set[Status]) -> None:
+    assert {old for old in Status if may_step(old, status)} == before
 
 
 def test_every_reason_that_workers_give_for_an_end_is_known() -> None:
