@@ -16,6 +16,7 @@ def job(service):
     service.wait_for_epochs(job_id, 2)
     yield job_id
     service.runtime.stuck.discard(job_id)
+    service.runtime.slow_start = 0
     service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
     service.wait_for_end(job_id)
 
