@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ def run_group() -> Iterator[RunGroup]:
             futures = [
                 pool.submit(_in_group, rank, world_size, str(store), function, arguments) for rank in range(world_size)
             ]
-            return [future.result(timeout=2 * PEER_TIMEOUT.total_seconds()) for future in futures]
+            # where one has failed, the next group must not meet a process that still waits for it.
+            wait(futures, timeout=2 * PEER_TIMEOUT.total_seconds())
+            return [future.result(timeout=0) for future in futures]
 
         yield run

@@ -64,7 +64,9 @@ def _paced(min_step_s: float) -> dict[str, Any]:
 
 
 def _finished(up: Up, job_id: str) -> str:
-    wait_for(lambda: up.client.job(job_id).status in ("SUCCEEDED", "FAILED", "CANCELLED"))
+    wait_for(
+        lambda: up.client.job(job_id).status in ("SUCCEEDED", "FAILED", "CANCELLED"), lambda: up.client.job(job_id)
+    )
     job = up.client.job(job_id)
     assert job.status == "SUCCEEDED", job.message
     return job_id

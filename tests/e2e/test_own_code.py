@@ -35,7 +35,7 @@ def submit(up: Up, name: str, *more: str) -> str:
 
 
 def ended(up: Up, job_id: str) -> Any:
-    wait_for(lambda: up.client.job(job_id).status in ENDED)
+    wait_for(lambda: up.client.job(job_id).status in ENDED, lambda: up.client.job(job_id))
     return up.client.job(job_id)
 
 
