@@ -16,7 +16,7 @@ from workers.crew import RayCrew
 from workers.errors import ProcessLost
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
-LIMIT_S = 3.0
+LIMIT_S = 5.0
 """Instead of two minutes; a process that only waits answers in milliseconds."""
 Hanging = Callable[[str], RayCrew]
 

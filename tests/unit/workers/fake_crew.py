@@ -40,6 +40,7 @@ class FakeCrew:
     notes: list[ResizeRecord] = field(default_factory=list)
     dismissed: list[int] = field(default_factory=list)
     expelled: list[int] = field(default_factory=list)
+    expelled_when: list[float] = field(default_factory=list)
     failed: list[BaseException] = field(default_factory=list)
     on_look: Callable[[FakeCrew], None] | None = None
     start_s: float = 0.3
@@ -69,6 +70,7 @@ class FakeCrew:
     def expel(self, number: int) -> None:
         del self.members[number]
         self.expelled.append(number)
+        self.expelled_when.append(self.now)
         self.back[self.seated[-1].index(number)] = "expelled"
 
     def leave(self, number: int) -> None:

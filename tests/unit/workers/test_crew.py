@@ -3,113 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
+from ray.exceptions import RayTaskError
 
+from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE, Actor, FakeRay
 from tests.unit.workers.world import launch
 from workers import crew as crew_module
 from workers.contract import ResizeRecord
-from workers.crew import EXPELLED, HUNG_S, PREPARING_S, PULSE_S, RayCrew
+from workers.crew import EXPELLED, HUNG_S, PREPARING_S, PULSE_S, SURVEY_S, RayCrew
 from workers.errors import ProcessLost, TaskRaised
-from workers.worker import Place, Pulse, Worker
+from workers.worker import Place, Pulse
 
-DEAD = ActorDiedError()
-OPEN = object()
-"""The answer of a call that has not come back."""
-HERE, THERE = "a" * 56, "b" * 56
-"""Node ids, of the length that Ray's have."""
 NOTE = ResizeRecord(cause="joined", old=1, new=2, step=0, message="one more")
-
-
-@dataclass(eq=False)
-class Call:
-    method: str
-    arguments: tuple[Any, ...]
-    answer: Any
-
-
-class Actor:
-    """One worker process: `answers` by method, an exception is raised, `OPEN` for none; at first all but `train`'s."""
-
-    def __init__(self, number: int) -> None:
-        place = Place(node=HERE, host="127.0.0.1", pid=number)
-        pulse = Pulse(step=0, stepped_at=0.0, compute_s=0.0)
-        self.answers: dict[str, Any] = {"place": place, "open": ("127.0.0.1", 1), "prepare": None, "train": OPEN}
-        self.answers |= {"pulse": pulse, "last_step": pulse, "resize": None}
-        self.calls: list[Call] = []
-
-    def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(remote=partial(self.call, method))
-
-    def call(self, method: str, *arguments: Any) -> Call:
-        self.calls.append(Call(method, arguments, self.answers[method]))
-        return self.calls[-1]
-
-    def answer(self, method: str, answer: Any) -> None:
-        """What is asked from now on, and what was and is open, comes back with this."""
-        self.answers[method] = answer
-        for call in self.asked(method):
-            call.answer = answer if call.answer is OPEN else call.answer
-
-    def asked(self, method: str) -> list[Call]:
-        return [call for call in self.calls if call.method == method]
-
-    def die(self) -> None:
-        for method in self.answers:
-            self.answer(method, DEAD)
-
-    def made(self, step: int, at: float = 1.0, compute_s: float = 0.0) -> None:
-        pulse = Pulse(step=step, stepped_at=at, compute_s=compute_s)
-        self.answers |= {"pulse": pulse, "last_step": pulse}
-
-
-@dataclass
-class FakeRay:
-    """What the crew uses of Ray. Time passes where nothing comes back."""
-
-    now: float = 1000.0
-    actors: list[Actor] = field(default_factory=list)
-    killed: list[Actor] = field(default_factory=list)
-    signals: list[tuple[str, int]] = field(default_factory=list)
-    """Node and process id, of those that were ended by SIGKILL."""
-
-    def remote(self, what: Any) -> Any:
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=partial(self._start, what, options)))
-
-    def _start(self, what: Any, options: dict[str, Any], *arguments: Any) -> Any:
-        if what is Worker:
-            self.actors.append(Actor(len(self.actors)))
-            return self.actors[-1]
-        self.signals.append((options["scheduling_strategy"].node_id, *arguments))
-        return None
-
-    def wait(self, calls: list[Call], *, num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
-        done = [call for call in calls if call.answer is not OPEN][:num_returns]
-        self.now += timeout if len(done) < num_returns else 0.0
-        return done, [call for call in calls if call not in done]
-
-    def pass_time(self, seconds: float) -> None:
-        self.now += seconds
-
-    def get(self, call: Call, timeout: float | None = None) -> Any:
-        if call.answer is OPEN:
-            assert timeout is not None, f"{call.method} would be waited for for ever"
-            raise GetTimeoutError
-        if isinstance(call.answer, BaseException):
-            raise call.answer
-        return call.answer
-
-    def end(self, pid: int, how: signal.Signals) -> None:
-        assert how == signal.SIGKILL
-        self.signals.append((HERE, pid))
 
 
 @dataclass
@@ -194,7 +105,7 @@ def test_a_process_that_hangs_is_ended_and_comes_back_as_lost(here: World) -> No
     here.look(HUNG_S - 1.0)
     assert (here.ray.signals, here.crew.returned()) == ([], {})
     here.look(3.0)
-    assert (here.ray.signals, here.ray.killed, here.numbers) == ([(HERE, 1)], [actors[1]], [0])
+    assert (here.ray.signals, here.ray.killed, here.numbers) == ([(ITSELF, 1)], [actors[1]], [0])
     assert isinstance(here.crew.returned()[1], ProcessLost)
     assert here.crew.failed_starts() == []
 
@@ -210,7 +121,7 @@ def test_a_process_that_hangs_while_it_prepares_is_given_longer_and_is_a_failed_
     here.look(PREPARING_S - 1.0)
     assert (here.numbers, here.ray.signals) == ([0], [])
     here.look(3.0)
-    assert (here.numbers, here.ray.signals, here.ray.killed) == ([], [(HERE, 0)], [actor])
+    assert (here.numbers, here.ray.signals, here.ray.killed) == ([], [(ITSELF, 0)], [actor])
     assert [type(error) for error in here.crew.failed_starts()] == [ProcessLost]
     assert here.crew.failed_starts() == []
 
@@ -337,7 +248,7 @@ def test_who_is_expelled_counts_as_returned_and_says_nothing_any_more(here: Worl
     here.crew.seat((2, 1), 1, None)
     here.crew.expel(1)
     assert (here.crew.returned(), here.numbers) == ({1: EXPELLED}, [0, 2])
-    assert (here.ray.killed, here.ray.signals) == ([actors[1]], [(HERE, 1)])
+    assert (here.ray.killed, here.ray.signals) == ([actors[1]], [(ITSELF, 1)])
     actors[1].answer("train", "completed")
     here.crew.expel(1)
     here.look()
@@ -409,6 +320,13 @@ def test_processes_of_drained_nodes_leave_those_that_prepare_too(here: World, dr
     assert None not in leave
     here.look()
     assert [one.leaving_since for one in here.crew.processes] == [stays, *leave]
+
+
+def test_nodes_are_looked_at_twice_a_second(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    surveys: list[float] = []
+    monkeypatch.setattr(crew_module, "draining_nodes", lambda: surveys.append(here.ray.now) or frozenset())
+    here.look(10.0)
+    assert 15 <= len(surveys) <= 10.0 / SURVEY_S
 
 
 def test_a_cluster_that_cannot_say_who_leaves_disturbs_nobody(here: World, monkeypatch: pytest.MonkeyPatch) -> None:

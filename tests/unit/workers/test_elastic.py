@@ -99,6 +99,21 @@ def test_a_group_that_would_be_too_small_waits_for_another_process_and_then_save
     assert planned([*ready(0, 2), leaving(1)], TWO, (0, 1), now=1.0).group == (0, 2)
 
 
+def test_of_processes_too_many_those_go_that_only_start_and_then_the_newest() -> None:
+    one = Size(min=1, target=1)
+    assert planned([*starting(0), *ready(1)], one).dismiss == (0,)
+    assert planned(ready(0, 1, 8), one).dismiss == (1, 8)
+    assert planned(ready(0, 1, 2), one, (2, 0, 1), training=False).dismiss == (0, 1)
+    assert planned(ready(8, 1), TWO).group == (1, 8)
+
+
+def test_a_group_has_the_patience_from_the_first_notice_on_that_one_of_its_own_processes_goes() -> None:
+    some = [leaving(0, since=10.0), leaving(1, since=14.0), *starting(2)]
+    assert planned(some, TWO, (0, 1), now=10.0 + LEAVE_PATIENCE_S - 0.5).group == (0, 1)
+    assert planned(some, TWO, (0, 1), now=10.0 + LEAVE_PATIENCE_S).group == ()
+    assert planned([*ready(0), leaving(5)], TWO, (0, 1), now=99.0).group == (0, 1)
+
+
 PROCESSES = st.builds(
     lambda states: [
         Process(number=number, ready_since=ready_at, leaving_since=leaving_at)

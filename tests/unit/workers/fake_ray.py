@@ -1,0 +1,103 @@
+"""Ray without processes: worker actors answer what the test says, and time passes where nothing comes back."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from ray.exceptions import ActorDiedError, GetTimeoutError
+
+from workers.worker import Place, Pulse, Worker
+
+DEAD = ActorDiedError()
+OPEN = object()
+"""The answer of a call that has not come back."""
+HERE, THERE = "a" * 56, "b" * 56
+"""Node ids, of the length that Ray's have."""
+ITSELF = "the crew's own process"
+
+
+@dataclass(eq=False)
+class Call:
+    method: str
+    arguments: tuple[Any, ...]
+    answer: Any
+
+
+class Actor:
+    """One worker process: `answers` by method, an exception is raised, `OPEN` for none; at first all but `train`'s."""
+
+    def __init__(self, number: int) -> None:
+        place = Place(node=HERE, host="127.0.0.1", pid=number)
+        pulse = Pulse(step=0, stepped_at=0.0, compute_s=0.0)
+        self.answers: dict[str, Any] = {"place": place, "open": ("127.0.0.1", 1), "prepare": None, "train": OPEN}
+        self.answers |= {"pulse": pulse, "last_step": pulse, "resize": None}
+        self.calls: list[Call] = []
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=partial(self.call, method))
+
+    def call(self, method: str, *arguments: Any) -> Call:
+        self.calls.append(Call(method, arguments, self.answers[method]))
+        return self.calls[-1]
+
+    def answer(self, method: str, answer: Any) -> None:
+        """What is asked from now on, and what was and is open, comes back with this."""
+        self.answers[method] = answer
+        for call in self.asked(method):
+            call.answer = answer if call.answer is OPEN else call.answer
+
+    def asked(self, method: str) -> list[Call]:
+        return [call for call in self.calls if call.method == method]
+
+    def die(self) -> None:
+        for method in self.answers:
+            self.answer(method, DEAD)
+
+    def made(self, step: int, at: float = 1.0, compute_s: float = 0.0) -> None:
+        pulse = Pulse(step=step, stepped_at=at, compute_s=compute_s)
+        self.answers |= {"pulse": pulse, "last_step": pulse}
+
+
+@dataclass
+class FakeRay:
+    """What the crew uses of Ray. Time passes where nothing comes back."""
+
+    now: float = 1000.0
+    actors: list[Actor] = field(default_factory=list)
+    killed: list[Actor] = field(default_factory=list)
+    signals: list[tuple[str, int]] = field(default_factory=list)
+    """Who sent a SIGKILL, a task on a node or the crew itself; to which process."""
+
+    def remote(self, what: Any) -> Any:
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=partial(self._start, what, options)))
+
+    def _start(self, what: Any, options: dict[str, Any], *arguments: Any) -> Any:
+        if what is Worker:
+            self.actors.append(Actor(len(self.actors)))
+            return self.actors[-1]
+        self.signals.append((options["scheduling_strategy"].node_id, *arguments))
+        return None
+
+    def wait(self, calls: list[Call], *, num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
+        done = [call for call in calls if call.answer is not OPEN][:num_returns]
+        self.now += timeout if calls and len(done) < num_returns else 0.0
+        return done, [call for call in calls if call not in done]
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    def get(self, call: Call, timeout: float | None = None) -> Any:
+        if call.answer is OPEN:
+            assert timeout is not None, f"{call.method} would be waited for for ever"
+            raise GetTimeoutError
+        if isinstance(call.answer, BaseException):
+            raise call.answer
+        return call.answer
+
+    def end(self, pid: int, how: signal.Signals) -> None:
+        assert how == signal.SIGKILL
+        self.signals.append((ITSELF, pid))
