@@ -75,6 +75,16 @@ def test_a_page_asks_again_for_what_failed_when_it_was_opened(watched, running):
     expect(page.locator("#live")).to_have_text("Live")
 
 
+def test_a_form_that_is_sent_before_the_page_knows_its_job_is_heard(page, running):
+    held = []
+    page.route(f"**/api/v1/jobs/{running}", lambda route: held.append(route), times=1)
+    page.goto(f"/jobs/{running}")
+    page.get_by_role("button", name="Override", exact=True).click()
+    expect(page.locator("#override-said")).to_contain_text("Accepted")
+    held[0].continue_()
+    expect(page.locator("#overrides")).to_contain_text("Applied")
+
+
 def widened(by_layer):
     return {f"block{n}.weight": value for n in range(NUM_LAYERS) for value in list(by_layer.values())[:1]}
 

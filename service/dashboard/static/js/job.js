@@ -155,7 +155,7 @@ function takeBack(started) {
 // Many events may come at once: each part of the page is drawn at most once a frame, each list is asked for once.
 const paints = new Set();
 function soon(paint) {
-  if (paints.size === 0) requestAnimationFrame(() => { const now = [...paints]; paints.clear(); now.forEach((one) => one()); });
+  if (paints.size === 0) requestAnimationFrame(() => { const now = [...paints]; paints.clear(); if (seen.job) now.forEach((one) => one()); });
   paints.add(paint);
 }
 
@@ -163,7 +163,7 @@ function soon(paint) {
 let drawing;
 let drawnAt = -CHARTS_MS;
 function soonEpochs() {
-  drawing ??= setTimeout(() => { drawing = undefined; showEpochs(); drawnAt = performance.now(); }, Math.max(0, drawnAt + CHARTS_MS - performance.now()));
+  drawing ??= setTimeout(() => { drawing = undefined; if (seen.job) showEpochs(); drawnAt = performance.now(); }, Math.max(0, drawnAt + CHARTS_MS - performance.now()));
 }
 
 const pause = () => new Promise((go) => { setTimeout(go, RETRY_MS); });
@@ -299,8 +299,9 @@ async function begin() {
   await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule()]);
 }
 
-while (await begin().catch(lost));
+// Whoever is faster than the first answers is heard.
 openForm(ID, load.overrides);
-openResize(seen.job, load.job);
+openResize({ id: ID }, load.job);
+while (await begin().catch(lost));
 if (hasEnded(seen.job.status)) { close(); showLive("over"); }
 follow();
