@@ -16,7 +16,7 @@ from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 from service.client import Client, ClientError
-from service.commands import words
+from service.commands import measures, words
 from service.commands.live import follow
 from service.commands.spec_file import parse
 from service.errors import StartError
@@ -179,7 +179,7 @@ def _summary(figures: Figures, state: Watched, page: str) -> Iterator[str]:
     seconds, bytes_ = figures["seconds"], figures["bytes"]
     yield ""
     yield f"{state.name}: {state.status}{f' ({state.message})' if state.message else ''}"
-    yield f"  accuracy   {words.metric('accuracy', figures['accuracy'])} after {figures['epochs']} epochs"
+    yield f"  accuracy   {measures.metric('accuracy', figures['accuracy'])} after {figures['epochs']} epochs"
     first = f"first step {seconds['first_step']:.1f} s after submitting, " if seconds["first_step"] is not None else ""
     yield f"  time       ready after {seconds['ready']:.1f} s, {first}{seconds['total']:.1f} s in all"
     yield f"  sent       {_sent(bytes_)}"

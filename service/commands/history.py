@@ -36,7 +36,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
 
 
 def _summary(job: JobView) -> list[str]:
-    from service.commands import changes, words
+    from service.commands import changes, measures, words
 
     spec, now = job.spec, job.progress
     method = f"{spec.compression.method} {words.level(spec.compression.low)} / {words.level(spec.compression.high)}"
@@ -51,7 +51,7 @@ def _summary(job: JobView) -> list[str]:
     if now:
         lines += [
             f"progress   epoch {min(now.epoch, now.epochs - 1)} of 0-{now.epochs - 1}, step {now.step}/{now.steps}",
-            f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)}, {words.quality(job.metrics)}",
+            f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)}, {measures.quality(job.metrics)}",
             f"bytes      {words.sent(now.bytes.model_dump())}",
         ]
     return lines
@@ -91,9 +91,9 @@ def _overrides(overrides: list[OverrideView]) -> Table:
 
 
 def _epochs(epochs: list[EpochView]) -> Table:
-    from service.commands import words
+    from service.commands import measures, words
 
-    names = words.measured(row.metrics for row in epochs)
+    names = measures.measured(row.metrics for row in epochs)
     columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS")
     table = _table("epochs", "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
     for row in epochs:
@@ -101,7 +101,7 @@ def _epochs(epochs: list[EpochView]) -> Table:
         table.add_row(
             str(row.epoch),
             words.number(row.loss),
-            *(words.metric(name, row.metrics.get(name)) for name in names),
+            *(measures.metric(name, row.metrics.get(name)) for name in names),
             words.number(row.lr, 3),
             str(row.world_size),
             f"{sum(row.seconds_by_phase.values()):.1f}",

@@ -95,7 +95,7 @@ def _show_dry_run(answer: DryRun, *, json: bool) -> None:
 def _table(jobs: list[JobView]) -> Table:
     from rich.table import Table
 
-    from service.commands import words
+    from service.commands import measures, words
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("ID", "NAME", "STATUS", "EPOCHS", "WORKERS", "LOSS", "METRICS", "CREATED", "WHY"):
@@ -109,7 +109,7 @@ def _table(jobs: list[JobView]) -> Table:
             f"{min(now.epoch + 1, now.epochs)}/{now.epochs}" if now else "-",
             f"{job.world_size} of {job.workers}" if job.workers else "-",
             words.number(now.loss) if now else "-",
-            words.quality(job.metrics),
+            measures.quality(job.metrics),
             f"{job.created_at:%Y-%m-%d %H:%M}",
             job.message or job.reason.value,
         )

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.api.schemas import EventView, ProgressView
-from service.commands import changes, words
+from service.commands import changes, measures, words
 from service.commands.state import Watched
 from service.domain.jobs import ENDED
 
@@ -46,7 +46,7 @@ def epoch_line(state: Watched) -> str:
     parts = [
         f"epoch {epoch['epoch']:>3} of 0-{state.epochs - 1}",
         f"loss {words.number(epoch['loss']):<8}",
-        f"{words.quality(epoch['metrics']):<16}",
+        f"{measures.quality(epoch['metrics']):<16}",
         f"lr {words.number(epoch['lr'], 3):<6}",
         f"saved {words.saved(epoch['bytes']):<6}",
         words.layers(epoch["regime_by_layer"], epoch["level_by_layer"]),
@@ -97,7 +97,7 @@ def _bar(state: Watched) -> RenderableType:
 def _rows(state: Watched) -> Iterator[tuple[str, RenderableType]]:
     progress, epoch = state.progress, state.epoch
     if progress is not None:
-        quality = words.quality(epoch["metrics"] if epoch else {})
+        quality = measures.quality(epoch["metrics"] if epoch else {})
         rate = f"{progress.samples_per_s:.0f} samples/s on {_count(state)}"
         loss = words.number(progress.loss)
         yield "training", Text(f"loss {loss}  {quality}  lr {words.number(progress.lr, 3)}  {rate}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _MAX_LAYERS_SHOWN = 6
@@ -32,22 +32,6 @@ def duration(seconds: float | None) -> str:
 def number(value: float | None, digits: int = 4) -> str:
     """A measured value; a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}g}"
-
-
-def metric(name: str, value: float | None) -> str:
-    """What a task measured: accuracy in percent, all else as it is; a dash where there is none."""
-    return f"{100 * value:.1f} %" if name == "accuracy" and value is not None else number(value)
-
-
-def quality(metrics: Mapping[str, float]) -> str:
-    """What the task measures, by its own names, accuracy first; a dash where there is nothing but the loss."""
-    names = sorted(measured([metrics]), key=lambda name: name != "accuracy")
-    return ", ".join(f"{name} {metric(name, metrics[name])}" for name in names) or "-"
-
-
-def measured(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """Names of all that was measured besides the loss, in order of appearance."""
-    return [name for name in dict.fromkeys(name for metrics in rows for name in metrics) if name != "loss"]
 
 
 def sent(bytes_: Mapping[str, int]) -> str:

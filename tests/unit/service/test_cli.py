@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from service.commands import words
+from service.commands import measures
 from service.commands.control import parse_level
 from service.commands.spec_file import parse, set_value
 from service.demo import packaged_spec
@@ -122,7 +122,7 @@ def test_a_metric_is_shown_by_its_own_name(accordion: Accordion, spec: Path) -> 
 def test_whatever_a_task_measures_has_its_name_and_only_accuracy_is_a_share(
     metrics: dict[str, float], newest: str
 ) -> None:
-    assert words.quality(metrics) == newest
+    assert measures.quality(metrics) == newest
 
 
 def test_logs_tell_who_wrote_each_line(accordion: Accordion, spec: Path) -> None:
