@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
@@ -181,6 +182,7 @@ class Scheduler:
             case Park():
                 self._park(job, token)
             case Finish():
+                self._hear_last_words(job, state)
                 self._finish(job, end or _CANCELLED, token)
             case _:
                 assert_never(action)
@@ -209,6 +211,12 @@ class Scheduler:
         drained = drained.model_copy(update={"logs": lines[-_MOST_LINES:], "logs_dropped": dropped})
         self._unstored[job.id] = drained
         return drained
+
+    def _hear_last_words(self, job: JobRow, state: SupervisorState | None) -> None:
+        """Fetch the lines that would go with the supervisor. A job ends without them where they cannot be had."""
+        if state is not None:
+            with suppress(RuntimeUnavailable):
+                self._drain(job)
 
     def _history(self, job: JobRow) -> Drained:
         """All that is known of the job: records that were lost on the way come from its storage."""

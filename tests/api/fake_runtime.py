@@ -154,6 +154,13 @@ class FakeRuntime:
         job = self.jobs.get(job_id)
         return Drained(records=tuple(job.journal) if job else ())
 
+    def run_to_its_end(self, job_id: str) -> None:
+        """All that is left happens at once, and nobody drains meanwhile."""
+        job = self.jobs[job_id]
+        with self._lock:
+            while job.end is None:
+                self._move(job)
+
     def lose(self, job_id: str) -> None:
         """The supervisor and its workers vanish with their machines; checkpoints and journal stay."""
         with self._lock:

@@ -43,6 +43,15 @@ def test_logs_outlive_the_cluster(world: World) -> None:
     assert "epoch 3 ended" in texts
 
 
+def test_the_last_lines_are_kept_where_a_supervisor_is_first_seen_at_its_end(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    world.runtime.run_to_its_end(job_id)
+    assert world.finish(job_id).status == Status.SUCCEEDED
+    texts = [line["text"] for chunk in world.repository.logs(job_id) for line in chunk.lines]
+    assert texts[-1] == "epoch 3 ended"
+
+
 def test_a_scheduler_killed_in_mid_run_leaves_no_gap_and_no_double(world: World) -> None:
     job_id = world.submit()
     world.train(job_id)

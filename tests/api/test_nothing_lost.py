@@ -49,7 +49,7 @@ def test_an_override_in_the_instant_of_the_end_is_over_with_the_job_and_costs_no
 ) -> None:
     job_id = world.submit()
     made: list[str] = []
-    between(world, monkeypatch, lambda drained: has_end(drained) and made.append(world.override(job_id)))
+    between(world, monkeypatch, lambda drained: has_end(drained) and not made and made.append(world.override(job_id)))
     assert world.finish(job_id).status == Status.SUCCEEDED
     assert world.override_row(job_id, made[0]).state == "EXPIRED"
     assert lines(world, job_id) == expected(4)

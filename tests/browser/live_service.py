@@ -108,7 +108,11 @@ def live_service(home: Path, **given: Any) -> Iterator[LiveService]:
     url = f"http://127.0.0.1:{settings.port}"
     headers = {"Authorization": f"Bearer {settings.token()}"} if settings.token() else {}
     api = Api(settings)
-    with api.open(), _scheduler(settings, runtime), httpx2.Client(base_url=url, headers=headers) as client:
+    with (
+        api.open(),
+        _scheduler(settings, runtime),
+        httpx2.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as client,
+    ):
         yield LiveService(url=url, runtime=runtime, client=client, api=api)
 
 
