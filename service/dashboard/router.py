@@ -40,7 +40,7 @@ class Chart:
 
 CHARTS = (
     Chart(id="loss", title="Loss", note="mean over the epoch; shaded: a person had the wheel"),
-    Chart(id="accuracy", title="Accuracy", note="at the end of the epoch"),
+    Chart(id="metrics", title="Metrics", note="of the held-out samples, at the end of the epoch"),
     Chart(id="traffic", title="Bytes sent by a worker", note="per epoch, log scale, against fp32 and fp16"),
     Chart(id="phases", title="Time by phase", note="seconds of an epoch, rank 0"),
     Chart(id="change", title="Gradient change", note="critical from the threshold up"),

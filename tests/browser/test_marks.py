@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 LONG = 2000
-CHARTS = ("loss", "accuracy", "traffic", "phases", "change", "rate", "regimes", "levels")
+CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "regimes", "levels")
 SHADED = "document.getElementById('loss').layout.shapes.filter((one) => one.type === 'rect').map((one) => one.x1)"
 
 

@@ -113,3 +113,23 @@ def test_many_epochs_of_many_layers_fit_the_page(page, service):
     expect(cells).to_have_count(1)
     assert page.locator("#regimes").bounding_box()["height"] <= 700
     expect(page.locator("#regimes .yaxislayer-above text", has_text="block0.weight")).to_be_visible()
+
+
+def test_what_a_task_measures_goes_by_its_own_name(page, service):
+    task = {"name": "lm-lstm", "options": {"data": "/anywhere"}}
+    job_id = service.submit("language", epochs=2, task=task)
+    service.wait_for_epochs(job_id, 2)
+    page.goto("/")
+    expect(page.locator("#rows tr", has_text="language")).to_contain_text("perplexity 62.46")
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#tiles")).to_contain_text("Perplexity62.46")
+    expect(page.locator("#metrics .legendtext")).to_have_text("perplexity")
+    expect(page.locator("#metrics-said")).to_contain_text("Newest perplexity 62.4")
+    expect(page.locator("#events")).to_contain_text("perplexity 74.52")
+    open_table(page)
+    expect(page.locator('#epochs tr[data-epoch="1"]')).to_contain_text("perplexity 62.46")
+    expect(page.locator("body")).not_to_contain_text("ccuracy")
+
+
+def open_table(page):
+    page.get_by_text("Epochs as a table").click()

@@ -35,7 +35,7 @@ def test_rows_of_epochs_come_while_the_job_runs(page, service, running):
 def test_the_charts_are_drawn(page, service, running):
     service.wait_for_epochs(running, 3)
     page.goto(f"/jobs/{running}")
-    for chart in ("loss", "accuracy", "traffic", "phases", "change", "rate", "regimes", "levels"):
+    for chart in ("loss", "metrics", "traffic", "phases", "change", "rate", "regimes", "levels"):
         expect(page.locator(f"#{chart} .main-svg").first).to_be_visible()
     expect(page.locator("#loss-said")).to_contain_text("Newest training loss 0.")
 

@@ -1,5 +1,6 @@
 // The charts of a job's page, drawn by Plotly from the epochs and decisions; x is always the epoch, counted from 0.
 /* global Plotly */
+import { measured } from "./format.js";
 import { drawn } from "./marks.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
@@ -58,12 +59,13 @@ const LABELS = { compute: "compute", communicate: "communicate", optimize: "opti
 
 export function drawLines({ epochs, marked }) {
   const evalLoss = (row) => row.metrics.loss ?? null;
-  const accuracy = (row) => row.metrics.accuracy ?? null;
+  const names = measured(epochs);
   draw("loss", [line("training", epochs, (row) => row.loss, 1), line("evaluation", epochs, evalLoss, 2)],
     { yaxis: { rangemode: "tozero" } },
     `Newest training loss ${newest(epochs, (row) => row.loss)}, evaluation loss ${newest(epochs, evalLoss)}.`, marked);
-  draw("accuracy", [line("accuracy", epochs, accuracy, 3)], { showlegend: false, yaxis: { tickformat: ".0%" } },
-    `Newest accuracy ${newest(epochs, accuracy)}.`, marked);
+  draw("metrics", names.map((name, index) => line(name, epochs, (row) => row.metrics[name] ?? null, 3 + index % 4)),
+    { yaxis: names.every((name) => name === "accuracy") ? { tickformat: ".0%" } : {} },
+    names.map((name) => `Newest ${name} ${newest(epochs, (row) => row.metrics[name])}.`).join(" "), marked);
   draw("rate", [line("learning rate", epochs, (row) => row.lr, 4, { line: { shape: "hv" } })],
     { showlegend: false, yaxis: { rangemode: "tozero" } }, `Newest learning rate ${newest(epochs, (row) => row.lr)}.`, marked);
 }

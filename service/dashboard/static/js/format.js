@@ -36,6 +36,13 @@ export function number(value, digits = 3) {
 
 export const percent = (value) => (Number.isFinite(value) ? `${(100 * value).toFixed(1)} %` : "–");
 
+// What tasks measure besides the loss goes by the names they give it; accuracy is a part of one, all else is as it is.
+export const measured = (rows) => [...new Set(rows.flatMap(({ metrics }) => Object.keys(metrics)))].filter((name) => name !== "loss");
+
+export const metric = (name, value) => (name === "accuracy" ? percent(value) : number(value, 4));
+
+export const quality = (metrics) => measured([{ metrics }]).map((name) => `${name} ${metric(name, metrics[name])}`).join(", ");
+
 export const times = (sent, dense) => (sent > 0 ? `${number(dense / sent, 3)}×` : "–");
 
 export const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;

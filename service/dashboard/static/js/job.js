@@ -3,7 +3,8 @@ import { BASE, call, get, showLive } from "./api.js";
 import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
-  bytes, cell, clock, counted, duration, element, fill, hasEnded, levelClass, levelText, number, percent, repaint, swatch, tile, times,
+  bytes, cell, clock, counted, duration, element, fill, hasEnded, levelClass, levelText, measured, metric, number, quality, repaint, swatch, tile,
+  times, words,
 } from "./format.js";
 import { marksOf } from "./marks.js";
 import { closeForm, openForm, showOverrides } from "./override.js";
@@ -56,11 +57,17 @@ function figures(job) {
   return [
     ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} against fp16` : "against fp32", true],
     ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
-    ["Accuracy", percent((last?.metrics ?? job.metrics).accuracy), last ? "newest evaluation" : ""],
+    ...main(last?.metrics ?? job.metrics),
     ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(seen.decisions.size, "decision")],
     ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training.optimizer.name],
     ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, `${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`],
   ];
+}
+
+// Of several metrics the first two: all are in the chart and in the table.
+function main(metrics) {
+  const names = measured([{ metrics }]).slice(0, 2);
+  return names.length ? names.map((name) => [words(name), metric(name, metrics[name]), "newest evaluation"]) : [["Metrics", "–", "after the first epoch"]];
 }
 
 function showEpochs() {
@@ -81,7 +88,7 @@ function showEpochs() {
 const layers = (rows) => seen.schedule?.layers.map((row) => row.layer) ?? Object.keys(rows.at(-1)?.level_by_layer ?? {});
 
 const epochRow = (row) => element("tr", { "data-epoch": row.epoch },
-  ...[row.epoch, row.step, number(row.loss, 4), number(row.metrics.loss, 4), percent(row.metrics.accuracy), number(row.lr), row.world_size,
+  ...[row.epoch, row.step, number(row.loss, 4), number(row.metrics.loss, 4), quality(row.metrics) || "–", number(row.lr), row.world_size,
     number(Object.values(row.seconds_by_phase).reduce((sum, value) => sum + value, 0)), bytes(row.bytes.payload), bytes(row.bytes.dense),
     times(row.bytes.payload, row.bytes.dense)].map((value) => cell("num", String(value))));
 
@@ -188,7 +195,7 @@ function again(...names) {
 
 const TELL = {
   status: ({ status, message }) => `${status.toLowerCase()}: ${message}`,
-  epoch: ({ epoch, loss, metrics }) => `epoch ${epoch}: loss ${number(loss)}, accuracy ${percent(metrics.accuracy)}`,
+  epoch: ({ epoch, loss, metrics }) => `epoch ${epoch}: ${[`loss ${number(loss)}`, quality(metrics)].filter(Boolean).join(", ")}`,
   decision: ({ decision }) => named(decision.reason),
   override: ({ number: place, level, state, message }) => `override ${place} (${levelText(level)}): ${state.toLowerCase()}${message ? `; ${message}` : ""}`,
   workers: tellWorkers,

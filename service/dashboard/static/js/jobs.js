@@ -1,5 +1,5 @@
 import { everyWhile, get } from "./api.js";
-import { ago, cell, counted, duration, element, fill, hasEnded, labelled, number, percent, pill, tile, times, words } from "./format.js";
+import { ago, cell, counted, duration, element, fill, hasEnded, labelled, number, pill, quality, tile, times, words } from "./format.js";
 
 const PAGE_SIZE = 50;
 const at = (id) => document.getElementById(id);
@@ -13,7 +13,7 @@ function row(job) {
     cell("", pill(job.status, job.message), element("div", { className: "quiet small" }, words(job.reason))),
     cell("bar", ...bar(job)),
     labelled("Loss", number(progress?.loss)),
-    labelled("Accuracy", percent(job.metrics.accuracy)),
+    labelled("Metrics", quality(job.metrics) || "–"),
     labelled("Workers", hasEnded(job.status) ? "–" : `${job.world_size} of ${job.workers}`),
     labelled("Saved", saved),
     labelled("Submitted", ago(job.created_at)));
