@@ -28,7 +28,7 @@ class TaskRaised(WorkerError):
 
     def __str__(self) -> str:
         place = "while it was being built" if self.step is None else f"in step {self.step} (epoch {self.epoch})"
-        return f"the task raised {self.error} {place}; the traceback is in the job's log"
+        return f"the task raised {place}: {self.error}; the traceback is in the job's log"
 
 
 class LossNotFinite(WorkerError):

@@ -127,9 +127,9 @@ def test_seeded_draws_repeat_and_leave_the_generator_where_it_was():
     [
         (
             TaskRaised(3, 0, "ZeroDivisionError: division by zero"),
-            "raised ZeroDivisionError: division by zero in step 3",
+            "raised in step 3 (epoch 0): ZeroDivisionError: division by zero",
         ),
-        (TaskRaised(None, None, "OSError: no file"), "the task raised OSError: no file while it was being built"),
+        (TaskRaised(None, None, "OSError: no file"), "the task raised while it was being built: OSError: no file"),
         (
             LossNotFinite(12, 0, 10),
             "not finite in 10 steps in a row, up to step 12 (epoch 0); lower training.optimizer.lr",

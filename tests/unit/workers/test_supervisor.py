@@ -99,7 +99,7 @@ def test_the_same_error_at_the_same_step_twice_fails_the_job(run: Run, tmp_path:
     crew = run(RAISED)
     end = the_end(tmp_path)
     assert (end.status, end.reason, len(crew.generations)) == ("FAILED", "TASK_RAISED", 2)
-    assert "the task raised ValueError: no such label in step 3 (epoch 0)" in end.message
+    assert "the task raised in step 3 (epoch 0): ValueError: no such label" in end.message
     assert [failure.step for failure in recorded(tmp_path, "failure")] == [3, 3]
 
 
