@@ -29,6 +29,8 @@ RAY_START_TIMEOUT_S = 180.0
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
 _PORTS = range(20_000, 32_000)
 """Where nobody listens by chance: below those that Linux picks by itself."""
+_given: set[int] = set()
+"""Ports of these that this process has given away."""
 RAY_ENV = {
     "OMP_NUM_THREADS": "1",
     "RAY_AUTH_MODE": "token",
@@ -74,11 +76,13 @@ def require() -> Require:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now, nor is given by Linux to somebody else before it is used."""
+    """A port of 127.0.0.1 that nobody listens on now, nor is given to somebody else before it is used."""
     while True:
+        port = secrets.choice([port for port in _PORTS if port not in _given])
         with suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", secrets.choice(_PORTS)))
-            return int(probe.getsockname()[1])
+            probe.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import importlib
@@ -11,7 +12,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -22,8 +22,6 @@ from workers.archive import modules_of, unpack
 from workers.contract import Launch
 from workers.errors import CodeError, TaskRaised
 
-UNHELD_S = 60.0
-"""How old a folder that nobody holds must be to be abandoned: a new one is held a moment after it was made."""
 _PREFIX = "accordion-code-"
 
 logger = logging.getLogger(__name__)
@@ -32,9 +30,9 @@ logger = logging.getLogger(__name__)
 def install(launch: Launch) -> Path | None:
     """Make the job's own modules importable and return their folder; None where it has none.
 
-    Once a process, however often it is called. The folder is this process's own; a later process removes it, since most
-    end by force. It comes last on `sys.path`, so that nothing of ours, of the standard library or of an installed
-    package can be replaced.
+    Once a process, however often it is called. The folder is this process's own and goes with it, or with the next one
+    that installs something where this one is ended by force. It comes last on `sys.path`, so that nothing of ours, of
+    the standard library or of an installed package can be replaced.
 
     Raises:
         TaskRaised: the archive is missing, is not the one that the spec names, or is refused.
@@ -92,33 +90,52 @@ def put_on_path(folder: Path, files: Sequence[str]) -> None:
 @cache
 def _installed(archive: str, sha256: str) -> Path:
     _remove_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    _held(folder)
+    folder, lock = _new_folder()
+    try:
+        put_on_path(folder, _unpacked(archive, sha256, folder))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+        raise
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _unpacked(archive: str, sha256: str, folder: Path) -> list[str]:
+    """Paths of the files that came out of it."""
     with Path(archive).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
             raise CodeError(f"the code in {archive} is {found[:12]}..., not {sha256[:12]}...; submit the job again")
-        entries = unpack(file, folder)
-    put_on_path(folder, [entry.name for entry in entries if not entry.is_folder])
-    return folder
+        return [entry.name for entry in unpack(file, folder) if not entry.is_folder]
+
+
+def _new_folder() -> tuple[Path, int]:
+    """A folder that is this process's own, and its lock: held until that is closed, or the process ends in any way."""
+    # it gets the name under which it is looked for when it is locked.
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    lock = _lock(made)
+    if lock is None:
+        raise OSError(f"{made} was made a moment ago and somebody else has locked it; start the job again")
+    return made.rename(made.with_name(made.name.removeprefix("."))), lock
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders of processes that are gone, as far as we may."""
+    """Remove the folders of processes that were ended by force, as far as we may."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - folder.stat().st_mtime >= UNHELD_S and (lock := _held(folder)) is not None:
+            if (lock := _lock(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 
 
-def _held(folder: Path) -> int | None:
-    """Lock a folder as long as this process lives, or until what is returned is closed; None where another has it.
+def _lock(folder: Path) -> int | None:
+    """Lock a folder until what is returned is closed; None where another process has it.
 
     Raises:
-        OSError: it is gone, or another user's.
+        OSError: it is gone, another user's, or no folder.
     """
-    lock = os.open(folder, os.O_RDONLY)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

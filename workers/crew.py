@@ -107,19 +107,20 @@ class _Member:
 
 
 class RayCrew:
-    """Implements `Crew`. `clock` never jumps, `pause` waits for so many seconds."""
+    """Implements `Crew`. `clock` never jumps, `now` is seconds since 1970, `pause` waits for so many seconds."""
 
     def __init__(
         self,
         launch: Launch,
         *,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         import ray
 
         self._ray = ray
-        self._clock, self._pause = clock, pause
+        self._clock, self._now, self._pause = clock, now, pause
         self._launch = launch.model_dump_json()
         workers = launch.spec.workers
         self._options = {"num_cpus": workers.cpus, "num_gpus": workers.gpus, "max_concurrency": 4, "max_restarts": 0}
@@ -131,7 +132,7 @@ class RayCrew:
         self._newest: tuple[int, float] | None = None
         """Step that is known to have been made last, and when."""
         self._looked_at = self._clock()
-        self._surveyed_at = -SURVEY_S
+        self._surveyed_at: float | None = None
 
     @property
     def processes(self) -> list[Process]:
@@ -249,7 +250,7 @@ class RayCrew:
         elif member.place is None:
             member.place, member.starting = answer, member.actor.prepare.remote()
         else:
-            member.starting, member.ready_since, member.silent_s = None, time.time(), 0.0
+            member.starting, member.ready_since, member.silent_s = None, self._now(), 0.0
 
     def _hear(self, pulse: Pulse) -> None:
         if pulse.stepped_at:
@@ -293,14 +294,14 @@ class RayCrew:
 
     def _survey(self) -> None:
         """See whose node is being drained."""
-        if self._clock() - self._surveyed_at < SURVEY_S:
+        if self._surveyed_at is not None and self._clock() - self._surveyed_at < SURVEY_S:
             return
         self._surveyed_at = self._clock()
         with suppress(self._ray.exceptions.RayError, OSError):
             leaving = draining_nodes()
             for member in self._members.values():
                 if member.place is not None and member.place.node in leaving:
-                    member.leaving_since = member.leaving_since or time.time()
+                    member.leaving_since = member.leaving_since or self._now()
 
 
 def _kill(pid: int) -> None:

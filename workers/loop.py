@@ -204,7 +204,9 @@ def close_epoch(run: Run) -> None:
     if run.context.rank == 0:
         logger.info("epoch %d ends after step %d; %s", epoch, run.session.steps, switch.decision.reason)
     run.context.link.post(epoch_record(run, decision, loss=mean_loss(parts), metrics=mean_metrics(parts)))
-    if not last:
+    if last:
+        report_progress(run, last=True)
+    else:
         report_switch(run, switch)
     open_epoch(run, epoch + 1)
     if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:

@@ -120,11 +120,11 @@ def mark(run: Run) -> Mark:
     return Mark(bytes=run.spent(), seconds=dict(run.phases.seconds), skipped_steps=run.session.skipped_steps)
 
 
-def report_progress(run: Run) -> None:
-    """Say where the job is, unless that was said just now; rank 0, after every step."""
+def report_progress(run: Run, *, last: bool = False) -> None:
+    """Say where the job is, unless that was said just now and is not the last word; rank 0, after every step."""
     now = run.phases.clock.elapsed()
     passed = now - run.progress_s
-    if passed < PROGRESS_EVERY_S:
+    if not last and passed < PROGRESS_EVERY_S:
         return
     loss = float(run.recent_loss.total) / max(1, run.recent_loss.samples)
     launch = run.context.launch
@@ -140,7 +140,7 @@ def report_progress(run: Run) -> None:
             world_size=run.context.world_size,
             loss=loss if math.isfinite(loss) else None,
             lr=float(run.optimizer.param_groups[0]["lr"]),
-            samples_per_s=run.progress_samples / passed,
+            samples_per_s=run.progress_samples / passed if passed > 0 else 0.0,
             bytes=run.spent(),
             seconds_by_phase=dict(run.phases.seconds),
             compute_s_by_rank=run.context.helm.compute_s_by_rank,

@@ -29,7 +29,7 @@ from workers.spec import OptimizerSpec
 from workers.tasks.base import Task, load_task
 from workers.upload import Saving
 
-_LESS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What autocast computes in, by the spec's name; with None it does nothing, and a float64 model stays one."""
 
 logger = logging.getLogger(__name__)
@@ -133,11 +133,12 @@ class Run:
         return self.session.steps + here + later * self.steps_per_epoch
 
     def outputs(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """What the model makes of them on the device, computed in the job's precision; fp32 where that is less."""
-        dtype = _LESS[self.spec.training.precision]
+        """What the model makes of them on the device, computed in the job's precision and cast back to fp32."""
+        dtype = _AUTOCAST[self.spec.training.precision]
         with torch.autocast(torch.device(self.context.device).type, dtype=dtype, enabled=dtype is not None):
             outputs: Tensor = model(inputs.to(self.context.device))
-        return outputs if dtype is None else outputs.float()
+        # a model of people's own that returns something else is left to its loss.
+        return outputs.float() if dtype is not None and isinstance(outputs, Tensor) else outputs
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients, in the scaler's units where there is one."""

@@ -254,6 +254,11 @@ class JobSpec(Strict):
                 f"training.precision is {self.training.precision}, and a script chooses its own; leave it out, and use "
                 "torch.autocast in the script"
             )
+        if self.training.precision == "fp16" and not self.workers.gpus:
+            raise ValueError(
+                "training.precision is fp16 and workers.gpus is 0; processors lack parts of fp16, so take bf16 or "
+                "fp32, or give workers.gpus"
+            )
         self._settle_batch()
         self.config()
         size, micro = self.training.global_batch, self.training.micro_batch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,8 +75,8 @@ class Peers:
         """Tell rank 0."""
         self.store.set(self._key(self.rank), written.model_dump_json())
 
-    def hear(self, timeout_s: float, over: Callable[[], bool]) -> list[Written]:
-        """What every rank said, in rank order; on rank 0, once. Nothing, where the group is `over` before that.
+    def hear(self, timeout_s: float, over: Callable[[], bool]) -> list[Written] | None:
+        """What every rank said, in rank order; on rank 0, once. None where the group is `over`.
 
         Raises:
             TimeoutError: some said nothing.
@@ -88,12 +88,12 @@ class Peers:
             if (looks := looks - 1) < 0:
                 raise TimeoutError(f"other workers have not written their parts {timeout_s:g} s after rank 0")
             if looks % LOOKS_AT_GROUP == 0 and over():
-                return []
+                return None
             pause.wait(PEERS_POLL_S)
         heard = [Written.model_validate_json(self.store.get(key)) for key in keys]
         for key in keys:
             self.store.delete_key(key)
-        return heard
+        return None if over() else heard
 
     def _key(self, rank: int) -> str:
         return f"checkpoint/{self.name}/{self.number}/{rank}"
@@ -166,16 +166,17 @@ class Upload:
     def _complete(self) -> Written:
         """Rank 0: the manifest, or an end without one."""
         heard = self._peers.hear(PEERS_TIMEOUT_S, self._superseded)
+        if heard is None:
+            return self._give_up(["another worker group runs the job"])
         errors = [f"rank {rank}: {written.error}" for rank, written in enumerate(heard) if written.error is not None]
         files = tuple(file for written in heard for file in written.files)
-        if self._superseded():
-            errors.append("another worker group runs the job")
         if not errors:
             errors = self._write_manifest(self._snapshot.manifest.model_copy(update={"files": files}))
-        if errors:
-            self._clear()
-            return Written(error=f"checkpoint {self.name} could not be written to {self._storage}: {'; '.join(errors)}")
-        return Written(files=files)
+        return self._give_up(errors) if errors else Written(files=files)
+
+    def _give_up(self, errors: Sequence[str]) -> Written:
+        self._clear()
+        return Written(error=f"checkpoint {self.name} could not be written to {self._storage}: {'; '.join(errors)}")
 
     def _write_manifest(self, manifest: Manifest) -> list[str]:
         try:

@@ -32,7 +32,7 @@ def acknowledge(standing: Standing, switched: Switched) -> Standing:
     fault = _ack_fault(switched)
     if fault:
         return replace(standing, state="DELIVERED", message=fault, acks=switched.acks)
-    begun = standing if standing.state == "APPLIED" else switched
+    begun = standing if standing.step is not None else switched
     return replace(
         standing,
         state="APPLIED",
@@ -88,14 +88,18 @@ def expire(standing: Standing, epoch: int) -> Standing:
     return replace(standing, state="EXPIRED", message=f"it held until epoch {standing.until}")
 
 
-def restart(standing: Standing, epoch: int) -> Standing:
-    """A new worker group begins in `epoch`: what is in force there has to be acknowledged anew."""
+def restart(standing: Standing, epoch: int, step: int) -> Standing:
+    """A new worker group begins there: what is in force has to be acknowledged anew.
+
+    Where it came into force stays as it was, unless that was rolled back.
+    """
     if standing.state not in {"APPLIED", "EXPIRED", "DELIVERED"}:
         return standing
     if standing.until is not None and epoch >= standing.until:
         return expire(standing, epoch)
     message = "a new worker group began; waits for it to switch"
-    return replace(standing, state="DELIVERED", message=message, acks=(), epoch=None, step=None, world_size=None)
+    again = replace(standing, state="DELIVERED", message=message, acks=(), world_size=None)
+    return again if standing.step is not None and standing.step <= step else replace(again, epoch=None, step=None)
 
 
 def end(standing: Standing) -> Standing:

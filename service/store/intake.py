@@ -65,12 +65,13 @@ def take_over(session: Session, job: JobRow, drained: Drained, *, now: float) ->
     """
     intake = _Intake(session, job)
     intake.take_logs(drained.logs, dropped=drained.logs_dropped, now=now)
+    # first: a job's last progress comes with its end, after which none is taken.
+    if drained.progress is not None:
+        intake.take_progress(drained.progress, now=now)
     for record in drained.records:
         if place(record) > place(cursor_of(job)):
             intake.take_record(record)
             job.cursor_attempt, job.cursor_generation, job.cursor_seq = place(record)
-    if drained.progress is not None:
-        intake.take_progress(drained.progress, now=now)
 
 
 def place(item: Record | Cursor) -> tuple[int, int, int]:
@@ -145,7 +146,7 @@ class _Intake:
         why = "start" if started.cause == "start" else cause
         data = started.model_dump(mode="json", exclude={"kind", "layers"})
         self._tell(record, "workers", {"what": "started", "why": why, **data})
-        self._change(lambda standing: overrides.restart(standing, started.epoch), record.time)
+        self._change(lambda standing: overrides.restart(standing, started.epoch, started.step), record.time)
 
     def _announced(self, record: Record) -> str:
         """The cause of the attempt's newest resize or failure."""
@@ -178,8 +179,9 @@ class _Intake:
         content = epoch.model_dump(mode="json")
         self._session.merge(EpochRow(job_id=self._job.id, epoch=epoch.epoch, record=content, **_origin(record)))
         self._job.metrics = dict(epoch.metrics)
-        if self._job.progress is not None and self._job.progress["step"] < epoch.step:
-            self._job.progress = {**self._job.progress, "epoch": epoch.epoch, "step": epoch.step, "time": record.time}
+        if self._job.progress is not None and self._job.progress["step"] <= epoch.step:
+            at_end = {"epoch": epoch.epoch, "step": epoch.step, "loss": epoch.loss, "time": record.time}
+            self._job.progress = {**self._job.progress, **at_end}
         self._tell(record, "epoch", content)
         self._change(lambda standing: overrides.expire(standing, epoch.epoch + 1), record.time)
 

@@ -93,8 +93,8 @@ def keep_standing(session: Session, job: JobRow, *, row: OverrideRow, old: Stand
         return
     row.state, row.message = new.state, new.message
     row.epoch, row.step, row.world_size = new.epoch, new.step, new.world_size
-    if new.state == "APPLIED" and old.state != "APPLIED":
-        row.applied_at = now
+    if new.step != old.step:
+        row.applied_at = None if new.step is None else now
     if old.acks != new.acks:
         session.execute(delete(AckRow).where(AckRow.override_id == row.id))
         # One rank may have answered twice; its last word is kept, and the message says so.

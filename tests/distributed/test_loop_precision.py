@@ -41,6 +41,8 @@ def job(precision: str, *, times: float = 1.0, **training: Any) -> JobSpec:
         f"{__name__}:Seeing",
         {"dtype": dtype, "times": times},
         training={"precision": precision, "epochs": 3, **training},
+        # fp16 is for GPUs; digits can be computed without.
+        workers={"gpus": 1},
         policy={"window": {"epochs": 1}},
     )
 

@@ -52,11 +52,12 @@ def test_a_step_is_stretched_to_the_length_that_the_job_asks_for(run_group, tmp_
     )
 
 
-def test_progress_is_told_no_more_often_than_four_times_a_second(run_group, tmp_path):
+def test_progress_is_told_no_more_often_than_four_times_a_second_and_at_the_end(run_group, tmp_path):
     ((hand, link),) = run_group(1, train_by_hand, tmp_path, {"samples": 64 * 200})
-    assert 1 <= len(link.progresses) <= hand.time / PROGRESS_EVERY_S
-    last = link.progresses[-1]
-    assert (last.steps_per_epoch, last.epochs, last.world_size) == (200, 2, 1)
+    *told, last = link.progresses
+    assert 1 <= len(told) <= hand.time / PROGRESS_EVERY_S
+    assert (last.epoch, last.step, last.steps_per_epoch, last.epochs, last.world_size) == (1, 400, 200, 2, 1)
+    assert last.bytes.payload == sum(record.bytes.payload for record in link.of("epoch"))
     assert (last.steps, last.global_batch) == (400, 64)
     assert last.samples_per_s > 0
 

@@ -22,6 +22,7 @@ from workers.contract import (
     CheckpointRecord,
     DecisionRecord,
     Drained,
+    EndRecord,
     EpochRecord,
     FailureRecord,
     JobSpec,
@@ -269,6 +270,25 @@ def test_an_epoch_that_ended_moves_the_progress_on_and_never_back(row: Row) -> N
     row.report(epoch(1, 18))
     assert (row.job.progress["epoch"], row.job.progress["step"]) == (1, 18)  # type: ignore[index]
     assert row.job.metrics == {"accuracy": 0.5}
+
+
+def test_an_epoch_that_ended_tells_its_own_loss_and_not_that_of_some_steps(row: Row) -> None:
+    row.take(Drained(progress=progress(2, 5, step=18, loss=0.3)))
+    row.report(epoch(1, 18))
+    assert row.job.progress["loss"] == 1.0  # type: ignore[index]
+
+
+def test_the_last_progress_is_taken_with_the_end_that_comes_with_it(row: Row) -> None:
+    row.report(started())
+    end = EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    records = tuple(
+        Record(attempt=2, generation=generation, seq=9, time=3.0, payload=payload)
+        for generation, payload in ((5, epoch(3, 36)), (6, end))
+    )
+    row.take(Drained(records=records, progress=progress(2, 5, step=36, loss=0.3, bytes=Bytes(payload=7))))
+    last = row.job.progress
+    assert last is not None
+    assert (last["step"], last["loss"], last["bytes"]["payload"]) == (36, 1.0, 7)
 
 
 @pytest.mark.parametrize("how", ["progress", "epoch"])

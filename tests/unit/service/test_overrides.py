@@ -48,7 +48,7 @@ def test_it_is_applied_exactly_when_every_rank_runs_the_announced_plan(
 def test_what_is_over_by_decision_never_comes_back(standing: Standing, epochs: list[int]) -> None:
     new = standing
     for epoch in epochs:
-        new = overrides.expire(overrides.restart(overrides.deliver(new, 9), epoch), epoch)
+        new = overrides.expire(overrides.restart(overrides.deliver(new, 9), epoch, 0), epoch)
     if standing.state in {"REJECTED", "SUPERSEDED", "CANCELLED"}:
         assert new == standing
 
@@ -62,7 +62,7 @@ def test_nothing_lives_beyond_its_interval_or_its_job(standing: Standing, epoch:
 
 @given(STANDINGS, st.integers(0, 30))
 def test_work_rolled_back_into_the_interval_brings_it_back(standing: Standing, epoch: int) -> None:
-    again = overrides.restart(standing, epoch)
+    again = overrides.restart(standing, epoch, 0)
     if standing.state in {"APPLIED", "EXPIRED", "DELIVERED"}:
         held = standing.until is None or epoch < standing.until
         assert again.state == ("DELIVERED" if held else "EXPIRED")
@@ -118,10 +118,19 @@ def test_what_one_held_goes_to_the_policy_and_to_none_that_it_had_superseded() -
     assert new[0].message == "handed back with #5"
 
 
-def test_a_new_group_has_acknowledged_nothing() -> None:
+@pytest.mark.parametrize(("step", "place"), [(8, (None, None)), (9, (3, 9)), (12, (3, 9))])
+def test_a_new_group_has_acknowledged_nothing_and_rolls_back_what_came_after_its_start(
+    step: int, place: tuple[int | None, int | None]
+) -> None:
     acks = (Ack(rank=0, step=9, digest="d"),)
-    again = overrides.restart(standing(1, acks=acks, epoch=3, step=9, world_size=1), 4)
-    assert (again.acks, again.epoch, again.step, again.world_size) == ((), None, None, None)
+    again = overrides.restart(standing(1, acks=acks, epoch=3, step=9, world_size=1), 4, step)
+    assert (again.acks, again.epoch, again.step, again.world_size) == ((), *place, None)
+
+
+def test_what_came_into_force_before_a_new_group_keeps_its_place_when_that_switches() -> None:
+    before = overrides.restart(standing(1, id="a", acks=(), epoch=1, step=4, world_size=2), 3, 9)
+    again = overrides.acknowledge(before, switched(1, (Ack(rank=0, step=9, digest="d"),)))
+    assert (again.state, again.epoch, again.step, again.world_size) == ("APPLIED", 1, 4, 1)
 
 
 @pytest.mark.parametrize(

@@ -65,16 +65,16 @@ def test_a_class_of_ones_own_gets_its_options_in_a_folder_of_this_process(tmp_pa
     assert (name, options, mode) == ("Tiny", "{'depth': 3}", "0o40700")
 
 
-def test_folders_of_processes_that_are_gone_are_removed_and_no_others(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    job = order(tmp_path, {"tiny.py": TASK})
-    held, gone, new = (Path(said(job).split("|")[2]) for _ in range(3))
-    for folder in (held, gone):
-        os.utime(folder, (0, 0))
+def test_folders_of_processes_that_were_ended_by_force_are_removed_and_no_others(tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    held, gone, pipe = (temporary / f"accordion-code-{name}" for name in ("held", "gone", "pipe"))
+    for folder in (temporary, held, gone):
+        folder.mkdir()
+    os.mkfifo(pipe)
     with held_open(held):
-        said(job)
-    assert [folder.exists() for folder in (held, gone, new)] == [True, False, True]
+        said(order(tmp_path, {"tiny.py": TASK}))
+    assert sorted(temporary.iterdir()) == [held, pipe]
 
 
 @contextmanager

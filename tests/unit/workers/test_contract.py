@@ -62,6 +62,10 @@ def test_a_spec_survives_json():
             {"task": {"name": "script"}, "code": "0" * 64, "training": {"precision": "bf16"}},
             "precision is bf16, and a script chooses its own; leave it out, and use torch.autocast",
         ),
+        (
+            {"training": {"precision": "fp16"}},
+            "precision is fp16 and workers.gpus is 0; processors lack parts of fp16, so take bf16 or fp32",
+        ),
         ({"policy": {"statistic": "sum"}}, "Input should be 'mean' or 'paper'"),
         ({"speling": 1}, "Extra inputs are not permitted"),
         ({"labels": {f"k{n}": "v" for n in range(33)}}, "33 labels; at most 32 are kept"),

@@ -84,6 +84,16 @@ def test_a_rank_whose_group_is_over_awaits_nobody(group, tmp_path):
     assert not (tmp_path / NAME).exists()
 
 
+def test_a_group_that_was_over_once_stays_so(group, monkeypatch):
+    """A look into a folder that is away for a moment says that nobody has taken over."""
+    monkeypatch.setattr(upload, "LOOKS_AT_GROUP", 1)
+    answers = iter([True])
+    monkeypatch.setattr(Group, "superseded", property(lambda _: next(answers, False), lambda *_: None), raising=False)
+    (written,) = group.write(0)
+    assert "another worker group runs the job" in written.error
+    assert group.done == []
+
+
 class Full(LocalStorage):
     """A storage that takes nothing."""
 
