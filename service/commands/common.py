@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="id, the beginning of one, or a name that only one job has")
+    str, typer.Argument(metavar="JOB", help="id, the beginning of one, or a name; of several the job that has not ended")
 ]
 UrlOption = Annotated[
     str,

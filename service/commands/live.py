@@ -46,8 +46,12 @@ def logs(
         if follow_:
             _follow_logs(client, found.id, attempt=attempt, json=json)
             return
+        written = False
         for line in client.logs(found.id, attempt=attempt):
             _print_line(line, json=json)
+            written = True
+        if not written:
+            typer.echo(f"{found.name} ({found.id}) has written nothing: {found.status}, {found.message}", err=True)
 
 
 def follow_as(client: Client, job: JobView, *, json: bool) -> int:

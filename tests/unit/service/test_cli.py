@@ -125,6 +125,15 @@ def test_whatever_a_task_measures_has_its_name_and_only_accuracy_is_a_share(
     assert measures.quality(metrics) == newest
 
 
+def test_logs_of_a_job_that_wrote_nothing_say_why(accordion: Accordion, spec: Path) -> None:
+    large = ["--set", "workers={min: 4, max: 4, cpus: 64}"]
+    job_id = accordion("submit", spec, *large, "--json").json()["id"]
+    said = accordion("logs", job_id)
+    assert (said.code, said.out) == (0, "")
+    assert f"({job_id}) has written nothing: QUEUED, " in said.err
+    accordion("cancel", job_id)
+
+
 def test_logs_tell_who_wrote_each_line(accordion: Accordion, spec: Path) -> None:
     job_id = accordion("submit", spec, "--json").json()["id"]
     followed = accordion("logs", job_id, "--follow").out.splitlines()
