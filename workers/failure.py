@@ -63,7 +63,7 @@ def failure_of(by_rank: Mapping[int, BaseException]) -> FailureRecord:
     if dead:
         listed = ", ".join(map(str, dead))
         return FailureRecord(cause="infrastructure", rank=dead[0], message=f"the process of rank {listed} is gone")
-    own = {rank: error for rank, error in by_rank.items() if not _is_collateral(error)}
+    own = {rank: error for rank, error in by_rank.items() if not is_collateral(error)}
     away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
     if away is not None and all(isinstance(error, OSError) for error in own.values()):
         # what the task raises is a TaskRaised: this is the storage.
@@ -126,7 +126,7 @@ def _is_dead(error: BaseException) -> bool:
     return not _SIGNS_OF_DEATH.isdisjoint(rays)
 
 
-def _is_collateral(error: BaseException) -> bool:
+def is_collateral(error: BaseException) -> bool:
     """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known by their source."""
     return any(kind.__name__ == "DistError" for kind in type(error).__mro__) or "gloo/transport" in str(error)
 

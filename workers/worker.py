@@ -21,6 +21,7 @@ from workers.asking import RayAsk
 from workers.context import Helm, Interruption, Link, NoLink, WorkerContext
 from workers.contract import Launch, ResizeRecord
 from workers.errors import WorkerError
+from workers.failure import is_collateral
 from workers.journal import Journal
 from workers.link import ActorLink
 from workers.tasks import SCRIPT
@@ -197,8 +198,12 @@ def _run(context: WorkerContext) -> str:
         return run_script(context) if context.launch.spec.task.name == SCRIPT else train(context)
     except WorkerError:
         raise
-    except Exception:
-        log.exception("rank %d ends", context.rank)
+    except Exception as error:
+        if is_collateral(error):
+            # whoever is gone is what people look for, not where the others stood.
+            log.warning("rank %d lost its peers: %s", context.rank, str(error).splitlines()[0])
+        else:
+            log.exception("rank %d ends", context.rank)
         raise
 
 

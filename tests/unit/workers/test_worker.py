@@ -1,0 +1,39 @@
+"""What a worker process writes into the job's log when its loop ends with an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers import loop, worker
+from workers.context import NoLink, WorkerContext
+from workers.contract import JobSpec, Launch
+
+
+def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 1 of two, whose training raises this."""
+
+    def train(context: WorkerContext) -> str:
+        raise error
+
+    monkeypatch.setattr(loop, "train", train)
+    spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
+    launch = Launch(job_id="a", attempt=1, workers=2, storage="", spec=spec)
+    link = NoLink(print)
+    context = WorkerContext(launch=launch, generation=1, rank=1, world_size=2, device="cpu", link=link)
+    with pytest.raises(type(error)):
+        worker._run(context)
+
+
+def test_a_worker_that_lost_its_peers_says_so_in_one_line(monkeypatch, caplog):
+    broken = RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection reset by peer\nGood luck")
+    run(broken, monkeypatch)
+    [line] = [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
+    assert "rank 1 lost its peers: [gloo/transport/tcp/pair.cc:537] Connection reset by peer" in line.message
+    assert line.exc_info is None
+
+
+def test_a_worker_that_failed_by_itself_shows_where(monkeypatch, caplog):
+    run(KeyError("mine"), monkeypatch)
+    [line] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert line.message == "rank 1 ends"
+    assert line.exc_info is not None
