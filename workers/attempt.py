@@ -235,10 +235,10 @@ class Attempt:
         return failure
 
     def _after(self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None) -> EndRecord | None:
-        self.desk.record(failure)
         self.failures, move = next_move(
             self.failures, failure, progressed=progressed, most_own=self.launch.spec.max_failures, fatal=fatal
         )
+        self.desk.record(failure.model_copy(update={"final": isinstance(move, GiveUp)}))
         match move:
             case Retry(pause_s=pause_s):
                 self._not_before = self.clock() + pause_s

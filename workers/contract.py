@@ -147,6 +147,8 @@ class FailureRecord(Strict):
     step: int | None = None
     message: str
     """One sentence: type and text of the error, never a traceback (that is in the logs)."""
+    final: bool = False
+    """No other worker group follows: the job ends with it."""
 
 
 class PausedRecord(Strict):

@@ -228,8 +228,7 @@ class _Intake:
         if record.attempt != self._job.attempt:
             return
         self._job.world_size = 0
-        if self._job.status not in LEAVING:
-            # Whether another one starts is not known yet: the attempt's next word says it, or the job's end.
+        if self._job.status not in LEAVING and not failure.final:
             message = f"the worker group ended: {failure.message[:_MAX_TEXT]}"
             self._step(Status.RECOVERING, _REASONS[failure.cause], message=message, now=record.time)
 

@@ -284,7 +284,8 @@ class FakeRuntime:
         options = job.launch.spec.task.options
         if 0 <= options.get("raise_at_step", -1) <= job.step:
             message = f"RuntimeError: raised on purpose in step {options['raise_at_step']} of epoch {job.epoch}"
-            self._post(job, FailureRecord(cause="job", rank=0, epoch=job.epoch, step=job.step, message=message))
+            where = {"rank": 0, "epoch": job.epoch, "step": job.step}
+            self._post(job, FailureRecord(cause="job", message=message, final=True, **where))
             self._log(job, f"Traceback (most recent call last): {message}")
             self._finish(job, EndRecord(status="FAILED", reason="TASK_RAISED", message=message))
         elif 0 <= options.get("nan_at_step", -1) <= job.step:

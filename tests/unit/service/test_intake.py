@@ -142,6 +142,11 @@ def row(tmp_path: Path) -> Iterator[Row]:
     database.close()
 
 
+def test_a_failure_that_ends_the_job_is_no_recovery(row: Row) -> None:
+    row.report(FAILURE.model_copy(update={"final": True}))
+    assert (row.job.status, row.job.failures, row.job.world_size) == (Status.RUNNING, 1, 0)
+
+
 @pytest.mark.parametrize("payload", [RESIZE, FAILURE, started("recovery")], ids=lambda payload: payload.kind)
 def test_what_befell_an_earlier_attempt_is_told_and_does_not_move_the_job(row: Row, payload: Payload) -> None:
     before, world_size = row.state, row.job.world_size

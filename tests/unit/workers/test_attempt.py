@@ -207,7 +207,7 @@ def test_one_newcomer_that_lacks_something_does_not_end_a_job_that_has_trained(w
     here = world(least=2)
     end = here.run(lambda crew: crew.come_back({1: TaskRaised(None, None, "FileNotFoundError: no data here")}))
     assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
-    assert [record.cause for record in here.desk.records] == ["job"]
+    assert [(record.cause, record.final) for record in here.desk.records] == [("job", False)]
 
 
 def test_a_task_that_was_built_before_the_supervisor_died_can_be_built(world: Callable[..., World]) -> None:
@@ -225,6 +225,7 @@ def test_a_task_that_was_never_built_ends_the_job(world: Callable[..., World]) -
     end = here.run()
     assert isinstance(end, EndRecord)
     assert end.reason == "TASK_RAISED"
+    assert [record.final for record in here.desk.records] == [True]
 
 
 def test_a_storage_that_is_away_spends_nothing(world: Callable[..., World]) -> None:
