@@ -26,13 +26,17 @@ def workers(job: JobView) -> str:
 
 def tally(cost: Tally) -> str:
     """What changes of worker group cost so far."""
-    counts = {"resizes": cost.resizes, "recoveries": cost.recoveries}
     parts = [
-        f"{sum(by.values())} {what} ({', '.join(f'{_CAUSES.get(name, name)} {count}' for name, count in by.items())})"
-        for what, by in counts.items()
+        f"{_counted(sum(by.values()), *nouns)} "
+        f"({', '.join(f'{_CAUSES.get(name, name)} {count}' for name, count in by.items())})"
+        for by, nouns in ((cost.resizes, ("resize", "resizes")), (cost.recoveries, ("recovery", "recoveries")))
         if by
     ]
     return ", ".join([*parts, _cost(cost.steps_rolled_back, cost.seconds_lost)])
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def change(data: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="id, the beginning of one, or a name; of several the job that has not ended")
+    str,
+    typer.Argument(metavar="JOB", help="id, the beginning of one, or a name; of several the job that has not ended"),
 ]
 UrlOption = Annotated[
     str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import loads
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -102,13 +103,15 @@ def _tell(job: JobView, *, json: bool) -> None:
 
 
 def parse_level(text: str) -> str | int | dict[str, Any]:
-    """A level as typed: a number is a rung, `name=value[,name=value]` are options, all else is a rung's name.
+    """A level as typed: a number is a rung, `name=value[,name=value]` or JSON are options, all else is a rung's name.
 
     Raises:
         SettingsError: an option without a value.
     """
     if text.isdecimal():
         return int(text)
+    if text.startswith("{"):
+        return _options(text)
     if "=" not in text:
         return text
     from service.commands.spec_file import set_value
@@ -116,6 +119,21 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
     options: dict[str, Any] = {}
     for part in text.split(","):
         set_value(options, part)
+    return options
+
+
+def _options(text: str) -> dict[str, Any]:
+    """Options as JSON, as the REST api takes them.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    from service.errors import SettingsError
+
+    try:
+        options: dict[str, Any] = loads(text)
+    except ValueError as error:
+        raise SettingsError(f"--level is {text!r}, which is no JSON: {error}; write it as rank=2") from None
     return options
 
 

@@ -40,10 +40,11 @@ def _summary(job: JobView) -> list[str]:
 
     spec, now = job.spec, job.progress
     method = f"{spec.compression.method} {words.level(spec.compression.low)} / {words.level(spec.compression.high)}"
+    precision = "" if spec.training.precision == "fp32" else f" in {spec.training.precision}"
     lines = [
         f"{job.name}  {job.id}",
         f"status     {job.status} ({job.reason}){f': {job.message}' if job.message else ''}",
-        f"task       {spec.task.name}, {method}, policy {spec.policy.name}",
+        f"task       {spec.task.name}{precision}, {method}, policy {spec.policy.name}",
         f"workers    {changes.workers(job)}, attempt {job.attempt}",
     ]
     if job.tally.resizes or job.tally.recoveries:

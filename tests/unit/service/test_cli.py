@@ -89,6 +89,11 @@ def test_list_shows_jobs_newest_first(accordion: Accordion, spec: Path) -> None:
     assert table.index(ids[1][:13]) < table.index(ids[0][:13])
 
 
+def test_show_tells_in_what_a_job_computes_where_that_is_not_fp32(accordion: Accordion, spec: Path) -> None:
+    job_id = accordion("submit", spec, "--set", "training.precision=bf16", "--json").json()["id"]
+    assert "digits-mlp in bf16, powersgd" in accordion("show", job_id).out
+
+
 def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, spec: Path) -> None:
     job_id = accordion("submit", spec, "--json").json()["id"]
     assert accordion("watch", job_id).code == 0
@@ -322,11 +327,17 @@ def test_json_numbers_stay_numbers() -> None:
         ("low", "low"),
         ("2", 2),
         ("rank=2", {"rank": 2}),
+        ('{"rank": 2}', {"rank": 2}),
         ("method=topk,density=0.1", {"method": "topk", "density": 0.1}),
     ],
 )
 def test_a_level_is_a_name_a_rung_or_options(text: str, level: object) -> None:
     assert parse_level(text) == level
+
+
+def test_a_level_that_is_no_json_is_refused_with_the_way_out() -> None:
+    with pytest.raises(SettingsError, match=r"--level is '\{rank: 2\}', which is no JSON: .*; write it as rank=2"):
+        parse_level("{rank: 2}")
 
 
 def test_the_job_of_the_demo_is_a_valid_spec_and_the_one_of_deploy() -> None:

@@ -32,7 +32,7 @@ def test_resize_gives_a_running_job_other_workers(accordion: Accordion, running:
                 break
     shown = accordion("show", running).out
     assert "3 train now, 3 wanted, 1 to 3 allowed" in shown
-    assert "1 resizes (ordered 1), 0 steps rolled back, 0.8 s lost" in shown
+    assert "1 resize (ordered 1), 0 steps rolled back, 0.8 s lost" in shown
 
 
 def test_a_size_that_the_job_cannot_have_is_a_usage_error(accordion: Accordion, running: str) -> None:
@@ -89,5 +89,5 @@ def test_a_change_of_workers_is_told_with_its_cost(data: dict[str, Any], text: s
 def test_what_changes_cost_is_told_by_cause() -> None:
     cost = Tally(resizes={"joined": 2}, recoveries={"job": 1}, seconds_lost=3.14, steps_rolled_back=5)
     assert changes.tally(cost) == (
-        "2 resizes (workers joined 2), 1 recoveries (the job failed 1), 5 steps rolled back, 3.1 s lost"
+        "2 resizes (workers joined 2), 1 recovery (the job failed 1), 5 steps rolled back, 3.1 s lost"
     )
