@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from workers.contract import EndReason, FailureRecord
-from workers.errors import LossNotFinite, ProcessLost, TaskRaised, WorkerError
+from workers.errors import LossNotFinite, TaskRaised, WorkerError
+from workers.symptoms import is_collateral, is_dead
 
 CONTROLLER = -1
 """The rank under which a failure of no rank stands: of what starts and leads the group."""
@@ -59,7 +60,7 @@ def failure_of(by_rank: Mapping[int, BaseException]) -> FailureRecord:
     """
     if CONTROLLER in by_rank:
         return _of_controller(by_rank[CONTROLLER])
-    dead = sorted(rank for rank, error in by_rank.items() if _is_dead(error))
+    dead = sorted(rank for rank, error in by_rank.items() if is_dead(error))
     if dead:
         listed = ", ".join(map(str, dead))
         return FailureRecord(cause="infrastructure", rank=dead[0], message=f"the process of rank {listed} is gone")
@@ -114,34 +115,8 @@ def _after_loss(lost: int, failure: FailureRecord) -> Retry | GiveUp:
 
 
 def _of_controller(error: BaseException) -> FailureRecord:
-    cause: Literal["job", "infrastructure"] = "infrastructure" if _is_dead(error) else "job"
+    cause: Literal["job", "infrastructure"] = "infrastructure" if is_dead(error) else "job"
     return FailureRecord(cause=cause, rank=None, message=f"the worker group did not run: {_sentence(error)}")
-
-
-def _is_dead(error: BaseException) -> bool:
-    """Whether the error says that a process is gone rather than that code in it raised."""
-    if isinstance(error, ProcessLost):
-        return True
-    rays = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] == "ray"}
-    return not _SIGNS_OF_DEATH.isdisjoint(rays)
-
-
-def is_collateral(error: BaseException) -> bool:
-    """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known by their source."""
-    return any(kind.__name__ == "DistError" for kind in type(error).__mro__) or "gloo/transport" in str(error)
-
-
-_SIGNS_OF_DEATH = frozenset(
-    {
-        "RayActorError",
-        "ActorUnavailableError",
-        "NodeDiedError",
-        "OwnerDiedError",
-        "WorkerCrashedError",
-        "OutOfMemoryError",
-    }
-)
-"""By name, so that this module loads without Ray."""
 
 
 def _sentence(error: BaseException) -> str:

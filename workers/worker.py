@@ -21,9 +21,9 @@ from workers.asking import RayAsk
 from workers.context import Helm, Interruption, Link, NoLink, WorkerContext
 from workers.contract import Launch, ResizeRecord
 from workers.errors import WorkerError
-from workers.failure import is_collateral
 from workers.journal import Journal
 from workers.link import ActorLink
+from workers.symptoms import is_collateral
 from workers.tasks import SCRIPT
 from workers.telemetry import Source, shipping
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 JobArgument = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="id, the beginning of one, or a name; of several the job that has not ended"),
+    typer.Argument(metavar="JOB", help="id, the beginning of one, or a name; of several the one that goes on"),
 ]
 UrlOption = Annotated[
     str,
