@@ -40,7 +40,7 @@ def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, job)
     for chart in CHARTS:
         expect(signs(page, chart, "2→3")).to_have_count(1)
     expect(changes(page, "resize")).to_contain_text("Resized: 2 → 3 workers")
-    expect(changes(page, "resize")).to_contain_text("another number was asked for")
+    expect(changes(page, "resize")).to_contain_text("ordered")
     expect(page.locator("#loss-said")).to_contain_text("Marked: 1 resize;")
     expect(page.locator("#marks")).to_contain_text("other workers")
 
@@ -92,6 +92,28 @@ def test_a_group_that_is_lost_is_told_before_another_one_trains(page, service, j
     expect(changes(page, "recovery")).to_contain_text("rank 1 lost at step")
     service.runtime.stuck.discard(job)
     expect(changes(page, "recovery")).to_contain_text("Recovered with 2 workers")
+
+
+def test_an_announced_resize_is_closed_when_the_job_ends_before_it(page, service):
+    job_id = service.submit("too-late", epochs=LONG)
+    service.wait_for_epochs(job_id, 1)
+    resize(service, job_id, 1, 3)
+    service.wait_for_workers(job_id, 3)
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+    service.wait_for_end(job_id)
+    frames = service.client.get(f"/api/v1/jobs/{job_id}/events").text.split("\n\n")
+    told = "\n\n".join(frame for frame in frames if '"cause":"resize"' not in frame)
+    page.route("**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body=told))
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#live")).to_have_text("Finished")
+    expect(changes(page, "resize")).to_contain_text("Resize 2 → 3 did not come to pass")
+    expect(changes(page, "resize")).to_contain_text("ordered")
+
+
+def test_workers_that_nobody_replaced_are_told_as_the_end_of_the_job(page, service):
+    job_id = service.submit("breaks", task={"name": "synthetic", "options": {"raise_at_step": 30}})
+    page.goto(f"/jobs/{job_id}")
+    expect(changes(page, "recovery")).to_contain_text("Workers lost; the job ended")
 
 
 def test_a_resumed_job_is_marked_where_it_goes_on(page, service, job):

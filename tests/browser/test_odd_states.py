@@ -75,6 +75,53 @@ def test_a_page_asks_again_for_what_failed_when_it_was_opened(watched, running):
     expect(page.locator("#live")).to_have_text("Live")
 
 
+def answers(page, path, status):
+    """Awaits an answer to the page of that status, from an address that ends so."""
+    return page.expect_response(lambda answer: answer.url.endswith(path) and answer.status == status)
+
+
+def test_a_page_is_live_again_when_what_was_refused_once_came(watched, service, running):
+    page = watched.page
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#live")).to_have_text("Live")
+    page.route("**/schedule", lambda route: route.fulfill(status=503), times=1)
+    with answers(page, "/schedule", 200), answers(page, "/schedule", 503):
+        service.wait_for_epochs(running, service.num_epochs(running) + 1)
+    expect(page.locator("#live")).to_have_text("Live")
+
+
+def test_a_page_of_an_ended_job_says_finished_when_what_was_refused_once_came(watched, service, running):
+    page = watched.page
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#live")).to_have_text("Live")
+    page.route("**/decisions", lambda route: route.fulfill(status=503), times=1)
+    with answers(page, "/decisions", 200), answers(page, "/decisions", 503):
+        service.client.post(f"/api/v1/jobs/{running}/cancel").raise_for_status()
+    expect(page.locator("#live")).to_have_text("Finished")
+
+
+def test_a_log_stream_that_was_refused_once_comes_again(watched, running):
+    page = watched.page
+    page.route("**/logs?**", lambda route: route.fulfill(status=502), times=1)
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#logs")).to_contain_text("training from epoch 0")
+    expect(page.locator("#live")).to_have_text("Live")
+
+
+def test_a_log_stream_that_broke_and_was_then_refused_goes_on_where_it_was(watched, service):
+    job_id = service.submit("logged", epochs=6)
+    service.wait_for_end(job_id)
+    page, path = watched.page, f"/api/v1/jobs/{job_id}/logs"
+    frames = service.client.get(path, params={"follow": "true"}).text.split("\n\n")
+    begin = "\n\n".join([*frames[: len(frames) // 2], ""])
+    page.route("**/logs?**", lambda route: route.fulfill(status=502), times=1)
+    page.route("**/logs?**", lambda route: route.fulfill(content_type="text/event-stream", body=begin), times=1)
+    page.goto(f"/jobs/{job_id}")
+    last = "epoch 5 ended"
+    expect(page.locator("#logs")).to_contain_text(last)
+    assert page.locator("#logs").inner_text().count("\n") + 1 == service.client.get(path).text.count("\n")
+
+
 def test_a_form_that_is_sent_before_the_page_knows_its_job_is_heard(page, running):
     held = []
     page.route(f"**/api/v1/jobs/{running}", lambda route: held.append(route), times=1)
@@ -129,6 +176,24 @@ def test_what_a_task_measures_goes_by_its_own_name(page, service):
     open_table(page)
     expect(page.locator('#epochs tr[data-epoch="1"]')).to_contain_text("perplexity 62.46")
     expect(page.locator("body")).not_to_contain_text("ccuracy")
+
+
+def test_metrics_of_other_sizes_have_an_axis_of_their_own_and_accuracy_comes_first(page, service):
+    job_id = service.submit("measured", epochs=3)
+    service.wait_for_end(job_id)
+    epochs = service.client.get(f"/api/v1/jobs/{job_id}/epochs").json()["items"]
+    for row in epochs:
+        row["metrics"] = {"loss": 0.5, "perplexity": 62.5, "accuracy": 0.9, "recall": 0.8}
+    page.route(f"**/{job_id}/epochs", lambda route: route.fulfill(json={"items": epochs}))
+    page.route("**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body=""))
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#metrics .legendtext")).to_have_text(["accuracy", "perplexity (right)", "recall"])
+    axes = page.evaluate("document.getElementById('metrics').data.map((trace) => trace.yaxis ?? 'y')")
+    assert axes == ["y", "y2", "y"]
+    expect(page.locator("#metrics .y2tick")).not_to_have_count(0)
+    expect(page.locator("#tiles")).to_contain_text("Accuracy90.0 %")
+    open_table(page)
+    expect(page.locator("#epochs tr").first).to_contain_text("accuracy 90.0 %, perplexity 62.5")
 
 
 def open_table(page):

@@ -1,13 +1,12 @@
 // What changed who trains a job and who decides: told from its events, marked in its charts, listed in a table.
 import { cell, clock, counted, element, fill, labelled, levelText } from "./format.js";
-import { lost } from "./workers.js";
+import { CAUSES, lost } from "./workers.js";
 
 const at = (id) => document.getElementById(id);
 
 const SIGNS = { resize: "n→m", recovery: "✕", restart: "↻", override: "✎" };
 const ABOUT = { resize: "other workers", recovery: "lost and recovered", restart: "went on in a new attempt", override: "a person took the wheel" };
-const NOUNS = { resize: ["resize", "resizes"], recovery: ["recovery", "recoveries"], restart: ["new attempt", "new attempts"], override: ["override", "overrides"] };
-const RESIZED = { ordered: "another number was asked for", joined: "workers joined", leaving: "a node leaves" };
+const NOUNS = { resize: "resize", recovery: "recovery", restart: "new attempt", override: "override" };
 
 const sizes = (before, size) => (before === size ? `with ${counted(size, "worker")}` : `${before} → ${size} workers`);
 
@@ -16,7 +15,7 @@ const culprit = ({ cause, rank, step }) => {
   return `${rank === null ? "workers" : `rank ${rank}`} ${fate}${step === null ? "" : ` at step ${step}`}`;
 };
 
-// A change is announced, maybe more than once, and done when a worker group trains again.
+// A change is announced, maybe more than once, and done when a worker group trains again; else it goes by its title `atEnd`.
 function announce(changes, { word, ...news }) {
   const last = changes.at(-1);
   if (last === undefined || last.done) changes.push({ done: false, epoch: null, step: null, words: [word], ...news });
@@ -34,10 +33,12 @@ const DONE = {
 
 const TAKE = {
   resizing: (changes, data, time) => announce(changes, {
-    kind: "resize", time, sign: `${data.old}→${data.new}`, title: `Resizing: ${sizes(data.old, data.new)}`, word: RESIZED[data.cause] ?? data.message,
+    kind: "resize", time, sign: `${data.old}→${data.new}`, title: `Resizing: ${sizes(data.old, data.new)}`,
+    atEnd: `Resize ${data.old} → ${data.new} did not come to pass`, word: CAUSES[data.cause] ?? data.message,
   }),
   failed: (changes, data, time) => announce(changes, {
-    kind: "recovery", time, sign: SIGNS.recovery, title: "Workers lost", word: `${culprit(data)}: ${data.message}`,
+    kind: "recovery", time, sign: SIGNS.recovery, title: "Workers lost", atEnd: "Workers lost; the job ended",
+    word: `${culprit(data)}: ${data.message}`,
   }),
   started: (changes, data) => {
     const last = changes.at(-1);
@@ -47,14 +48,15 @@ const TAKE = {
   },
 };
 
-// Takes one more event of the job; says whether anything changed.
+// Takes one more event of the job.
 export function takeEvent(changes, { type, time, data }) {
+  const last = changes.at(-1);
+  const open = last !== undefined && !last.done;
   if (type === "workers" && data.what in TAKE) TAKE[data.what](changes, data, time);
+  else if (type === "end" && open) Object.assign(last, { done: true, title: last.atEnd });
   else if (type === "status" && data.attempt > 0 && ["QUEUED", "PAUSED"].includes(data.status)) {
-    const last = changes.at(-1);
-    if (last === undefined || last.done || last.kind !== "restart") {
-      announce(changes, { kind: "restart", time, sign: SIGNS.restart, title: `Attempt ${data.attempt} is over`, word: data.message });
-    }
+    const title = `Attempt ${data.attempt} is over`;
+    if (!open || last.kind !== "restart") announce(changes, { kind: "restart", time, sign: SIGNS.restart, title, atEnd: title, word: data.message });
   }
 }
 
@@ -70,15 +72,15 @@ export function allChanges(changes, overrides) {
   return [...changes, ...applied].sort((a, b) => Date.parse(a.time) - Date.parse(b.time));
 }
 
-const cost = (change) => (["resize", "recovery"].includes(change.kind) && change.done ? lost(change.steps, change.seconds) : "");
+const cost = (change) => (["resize", "recovery"].includes(change.kind) && change.epoch !== null ? lost(change.steps, change.seconds) : "");
 
 // What a mark says when it is pointed at.
 export const wordsOf = (change) => [change.title, ...change.words, `epoch ${change.epoch}, step ${change.step}`, cost(change)].filter(Boolean);
 
 export function summary(changes) {
   const marked = changes.filter((change) => change.epoch !== null);
-  const counts = Object.entries(NOUNS).map(([kind, nouns]) => [marked.filter((change) => change.kind === kind).length, nouns]).filter(([count]) => count);
-  return counts.length ? ` Marked: ${counts.map(([count, nouns]) => `${count} ${nouns[count === 1 ? 0 : 1]}`).join(", ")}; the table of changes tells them.` : "";
+  const counts = Object.entries(NOUNS).map(([kind, noun]) => [marked.filter((change) => change.kind === kind).length, noun]).filter(([count]) => count);
+  return counts.length ? ` Marked: ${counts.map(([count, noun]) => counted(count, noun)).join(", ")}; the table of changes tells them.` : "";
 }
 
 const badge = (kind, text) => element("span", { className: `mark ${kind}`, "aria-hidden": "true" }, text);

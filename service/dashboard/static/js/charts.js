@@ -30,6 +30,7 @@ function layout(extra = {}) {
     ...extra,
     xaxis: { ...axis, title: { text: "epoch", standoff: 6 }, tickformat: "d", ...extra.xaxis },
     yaxis: { ...axis, ...extra.yaxis },
+    yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false },
   };
 }
 
@@ -59,15 +60,26 @@ const LABELS = { compute: "compute", communicate: "communicate", optimize: "opti
 
 export function drawLines({ epochs, marked }) {
   const evalLoss = (row) => row.metrics.loss ?? null;
-  const names = measured(epochs);
   draw("loss", [line("training", epochs, (row) => row.loss, 1), line("evaluation", epochs, evalLoss, 2)],
     { yaxis: { rangemode: "tozero" } },
     `Newest training loss ${newest(epochs, (row) => row.loss)}, evaluation loss ${newest(epochs, evalLoss)}.`, marked);
-  draw("metrics", names.map((name, index) => line(name, epochs, (row) => row.metrics[name] ?? null, 3 + index % 4)),
-    { yaxis: names.every((name) => name === "accuracy") ? { tickformat: ".0%" } : {} },
-    names.map((name) => `Newest ${name} ${newest(epochs, (row) => row.metrics[name])}.`).join(" "), marked);
+  drawMetrics({ epochs, marked });
   draw("rate", [line("learning rate", epochs, (row) => row.lr, 4, { line: { shape: "hv" } })],
     { showlegend: false, yaxis: { rangemode: "tozero" } }, `Newest learning rate ${newest(epochs, (row) => row.lr)}.`, marked);
+}
+
+// Parts of one and larger numbers would flatten each other: the first metric's kind has the left axis, the other the right.
+function drawMetrics({ epochs, marked }) {
+  const names = measured(epochs);
+  const of = (name) => (row) => row.metrics[name] ?? null;
+  const isPart = (name) => epochs.map(of(name)).every((value) => Math.abs(value) <= 1);
+  const isLeft = (name) => isPart(name) === isPart(names[0]);
+  const lines = names.map((name, index) => {
+    const side = isLeft(name) ? { name } : { name: `${name} (right)`, yaxis: "y2" };
+    return { ...line(name, epochs, of(name), 3 + index % 4), ...side };
+  });
+  draw("metrics", lines, { yaxis: names.filter(isLeft).every((name) => name === "accuracy") ? { tickformat: ".0%" } : {} },
+    names.map((name) => `Newest ${name} ${newest(epochs, of(name))}.`).join(" "), marked);
 }
 
 export function drawTraffic({ epochs, marked }) {

@@ -34,10 +34,12 @@ export function number(value, digits = 3) {
   return size >= 10 ** (digits - 1) ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
 }
 
-export const percent = (value) => (Number.isFinite(value) ? `${(100 * value).toFixed(1)} %` : "–");
+const percent = (value) => (Number.isFinite(value) ? `${(100 * value).toFixed(1)} %` : "–");
 
-// What tasks measure besides the loss goes by the names they give it; accuracy is a part of one, all else is as it is.
-export const measured = (rows) => [...new Set(rows.flatMap(({ metrics }) => Object.keys(metrics)))].filter((name) => name !== "loss");
+// What tasks measure besides the loss goes by the names they give it; accuracy comes first and is a part of one, all else is as it is.
+export const measured = (rows) => [...new Set(rows.flatMap(({ metrics }) => Object.keys(metrics)))]
+  .filter((name) => name !== "loss")
+  .sort((a, b) => (b === "accuracy") - (a === "accuracy"));
 
 export const metric = (name, value) => (name === "accuracy" ? percent(value) : number(value, 4));
 
@@ -45,7 +47,7 @@ export const quality = (metrics) => measured([{ metrics }]).map((name) => `${nam
 
 export const times = (sent, dense) => (sent > 0 ? `${number(dense / sent, 3)}×` : "–");
 
-export const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+export const counted = (count, noun) => `${count} ${count === 1 ? noun : `${noun.replace(/y$/, "ie")}s`}`;
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";

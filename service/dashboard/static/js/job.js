@@ -175,8 +175,23 @@ function soonEpochs() {
 
 const pause = () => new Promise((go) => { setTimeout(go, RETRY_MS); });
 
-async function lost() {
-  showLive("lost");
+// What was asked for and did not come: lists, streams, at first the whole page.
+const missing = new Set();
+
+function showState() {
+  const isOpen = (source) => source?.readyState === EventSource.OPEN;
+  if (missing.size) showLive("lost");
+  else if ([...streams.values()].every(isOpen)) showLive(hasEnded(seen.job.status) ? "over" : "live");
+}
+
+function came(name) {
+  missing.delete(name);
+  showState();
+}
+
+async function lost(name) {
+  missing.add(name);
+  showState();
   await pause();
   return true;
 }
@@ -186,7 +201,7 @@ function again(...names) {
   for (const name of names) {
     if (asking.has(name)) { asking.set(name, true); continue; }
     asking.set(name, false);
-    load[name]().then(() => asking.get(name), lost).then((more) => {
+    load[name]().then(() => { came(name); return asking.get(name); }, () => lost(name)).then((more) => {
       asking.delete(name);
       if (more) again(name);
     });
@@ -215,7 +230,7 @@ const REACT = {
     soonEpochs();
   },
   checkpoint: () => {},
-  end: () => again("job", "epochs", "decisions", "overrides"),
+  end: () => { close(); again("job", "epochs", "decisions", "overrides"); },
 };
 
 function close() {
@@ -225,22 +240,31 @@ function close() {
 
 let newestEvent = 0;
 let newestChunk = 0;
-let streams = [];
+// Streams that have not come to their end; none is open while nobody sees the page.
+const streams = new Map([["events", null], ["logs", null]]);
+const STREAMS = {
+  events: () => hearEvents(new EventSource(`${BASE}${PATH}/events?after=${newestEvent}`)),
+  logs: () => hearLogs(new EventSource(`${BASE}${PATH}/logs?follow=true`)),
+};
 
-// A browser comes again by itself, unless it was refused: by something in front of the api, or since the job is over.
-async function gone(source) {
-  if (hasEnded(seen.job.status)) return;
-  showLive("lost");
-  if (source.readyState !== EventSource.CLOSED) return;
-  again("job");
-  await pause();
-  if (streams.includes(source)) follow();
+function open(name) {
+  const source = STREAMS[name]();
+  streams.set(name, source);
+  source.onopen = () => came(name);
+  source.onerror = () => gone(name, source);
+  source.addEventListener("end", () => { source.close(); streams.delete(name); came(name); });
 }
 
-function followEvents() {
-  const source = new EventSource(`${BASE}${PATH}/events?after=${newestEvent}`);
-  source.onopen = () => showLive("live");
-  source.onerror = () => gone(source);
+// A browser comes again by itself, unless it was refused, as by something in front of the api.
+async function gone(name, source) {
+  const waited = lost(name);
+  if (source.readyState !== EventSource.CLOSED) return;
+  again("job");
+  await waited;
+  if (streams.get(name) === source) open(name);
+}
+
+function hearEvents(source) {
   source.addEventListener("progress", ({ data }) => { seen.job.progress = JSON.parse(data); soon(showHead); });
   for (const type of Object.keys(TELL)) {
     source.addEventListener(type, ({ data }) => {
@@ -253,12 +277,10 @@ function followEvents() {
       REACT[type](event.data);
     });
   }
-  source.addEventListener("end", () => { source.close(); close(); showLive("over"); });
   return source;
 }
 
-function followLogs() {
-  const source = new EventSource(`${BASE}${PATH}/logs?follow=true`);
+function hearLogs(source) {
   source.addEventListener("log", ({ data }) => {
     const chunk = JSON.parse(data);
     if (chunk.number <= newestChunk) return;
@@ -268,7 +290,6 @@ function followLogs() {
     seen.lines.splice(0, seen.lines.length - MAX_LOG_LINES);
     soon(showLogs);
   });
-  source.addEventListener("end", () => source.close());
   return source;
 }
 
@@ -283,8 +304,11 @@ function showLogs() {
 
 // A browser opens six streams to a service and no more: pages that nobody sees give theirs back.
 function follow() {
-  streams.forEach((source) => source.close());
-  streams = document.hidden ? [] : [followEvents(), followLogs()];
+  for (const [name, source] of streams) {
+    source?.close();
+    if (document.hidden) streams.set(name, null);
+    else open(name);
+  }
 }
 
 async function ask(what) {
@@ -309,6 +333,7 @@ async function begin() {
 // Whoever is faster than the first answers is heard.
 openForm(ID, load.overrides);
 openResize({ id: ID }, load.job);
-while (await begin().catch(lost));
-if (hasEnded(seen.job.status)) { close(); showLive("over"); }
+while (await begin().catch(() => lost("page")));
+if (hasEnded(seen.job.status)) close();
 follow();
+came("page");

@@ -11,7 +11,7 @@ const MAX_LINES = 12;
 const MAX_LENGTH = 300;
 
 // Epoch e takes e - 0.5 to e + 0.5 of a chart; where in it a step lies is told by the steps at which epochs ended.
-export function placing(epochs) {
+function placing(epochs) {
   const ends = new Map(epochs.map((row) => [row.epoch, row.step]));
   const usual = epochs.length ? epochs.at(-1).step - (ends.get(epochs.at(-1).epoch - 1) ?? 0) : 0;
   return (epoch, step) => {

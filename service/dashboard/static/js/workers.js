@@ -3,7 +3,7 @@ import { BASE, call } from "./api.js";
 import { cell, counted, element, fill, number } from "./format.js";
 
 const at = (id) => document.getElementById(id);
-const CAUSES = { ordered: "ordered", joined: "workers joined", leaving: "a node leaves", infrastructure: "workers lost", job: "the job failed" };
+export const CAUSES = { ordered: "ordered", joined: "workers joined", leaving: "a node leaves", infrastructure: "workers lost", job: "the job failed" };
 
 const request = () => ({ min: Number(at("least").value), max: Number(at("most").value) });
 
@@ -66,8 +66,7 @@ const sum = (counts) => Object.values(counts).reduce((total, count) => total + c
 function cost(tally) {
   const [resizes, recoveries] = [sum(tally.resizes), sum(tally.recoveries)];
   if (resizes + recoveries === 0) return "The workers have not changed so far.";
-  const changes = `${counted(resizes, "resize")}, ${recoveries} ${recoveries === 1 ? "recovery" : "recoveries"}`;
-  return `${changes}; ${lost(tally.steps_rolled_back, tally.seconds_lost)} in all`;
+  return `${counted(resizes, "resize")}, ${counted(recoveries, "recovery")}; ${lost(tally.steps_rolled_back, tally.seconds_lost)} in all`;
 }
 
 export const lost = (steps, seconds) => `${counted(steps, "step")} rolled back, ${seconds.toFixed(1)} s lost`;
