@@ -30,7 +30,7 @@ function layout(extra = {}) {
     ...extra,
     xaxis: { ...axis, title: { text: "epoch", standoff: 6 }, tickformat: "d", ...extra.xaxis },
     yaxis: { ...axis, ...extra.yaxis },
-    yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false },
+    yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false, tickmode: "auto" },
   };
 }
 
