@@ -16,7 +16,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import IO
 
-from service.errors import Invalid, NotFound, TooLarge
+from service.errors import Invalid, NotFound, TooLarge, Unavailable
 from workers.archive import CodeError, Entry, check_archive, entries_of, modules_of
 
 OURS = ("accordion", "service", "workers")
@@ -80,14 +80,19 @@ class CodeStore:
 
     @contextmanager
     def draft(self, most_bytes: int) -> Iterator[Draft]:
-        """A new upload; what was not kept by the end of the block is gone."""
-        self._folder.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
-        path = self._folder / f".{secrets.token_hex(16)}{_DRAFT}"
-        try:
-            with path.open("xb") as file:
-                yield Draft(path, file, most_bytes)
-        finally:
-            path.unlink(missing_ok=True)
+        """A new upload; what was not kept by the end of the block is gone.
+
+        Raises:
+            Unavailable: this process may not write here; so does `keep`.
+        """
+        with self._permitted():
+            self._folder.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
+            path = self._folder / f".{secrets.token_hex(16)}{_DRAFT}"
+            try:
+                with path.open("xb") as file:
+                    yield Draft(path, file, most_bytes)
+            finally:
+                path.unlink(missing_ok=True)
 
     def keep(self, draft: Draft) -> Code:
         """Check an upload and keep it; the same content again changes nothing.
@@ -112,10 +117,11 @@ class CodeStore:
 
         Raises:
             NotFound: there is none.
+            Unavailable: it belongs to another user.
         """
         path = self._path(sha256)
         try:
-            with self._lock():
+            with self._permitted(), self._lock():
                 self._touch(path)
             with path.open("rb") as file:
                 return _code(sha256, entries_of(file), path.stat().st_size)
@@ -127,20 +133,21 @@ class CodeStore:
 
         Raises:
             NotFound: there is none.
+            Unavailable: it belongs to another user.
             OSError: the storage cannot be written.
         """
         target = storage / _IN_JOB
         if target.exists():
             return target
-        if not self._path(sha256).exists():
-            raise _unknown(sha256)
-        storage.mkdir(parents=True, exist_ok=True)
-        part = storage / f".{_IN_JOB}.{secrets.token_hex(8)}"
-        try:
-            shutil.copyfile(self._path(sha256), part)
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        with self._open(sha256) as archive:
+            storage.mkdir(parents=True, exist_ok=True)
+            part = storage / f".{_IN_JOB}.{secrets.token_hex(8)}"
+            try:
+                with part.open("xb") as file:
+                    shutil.copyfileobj(archive, file)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
         return target
 
     def prune(self, named: Container[str], *, older_than_s: float) -> int:
@@ -154,7 +161,9 @@ class CodeStore:
         Raises:
             OSError: the directory cannot be read or written.
         """
-        ours = [path for path in self._folder.glob("*") if path.suffix in {_KEPT, _DRAFT} and path.stem not in named]
+        if not self._folder.exists():
+            return 0
+        ours = [path for path in self._folder.iterdir() if path.suffix in {_KEPT, _DRAFT} and path.stem not in named]
         return sum(self._remove_old(path, self._clock() - older_than_s) for path in ours)
 
     def _remove_old(self, path: Path, since: float) -> bool:
@@ -163,6 +172,29 @@ class CodeStore:
                 return False
             path.unlink()
             return True
+
+    def _open(self, sha256: str) -> IO[bytes]:
+        try:
+            with self._permitted():
+                return self._path(sha256).open("rb")
+        except FileNotFoundError:
+            raise _unknown(sha256) from None
+
+    @contextmanager
+    def _permitted(self) -> Iterator[None]:
+        """Say what to do where this process is not allowed what it is about to do.
+
+        Raises:
+            Unavailable: it is not.
+        """
+        try:
+            yield
+        except PermissionError as error:
+            path = error.filename or self._folder
+            raise Unavailable(
+                f"{path} cannot be used by this process ({error.strerror}); run api and scheduler as the user who owns "
+                f"{self._folder}, or change its owner"
+            ) from error
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from service.domain.grants import holding, plan_grants
 from service.domain.jobs import HELD, Reason, Status
 from service.domain.queue import Size, Verdict, Waiting, plan_queue, reserved_sizes
 from service.domain.reconcile import Seen, Supervisor, next_action
-from service.errors import NotFound, RuntimeUnavailable
+from service.errors import NotFound, RuntimeUnavailable, Unavailable
 from service.logs import configure_logs
 from service.runtime.base import Node, Runtime, SupervisorState
 from service.settings import Settings, load_settings
@@ -37,13 +37,12 @@ from service.store.ledger import Ledger
 from service.store.migrations import upgrade
 from service.store.models import JobRow
 from service.store.repository import Repository, asked_of, spec_of
+from service.unstored import Unstored
 from workers.contract import Drained, EndRecord, PausedRecord
 from workers.contract import Launch as LaunchOrder
 
 Clock = Callable[[], float]
 """Seconds since 1970."""
-_MOST_LINES = 10_000
-"""Of a job's output that are kept for the database while it cannot be written."""
 _TIDY_INTERVAL_S = 3600.0
 """Distance between two looks for files that nobody needs any more; a small part of what they are kept."""
 _CANCELLED = EndRecord(
@@ -67,9 +66,8 @@ class Scheduler:
         self._supervisors: dict[str, SupervisorState] = {}
         self._code = CodeStore(settings.code, clock)
         self._surveyed_at: float | None = None
-        self._tidied_at = 0.0
-        self._unstored: dict[str, Drained] = {}
-        """What was drained and is not in the database yet, by job id; output is handed over only once."""
+        self._tidied_at: float | None = None
+        self._unstored = Unstored()
         self._missing_since: dict[str, float] = {}
         """When the supervisor of an unfinished job was first looked for in vain."""
 
@@ -102,7 +100,8 @@ class Scheduler:
     def _tidy(self) -> None:
         """Remove uploads that no job needs. Another scheduler may do the same at the same time."""
         now = self._clock()
-        if now - self._tidied_at < min(_TIDY_INTERVAL_S, self._settings.code_retention_s):
+        interval_s = min(_TIDY_INTERVAL_S, self._settings.code_retention_s)
+        if self._tidied_at is not None and now - self._tidied_at < interval_s:
             return
         self._tidied_at = now
         try:
@@ -137,7 +136,7 @@ class Scheduler:
             self._remove(job_id, token, why="no unfinished job of that id")
         missing = unfinished - self._supervisors.keys()
         self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
-        self._unstored = {job_id: kept for job_id, kept in self._unstored.items() if job_id in unfinished}
+        self._unstored.keep_only(unfinished)
         self._ledger.keep_cluster(token, nodes=self._nodes)
         self._surveyed_at = now
         return True
@@ -175,6 +174,12 @@ class Scheduler:
                 self._follow(job, state, token)
             case Launch():
                 self._launch(job, token)
+            case _:
+                self._end_attempt(job, action, end=end or _CANCELLED, token=token)
+
+    def _end_attempt(self, job: JobRow, action: Remove | Lose | Park | Finish, *, end: EndRecord, token: int) -> None:
+        self._hear_last_words(job)
+        match action:
             case Remove(why):
                 self._remove(job.id, token, why=why)
             case Lose():
@@ -182,8 +187,7 @@ class Scheduler:
             case Park():
                 self._park(job, token)
             case Finish():
-                self._hear_last_words(job, state)
-                self._finish(job, end or _CANCELLED, token)
+                self._finish(job, end, token)
             case _:
                 assert_never(action)
 
@@ -197,7 +201,7 @@ class Scheduler:
             self._park(job, token)
             return
         if holds_news(job, drained) and self._ledger.take_over(job, token, drained):
-            del self._unstored[job.id]
+            self._unstored.forget(job.id)
             self._forget_words(state, drained)
         elif state is not None:
             self._ledger.say(job, token, state.message)
@@ -205,22 +209,16 @@ class Scheduler:
 
     def _drain(self, job: JobRow) -> Drained:
         """What the job reports, after the output that could not be stored the last time."""
-        kept, drained = self._unstored.get(job.id, Drained()), self._runtime.drain(job.id, cursor_of(job))
-        lines = (*kept.logs, *drained.logs)
-        dropped = kept.logs_dropped + drained.logs_dropped + max(0, len(lines) - _MOST_LINES)
-        drained = drained.model_copy(update={"logs": lines[-_MOST_LINES:], "logs_dropped": dropped})
-        self._unstored[job.id] = drained
-        return drained
+        return self._unstored.add(job.id, self._runtime.drain(job.id, cursor_of(job)))
 
-    def _hear_last_words(self, job: JobRow, state: SupervisorState | None) -> None:
-        """Fetch the lines that would go with the supervisor. A job ends without them where they cannot be had."""
-        if state is not None:
-            with suppress(RuntimeUnavailable):
-                self._drain(job)
+    def _hear_last_words(self, job: JobRow) -> None:
+        """Fetch the output that the cluster forgets with the job. No job waits for it where it cannot be had."""
+        with suppress(RuntimeUnavailable):
+            self._drain(job)
 
     def _history(self, job: JobRow) -> Drained:
         """All that is known of the job: records that were lost on the way come from its storage."""
-        kept, storage = self._unstored.get(job.id, Drained()), self._settings.storage_of(job.id)
+        kept, storage = self._unstored.of(job.id), self._settings.storage_of(job.id)
         history = self._runtime.history(job.id, storage)
         records = {place(record): record for record in (*history.records, *kept.records)}
         return kept.model_copy(update={"records": tuple(records[key] for key in sorted(records))})
@@ -238,23 +236,26 @@ class Scheduler:
             self._ledger.confirm_orders(job, token, job.orders_version)
 
     def _launch(self, job: JobRow, token: int) -> None:
-        spec, storage = spec_of(job), self._settings.storage_of(job.id)
+        storage = self._settings.storage_of(job.id)
         try:
-            code = str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None
+            self._start(job, storage, token)
         except NotFound as error:
             self._finish(job, EndRecord(status="FAILED", reason="START_FAILED", message=str(error)), token)
-            return
+        except Unavailable as error:
+            self._ledger.say(job, token, str(error))
         except OSError as error:
             why = f"its storage {storage} cannot be written ({error.strerror}); make room, or change its rights"
             self._ledger.say(job, token, why)
-            return
+
+    def _start(self, job: JobRow, storage: str, token: int) -> None:
+        spec = spec_of(job)
         launch = LaunchOrder(
             job_id=job.id,
             attempt=job.attempt,
             workers=job.workers,
             storage=storage,
             spec=spec,
-            code=code,
+            code=str(self._code.hand_over(spec.code, Path(storage))) if spec.code else None,
         )
         self._lease.confirm(token)
         self._runtime.start(launch)
@@ -273,12 +274,12 @@ class Scheduler:
         self._remove(job.id, token, why=action.message)
         budget = self._settings.max_lost_attempts
         if self._ledger.lose(job, token, action=action, history=self._history(job), budget=budget):
-            self._unstored.pop(job.id, None)
+            self._unstored.forget(job.id)
 
     def _park(self, job: JobRow, token: int) -> None:
         """The attempt is over and the job is not; what is left of it must not be there beside the next one."""
         if self._ledger.park(job, token, drained=self._history(job)):
-            self._unstored.pop(job.id, None)
+            self._unstored.forget(job.id)
             self._remove(job.id, token, why=f"attempt {job.attempt} has paused")
 
     def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:

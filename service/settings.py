@@ -53,8 +53,8 @@ class Settings(BaseSettings):
     """Largest request body."""
     max_code_bytes: int = Field(default=67_108_864, ge=1024)
     """Largest upload of code."""
-    code_retention_s: float = Field(default=86_400.0, gt=0)
-    """How long an upload that no job names is kept after it was last asked for."""
+    code_retention_s: float = Field(default=86_400.0, ge=60)
+    """How long an upload that no job names is kept after it was last asked for; one that comes in needs a while."""
     metrics_retention_s: float = Field(default=300.0, ge=0)
     """How long an ended job stays in `/metrics`."""
     start_timeout_s: float = Field(default=120.0, gt=0)

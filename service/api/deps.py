@@ -1,7 +1,11 @@
-"""What routes are given: the parts of the process, and rows that exist."""
+"""What routes are given: the parts of the process, and rows that exist.
+
+What waits for nothing is `async`: a plain function would wait for a thread, and hold it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query, Request
@@ -19,14 +23,14 @@ class QueryParams(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def _refuse_query(query: Annotated[QueryParams, Query()]) -> None:
+async def _refuse_query(query: Annotated[QueryParams, Query()]) -> None:
     """A route without query parameters takes none."""
 
 
 NO_QUERY: Any = Depends(_refuse_query)
 
 
-def _parts(request: Request) -> Parts:
+async def _parts(request: Request) -> Parts:
     """The parts that `create_app` put together."""
     parts: Parts = request.app.state.parts
     return parts
@@ -35,7 +39,7 @@ def _parts(request: Request) -> Parts:
 PartsDep = Annotated[Parts, Depends(_parts)]
 
 
-def _repository(parts: PartsDep) -> Repository:
+async def _repository(parts: PartsDep) -> Repository:
     """The reading side of the store."""
     return parts.repository
 
@@ -59,7 +63,7 @@ def _job(job_id: JobId, repository: RepositoryDep) -> JobRow:
 JobDep = Annotated[JobRow, Depends(_job)]
 
 
-def _refuse_while_draining(parts: PartsDep) -> None:
+async def _refuse_while_draining(parts: PartsDep) -> None:
     """Take no new work while the process is going down.
 
     Raises:
@@ -70,3 +74,18 @@ def _refuse_while_draining(parts: PartsDep) -> None:
 
 
 WRITES: Any = Depends(_refuse_while_draining)
+"""For routes that take in something."""
+
+
+async def _have_a_place(parts: PartsDep) -> AsyncIterator[None]:
+    """Wait for the turn to write.
+
+    Raises:
+        Unavailable: it did not come in time.
+    """
+    async with parts.writers.place():
+        yield
+
+
+WRITES_ROWS: tuple[Any, ...] = (WRITES, Depends(_have_a_place))
+"""For routes that write to the database."""

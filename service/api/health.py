@@ -19,7 +19,7 @@ _HEAD = head()
 
 
 @router.get("/livez", responses=problems())
-def livez() -> dict[str, bool]:
+async def livez() -> dict[str, bool]:
     """The process answers; nothing else is asked."""
     return {"alive": True}
 

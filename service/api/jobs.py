@@ -12,7 +12,7 @@ from pydantic import Field
 
 from service.api.code import check_code
 from service.api.conditions import ETAG, IdempotencyKey, etag
-from service.api.deps import NO_QUERY, WRITES, JobDep, PartsDep, QueryParams
+from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, PartsDep, QueryParams
 from service.api.parts import Parts
 from service.api.problems import problems
 from service.api.schemas import PLAIN, DryRun, JobPage, JobView
@@ -52,7 +52,7 @@ class ListQuery(QueryParams):
 @router.post(
     "",
     status_code=201,
-    dependencies=[WRITES],
+    dependencies=WRITES_ROWS,
     response_model=JobView,
     responses={
         200: {"model": JobView | DryRun, "description": "dry run, or the job that this Idempotency-Key made before"},

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from service.api.conditions import IdempotencyKey, IfMatch, check_if_match, etag
-from service.api.deps import NO_QUERY, WRITES, JobDep, JobId, PartsDep, RepositoryDep
+from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, PartsDep, RepositoryDep
 from service.api.problems import problems
 from service.api.schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.views import override_view
@@ -25,7 +25,7 @@ def get_overrides(job: JobDep, repository: RepositoryDep, response: Response) ->
     return OverrideList(items=[override_view(row, acks.get(row.id, [])) for row in repository.overrides(job.id)])
 
 
-@router.post("", status_code=202, dependencies=[WRITES], responses=problems(400, 404, 409, 412, 415))
+@router.post("", status_code=202, dependencies=WRITES_ROWS, responses=problems(400, 404, 409, 412, 415))
 def add_override(
     job_id: JobId,
     wish: OverrideRequest,
@@ -53,7 +53,7 @@ def add_override(
     return override_view(row, parts.repository.acks(job_id).get(row.id, []))
 
 
-@router.delete("/{override_id}", dependencies=[WRITES], responses=problems(404, 409, 412))
+@router.delete("/{override_id}", dependencies=WRITES_ROWS, responses=problems(404, 409, 412))
 def cancel_override(
     job_id: JobId, override_id: OverrideId, *, parts: PartsDep, if_match: IfMatch = None
 ) -> OverrideView:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from service.errors import Unavailable
 from service.request_times import RequestTimes
 from service.settings import Settings
 from service.store.engine import Database
@@ -13,6 +16,38 @@ from service.store.repository import Repository
 
 Clock = Callable[[], float]
 """Seconds since 1970."""
+NUM_WRITERS = 20
+"""Requests that may write at a time: half of the 40 threads that AnyIO gives to routes, so that readers have theirs."""
+_PLACE_WAIT_S = 10.0
+"""A write takes milliseconds, so hundreds have had their turn by then."""
+
+
+class Writers:
+    """Places for requests that write; who waits for one holds no thread."""
+
+    def __init__(self, *, num_places: int = NUM_WRITERS, wait_s: float = _PLACE_WAIT_S) -> None:
+        self._places = asyncio.Semaphore(num_places)
+        self._num_places, self._wait_s = num_places, wait_s
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Have a place inside the block.
+
+        Raises:
+            Unavailable: none became free in time.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                f"{self._num_places} requests that write wait for the database already, and none was done in "
+                f"{self._wait_s:g} s; try again in a moment"
+            ) from None
+        try:
+            yield
+        finally:
+            self._places.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,3 +61,4 @@ class Parts:
     request_times: RequestTimes
     draining: threading.Event = field(default_factory=threading.Event)
     """Set when the process is asked to go: writes are refused, streams end."""
+    writers: Writers = field(default_factory=Writers)

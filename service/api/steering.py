@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fastapi import APIRouter, Response
 
 from service.api.conditions import ETAG, IfMatch, check_if_match, etag
-from service.api.deps import NO_QUERY, WRITES, JobId, PartsDep
+from service.api.deps import NO_QUERY, WRITES_ROWS, JobId, PartsDep
 from service.api.problems import problems
 from service.api.schemas import JobView, ResizeRequest
 from service.api.views import job_view
@@ -17,7 +17,7 @@ from service.store.steering import Steering
 router = APIRouter(
     prefix="/jobs/{job_id}",
     tags=["jobs"],
-    dependencies=[NO_QUERY, WRITES],
+    dependencies=[NO_QUERY, *WRITES_ROWS],
     responses={202: {"headers": ETAG}, **problems(404, 409, 412)},
 )
 

@@ -47,7 +47,11 @@ class Runtime(Protocol):
         """All supervisors of ours that live, whoever started them."""
 
     def start(self, launch: Launch) -> None:
-        """Start the job's supervisor; one that already runs this attempt is left as it is."""
+        """Start the job's supervisor; one that already runs this attempt is left as it is.
+
+        Raises:
+            OSError: the job's storage cannot be made.
+        """
 
     def remove(self, job_id: str) -> None:
         """End the supervisor and its workers at once; nothing happens where there is none."""

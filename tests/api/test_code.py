@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -228,6 +230,66 @@ def test_a_job_whose_storage_cannot_be_written_says_so_while_it_is_tried_again(
     assert f"{world.settings.storage_of(job_id)} cannot be written (Not a directory)" in job.message
     (world.settings.home / "storage").unlink()
     world.train(job_id)
+
+
+def test_a_job_without_code_whose_storage_cannot_be_made_says_so_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    job_id = world.submit()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.runtime, "start", refuse)
+        world.turn(2)
+    job = world.job(job_id)
+    assert job.status == "STARTING"
+    assert f"{world.settings.storage_of(job_id)} cannot be written (No space left on device)" in job.message
+    world.train(job_id)
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, suffix: str) -> None:
+    """As for a user who does not own the files of that suffix: the tests may run as root, who may do everything."""
+    allowed = getattr(where, name)
+
+    def denied(path: Path, *more: Any, **named: Any) -> Any:
+        if Path(path).suffix == suffix:
+            raise PermissionError(13, "Permission denied", str(path))
+        return allowed(path, *more, **named)
+
+    monkeypatch.setattr(where, name, denied)
+
+
+def test_an_upload_that_the_scheduler_may_not_read_is_not_told_as_a_fault_of_the_storage(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(client, GOOD)
+    job_id = client.post(JOBS, json={**OWN, "code": SHA}).json()["id"]
+    with monkeypatch.context() as patch:
+        deny(patch, Path, "open", ".zip")
+        deny(patch, shutil, "copyfile", ".zip")
+        world.turn(2)
+    job = world.job(job_id)
+    assert job.status == "STARTING"
+    assert f"{SHA}.zip cannot be used by this process (Permission denied); run api and scheduler as" in job.message
+    world.train(job_id)
+
+
+@pytest.mark.parametrize("ask", ["upload", "look", "submit"])
+def test_code_of_another_user_is_answered_with_the_path_and_the_way_out(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    upload(client, GOOD)
+    for suffix in (".zip", ".part"):
+        deny(monkeypatch, os, "utime", suffix)
+    asks = {
+        "upload": lambda: upload(client, GOOD),
+        "look": lambda: client.get(f"{CODE}/{SHA}"),
+        "submit": lambda: client.post(JOBS, json={**OWN, "code": SHA}),
+    }
+    answer = asks[ask]()
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert f"run api and scheduler as the user who owns {world.settings.code}" in answer.json()["detail"]
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(world: World) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from structlog.testing import capture_logs
 
 from service.code import CodeStore
-from service.errors import NotFound
+from service.errors import NotFound, SettingsError
 from service.settings import load_settings
 from tests.api.test_code import CODE, GOOD, JOBS, OWN, SHA, kept, upload
 from tests.api.world import World
@@ -94,6 +95,11 @@ def test_how_long_unnamed_code_is_kept_is_a_setting(tmp_path: Path, monkeypatch:
     assert load_settings(home=tmp_path).code_retention_s == 60.0
 
 
+def test_an_upload_is_kept_long_enough_to_come_in(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"CODE_RETENTION_S.*greater than or equal to 60"):
+        load_settings(home=tmp_path, code_retention_s=1)
+
+
 def test_a_scheduler_without_the_lease_prunes_nothing(client: TestClient, world: World) -> None:
     world.turn()
     upload(client, GOOD)
@@ -105,12 +111,21 @@ def test_a_scheduler_without_the_lease_prunes_nothing(client: TestClient, world:
     assert kept(world.settings.home) == [f"{SHA}.zip"]
 
 
-def test_a_folder_that_cannot_be_pruned_keeps_no_job_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
+def test_a_folder_that_may_not_be_read_is_warned_of_and_keeps_no_job_waiting(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(client, GOOD)
+
+    def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(CodeStore, "prune", fail)
-    world.finish(world.submit())
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refuse)
+    with capture_logs() as said:
+        world.finish(world.submit())
+    assert [line["error"] for line in said if line["event"] == "uploads cannot be removed"] == [
+        "[Errno 13] Permission denied"
+    ]
 
 
 def test_who_looks_while_an_old_upload_is_being_removed_waits_and_is_told(

@@ -3,6 +3,7 @@ doubled."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from service.domain.jobs import Status
 from service.scheduler import Scheduler
 from service.store.ledger import Ledger
+from service.unstored import MOST_BYTES
 from tests.api.world import World
 from workers.contract import Cursor, Drained, EndRecord
 
@@ -72,15 +74,60 @@ def test_a_database_that_cannot_be_written_for_a_while_costs_no_line_and_no_epoc
     assert (lines(world, job_id), world.epochs(job_id)) == (expected(4), [0, 1, 2, 3])
 
 
-def test_of_more_output_than_is_kept_for_the_database_the_newest_stays_and_the_rest_is_counted(
+def test_of_more_output_than_is_kept_for_the_database_the_newest_megabyte_stays_and_the_rest_is_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.scheduler._MOST_LINES", 4)
-    monkeypatch.setattr(Ledger, "take_over", lambda *_: False)
-    job_id = world.submit()
-    world.finish(job_id)
-    assert lines(world, job_id) == expected(4)[-2:]
-    assert sum(chunk.dropped for chunk in world.repository.logs(job_id)) == 2 * len(expected(4)) - 4
+    job_id = world.submit(**LONG)
+    world.train(job_id)
+    world.runtime.stuck.add(job_id)
+    said = [f"{n:08190}" for n in range(200)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "take_over", lambda *_: False)
+        for text in said:
+            world.say(job_id, text)
+            world.turn()
+    world.turn()
+    [chunk] = [chunk for chunk in world.repository.logs(job_id) if chunk.dropped]
+    texts = [line["text"] for line in chunk.lines if line["text"] in said]
+    assert texts == said[-len(texts) :]
+    assert len(said) - len(texts) <= chunk.dropped
+    assert 0.9 * MOST_BYTES < len(json.dumps(chunk.lines)) < 1.1 * MOST_BYTES
+
+
+def test_why_an_attempt_did_not_begin_in_time_is_in_its_output(world: World) -> None:
+    world.runtime.stuck.add(job_id := world.submit())
+    world.reach(job_id, Status.STARTING)
+    world.say(job_id, "no module named missing")
+    world.clock.now += world.settings.start_timeout_s
+    world.turn()
+    assert lines(world, job_id) == ["no module named missing"]
+
+
+def test_what_a_job_said_before_it_was_stopped_by_force_is_in_its_output(world: World) -> None:
+    job_id = world.submit(**LONG)
+    world.train(job_id)
+    world.runtime.stuck.add(job_id)
+    world.cancel(job_id)
+    world.turn()
+    world.say(job_id, "still saving")
+    world.clock.now += world.settings.cancel_grace_s
+    assert world.finish(job_id).status == Status.CANCELLED
+    assert lines(world, job_id)[-1] == "still saving"
+
+
+@pytest.mark.parametrize("ask", [None, World.pause, World.cancel], ids=["trains", "pauses", "is cancelled"])
+def test_what_the_cluster_still_holds_of_a_job_that_is_out_of_sight_is_in_its_output(
+    world: World, monkeypatch: pytest.MonkeyPatch, ask: Callable[[World, str], None] | None
+) -> None:
+    job_id = world.submit(**LONG)
+    world.train(job_id)
+    world.runtime.stuck.add(job_id)
+    if ask is not None:
+        ask(world, job_id)
+    monkeypatch.setattr(world.runtime, "supervisors", list)
+    world.say(job_id, "my machine goes")
+    world.turn_until(lambda: job_id in world.runtime.removed)
+    assert lines(world, job_id)[-1] == "my machine goes"
 
 
 def test_output_of_an_attempt_that_could_not_be_stored_comes_before_that_of_the_next(

@@ -16,7 +16,7 @@ from service.store.models import JobRow, OverrideRow
 from service.store.repository import Repository
 from service.store.steering import Steering
 from tests.api.fake_runtime import FakeRuntime
-from workers.contract import JobSpec
+from workers.contract import JobSpec, LogLine
 
 DIGITS: dict[str, Any] = {"task": {"name": "digits-mlp"}, "training": {"epochs": 4}}
 """A spec that ends after four epochs."""
@@ -119,6 +119,11 @@ class World:
         """Turn until the job is in that state."""
         self.turn_until(lambda: self.job(job_id).status == status)
         return self.job(job_id)
+
+    def say(self, job_id: str, text: str) -> None:
+        """The job's first worker writes a line."""
+        job = self.runtime.jobs[job_id]
+        job.logs.append(LogLine(attempt=job.attempt, rank=0, time=self.clock.now, text=text))
 
     def finish(self, job_id: str) -> JobRow:
         """Turn until the job has ended."""

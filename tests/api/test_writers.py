@@ -1,0 +1,55 @@
+"""Requests that write wait for their turn without keeping those that read from theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from service.api.parts import NUM_WRITERS, Writers
+from service.errors import Unavailable
+from service.store.commands import Commands
+from tests.api.conftest import Live
+from tests.api.world import DIGITS
+
+MANY = 60
+"""More than the threads that routes share."""
+
+
+def test_readers_are_answered_while_more_writers_wait_than_there_are_threads(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, go, submit = threading.Semaphore(0), threading.Event(), Commands.submit
+
+    def wait_and_submit(*given: Any) -> Any:
+        came.release()
+        assert go.wait(timeout=60)
+        return submit(*given)
+
+    monkeypatch.setattr(Commands, "submit", wait_and_submit)
+    with ThreadPoolExecutor(MANY) as pool, live.client() as client:
+        writers = [pool.submit(client.post, "/api/v1/jobs", json=DIGITS, timeout=60) for _ in range(MANY)]
+        try:
+            assert all(came.acquire(timeout=30) for _ in range(NUM_WRITERS))
+            for path in ("/livez", "/api/v1/jobs", "/metrics") * 5:
+                assert client.get(path, timeout=8).status_code == 200
+            assert not came.acquire(blocking=False)
+        finally:
+            go.set()
+        assert {writer.result().status_code for writer in writers} == {201}
+
+
+def test_who_gets_no_place_to_write_in_time_is_told_to_try_again_and_takes_none() -> None:
+    async def crowd() -> None:
+        writers = Writers(num_places=1, wait_s=0.01)
+        async with writers.place():
+            with pytest.raises(Unavailable, match=r"1 requests that write wait .* 0.01 s; try again"):
+                async with writers.place():
+                    pass
+        async with writers.place():
+            pass
+
+    asyncio.run(crowd())
