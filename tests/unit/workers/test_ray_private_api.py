@@ -10,7 +10,7 @@ from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray._private.state import GlobalState
 
 from workers import asking
-from workers.failure import _SIGNS_OF_DEATH
+from workers.symptoms import _SIGNS_OF_DEATH
 
 
 @pytest.mark.parametrize("name", sorted(_SIGNS_OF_DEATH))
