@@ -23,6 +23,20 @@ def test_an_override_is_applied_once_every_rank_runs_its_plan(world: World) -> N
     assert (row.world_size, row.epoch) == (2, 7)
 
 
+def test_an_override_keeps_its_place_in_history_when_another_group_takes_over(world: World) -> None:
+    job_id = world.submit(**LONG)
+    world.turn_until(lambda: len(world.epochs(job_id)) == 6)
+    override_id = world.override(job_id, level="low")
+    world.turn_until(lambda: len(world.epochs(job_id)) == 9)
+    before = world.override_row(job_id, override_id)
+    world.runtime.break_group(job_id)
+    world.turn_until(lambda: len(world.epochs(job_id)) == 12)
+    after = world.override_row(job_id, override_id)
+    assert world.job(job_id).tally["recoveries"]
+    assert (before.state, after.state) == ("APPLIED", "APPLIED")
+    assert (before.epoch, before.step, before.applied_at) == (after.epoch, after.step, after.applied_at)
+
+
 def test_the_epochs_show_the_level_while_the_override_holds_and_the_policys_after_it(world: World) -> None:
     job_id = world.submit(**LONG)
     world.turn_until(lambda: len(world.epochs(job_id)) == 6)
