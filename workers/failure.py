@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from workers.contract import EndReason, FailureRecord
 from workers.errors import LossNotFinite, TaskRaised, WorkerError
-from workers.symptoms import is_collateral, is_dead
+from workers.symptoms import is_collateral, is_dead, sentence_of
 
 CONTROLLER = -1
 """The rank under which a failure of no rank stands: of what starts and leads the group."""
@@ -68,13 +68,13 @@ def failure_of(by_rank: Mapping[int, BaseException]) -> FailureRecord:
     away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
     if away is not None and all(isinstance(error, OSError) for error in own.values()):
         # what the task raises is a TaskRaised: this is the storage.
-        return FailureRecord(cause="infrastructure", rank=away, message=_sentence(own[away]))
+        return FailureRecord(cause="infrastructure", rank=away, message=sentence_of(own[away]))
     if not own:
         rank = min(by_rank, default=None)
         return FailureRecord(cause="infrastructure", rank=rank, message=f"rank {rank} lost its peers in a collective")
     rank, error = min(own.items(), key=lambda item: (not isinstance(item[1], WorkerError), item[0]))
     step, epoch = getattr(error, "step", None), getattr(error, "epoch", None)
-    return FailureRecord(cause="job", rank=rank, epoch=epoch, step=step, message=_sentence(error))
+    return FailureRecord(cause="job", rank=rank, epoch=epoch, step=step, message=sentence_of(error))
 
 
 def next_move(
@@ -116,11 +116,4 @@ def _after_loss(lost: int, failure: FailureRecord) -> Retry | GiveUp:
 
 def _of_controller(error: BaseException) -> FailureRecord:
     cause: Literal["job", "infrastructure"] = "infrastructure" if is_dead(error) else "job"
-    return FailureRecord(cause=cause, rank=None, message=f"the worker group did not run: {_sentence(error)}")
-
-
-def _sentence(error: BaseException) -> str:
-    """One line that every file and database takes."""
-    first = (str(error).strip() or "no message").splitlines()[0]
-    text = first if isinstance(error, WorkerError) else f"{type(error).__name__}: {first}"
-    return text.encode(errors="replace").decode()
+    return FailureRecord(cause=cause, rank=None, message=f"the worker group did not run: {sentence_of(error)}")

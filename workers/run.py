@@ -29,8 +29,8 @@ from workers.spec import OptimizerSpec
 from workers.tasks.base import Task, load_task
 from workers.upload import Saving
 
-_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""What autocast computes in, by the spec's name; with None it does nothing, and a float64 model stays one."""
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What autocast computes in, by the spec's name; with others there is none, and a float64 model stays one."""
 
 logger = logging.getLogger(__name__)
 
@@ -134,11 +134,15 @@ class Run:
 
     def outputs(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """What the model makes of them on the device, computed in the job's precision and cast back to fp32."""
-        dtype = _AUTOCAST[self.spec.training.precision]
-        with torch.autocast(torch.device(self.context.device).type, dtype=dtype, enabled=dtype is not None):
-            outputs: Tensor = model(inputs.to(self.context.device))
+        inputs = inputs.to(self.context.device)
+        dtype = _AUTOCAST.get(self.spec.training.precision)
+        if dtype is None:
+            outputs: Tensor = model(inputs)
+            return outputs
+        with torch.autocast(inputs.device.type, dtype=dtype):
+            outputs = model(inputs)
         # a model of people's own that returns something else is left to its loss.
-        return outputs.float() if dtype is not None and isinstance(outputs, Tensor) else outputs
+        return outputs.float() if isinstance(outputs, Tensor) else outputs
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients, in the scaler's units where there is one."""

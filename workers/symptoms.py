@@ -1,8 +1,8 @@
-"""What an error says of whose fault it was: its own process, another one that is gone, or none of them."""
+"""What an error says: of whose process, and in one line."""
 
 from __future__ import annotations
 
-from workers.errors import ProcessLost
+from workers.errors import ProcessLost, WorkerError
 
 _SIGNS_OF_DEATH = frozenset(
     {
@@ -28,3 +28,10 @@ def is_dead(error: BaseException) -> bool:
 def is_collateral(error: BaseException) -> bool:
     """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known by their source."""
     return any(kind.__name__ == "DistError" for kind in type(error).__mro__) or "gloo/transport" in str(error)
+
+
+def sentence_of(error: BaseException) -> str:
+    """One line that every file and database takes."""
+    first = (str(error).strip() or "no message").splitlines()[0]
+    text = first if isinstance(error, WorkerError) else f"{type(error).__name__}: {first}"
+    return text.encode(errors="replace").decode()

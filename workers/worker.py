@@ -23,7 +23,7 @@ from workers.contract import Launch, ResizeRecord
 from workers.errors import WorkerError
 from workers.journal import Journal
 from workers.link import ActorLink
-from workers.symptoms import is_collateral
+from workers.symptoms import is_collateral, sentence_of
 from workers.tasks import SCRIPT
 from workers.telemetry import Source, shipping
 
@@ -201,7 +201,7 @@ def _run(context: WorkerContext) -> str:
     except Exception as error:
         if is_collateral(error):
             # whoever is gone is what people look for, not where the others stood.
-            log.warning("rank %d lost its peers: %s", context.rank, str(error).splitlines()[0])
+            log.warning("rank %d lost its peers: %s", context.rank, sentence_of(error))
         else:
             log.exception("rank %d ends", context.rank)
         raise

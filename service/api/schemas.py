@@ -270,9 +270,10 @@ class OverrideView(Answer):
     message: str
     """Why it was rejected, superseded or expired; which ranks have not switched yet."""
     epoch: int | None
-    """Where it was applied; likewise the step and the world size."""
+    """Where it came into force; likewise the step. Worker groups that take over later leave it as it is."""
     step: int | None
     world_size: int | None
+    """Of the worker group that runs it now."""
     acks: int
     """Ranks that said, from their own hook, that they run the announced plan."""
     ack_list: list[Ack]

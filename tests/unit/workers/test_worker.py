@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch.distributed import DistBackendError
 
 from workers import loop, worker
 from workers.context import NoLink, WorkerContext
@@ -24,11 +25,20 @@ def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         worker._run(context)
 
 
-def test_a_worker_that_lost_its_peers_says_so_in_one_line(monkeypatch, caplog):
-    broken = RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection reset by peer\nGood luck")
-    run(broken, monkeypatch)
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError("[gloo/transport] Connection reset by peer\nGood luck"),
+            "[gloo/transport] Connection reset by peer",
+        ),
+        (DistBackendError(""), "no message"),
+    ],
+)
+def test_a_worker_that_lost_its_peers_says_so_in_one_line(monkeypatch, caplog, error, said):
+    run(error, monkeypatch)
     [line] = [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
-    assert "rank 1 lost its peers: [gloo/transport/tcp/pair.cc:537] Connection reset by peer" in line.message
+    assert line.message == f"rank 1 lost its peers: {type(error).__name__}: {said}"
     assert line.exc_info is None
 
 
