@@ -6,11 +6,13 @@ mix with DDP's. On GPUs: a stream of its own; there collectives are asynchronous
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +23,8 @@ from accordion.errors import HookError
 
 Future = torch.futures.Future
 _Job = tuple[Callable[[], None], Tensor, Any]
+AT_EXIT_S = 0.1
+"""What a process waits before it ends, so that gloo's threads are done with its last collectives."""
 
 
 class Runner(Protocol):
@@ -102,6 +106,16 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
         ranks, timeout=_timeout(group), backend=backend, use_local_synchronization=not alone
     )
     return own
+
+
+@cache
+def wait_at_exit() -> None:
+    """Let this process wait a moment when it ends, before Python does; said once a process.
+
+    The thread of gloo that ran a collective of the backward pass drops the pass's Python context when training already
+    goes on (torch 2.13). Where it is late and Python is ending, it ends the process by SIGABRT, all work done.
+    """
+    atexit.register(time.sleep, AT_EXIT_S)
 
 
 def _timeout(group: dist.ProcessGroup) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.background import Inline, OnStream, OnThread, Runner, own_group
+from accordion.background import Inline, OnStream, OnThread, Runner, own_group, wait_at_exit
 from accordion.control import Word, empty_word, word_flow
 from accordion.drive import GroupNetwork, drive
 from accordion.engine import Engine, Layer, Stack
@@ -175,6 +175,7 @@ def _shaped(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _background(group: dist.ProcessGroup, device: Any, *, overlap: bool) -> tuple[GroupNetwork, Runner]:
+    wait_at_exit()
     if not overlap:
         return GroupNetwork(group, device), Inline()
     if device.type == "cuda" and dist.get_backend(group) == "nccl":

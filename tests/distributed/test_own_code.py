@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +92,6 @@ def test_the_example_of_a_script_runs_in_a_group_that_others_made(run_group):
     first, second = run_group(2, run_without_us, file, ["--epochs", "2"])
     assert re.fullmatch(r"epoch 0: accuracy 0\.\d+\nepoch 1: accuracy 0\.\d+\n", first)
     assert second == ""
-
-
-@pytest.mark.parametrize("file", ["plain.py", "code/train.py"])
-def test_torchrun_runs_the_script_before_and_after(file):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(JOBS / "own-script" / file), "--epochs=1"]
-    environment = {**os.environ, "PYTHONPATH": str(JOBS.parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"epoch 0: accuracy 0\.\d+\n", done.stdout)
 
 
 def test_the_example_of_a_task_trains_as_a_job(run_group, tmp_path):
