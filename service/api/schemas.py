@@ -38,6 +38,8 @@ class ProgressView(Answer):
 
     epoch: int
     epochs: int
+    epochs_done: int
+    """Trained to their end: as many as `epoch`, and one more behind the job's last step."""
     step: int
     steps: int
     """Steps of the whole job, if the batch stays as large as it is now."""

@@ -51,7 +51,7 @@ def _summary(job: JobView) -> list[str]:
         lines.append(f"changes    {changes.tally(job.tally)}")
     if now:
         lines += [
-            f"progress   epoch {min(now.epoch, now.epochs - 1)} of 0-{now.epochs - 1}, step {now.step}/{now.steps}",
+            f"progress   {words.epochs(now)}, step {now.step}/{now.steps}",
             f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)}, {measures.quality(job.metrics)}",
             f"bytes      {words.sent(now.bytes.model_dump())}",
         ]

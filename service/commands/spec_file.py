@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ def parse(text: str, name: str) -> dict[str, Any]:
     """YAML or JSON as a mapping; JSON is tried first, since YAML reads some of its numbers as text.
 
     Raises:
-        SettingsError: it is neither, or no mapping.
+        SettingsError: it is neither, or no mapping, or says the same thing twice.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, name))
     except (ValueError, RecursionError):
         value = _yaml(text, name)
     if not isinstance(value, dict):
@@ -72,8 +73,17 @@ def _text(name: str) -> str:
 def _yaml(text: str, name: str) -> Any:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is given twice, of which YAML's own would silently take the last."""
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            _once([(key, None) for key in keys], name, node.start_mark.line)
+            return node
+
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)  # noqa: S506 -- it is the safe one
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -82,6 +92,15 @@ def _yaml(text: str, name: str) -> Any:
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise SettingsError(f"{name} holds a value that cannot be read: {reason}; put texts in quotes") from error
+
+
+def _once(pairs: Sequence[tuple[str, Any]], name: str, line: int | None = None) -> dict[str, Any]:
+    """The pairs as a mapping, in which each key is given once."""
+    twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    if twice:
+        where = f" of the mapping that begins in line {line + 1}" if line is not None else ""
+        raise SettingsError(f"{name} gives {', '.join(map(repr, twice))}{where} more than once; keep one")
+    return dict(pairs)
 
 
 def _check_json(spec: dict[str, Any], name: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from service.api.schemas import ProgressView
 
 _MAX_LAYERS_SHOWN = 6
 """With more layers than this they are counted instead of listed."""
@@ -39,6 +42,11 @@ def sent(bytes_: Mapping[str, int]) -> str:
     payload, dense, fp16 = (bytes_[name] for name in ("payload", "dense", "fp16"))
     times = f", {dense / payload:.1f}x less than dense" if payload else ""
     return f"{size(payload)} of {size(dense)} (fp16 {size(fp16)}){times}"
+
+
+def epochs(progress: ProgressView) -> str:
+    """How far a job is."""
+    return f"{progress.epochs_done} of {progress.epochs} epochs done"
 
 
 def saved(bytes_: Mapping[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -12,6 +13,9 @@ from tests.browser.live_service import LiveService, live_service
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PATIENCE_MS = 30_000
 """How long a page may take on a machine that does much else."""
+
+LONG = 2000
+"""Epochs of a job that does not end by itself while a test looks at it."""
 
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -62,3 +66,29 @@ def page(watched) -> Iterator[Page]:
     """A page; that it did nothing wrong is asked when the test is over."""
     yield watched.page
     assert watched.faults == []
+
+
+@contextmanager
+def training(service: LiveService, name: str) -> Iterator[str]:
+    """Id of a job that trains until it is cancelled at the end."""
+    job_id = service.submit(name, epochs=LONG)
+    service.wait_for_epochs(job_id, 2)
+    yield job_id
+    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+    service.wait_for_end(job_id)
+
+
+@pytest.fixture(scope="module")
+def running(service) -> Iterator[str]:
+    """A job to look at, one for the tests of a file."""
+    with training(service, "running") as job_id:
+        yield job_id
+
+
+@pytest.fixture
+def steered(service) -> Iterator[str]:
+    """A job that a test may change."""
+    with training(service, "steered") as job_id:
+        yield job_id
+        service.runtime.stuck.discard(job_id)
+        service.runtime.slow_start = 0

@@ -5,20 +5,10 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-LONG = 2000
+from tests.browser.conftest import LONG
+
 CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "regimes", "levels")
 SHADED = "document.getElementById('loss').layout.shapes.filter((one) => one.type === 'rect').map((one) => one.x1)"
-
-
-@pytest.fixture
-def job(service):
-    job_id = service.submit("changes", epochs=LONG)
-    service.wait_for_epochs(job_id, 2)
-    yield job_id
-    service.runtime.stuck.discard(job_id)
-    service.runtime.slow_start = 0
-    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
-    service.wait_for_end(job_id)
 
 
 def resize(service, job_id, least, most):
@@ -33,10 +23,10 @@ def changes(page, kind):
     return page.locator(f"#changes tr[data-kind={kind}]")
 
 
-def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, job):
-    page.goto(f"/jobs/{job}")
+def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, steered):
+    page.goto(f"/jobs/{steered}")
     expect(page.locator("#changes")).to_have_text("None so far: the same workers train, and the policy decides.")
-    resize(service, job, 1, 3)
+    resize(service, steered, 1, 3)
     for chart in CHARTS:
         expect(signs(page, chart, "2→3")).to_have_count(1)
     expect(changes(page, "resize")).to_contain_text("Resized: 2 → 3 workers")
@@ -45,13 +35,13 @@ def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, job)
     expect(page.locator("#marks")).to_contain_text("other workers")
 
 
-def test_a_mark_lies_where_its_epoch_was_interrupted(page, service, job):
-    page.goto(f"/jobs/{job}")
-    resize(service, job, 1, 3)
+def test_a_mark_lies_where_its_epoch_was_interrupted(page, service, steered):
+    page.goto(f"/jobs/{steered}")
+    resize(service, steered, 1, 3)
     expect(signs(page, "loss", "2→3")).to_have_count(1)
     epoch, step = (int(part) for part in changes(page, "resize").locator("td").nth(2).inner_text().split(","))
-    service.wait_for_epochs(job, epoch + 1)
-    rows = service.client.get(f"/api/v1/jobs/{job}/epochs").json()["items"]
+    service.wait_for_epochs(steered, epoch + 1)
+    rows = service.client.get(f"/api/v1/jobs/{steered}/epochs").json()["items"]
     begin, end = rows[epoch - 1]["step"], rows[epoch]["step"]
     expected = epoch - 0.5 + (step - begin) / (end - begin)
     page.reload()
@@ -60,9 +50,9 @@ def test_a_mark_lies_where_its_epoch_was_interrupted(page, service, job):
     assert place == pytest.approx(expected)
 
 
-def test_a_mark_tells_its_words_when_it_is_pointed_at(page, service, job):
-    service.runtime.break_group(job)
-    page.goto(f"/jobs/{job}")
+def test_a_mark_tells_its_words_when_it_is_pointed_at(page, service, steered):
+    service.runtime.break_group(steered)
+    page.goto(f"/jobs/{steered}")
     expect(changes(page, "recovery")).to_contain_text("Recovered with 2 workers")
     page.locator("#loss .annotation-text-g", has_text="✕").hover()
     words = page.locator("#loss .hoverlayer")
@@ -71,9 +61,9 @@ def test_a_mark_tells_its_words_when_it_is_pointed_at(page, service, job):
     expect(words).to_contain_text("rolled back, 0.8 s lost")
 
 
-def test_a_recovery_is_told_the_same_after_a_reload(page, service, job):
-    page.goto(f"/jobs/{job}")
-    service.runtime.break_group(job)
+def test_a_recovery_is_told_the_same_after_a_reload(page, service, steered):
+    page.goto(f"/jobs/{steered}")
+    service.runtime.break_group(steered)
     expect(changes(page, "recovery")).to_contain_text("0.8 s")
     told = changes(page, "recovery").inner_text()
     assert "a worker process ended" in told
@@ -83,23 +73,26 @@ def test_a_recovery_is_told_the_same_after_a_reload(page, service, job):
     expect(signs(page, "levels", "✕")).to_have_count(1)
 
 
-def test_a_group_that_is_lost_is_told_before_another_one_trains(page, service, job):
-    page.goto(f"/jobs/{job}")
+def test_a_group_that_is_lost_is_told_before_another_one_trains(page, service, steered):
+    page.goto(f"/jobs/{steered}")
     service.runtime.slow_start = 2
-    service.runtime.stuck.add(job)
-    service.runtime.break_group(job)
+    service.runtime.stuck.add(steered)
+    service.runtime.break_group(steered)
     expect(changes(page, "recovery")).to_contain_text("Workers lost")
     expect(changes(page, "recovery")).to_contain_text("rank 1 lost at step")
-    service.runtime.stuck.discard(job)
+    service.runtime.stuck.discard(steered)
     expect(changes(page, "recovery")).to_contain_text("Recovered with 2 workers")
 
 
-def test_an_announced_resize_is_closed_when_the_job_ends_before_it(page, service):
+@pytest.mark.parametrize("orders", [("cancel",), ("pause", "cancel")])
+def test_an_announced_resize_is_closed_when_it_does_not_come_to_pass(page, service, orders):
     job_id = service.submit("too-late", epochs=LONG)
     service.wait_for_epochs(job_id, 1)
     resize(service, job_id, 1, 3)
     service.wait_for_workers(job_id, 3)
-    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+    for order in orders:
+        service.client.post(f"/api/v1/jobs/{job_id}/{order}").raise_for_status()
+        service.wait_for_workers(job_id, 0)
     service.wait_for_end(job_id)
     frames = service.client.get(f"/api/v1/jobs/{job_id}/events").text.split("\n\n")
     told = "\n\n".join(frame for frame in frames if '"cause":"resize"' not in frame)
@@ -108,6 +101,7 @@ def test_an_announced_resize_is_closed_when_the_job_ends_before_it(page, service
     expect(page.locator("#live")).to_have_text("Finished")
     expect(changes(page, "resize")).to_contain_text("Resize 2 → 3 did not come to pass")
     expect(changes(page, "resize")).to_contain_text("ordered")
+    expect(changes(page, "restart")).to_have_count(len(orders) - 1)
 
 
 def test_workers_that_nobody_replaced_are_told_as_the_end_of_the_job(page, service):
@@ -116,8 +110,8 @@ def test_workers_that_nobody_replaced_are_told_as_the_end_of_the_job(page, servi
     expect(changes(page, "recovery")).to_contain_text("Workers lost; the job ended")
 
 
-def test_a_resumed_job_is_marked_where_it_goes_on(page, service, job):
-    page.goto(f"/jobs/{job}")
+def test_a_resumed_job_is_marked_where_it_goes_on(page, service, steered):
+    page.goto(f"/jobs/{steered}")
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(changes(page, "restart")).to_contain_text("Attempt 1 is over")
     page.get_by_role("button", name="Resume", exact=True).click()
@@ -125,47 +119,47 @@ def test_a_resumed_job_is_marked_where_it_goes_on(page, service, job):
     expect(signs(page, "loss", "↻")).to_have_count(1)
 
 
-def test_an_override_is_marked_and_its_shade_ends_where_it_is_handed_back(page, service, job):
-    page.goto(f"/jobs/{job}")
+def test_an_override_is_marked_and_its_shade_ends_where_it_is_handed_back(page, service, steered):
+    page.goto(f"/jobs/{steered}")
     body = {"level": "low", "layers": ["fc1*"], "apply_at": "next_step", "reason": "to see <b>it</b>"}
-    service.client.post(f"/api/v1/jobs/{job}/overrides", json=body).raise_for_status()
+    service.client.post(f"/api/v1/jobs/{steered}/overrides", json=body).raise_for_status()
     expect(changes(page, "override")).to_contain_text("Override 1: low for fc1*")
     expect(changes(page, "override")).to_contain_text("to see <b>it</b>")
     expect(signs(page, "loss", "✎")).to_have_count(1)
     page.get_by_role("button", name="Hand override 1 back to the policy").click()
     expect(page.locator("#overrides")).to_contain_text("Cancelled")
-    service.wait_for_epochs(job, service.num_epochs(job) + 2)
+    service.wait_for_epochs(steered, service.num_epochs(steered) + 2)
     page.reload()
     expect(signs(page, "loss", "✎")).to_have_count(1)
     [end] = page.evaluate(SHADED)
-    assert end < service.num_epochs(job) - 1
+    assert end < service.num_epochs(steered) - 1
 
 
-def test_marks_that_would_cover_each_other_are_counted_by_one(page, service, job):
+def test_marks_that_would_cover_each_other_are_counted_by_one(page, service, steered):
     page.set_viewport_size({"width": 390, "height": 844})
     for most in (3, 4, 3):
-        resize(service, job, 1, most)
-        service.wait_for_workers(job, most)
-    page.goto(f"/jobs/{job}")
+        resize(service, steered, 1, most)
+        service.wait_for_workers(steered, most)
+    page.goto(f"/jobs/{steered}")
     expect(changes(page, "resize")).to_have_count(3)
-    service.runtime.stuck.add(job)
-    service.client.post(f"/api/v1/jobs/{job}/cancel").raise_for_status()
+    service.runtime.stuck.add(steered)
+    service.client.post(f"/api/v1/jobs/{steered}/cancel").raise_for_status()
     expect(page.locator("#loss .annotation", has_text="×")).not_to_have_count(0)
 
 
-def test_epochs_that_are_trained_again_leave_the_page(page, service, job):
-    page.goto(f"/jobs/{job}")
+def test_epochs_that_are_trained_again_leave_the_page(page, service, steered):
+    page.goto(f"/jobs/{steered}")
     page.get_by_text("Epochs as a table").click()
-    saved = service.runtime.jobs[job].saved
-    service.wait_for_epochs(job, saved.epoch + 8)
+    saved = service.runtime.jobs[steered].saved
+    service.wait_for_epochs(steered, saved.epoch + 8)
     expect(page.locator(f'#epochs tr[data-epoch="{saved.epoch + 7}"]')).to_be_visible()
-    service.runtime.stuck.add(job)
-    service.runtime.jobs[job].saved = saved
-    service.runtime.break_group(job)
-    service.client.post(f"/api/v1/jobs/{job}/cancel").raise_for_status()
-    service.runtime.stuck.discard(job)
-    service.wait_for_end(job)
-    left = service.num_epochs(job)
+    service.runtime.stuck.add(steered)
+    service.runtime.jobs[steered].saved = saved
+    service.runtime.break_group(steered)
+    service.client.post(f"/api/v1/jobs/{steered}/cancel").raise_for_status()
+    service.runtime.stuck.discard(steered)
+    service.wait_for_end(steered)
+    left = service.num_epochs(steered)
     assert left < saved.epoch + 8
     for _ in ("live", "after a reload"):
         expect(page.locator("#live")).to_have_text("Finished")

@@ -7,17 +7,8 @@ import copy
 import pytest
 from playwright.sync_api import expect
 
-LONG = 2000
 NUM_LAYERS = 60
 NUM_EPOCHS = 300
-
-
-@pytest.fixture
-def running(service):
-    job_id = service.submit("odd", epochs=LONG)
-    service.wait_for_epochs(job_id, 1)
-    yield job_id
-    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
 
 
 def test_a_job_that_waits_says_so_and_shows_no_empty_charts(page, service):
@@ -43,9 +34,9 @@ def test_a_job_that_failed_before_its_first_epoch_says_why(page, service):
     expect(page.locator("#no-epochs")).to_have_text("No epoch was finished, so there is nothing to draw.")
 
 
-def test_a_page_tells_that_the_service_is_gone_and_goes_on_when_it_is_back(watched, service, running):
+def test_a_page_tells_that_the_service_is_gone_and_goes_on_when_it_is_back(watched, service, steered):
     page = watched.page
-    page.goto(f"/jobs/{running}")
+    page.goto(f"/jobs/{steered}")
     expect(page.locator("#live")).to_have_text("Live")
     service.api.stop()
     try:
@@ -55,22 +46,22 @@ def test_a_page_tells_that_the_service_is_gone_and_goes_on_when_it_is_back(watch
     finally:
         service.api.start()
     expect(page.locator("#live")).to_have_text("Live")
-    epochs = service.num_epochs(running)
+    epochs = service.num_epochs(steered)
     expect(page.locator("#events")).to_contain_text(f"epoch {epochs + 1}: loss")
 
 
-def test_a_page_comes_again_after_something_in_front_refused_its_stream(watched, running):
+def test_a_page_comes_again_after_something_in_front_refused_its_stream(watched, steered):
     page = watched.page
     page.route("**/events?**", lambda route: route.fulfill(status=502, body="bad gateway"), times=1)
-    page.goto(f"/jobs/{running}")
+    page.goto(f"/jobs/{steered}")
     expect(page.locator("#live")).to_have_text("Live")
     expect(page.locator("#events tr")).not_to_have_count(0)
 
 
-def test_a_page_asks_again_for_what_failed_when_it_was_opened(watched, running):
+def test_a_page_asks_again_for_what_failed_when_it_was_opened(watched, steered):
     page = watched.page
     page.route("**/epochs", lambda route: route.abort(), times=1)
-    page.goto(f"/jobs/{running}")
+    page.goto(f"/jobs/{steered}")
     expect(page.locator("#loss .main-svg").first).to_be_visible()
     expect(page.locator("#live")).to_have_text("Live")
 
@@ -80,30 +71,30 @@ def answers(page, path, status):
     return page.expect_response(lambda answer: answer.url.endswith(path) and answer.status == status)
 
 
-def test_a_page_is_live_again_when_what_was_refused_once_came(watched, service, running):
+def test_a_page_is_live_again_when_what_was_refused_once_came(watched, service, steered):
     page = watched.page
-    page.goto(f"/jobs/{running}")
+    page.goto(f"/jobs/{steered}")
     expect(page.locator("#live")).to_have_text("Live")
     page.route("**/schedule", lambda route: route.fulfill(status=503), times=1)
     with answers(page, "/schedule", 200), answers(page, "/schedule", 503):
-        service.wait_for_epochs(running, service.num_epochs(running) + 1)
+        service.wait_for_epochs(steered, service.num_epochs(steered) + 1)
     expect(page.locator("#live")).to_have_text("Live")
 
 
-def test_a_page_of_an_ended_job_says_finished_when_what_was_refused_once_came(watched, service, running):
+def test_a_page_of_an_ended_job_says_finished_when_what_was_refused_once_came(watched, service, steered):
     page = watched.page
-    page.goto(f"/jobs/{running}")
+    page.goto(f"/jobs/{steered}")
     expect(page.locator("#live")).to_have_text("Live")
     page.route("**/decisions", lambda route: route.fulfill(status=503), times=1)
     with answers(page, "/decisions", 200), answers(page, "/decisions", 503):
-        service.client.post(f"/api/v1/jobs/{running}/cancel").raise_for_status()
+        service.client.post(f"/api/v1/jobs/{steered}/cancel").raise_for_status()
     expect(page.locator("#live")).to_have_text("Finished")
 
 
-def test_a_log_stream_that_was_refused_once_comes_again(watched, running):
+def test_a_log_stream_that_was_refused_once_comes_again(watched, steered):
     page = watched.page
     page.route("**/logs?**", lambda route: route.fulfill(status=502), times=1)
-    page.goto(f"/jobs/{running}")
+    page.goto(f"/jobs/{steered}")
     expect(page.locator("#logs")).to_contain_text("training from epoch 0")
     expect(page.locator("#live")).to_have_text("Live")
 
@@ -122,14 +113,30 @@ def test_a_log_stream_that_broke_and_was_then_refused_goes_on_where_it_was(watch
     assert page.locator("#logs").inner_text().count("\n") + 1 == service.client.get(path).text.count("\n")
 
 
-def test_a_form_that_is_sent_before_the_page_knows_its_job_is_heard(page, running):
+def test_a_form_that_is_sent_before_the_page_knows_its_job_is_heard(page, steered):
     held = []
-    page.route(f"**/api/v1/jobs/{running}", lambda route: held.append(route), times=1)
-    page.goto(f"/jobs/{running}")
+    page.route(f"**/api/v1/jobs/{steered}", lambda route: held.append(route), times=1)
+    page.goto(f"/jobs/{steered}")
     page.get_by_role("button", name="Override", exact=True).click()
     expect(page.locator("#override-said")).to_contain_text("Accepted")
     held[0].continue_()
     expect(page.locator("#overrides")).to_contain_text("Applied")
+
+
+@pytest.mark.parametrize(
+    ("form", "button", "reload"), [("override", "Override", "overrides"), ("resize", "Resize", "")]
+)
+def test_what_was_accepted_is_said_so_though_the_page_cannot_be_told_what_came_of_it(
+    watched, steered, form, button, reload
+):
+    page, path = watched.page, f"/api/v1/jobs/{steered}"
+    page.goto(f"/jobs/{steered}")
+    expect(page.locator("#live")).to_have_text("Live")
+    address = f"{path}/{reload}" if reload else path
+    page.route(f"**{address}", lambda route: route.abort() if route.request.method == "GET" else route.continue_())
+    page.get_by_role("button", name=button, exact=True).click()
+    expect(page.locator("#live")).to_have_text("Connection lost, trying again")
+    expect(page.locator(f"#{form}-said")).to_contain_text("Accepted")
 
 
 def widened(by_layer):

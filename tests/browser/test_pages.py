@@ -7,16 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-LONG = 2000
-"""Epochs of a job that is still running when its test ends."""
-
-
-@pytest.fixture(scope="module")
-def running(service):
-    job_id = service.submit("running", epochs=LONG)
-    service.wait_for_epochs(job_id, 1)
-    yield job_id
-    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
+from tests.browser.conftest import LONG
 
 
 def open_epochs(page, job_id):
@@ -70,14 +61,6 @@ def test_a_refused_override_says_why(watched, running):
     expect(page.locator("#override-said")).to_contain_text("matches none of the job's layers")
 
 
-@pytest.fixture
-def steered(service):
-    job_id = service.submit("steered", epochs=LONG)
-    service.wait_for_epochs(job_id, 1)
-    yield job_id
-    service.client.post(f"/api/v1/jobs/{job_id}/cancel").raise_for_status()
-
-
 def test_the_resize_form_gives_the_job_other_workers(page, steered):
     page.goto(f"/jobs/{steered}")
     expect(page.locator("#ranks tr")).to_have_count(2)
@@ -111,6 +94,7 @@ def test_a_job_is_paused_and_resumed(page, steered):
     page.goto(f"/jobs/{steered}")
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("#status")).to_have_text("Paused")
+    expect(page.locator("#pace")).to_have_text(re.compile(r"^step \d+ of \d+$"))
     expect(page.get_by_role("button", name="Pause", exact=True)).to_be_hidden()
     page.get_by_role("button", name="Resume", exact=True).click()
     expect(page.locator("#status")).to_have_text("Running")
@@ -152,6 +136,7 @@ def test_the_list_of_jobs_is_live(page, service):
     job_id = service.submit("appears-later", epochs=2)
     row = page.locator("#rows tr", has=page.locator(f'a[href="/jobs/{job_id}"]'))
     expect(row).to_contain_text("Succeeded")
+    expect(row).to_contain_text("2 of 2 epochs done")
     expect(row).to_contain_text("%")
 
 

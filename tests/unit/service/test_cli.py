@@ -98,7 +98,7 @@ def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, 
     job_id = accordion("submit", spec, "--json").json()["id"]
     assert accordion("watch", job_id).code == 0
     text, whole = accordion("show", job_id).out, accordion("show", job_id, "--json").json()
-    assert all(word in text for word in ("SUCCEEDED", "in force", "fc1.weight", "epochs", "decisions"))
+    assert all(word in text for word in ("SUCCEEDED", "3 of 3 epochs done", "in force", "fc1.weight", "decisions"))
     assert len(whole["epochs"]) == 3
     assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs"}
 
@@ -192,6 +192,8 @@ WRONG = [
     pytest.param("task: {name: digits-mlp}\nworkers: {min: 3, max: 2}", "workers: workers.min is 3, above", id="min"),
     pytest.param("- a list", "holds a list; a spec is a mapping", id="list"),
     pytest.param("", "holds nothing", id="empty"),
+    pytest.param("task: {name: a}\ntask: {name: b}", "gives 'task' of .* line 1 more than once; keep one", id="twice"),
+    pytest.param('{"task": {"name": "a", "name": "b"}}', "gives 'name' more than once", id="twice in JSON"),
     pytest.param("task: [", "neither YAML nor JSON: .* in line", id="syntax"),
 ]
 

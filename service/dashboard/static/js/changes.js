@@ -56,6 +56,7 @@ export function takeEvent(changes, { type, time, data }) {
   else if (type === "end" && open) Object.assign(last, { done: true, title: last.atEnd });
   else if (type === "status" && data.attempt > 0 && ["QUEUED", "PAUSED"].includes(data.status)) {
     const title = `Attempt ${data.attempt} is over`;
+    if (open && last.kind === "resize") Object.assign(last, { done: true, title: last.atEnd });
     if (!open || last.kind !== "restart") announce(changes, { kind: "restart", time, sign: SIGNS.restart, title, atEnd: title, word: data.message });
   }
 }

@@ -46,7 +46,8 @@ function showHead() {
 function pace(job, progress) {
   if (hasEnded(job.status)) return job.started_at ? `took ${duration((Date.parse(job.ended_at) - Date.parse(job.started_at)) / 1000)}` : "";
   if (!progress) return "";
-  return `step ${progress.step} of ${progress.steps} · ${number(progress.samples_per_s)} samples/s · ${duration(progress.eta_s)} left`;
+  const step = `step ${progress.step} of ${progress.steps}`;
+  return job.world_size ? `${step} · ${number(progress.samples_per_s)} samples/s · ${duration(progress.eta_s)} left` : step;
 }
 
 function figures(job) {
@@ -130,7 +131,7 @@ const showAllChanges = () => showChanges(changes());
 
 const showEvents = () => fill(at("events"), ...seen.events.slice(-MAX_ROWS).reverse().map(eventRow));
 
-const showAllOverrides = () => showOverrides(ID, seen.overrides, { ended: hasEnded(seen.job.status), changed: load.overrides });
+const showAllOverrides = () => showOverrides(ID, seen.overrides, { ended: hasEnded(seen.job.status), changed: () => again("overrides") });
 
 const load = {
   job: async () => { seen.job = await get(PATH); soon(showHead); },
@@ -331,8 +332,8 @@ async function begin() {
 }
 
 // Whoever is faster than the first answers is heard.
-openForm(ID, load.overrides);
-openResize({ id: ID }, load.job);
+openForm(ID, () => again("overrides"));
+openResize({ id: ID }, () => again("job"));
 while (await begin().catch(() => lost("page")));
 if (hasEnded(seen.job.status)) close();
 follow();

@@ -26,9 +26,9 @@ function bar(job) {
   if (!progress) return [element("span", { className: "quiet small" }, job.message)];
   const part = progress.steps ? progress.step / progress.steps : 0;
   const tone = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
-  const eta = hasEnded(job.status) || progress.eta_s === null ? "" : ` · ${duration(progress.eta_s)} left`;
-  const where = `${Math.min(progress.epoch + 1, progress.epochs)} of ${progress.epochs}`;
-  const told = job.status === "FAILED" ? `stopped in epoch ${where}: ${job.message}` : `epoch ${where}${eta}`;
+  const eta = job.world_size === 0 || progress.eta_s === null ? "" : ` · ${duration(progress.eta_s)} left`;
+  const done = `${progress.epochs_done} of ${progress.epochs} epochs`;
+  const told = job.status === "FAILED" ? `stopped after ${done}: ${job.message}` : `${done} done${eta}`;
   return [
     element("progress", { className: tone, value: part, max: 1, "aria-label": `Progress of ${job.name}` }),
     element("div", { className: "quiet small" }, told),

@@ -48,7 +48,7 @@ export function openForm(job, changed) {
     try {
       await call("POST", `${BASE}/jobs/${job}/overrides`, request());
       say("good", "Accepted; the list shows when every worker has switched.");
-      await changed();
+      changed();
     } catch (error) {
       say("bad", error.message);
     } finally {
@@ -78,7 +78,7 @@ function back(job, row, changed) {
   const give = async (event) => {
     event.target.disabled = true;
     await call("DELETE", `${BASE}/jobs/${job}/overrides/${row.id}`).catch((error) => say("bad", error.message));
-    await changed();
+    changed();
   };
   return element("button", { className: "tiny", onclick: give, "aria-label": `Hand override ${row.number} back to the policy` }, "Hand back");
 }

@@ -34,7 +34,7 @@ export function openResize(job, changed) {
       await call("POST", path(job), request());
       for (const field of [at("least"), at("most")]) field.defaultValue = field.value;
       say("good", "Accepted; the events show when the job goes on with other workers.");
-      await changed();
+      changed();
     } catch (error) {
       say("bad", error.message);
     } finally {
