@@ -1,4 +1,4 @@
-"""`override` and `cancel`: taking the wheel."""
+"""`override`, `hand-back`, `resize`, `pause`, `resume` and `cancel`: taking the wheel, and letting it go."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from service.client import Client
 
 OPEN_STATES = frozenset({"PENDING", "DELIVERED"})
+_HOLDING = OPEN_STATES | {"APPLIED"}
 LEVEL_HELP = "of compression: low, high, a rung's number (0 is the lightest), or options such as rank=2 or method=none"
 BATCH_HELP = "instead of --level: the global batch, low, high or samples a step"
 
@@ -53,9 +54,34 @@ def override(
     if json:
         print_json(made)
     else:
-        typer.echo(f"override {made.id}: {words.asked(made.model_dump(mode='json'))}")
+        typer.echo(f"override {words.asked(made.model_dump(mode='json'))}")
     if wait and made.state != "APPLIED":
         raise typer.Exit(FAILED)
+
+
+def hand_back(
+    job: JobArgument,
+    numbers: Annotated[
+        list[int] | None, typer.Argument(metavar="[NUMBER]...", help="of overrides; without any, all that hold")
+    ] = None,
+    *,
+    url: UrlOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Hand overrides of a job back: what they held is the policy's again."""
+    from service.commands import words
+
+    with connect(url) as client:
+        found = client.find(job)
+        chosen = _chosen(found, client.overrides(found.id).items, numbers or [])
+        handed = [client.cancel_override(found.id, override.id) for override in chosen]
+    if json:
+        print_json({"items": [override.model_dump(mode="json") for override in handed]})
+        return
+    if not handed:
+        typer.echo(f"{found.name} ({found.id}) has no override that holds anything; the policy decides")
+    for override in handed:
+        typer.echo(f"override {words.asked(override.model_dump(mode='json'))}")
 
 
 def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
@@ -93,6 +119,18 @@ def resume(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -
     """Let a paused job go on from where it was, as soon as there is room."""
     with connect(url) as client:
         _tell(client.resume(client.find(job).id), json=json)
+
+
+def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[int]) -> list[OverrideView]:
+    """Those of these numbers, or all that hold something or are to."""
+    from service.errors import SettingsError
+
+    known = {override.number: override for override in overrides}
+    unknown = [number for number in numbers if number not in known]
+    if unknown:
+        has = f"its overrides are {', '.join(f'#{number}' for number in known)}" if known else "it has none"
+        raise SettingsError(f"{job.name} has no override #{unknown[0]}; {has}")
+    return [known[number] for number in numbers or [row.number for row in overrides if row.state in _HOLDING]]
 
 
 def _tell(job: JobView, *, json: bool) -> None:

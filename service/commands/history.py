@@ -85,9 +85,9 @@ def _schedule(schedule: ScheduleView) -> Table:
 def _overrides(overrides: list[OverrideView]) -> Table:
     from service.commands import words
 
-    table = _table("overrides", "ID", "WISH", "REASON")
+    table = _table("overrides", "WISH", "REASON")
     for override in overrides:
-        table.add_row(override.id, words.asked(override.model_dump(mode="json")), override.reason)
+        table.add_row(words.asked(override.model_dump(mode="json")), override.reason)
     return table
 
 

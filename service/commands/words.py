@@ -73,12 +73,12 @@ def level_of(decision: Mapping[str, Any]) -> dict[str, str]:
 
 
 def asked(override: Mapping[str, Any]) -> str:
-    """What an override wants, and how far it got."""
+    """An override's number, what it wants, and how far it got."""
     until = f" until epoch {override['until']}" if override["until"] is not None else ""
     start = override["apply_at"]
     start = f" from epoch {start}" if isinstance(start, int) else "" if start == "next_step" else " from the next epoch"
     about = "the batch" if override.get("target") == "batch" else ", ".join(override["layers"])
-    wish = f"{level(override['level'])} for {about}{start}{until}"
+    wish = f"#{override['number']}: {level(override['level'])} for {about}{start}{until}"
     return f"{wish}: {override['state']}{_how_far(override)}"
 
 

@@ -156,6 +156,20 @@ def test_an_override_waits_until_every_rank_has_switched(accordion: Accordion, r
     assert (made["state"], made["acks"], made["world_size"], made["layers"]) == ("APPLIED", 2, 2, ["fc1*"])
 
 
+def test_overrides_are_handed_back_by_number_or_all_at_once(accordion: Accordion, running: str) -> None:
+    low = ["override", running, "--level", "low", "--layers"]
+    assert "override #1: low for fc1*" in accordion(*low, "fc1*", "--wait").out
+    assert all(accordion(*low, layer, "--wait").code == 0 for layer in ("fc2*", "fc3*"))
+    one = accordion("hand-back", running, "2")
+    assert (one.code, one.out.splitlines()) == (0, ["override #2: low for fc2*: CANCELLED (handed back)"])
+    rest = accordion("hand-back", running, "--json").json()["items"]
+    assert [(row["number"], row["state"]) for row in rest] == [(1, "CANCELLED"), (3, "CANCELLED")]
+    assert "#3" in accordion("show", running).out
+    nothing, unknown = accordion("hand-back", running), accordion("hand-back", running, "7")
+    assert (nothing.code, "has no override that holds anything" in nothing.out) == (0, True)
+    assert (unknown.code, "has no override #7; its overrides are #1, #2, #3" in unknown.err) == (2, True)
+
+
 def test_a_person_sets_the_batch_of_a_job_that_has_levels(accordion: Accordion, spec: Path) -> None:
     levels = ["--set", "batch={high: 512}", "--set", "training={epochs: 30000}"]
     job_id = accordion("submit", spec, *levels, "--json").json()["id"]
