@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -108,14 +108,18 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return own
 
 
-@cache
 def wait_at_exit() -> None:
-    """Let this process wait a moment when it ends, before Python does; said once a process.
+    """Let this process wait a moment when it ends, before Python does; said again it waits no longer.
 
     The thread of gloo that ran a collective of the backward pass drops the pass's Python context when training already
     goes on (torch 2.13). Where it is late and Python is ending, it ends the process by SIGABRT, all work done.
     """
-    atexit.register(time.sleep, AT_EXIT_S)
+    atexit.unregister(_wait)
+    atexit.register(_wait)
+
+
+def _wait() -> None:
+    time.sleep(AT_EXIT_S)
 
 
 def _timeout(group: dist.ProcessGroup) -> Any:

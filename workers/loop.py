@@ -204,11 +204,11 @@ def close_epoch(run: Run) -> None:
     if run.context.rank == 0:
         logger.info("epoch %d ends after step %d; %s", epoch, run.session.steps, switch.decision.reason)
     run.context.link.post(epoch_record(run, decision, loss=mean_loss(parts), metrics=mean_metrics(parts)))
-    if last:
-        report_progress(run, last=True)
-    else:
+    if not last:
         report_switch(run, switch)
     open_epoch(run, epoch + 1)
+    if last:
+        report_progress(run, last=True)
     if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
         save(run, wait=last)
 

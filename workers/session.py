@@ -273,11 +273,11 @@ class ScriptSession:
             record = epoch_record(run, decision, loss=mean_loss(parts), metrics=mean_metrics(parts))
             run.context.link.post(record.model_copy(update={"lr": self._rate or rate}))
             last = epoch + 1 == self._epochs
-            if last:
-                report_progress(run, last=True)
-            else:
+            if not last:
                 report_switch(run, switch)
             open_epoch(run, epoch + 1)
+            if last:
+                report_progress(run, last=True)
             if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
                 self._save(wait=last)
 

@@ -37,9 +37,8 @@ class ProgressView(Answer):
     """Where a running job is. Epochs and steps are counted from 0."""
 
     epoch: int
+    """The one that runs, and so how many are finished; behind the last one all of them."""
     epochs: int
-    epochs_done: int
-    """Trained to their end: as many as `epoch`, and one more behind the job's last step."""
     step: int
     steps: int
     """Steps of the whole job, if the batch stays as large as it is now."""

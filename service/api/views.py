@@ -56,7 +56,6 @@ def progress_view(row: JobRow) -> ProgressView | None:
         {
             **{name: now[name] for name in ("epoch", "epochs", "step", "samples_per_s", "loss", "lr", "bytes")},
             "compute_s_by_rank": now.get("compute_s_by_rank", ()),
-            "epochs_done": now["epoch"] + (now["step"] >= steps),
             "steps": steps,
             "eta_s": max(0, steps - now["step"]) / rate if rate > 0 else None,
             "updated_at": now["time"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from json import loads
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,26 +64,31 @@ def override(
 def hand_back(
     job: JobArgument,
     numbers: Annotated[
-        list[int] | None, typer.Argument(metavar="[NUMBER]...", help="of overrides; without any, all that hold")
+        list[str] | None, typer.Argument(metavar="[NUMBER]...", help="of overrides; without any, all that hold")
     ] = None,
     *,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Hand overrides of a job back: what they held is the policy's again."""
+    """Hand overrides of a job back: what they held is the policy's again, or an older override's that holds it too."""
+    from service.client import Refused
     from service.commands import words
 
     with connect(url) as client:
         found = client.find(job)
         chosen = _chosen(found, client.overrides(found.id).items, numbers or [])
-        handed = [client.cancel_override(found.id, override.id) for override in chosen]
+        for override_id in chosen:
+            # an override may end by itself meanwhile, and holds nothing then.
+            with suppress(Refused):
+                client.cancel_override(found.id, override_id)
+        rows = [row.model_dump(mode="json") for row in client.overrides(found.id).items if row.id in chosen]
     if json:
-        print_json({"items": [override.model_dump(mode="json") for override in handed]})
+        print_json({"items": rows})
         return
-    if not handed:
-        typer.echo(f"{found.name} ({found.id}) has no override that holds anything; the policy decides")
-    for override in handed:
-        typer.echo(f"override {words.asked(override.model_dump(mode='json'))}")
+    for row in rows:
+        typer.echo(f"override {words.asked(row)}")
+    if not rows:
+        typer.echo(f"{found.name} ({found.id}) has no override that holds anything")
 
 
 def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
@@ -121,16 +128,24 @@ def resume(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -
         _tell(client.resume(client.find(job).id), json=json)
 
 
-def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[int]) -> list[OverrideView]:
-    """Those of these numbers, or all that hold something or are to."""
+def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> list[str]:
+    """Ids of the overrides of these numbers, or of all that hold something or are to.
+
+    Raises:
+        SettingsError: there is no such override, or it is over in another way.
+    """
     from service.errors import SettingsError
 
-    known = {override.number: override for override in overrides}
-    unknown = [number for number in numbers if number not in known]
-    if unknown:
-        has = f"its overrides are {', '.join(f'#{number}' for number in known)}" if known else "it has none"
-        raise SettingsError(f"{job.name} has no override #{unknown[0]}; {has}")
-    return [known[number] for number in numbers or [row.number for row in overrides if row.state in _HOLDING]]
+    known = {f"#{override.number}": override for override in overrides}
+    has = f"its overrides are {', '.join(known)}" if known else "it has none"
+    names = [f"#{number.removeprefix('#')}" for number in numbers]
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"{job.name} has no override {name}; {has}")
+        if known[name].state not in {*_HOLDING, "CANCELLED"}:
+            raise SettingsError(f"override {name} is {known[name].state} already: {known[name].message}")
+    chosen = [known[name] for name in names] or [row for row in overrides if row.state in _HOLDING]
+    return list(dict.fromkeys(row.id for row in chosen))
 
 
 def _tell(job: JobView, *, json: bool) -> None:
@@ -144,7 +159,7 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
     """A level as typed: a number is a rung, `name=value[,name=value]` or JSON are options, all else is a rung's name.
 
     Raises:
-        SettingsError: an option without a value.
+        SettingsError: an option without a value, or given twice.
     """
     if text.isdecimal():
         return int(text)
@@ -152,8 +167,9 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
         return _options(text)
     if "=" not in text:
         return text
-    from service.commands.spec_file import set_value
+    from service.commands.spec_file import once, set_value
 
+    once([part.partition("=")[0].strip() for part in text.split(",")], f"--level {text}")
     options: dict[str, Any] = {}
     for part in text.split(","):
         set_value(options, part)
@@ -164,12 +180,13 @@ def _options(text: str) -> dict[str, Any]:
     """Options as JSON, as the REST api takes them.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: it is none, or gives an option twice.
     """
+    from service.commands.spec_file import mapping_once
     from service.errors import SettingsError
 
     try:
-        options: dict[str, Any] = loads(text)
+        options: dict[str, Any] = loads(text, object_pairs_hook=partial(mapping_once, name=f"--level {text}"))
     except ValueError as error:
         raise SettingsError(f"--level is {text!r}, which is no JSON: {error}; write it as rank=2") from None
     return options

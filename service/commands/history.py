@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from service.commands.common import JobArgument, JsonOption, UrlOption, connect, console, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
     from service.api.schemas import EpochView, JobView, OverrideView, ScheduleView
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Show a job: state, what is in force per layer, overrides, decisions, epochs."""
+    from service.commands import words
+
     with connect(url) as client:
         found = client.find(job)
         schedule, overrides = client.schedule(found.id), client.overrides(found.id).items
@@ -26,10 +30,12 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
     out = console()
     for line in _summary(found):
         out.print(line)
+    numbers = {override.id: override.number for override in overrides}
     if decisions:
         newest = decisions[-1].decision
-        out.print(f"decisions  {len(decisions)}, the newest for epoch {newest.epoch}: {newest.reason}")
-    for table in (_schedule(schedule), _overrides(overrides), _epochs(epochs)):
+        reason = words.named(newest.reason, numbers)
+        out.print(f"decisions  {len(decisions)}, the newest for epoch {newest.epoch}: {reason}")
+    for table in (_schedule(schedule, numbers), _overrides(overrides), _epochs(epochs)):
         if table.row_count:
             out.print()
             out.print(table)
@@ -67,18 +73,23 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _schedule(schedule: ScheduleView) -> Table:
+def _schedule(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
     from service.commands import words
+
+    def speaker(said_by: str) -> str:
+        return f"override #{numbers[said_by]}" if said_by in numbers else said_by
 
     table = _table("in force", "LAYER", "SHAPE", "REGIME", "LEVEL", "METHOD", "POLICY WOULD PICK", "SAID BY")
     for row in schedule.layers:
         shape = "x".join(str(length) for length in row.shape)
         method = f"{row.method} {words.level(row.options)}".rstrip()
-        table.add_row(row.layer, shape, row.regime, row.level, method, row.policy_level, row.said_by)
+        table.add_row(row.layer, shape, row.regime, row.level, method, row.policy_level, speaker(row.said_by))
     if schedule.batch is not None:
         batch = schedule.batch
         size = f"{batch.global_batch} samples a step"
-        table.add_row("global batch", "", "", batch.level or "by hand", size, batch.policy_level, batch.said_by)
+        table.add_row(
+            "global batch", "", "", batch.level or "by hand", size, batch.policy_level, speaker(batch.said_by)
+        )
     return table
 
 

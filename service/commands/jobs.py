@@ -106,7 +106,7 @@ def _table(jobs: list[JobView]) -> Table:
             job.id[:ID_SHOWN],
             job.name,
             job.status.value,
-            f"{now.epochs_done} of {now.epochs}" if now else "-",
+            f"{now.epoch} of {now.epochs}" if now else "-",
             f"{job.world_size} of {job.workers}" if job.workers else "-",
             words.number(now.loss) if now else "-",
             measures.quality(job.metrics),

@@ -61,7 +61,12 @@ def _standing(state: Watched, _data: Mapping[str, Any]) -> str:
 def _decision(state: Watched, data: Mapping[str, Any]) -> str:
     """Decisions that change nothing are in the panel and in `show`."""
     decision = data["decision"]
-    return f"decision for epoch {decision['epoch']}: {decision['reason']}" if state.switched else ""
+    return f"decision for epoch {decision['epoch']}: {_reason(state, decision)}" if state.switched else ""
+
+
+def _reason(state: Watched, decision: Mapping[str, Any]) -> str:
+    numbers = {override_id: int(row["number"]) for override_id, row in state.overrides.items()}
+    return words.named(decision["reason"], numbers)
 
 
 _TOLD: Mapping[str, Callable[[Watched, Mapping[str, Any]], str]] = {
@@ -97,15 +102,15 @@ def _rows(state: Watched) -> Iterator[tuple[str, RenderableType]]:
     progress, epoch = state.progress, state.epoch
     if progress is not None:
         quality = measures.quality(epoch["metrics"] if epoch else {})
-        rate = f"{progress.samples_per_s:.0f} samples/s on {_count(state)}"
+        rate = f"  {progress.samples_per_s:.0f} samples/s on {_count(state)}" if state.world_size else ""
         loss = words.number(progress.loss)
-        yield "training", Text(f"loss {loss}  {quality}  lr {words.number(progress.lr, 3)}  {rate}")
+        yield "training", Text(f"loss {loss}  {quality}  lr {words.number(progress.lr, 3)}{rate}")
         yield "bytes", Text(words.sent(progress.bytes.model_dump()))
     if state.decision:
         decision = state.decision
-        levels = words.level_of(decision)
+        levels = {name: level["name"] for name, level in decision["level_by_layer"].items()}
         yield "layers", Text(words.layers(decision["regime_by_layer"], levels, decision["override_by_layer"]))
-        yield "decision", Text(f"epoch {decision['epoch']}: {decision['reason']}")
+        yield "decision", Text(f"epoch {decision['epoch']}: {_reason(state, decision)}")
     for override in state.overrides.values():
         yield "override", Text(words.asked(override))
     if state.message:

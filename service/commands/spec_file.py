@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from service.errors import SettingsError
+
+_MERGE = "tag:yaml.org,2002:merge"
+"""YAML's `<<`, which may stand more than once."""
 
 
 def read_spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     """The spec of a file, `-` being standard input, after the changes (`training.epochs=5`).
 
     Raises:
-        SettingsError: the file cannot be read, is neither YAML nor JSON, or holds no mapping or what JSON cannot say; a
-            change is malformed.
+        SettingsError: the file cannot be read, is neither YAML nor JSON, gives a key twice, or holds no mapping or what
+            JSON cannot say; a change is malformed.
     """
     spec = parse(_text(name), name)
     for change in changes:
@@ -33,7 +37,7 @@ def parse(text: str, name: str) -> dict[str, Any]:
         SettingsError: it is neither, or no mapping, or says the same thing twice.
     """
     try:
-        value = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, name))
+        value = json.loads(text, object_pairs_hook=partial(mapping_once, name=name))
     except (ValueError, RecursionError):
         value = _yaml(text, name)
     if not isinstance(value, dict):
@@ -45,7 +49,7 @@ def set_value(spec: dict[str, Any], change: str) -> None:
     """Change one value in place; the right side is YAML.
 
     Raises:
-        SettingsError: it is no `path=value`, or the path leads through something that is no mapping.
+        SettingsError: it is no `path=value`, its value gives a key twice, or the path leads through what is no mapping.
     """
     path, equals, text = change.partition("=")
     *folders, last = path.strip().split(".")
@@ -58,6 +62,31 @@ def set_value(spec: dict[str, Any], change: str) -> None:
             raise SettingsError(f"--set {path}: {folder!r} is {inner!r} in the file, which holds no {last!r}")
         place = inner
     place[last] = _yaml(text, f"--set {path}")
+
+
+def mapping_once(pairs: Sequence[tuple[str, Any]], *, name: str) -> dict[str, Any]:
+    """What JSON makes of the pairs in braces, where each key is given once.
+
+    Raises:
+        SettingsError: one is given twice, of which JSON's reader would silently take the last.
+    """
+    once([key for key, _ in pairs], name)
+    return dict(pairs)
+
+
+def once(keys: Iterable[Any], name: str) -> None:
+    """Accept keys that are all different.
+
+    Raises:
+        SettingsError: some are not.
+    """
+    twice = [key for key, count in Counter(keys).items() if count > 1]
+    if twice:
+        raise SettingsError(f"{name} gives {', '.join(map(repr, twice))} more than once; keep one")
+
+
+def _line(node: Any) -> int:
+    return int(node.start_mark.line) + 1
 
 
 def _text(name: str) -> str:
@@ -78,8 +107,8 @@ def _yaml(text: str, name: str) -> Any:
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
-            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            _once([(key, None) for key in keys], name, node.start_mark.line)
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE]
+            once([self.construct_object(key) for key in keys], f"{name}, in the mapping of line {_line(node)},")
             return node
 
     try:
@@ -92,15 +121,6 @@ def _yaml(text: str, name: str) -> Any:
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise SettingsError(f"{name} holds a value that cannot be read: {reason}; put texts in quotes") from error
-
-
-def _once(pairs: Sequence[tuple[str, Any]], name: str, line: int | None = None) -> dict[str, Any]:
-    """The pairs as a mapping, in which each key is given once."""
-    twice = sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-    if twice:
-        where = f" of the mapping that begins in line {line + 1}" if line is not None else ""
-        raise SettingsError(f"{name} gives {', '.join(map(repr, twice))}{where} more than once; keep one")
-    return dict(pairs)
 
 
 def _check_json(spec: dict[str, Any], name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 _MAX_LAYERS_SHOWN = 6
 """With more layers than this they are counted instead of listed."""
+_OVERRIDE_ID = re.compile(r"override ([0-9a-f]{8}-[0-9a-f-]{4,27})")
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -46,7 +48,7 @@ def sent(bytes_: Mapping[str, int]) -> str:
 
 def epochs(progress: ProgressView) -> str:
     """How far a job is."""
-    return f"{progress.epochs_done} of {progress.epochs} epochs done"
+    return f"{progress.epoch} of {progress.epochs} epochs done"
 
 
 def saved(bytes_: Mapping[str, int]) -> str:
@@ -67,9 +69,14 @@ def layers(regimes: Mapping[str, str], levels: Mapping[str, str], said_by: Mappi
     return "  ".join(f"{count} x {word}" for word, count in Counter(words.values()).most_common())
 
 
-def level_of(decision: Mapping[str, Any]) -> dict[str, str]:
-    """Names of the levels by layer, of a decision as the api gives it."""
-    return {name: level["name"] for name, level in decision["level_by_layer"].items()}
+def named(text: str, numbers: Mapping[str, int]) -> str:
+    """A text in which overrides go by their ids, or by how these begin, with their numbers, which people know."""
+
+    def number(found: re.Match[str]) -> str:
+        fitting = [number for override_id, number in numbers.items() if override_id.startswith(found[1])]
+        return f"override #{fitting[0]}" if fitting else found[0]
+
+    return _OVERRIDE_ID.sub(number, text)
 
 
 def asked(override: Mapping[str, Any]) -> str:

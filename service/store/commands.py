@@ -133,7 +133,7 @@ class Commands:
                 return row
             check(job)
             if overrides.cancel(old) == old:
-                raise Conflict(f"override {override_id} is {old.state} already: {old.message}")
+                raise Conflict(f"override #{old.number} is {old.state} already: {old.message}")
             touch(job)
             job.orders_version += 1
             _hand_back(session, job, old, now=now)

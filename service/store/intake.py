@@ -180,7 +180,7 @@ class _Intake:
         self._session.merge(EpochRow(job_id=self._job.id, epoch=epoch.epoch, record=content, **_origin(record)))
         self._job.metrics = dict(epoch.metrics)
         if self._job.progress is not None and self._job.progress["step"] <= epoch.step:
-            at_end = {"epoch": epoch.epoch, "step": epoch.step, "loss": epoch.loss, "time": record.time}
+            at_end = {"epoch": epoch.epoch + 1, "step": epoch.step, "loss": epoch.loss, "time": record.time}
             self._job.progress = {**self._job.progress, **at_end}
         self._tell(record, "epoch", content)
         self._change(lambda standing: overrides.expire(standing, epoch.epoch + 1), record.time)

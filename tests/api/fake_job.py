@@ -107,7 +107,7 @@ def progress_of(job: FakeJob, *, now: float, ticks: int) -> Progress:
         attempt=job.attempt,
         generation=job.generation,
         time=now,
-        epoch=min(job.epoch, job.launch.spec.training.epochs - 1),
+        epoch=job.epoch,
         step=job.step,
         steps_per_epoch=job.steps_per_epoch,
         epochs=job.launch.spec.training.epochs,

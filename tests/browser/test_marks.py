@@ -125,6 +125,7 @@ def test_an_override_is_marked_and_its_shade_ends_where_it_is_handed_back(page, 
     service.client.post(f"/api/v1/jobs/{steered}/overrides", json=body).raise_for_status()
     expect(changes(page, "override")).to_contain_text("Override 1: low for fc1*")
     expect(changes(page, "override")).to_contain_text("to see <b>it</b>")
+    expect(page.locator("#decisions")).to_contain_text("override 1 holds 1 of 3 layers")
     expect(signs(page, "loss", "✎")).to_have_count(1)
     page.get_by_role("button", name="Hand override 1 back to the policy").click()
     expect(page.locator("#overrides")).to_contain_text("Cancelled")

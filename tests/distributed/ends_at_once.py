@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,12 +16,14 @@ from accordion import Config, attach
 
 def make_other_threads_late() -> None:
     """One processor for all threads of this process, and for the others only what the first one leaves."""
-    processor = {int(os.environ["RANK"]) % (os.cpu_count() or 1)}
+    allowed = sorted(os.sched_getaffinity(0))
+    processor = {allowed[int(os.environ["RANK"]) % len(allowed)]}
     os.sched_setaffinity(0, processor)
     for thread in (int(task.name) for task in Path("/proc/self/task").iterdir()):
         if thread != os.getpid():
-            os.sched_setaffinity(thread, processor)
-            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, processor)
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from service.client import Client
 from service.commands import measures
-from service.commands.control import parse_level
 from service.commands.spec_file import parse, set_value
 from service.demo import packaged_spec
 from service.errors import SettingsError
@@ -149,49 +148,6 @@ def test_logs_tell_who_wrote_each_line(accordion: Accordion, spec: Path) -> None
     )
 
 
-def test_an_override_waits_until_every_rank_has_switched(accordion: Accordion, running: str) -> None:
-    said = accordion("override", running, "--level", "high", "--layers", "fc1*", "--wait", "--json")
-    made = said.json()
-    assert said.code == 0
-    assert (made["state"], made["acks"], made["world_size"], made["layers"]) == ("APPLIED", 2, 2, ["fc1*"])
-
-
-def test_overrides_are_handed_back_by_number_or_all_at_once(accordion: Accordion, running: str) -> None:
-    low = ["override", running, "--level", "low", "--layers"]
-    assert "override #1: low for fc1*" in accordion(*low, "fc1*", "--wait").out
-    assert all(accordion(*low, layer, "--wait").code == 0 for layer in ("fc2*", "fc3*"))
-    one = accordion("hand-back", running, "2")
-    assert (one.code, one.out.splitlines()) == (0, ["override #2: low for fc2*: CANCELLED (handed back)"])
-    rest = accordion("hand-back", running, "--json").json()["items"]
-    assert [(row["number"], row["state"]) for row in rest] == [(1, "CANCELLED"), (3, "CANCELLED")]
-    assert "#3" in accordion("show", running).out
-    nothing, unknown = accordion("hand-back", running), accordion("hand-back", running, "7")
-    assert (nothing.code, "has no override that holds anything" in nothing.out) == (0, True)
-    assert (unknown.code, "has no override #7; its overrides are #1, #2, #3" in unknown.err) == (2, True)
-
-
-def test_a_person_sets_the_batch_of_a_job_that_has_levels(accordion: Accordion, spec: Path) -> None:
-    levels = ["--set", "batch={high: 512}", "--set", "training={epochs: 30000}"]
-    job_id = accordion("submit", spec, *levels, "--json").json()["id"]
-    try:
-        said = accordion("override", job_id, "--batch", "256", "--wait")
-        assert (said.code, "256 for the batch: APPLIED in epoch" in said.out) == (0, True)
-        assert "256 samples a step" in accordion("show", job_id).out
-    finally:
-        accordion("cancel", job_id)
-
-
-def test_an_override_that_is_not_applied_gives_exit_code_1(accordion: Accordion, running: str, service: Live) -> None:
-    service.runtime.mute.add(1)
-    until = accordion("show", running, "--json").json()["job"]["progress"]["epoch"] + 40
-    try:
-        said = accordion("override", running, "--level", "rank=2", "--until", until, "--wait")
-    finally:
-        service.runtime.mute.clear()
-    assert said.code == 1
-    assert "EXPIRED" in said.out
-
-
 def test_cancel_ends_a_running_job(accordion: Accordion, running: str) -> None:
     said = accordion("cancel", running)
     assert said.code == 0
@@ -206,7 +162,10 @@ WRONG = [
     pytest.param("task: {name: digits-mlp}\nworkers: {min: 3, max: 2}", "workers: workers.min is 3, above", id="min"),
     pytest.param("- a list", "holds a list; a spec is a mapping", id="list"),
     pytest.param("", "holds nothing", id="empty"),
-    pytest.param("task: {name: a}\ntask: {name: b}", "gives 'task' of .* line 1 more than once; keep one", id="twice"),
+    pytest.param("task: {name: a}\ntask: {name: b}", "line 1, gives 'task' more than once; keep one", id="twice"),
+    pytest.param(
+        "task: {name: a, options: {no: 1, false: 2}}", "gives False more than once", id="twice in other words"
+    ),
     pytest.param('{"task": {"name": "a", "name": "b"}}', "gives 'name' more than once", id="twice in JSON"),
     pytest.param("task: [", "neither YAML nor JSON: .* in line", id="syntax"),
 ]
@@ -335,25 +294,6 @@ def test_a_malformed_change_is_refused(change: str) -> None:
 
 def test_json_numbers_stay_numbers() -> None:
     assert parse('{"lr": 1e-4}', "x") == {"lr": 0.0001}
-
-
-@pytest.mark.parametrize(
-    ("text", "level"),
-    [
-        ("low", "low"),
-        ("2", 2),
-        ("rank=2", {"rank": 2}),
-        ('{"rank": 2}', {"rank": 2}),
-        ("method=topk,density=0.1", {"method": "topk", "density": 0.1}),
-    ],
-)
-def test_a_level_is_a_name_a_rung_or_options(text: str, level: object) -> None:
-    assert parse_level(text) == level
-
-
-def test_a_level_that_is_no_json_is_refused_with_the_way_out() -> None:
-    with pytest.raises(SettingsError, match=r"--level is '\{rank: 2\}', which is no JSON: .*; write it as rank=2"):
-        parse_level("{rank: 2}")
 
 
 def test_the_job_of_the_demo_is_a_valid_spec_and_the_one_of_deploy() -> None:

@@ -273,7 +273,7 @@ def test_an_epoch_that_ended_moves_the_progress_on_and_never_back(row: Row) -> N
     row.report(epoch(0, 9))
     assert row.job.progress["step"] == 12  # type: ignore[index]
     row.report(epoch(1, 18))
-    assert (row.job.progress["epoch"], row.job.progress["step"]) == (1, 18)  # type: ignore[index]
+    assert (row.job.progress["epoch"], row.job.progress["step"]) == (2, 18)  # type: ignore[index]
     assert row.job.metrics == {"accuracy": 0.5}
 
 

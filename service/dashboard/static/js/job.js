@@ -107,12 +107,12 @@ function showSchedule() {
 }
 
 function speaker(id) {
-  const row = seen.overrides.find((override) => override.id === id);
+  const row = seen.overrides.find((override) => override.id.startsWith(id));
   return row ? `override ${row.number}` : "override";
 }
 
-// Reasons name overrides by their ids; people know them by their numbers.
-const named = (text) => text.replace(/override ([0-9a-f-]{36})/g, (_, id) => speaker(id));
+// Reasons name overrides by how their ids begin; people know them by their numbers.
+const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27})/g, (_, id) => speaker(id));
 
 const decisionRow = ({ decision }) => {
   const regimes = Object.values(decision.regime_by_layer);

@@ -27,7 +27,7 @@ function bar(job) {
   const part = progress.steps ? progress.step / progress.steps : 0;
   const tone = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
   const eta = job.world_size === 0 || progress.eta_s === null ? "" : ` · ${duration(progress.eta_s)} left`;
-  const done = `${progress.epochs_done} of ${progress.epochs} epochs`;
+  const done = `${progress.epoch} of ${progress.epochs} epochs`;
   const told = job.status === "FAILED" ? `stopped after ${done}: ${job.message}` : `${done} done${eta}`;
   return [
     element("progress", { className: tone, value: part, max: 1, "aria-label": `Progress of ${job.name}` }),

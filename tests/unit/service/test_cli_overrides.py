@@ -1,0 +1,116 @@
+"""The command line where people take the wheel of compression and batch, and let it go."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from service.commands.control import parse_level
+from service.errors import SettingsError
+from tests.api.conftest import Live
+from tests.unit.service.conftest import Accordion
+
+
+def test_an_override_waits_until_every_rank_has_switched(accordion: Accordion, running: str) -> None:
+    said = accordion("override", running, "--level", "high", "--layers", "fc1*", "--wait", "--json")
+    made = said.json()
+    assert said.code == 0
+    assert (made["state"], made["acks"], made["world_size"], made["layers"]) == ("APPLIED", 2, 2, ["fc1*"])
+
+
+@pytest.fixture
+def overridden(accordion: Accordion, running: str) -> str:
+    """The running job with four overrides: a newer one took all that #2 held; #4 holds a part of what #1 holds."""
+    for level, layers in (("low", "*"), ("rank=2", "fc2*"), ("low", "fc2*"), ("rank=3", "fc3*")):
+        assert accordion("override", running, "--level", level, "--layers", layers, "--wait").code == 0
+    return running
+
+
+def test_overrides_are_handed_back_by_their_numbers(accordion: Accordion, overridden: str) -> None:
+    said = accordion("hand-back", overridden, "4", "#3", "4")
+    told = [
+        "override #3: low for fc2*: CANCELLED (handed back)",
+        "override #4: rank=3 for fc3*: CANCELLED (handed back)",
+    ]
+    assert (said.code, said.out.splitlines()) == (0, told)
+
+
+def test_all_overrides_that_hold_something_are_handed_back_at_once(accordion: Accordion, overridden: str) -> None:
+    items = accordion("hand-back", overridden, "--json").json()["items"]
+    assert [(row["number"], row["state"]) for row in items] == [(n, "CANCELLED") for n in (1, 3, 4)]
+    again = accordion("hand-back", overridden)
+    assert (again.code, "has no override that holds anything" in again.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        ("7", "has no override #7; its overrides are #1, #2, #3, #4"),
+        ("x", "has no override #x; its overrides are #1, #2, #3, #4"),
+        ("2", "override #2 is SUPERSEDED already: all its layers are held by newer overrides #3"),
+    ],
+)
+def test_where_one_cannot_be_handed_back_none_is(
+    accordion: Accordion, overridden: str, number: str, sentence: str
+) -> None:
+    said = accordion("hand-back", overridden, "1", number)
+    assert (said.code, said.out, sentence in said.err) == (2, "", True)
+    states = [row["state"] for row in accordion("show", overridden, "--json").json()["overrides"]]
+    assert states == ["APPLIED", "SUPERSEDED", "APPLIED", "APPLIED"]
+
+
+def test_show_names_overrides_by_their_numbers(accordion: Accordion, overridden: str) -> None:
+    shown = accordion("show", overridden).out
+    assert re.search(r"fc3.weight .* override #4\n", shown)
+    assert "override #4 holds 1 of 3 layers" in shown
+    assert "#1: low for *: APPLIED" in shown
+    assert re.search(r"[0-9a-f]{8}-[0-9a-f]{4}", shown.partition("\n")[2]) is None
+
+
+def test_a_person_sets_the_batch_of_a_job_that_has_levels(accordion: Accordion, spec: Path) -> None:
+    levels = ["--set", "batch={high: 512}", "--set", "training={epochs: 30000}"]
+    job_id = accordion("submit", spec, *levels, "--json").json()["id"]
+    try:
+        said = accordion("override", job_id, "--batch", "256", "--wait")
+        assert (said.code, "256 for the batch: APPLIED in epoch" in said.out) == (0, True)
+        assert "256 samples a step" in accordion("show", job_id).out
+    finally:
+        accordion("cancel", job_id)
+
+
+def test_an_override_that_is_not_applied_gives_exit_code_1(accordion: Accordion, running: str, service: Live) -> None:
+    service.runtime.mute.add(1)
+    until = accordion("show", running, "--json").json()["job"]["progress"]["epoch"] + 40
+    try:
+        said = accordion("override", running, "--level", "rank=2", "--until", until, "--wait")
+    finally:
+        service.runtime.mute.clear()
+    assert said.code == 1
+    assert "EXPIRED" in said.out
+
+
+def test_an_option_of_a_level_is_given_once() -> None:
+    for text in ("rank=2,rank=4", '{"rank": 2, "rank": 4}'):
+        with pytest.raises(SettingsError, match="gives 'rank' more than once"):
+            parse_level(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("low", "low"),
+        ("2", 2),
+        ("rank=2", {"rank": 2}),
+        ('{"rank": 2}', {"rank": 2}),
+        ("method=topk,density=0.1", {"method": "topk", "density": 0.1}),
+    ],
+)
+def test_a_level_is_a_name_a_rung_or_options(text: str, level: object) -> None:
+    assert parse_level(text) == level
+
+
+def test_a_level_that_is_no_json_is_refused_with_the_way_out() -> None:
+    with pytest.raises(SettingsError, match=r"--level is '\{rank: 2\}', which is no JSON: .*; write it as rank=2"):
+        parse_level("{rank: 2}")
