@@ -40,7 +40,7 @@ def calm(up: Up) -> str:
 @pytest.fixture(scope="module")
 def overridden(up: Up, calm: str) -> str:
     """The same job; in epoch 8 a person holds all layers at `low`."""
-    job = up.client.submit(SPEC)
+    job = up.client.submit(_paced(0.02))
     wait_for(lambda: len(up.client.epochs(job.id).items) >= FIRST)
     wish = up.client.override(job.id, OverrideRequest(level="low", until=UNTIL, reason="a test"))
     wait_for(lambda: _state(up, job.id) != "PENDING" and _state(up, job.id) != "DELIVERED")
