@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from json import loads
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,16 +71,13 @@ def hand_back(
     json: JsonOption = False,
 ) -> None:
     """Hand overrides of a job back: what they held is the policy's again, or an older override's that holds it too."""
-    from service.client import Refused
     from service.commands import words
 
     with connect(url) as client:
         found = client.find(job)
         chosen = _chosen(found, client.overrides(found.id).items, numbers or [])
         for override_id in chosen:
-            # an override may end by itself meanwhile, and holds nothing then.
-            with suppress(Refused):
-                client.cancel_override(found.id, override_id)
+            _hand_back(client, found.id, override_id)
         rows = [row.model_dump(mode="json") for row in client.overrides(found.id).items if row.id in chosen]
     if json:
         print_json({"items": rows})
@@ -146,6 +143,17 @@ def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> 
             raise SettingsError(f"override {name} is {known[name].state} already: {known[name].message}")
     chosen = [known[name] for name in names] or [row for row in overrides if row.state in _HOLDING]
     return list(dict.fromkeys(row.id for row in chosen))
+
+
+def _hand_back(client: Client, job_id: str, override_id: str) -> None:
+    """One of them; where it ended by itself meanwhile, it holds nothing either."""
+    from service.client import Refused
+
+    try:
+        client.cancel_override(job_id, override_id)
+    except Refused as error:
+        if error.status != HTTPStatus.CONFLICT:
+            raise
 
 
 def _tell(job: JobView, *, json: bool) -> None:
