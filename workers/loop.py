@@ -208,7 +208,7 @@ def close_epoch(run: Run) -> None:
         report_switch(run, switch)
     open_epoch(run, epoch + 1)
     if last:
-        report_progress(run, last=True)
+        report_progress(run, last=True, loss=mean_loss(parts))
     if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
         save(run, wait=last)
 

@@ -120,13 +120,17 @@ def mark(run: Run) -> Mark:
     return Mark(bytes=run.spent(), seconds=dict(run.phases.seconds), skipped_steps=run.session.skipped_steps)
 
 
-def report_progress(run: Run, *, last: bool = False) -> None:
-    """Say where the job is, unless that was said just now and is not the last word; rank 0, after every step."""
+def report_progress(run: Run, *, last: bool = False, loss: float | None = None) -> None:
+    """Say where the job is, unless that was said just now; rank 0, after every step.
+
+    The last word is said anyway, with `loss`, the epoch's over all ranks, in place of that of rank 0's newest samples.
+    """
     now = run.phases.clock.elapsed()
     passed = now - run.progress_s
     if not last and passed < PROGRESS_EVERY_S:
         return
-    loss = float(run.recent_loss.total) / max(1, run.recent_loss.samples)
+    if not last and run.recent_loss.samples:
+        loss = float(run.recent_loss.total) / run.recent_loss.samples
     launch = run.context.launch
     run.context.link.progress(
         Progress(
@@ -138,7 +142,7 @@ def report_progress(run: Run, *, last: bool = False) -> None:
             steps_per_epoch=run.steps_per_epoch,
             epochs=run.spec.training.epochs,
             world_size=run.context.world_size,
-            loss=loss if math.isfinite(loss) else None,
+            loss=loss if loss is not None and math.isfinite(loss) else None,
             lr=float(run.optimizer.param_groups[0]["lr"]),
             samples_per_s=run.progress_samples / passed if passed > 0 else 0.0,
             bytes=run.spent(),

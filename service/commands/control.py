@@ -52,6 +52,7 @@ def override(
         found = client.find(job)
         made = client.override(found.id, wish)
         if wait:
+            _tell_wait(found, made)
             made = _settled(client, found.id, made)
     if json:
         print_json(made)
@@ -70,15 +71,21 @@ def hand_back(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Hand overrides of a job back: what they held is the policy's again, or an older override's that holds it too."""
+    """Hand overrides of a job back: what they held is the policy's again, or an older override's that holds it too.
+
+    An older one that had been superseded by them goes too.
+    """
     from service.commands import words
 
     with connect(url) as client:
         found = client.find(job)
-        chosen = _chosen(found, client.overrides(found.id).items, numbers or [])
+        before = client.overrides(found.id).items
+        chosen = _chosen(found, before, numbers or [])
         for override_id in chosen:
             _hand_back(client, found.id, override_id)
-        rows = [row.model_dump(mode="json") for row in client.overrides(found.id).items if row.id in chosen]
+        gone = {row.id for row in before if row.state == "CANCELLED"} - set(chosen)
+        after = [row for row in client.overrides(found.id).items if row.id not in gone]
+    rows = [row.model_dump(mode="json") for row in after if row.state == "CANCELLED" or row.id in chosen]
     if json:
         print_json({"items": rows})
         return
@@ -226,6 +233,13 @@ def _wish(target: str, level: str, **others: Any) -> OverrideRequest:
         raise SettingsError(
             f"--{option} is {fields[str(item['loc'][0])]!r}: {item['msg']}; see 'accordion override --help'"
         ) from None
+
+
+def _tell_wait(job: JobView, made: OverrideView) -> None:
+    """Whoever waits sees what for; a job that stands still takes no override until it goes on."""
+    way_out = f"; '{job.name}' is paused, and 'accordion resume {job.name}' lets it go on"
+    told = f"waiting until every rank has taken override #{made.number}"
+    typer.echo(f"accordion: {told}{way_out if job.status == 'PAUSED' else ''}", err=True)
 
 
 def _settled(client: Client, job_id: str, made: OverrideView) -> OverrideView:

@@ -106,7 +106,7 @@ def _epochs(epochs: list[EpochView]) -> Table:
     from service.commands import measures, words
 
     names = measures.measured(row.metrics for row in epochs)
-    columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS")
+    columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS AT ITS END")
     table = _table("epochs", "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
     for row in epochs:
         bytes_ = row.bytes.model_dump()

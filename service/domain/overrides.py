@@ -125,10 +125,10 @@ def _superseded(standing: Standing, standings: Sequence[Standing], names: Sequen
     taken = {name for other in newer for name in _held(other, names)}
     if not held <= taken:
         return standing
-    numbers = ", ".join(f"#{other.number}" for other in newer if _held(other, names) & held)
-    if standing.target == "batch":
-        return replace(standing, state="SUPERSEDED", message=f"the batch is held by newer overrides {numbers}")
-    return replace(standing, state="SUPERSEDED", message=f"all its layers are held by newer overrides {numbers}")
+    numbers = [f"#{other.number}" for other in newer if _held(other, names) & held]
+    holders = f"newer override{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+    what = "the batch is" if standing.target == "batch" else "all its layers are"
+    return replace(standing, state="SUPERSEDED", message=f"{what} held by {holders}")
 
 
 def _lasts_as_long(newer: Standing, older: Standing) -> bool:

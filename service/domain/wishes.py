@@ -26,7 +26,7 @@ def check_level(level: str | int | Mapping[str, OptionValue], ladder: Sequence[L
     names = [rung.name for rung in ladder]
     if isinstance(level, str) and level not in names:
         raise Invalid(
-            f"level is {level!r}; this job knows {', '.join(names)}, or options such as {{'rank': 2}}", "/level"
+            f"level is {level!r}; this job knows {', '.join(names)}, or options such as rank=2 or method=none", "/level"
         )
     if isinstance(level, int) and level >= len(ladder):
         raise Invalid(f"level is {level}; this job's ladder has rungs 0 to {len(ladder) - 1}", "/level")
@@ -51,7 +51,9 @@ def check_batch(
         Invalid: the job has no batch levels, or the wish is none of these, or it names layers.
     """
     if batch is None:
-        raise Invalid("this job has no batch levels, so its batch stays as it is; clone it with batch.high", "/target")
+        raise Invalid(
+            "this job has no batch levels, so its batch stays as it is; submit it again with batch.high", "/target"
+        )
     if list(layers) != ["*"]:
         raise Invalid("the batch is one for the whole model; leave layers out", "/layers")
     if level in ("low", "high"):

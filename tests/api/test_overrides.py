@@ -89,7 +89,7 @@ def test_an_override_is_superseded_by_a_newer_one_of_all_its_layers(world: World
     newer = world.override(job_id, level="high")
     world.turn_until(lambda: world.override_row(job_id, newer).state == "APPLIED")
     row = world.override_row(job_id, older)
-    assert (row.state, row.message) == ("SUPERSEDED", "all its layers are held by newer overrides #2")
+    assert (row.state, row.message) == ("SUPERSEDED", "all its layers are held by newer override #2")
 
 
 def test_a_level_that_the_workers_refuse_is_rejected_with_their_reason(world: World) -> None:
@@ -194,7 +194,7 @@ def test_an_override_of_the_batch_is_superseded_by_the_next_and_by_none_of_the_l
     newer = world.override(job_id, target="batch", level=128)
     world.turn_until(lambda: world.override_row(job_id, newer).state == "APPLIED")
     assert [world.override_row(job_id, name).state for name in (older, layers)] == ["SUPERSEDED", "APPLIED"]
-    assert world.override_row(job_id, older).message == "the batch is held by newer overrides #3"
+    assert world.override_row(job_id, older).message == "the batch is held by newer override #3"
 
 
 def test_a_batch_that_is_handed_back_is_the_policys_again(world: World, client: TestClient) -> None:

@@ -59,6 +59,7 @@ def test_progress_is_told_no_more_often_than_four_times_a_second_and_at_the_end(
     assert (last.epoch, last.step, last.steps_per_epoch, last.epochs, last.world_size) == (2, 400, 200, 2, 1)
     assert last.bytes.payload == sum(record.bytes.payload for record in link.of("epoch"))
     assert (last.steps, last.global_batch) == (400, 64)
+    assert last.loss == link.of("epoch")[-1].loss
     assert last.samples_per_s > 0
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import pytest
 
+from service.client import Client
 from service.commands.control import parse_level
 from service.errors import SettingsError
 from tests.api.conftest import Live
@@ -31,6 +33,7 @@ def overridden(accordion: Accordion, running: str) -> str:
 def test_overrides_are_handed_back_by_their_numbers(accordion: Accordion, overridden: str) -> None:
     said = accordion("hand-back", overridden, "4", "#3", "4")
     told = [
+        "override #2: rank=2 for fc2*: CANCELLED (handed back with #3)",
         "override #3: low for fc2*: CANCELLED (handed back)",
         "override #4: rank=3 for fc3*: CANCELLED (handed back)",
     ]
@@ -39,7 +42,7 @@ def test_overrides_are_handed_back_by_their_numbers(accordion: Accordion, overri
 
 def test_all_overrides_that_hold_something_are_handed_back_at_once(accordion: Accordion, overridden: str) -> None:
     items = accordion("hand-back", overridden, "--json").json()["items"]
-    assert [(row["number"], row["state"]) for row in items] == [(n, "CANCELLED") for n in (1, 3, 4)]
+    assert [(row["number"], row["state"]) for row in items] == [(n, "CANCELLED") for n in (1, 2, 3, 4)]
     again = accordion("hand-back", overridden)
     assert (again.code, "has no override that holds anything" in again.out) == (0, True)
 
@@ -49,7 +52,7 @@ def test_all_overrides_that_hold_something_are_handed_back_at_once(accordion: Ac
     [
         ("7", "has no override #7; its overrides are #1, #2, #3, #4"),
         ("x", "has no override #x; its overrides are #1, #2, #3, #4"),
-        ("2", "override #2 is SUPERSEDED already: all its layers are held by newer overrides #3"),
+        ("2", "override #2 is SUPERSEDED already: all its layers are held by newer override #3"),
     ],
 )
 def test_where_one_cannot_be_handed_back_none_is(
@@ -114,3 +117,15 @@ def test_a_level_is_a_name_a_rung_or_options(text: str, level: object) -> None:
 def test_a_level_that_is_no_json_is_refused_with_the_way_out() -> None:
     with pytest.raises(SettingsError, match=r"--level is '\{rank: 2\}', which is no JSON: .*; write it as rank=2"):
         parse_level("{rank: 2}")
+
+
+def test_who_waits_for_a_paused_job_is_told_so(accordion: Accordion, running: str, service: Live) -> None:
+    accordion("pause", running)
+    with Client(service.url) as client:
+        next(event for event in client.events(running) if getattr(event, "data", {}).get("status") == "PAUSED")
+        later = threading.Timer(0.5, client.cancel, (running,))
+        later.start()
+        said = accordion("override", running, "--level", "low", "--wait")
+        later.join()
+    assert (said.code, "EXPIRED (the job ended)" in said.out) == (1, True)
+    assert re.search("waiting until every rank has taken override #1; '.*' is paused, and 'accordion resume", said.err)
