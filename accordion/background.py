@@ -23,7 +23,7 @@ from accordion.errors import HookError
 
 Future = torch.futures.Future
 _Job = tuple[Callable[[], None], Tensor, Any]
-AT_EXIT_S = 0.1
+AT_EXIT_S = 0.2
 """What a process waits before it ends, so that gloo's threads are done with its last collectives."""
 
 
