@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from tests.browser.conftest import LONG
 
 CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "regimes", "levels")
-SHADED = "document.getElementById('loss').layout.shapes.filter((one) => one.type === 'rect').map((one) => one.x1)"
+SHADED = "document.getElementById('loss').layout?.shapes.filter((one) => one.type === 'rect').map((one) => one.x1)"
 
 
 def resize(service, job_id, least, most):
@@ -132,6 +132,8 @@ def test_an_override_is_marked_and_its_shade_ends_where_it_is_handed_back(page, 
     service.wait_for_epochs(steered, service.num_epochs(steered) + 2)
     page.reload()
     expect(signs(page, "loss", "✎")).to_have_count(1)
+    # overrides may come before the decisions, which tell how far the shade reaches.
+    page.wait_for_function(f"{SHADED}?.length === 1")
     [end] = page.evaluate(SHADED)
     assert end < service.num_epochs(steered) - 1
 
