@@ -47,6 +47,7 @@ class Hook:
         loss_scale: Callable[[], float],
         overlap: bool,
     ) -> None:
+        wait_at_exit()
         device = next(module.parameters()).device
         self.network = GroupNetwork(module.process_group, device)
         self._exchange_network, self._runner = _background(module.process_group, device, overlap=overlap)
@@ -175,7 +176,6 @@ def _shaped(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _background(group: dist.ProcessGroup, device: Any, *, overlap: bool) -> tuple[GroupNetwork, Runner]:
-    wait_at_exit()
     if not overlap:
         return GroupNetwork(group, device), Inline()
     if device.type == "cuda" and dist.get_backend(group) == "nccl":

@@ -203,12 +203,13 @@ def close_epoch(run: Run) -> None:
     last = epoch + 1 == run.spec.training.epochs
     if run.context.rank == 0:
         logger.info("epoch %d ends after step %d; %s", epoch, run.session.steps, switch.decision.reason)
-    run.context.link.post(epoch_record(run, decision, loss=mean_loss(parts), metrics=mean_metrics(parts)))
+    loss = mean_loss(parts)
+    run.context.link.post(epoch_record(run, decision, loss=loss, metrics=mean_metrics(parts)))
     if not last:
         report_switch(run, switch)
     open_epoch(run, epoch + 1)
     if last:
-        report_progress(run, last=True, loss=mean_loss(parts))
+        report_progress(run, last=True, loss=loss)
     if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
         save(run, wait=last)
 

@@ -277,7 +277,7 @@ class ScriptSession:
                 report_switch(run, switch)
             open_epoch(run, epoch + 1)
             if last:
-                report_progress(run, last=True, loss=mean_loss(parts))
+                report_progress(run, last=True, loss=record.loss)
             if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
                 self._save(wait=last)
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from service.client import Client
 
 OPEN_STATES = frozenset({"PENDING", "DELIVERED"})
-_HOLDING = OPEN_STATES | {"APPLIED"}
 LEVEL_HELP = "of compression: low, high, a rung's number (0 is the lightest), or options such as rank=2 or method=none"
 BATCH_HELP = "instead of --level: the global batch, low, high or samples a step"
 
@@ -83,9 +82,10 @@ def hand_back(
         chosen = _chosen(found, before, numbers or [])
         for override_id in chosen:
             _hand_back(client, found.id, override_id)
-        gone = {row.id for row in before if row.state == "CANCELLED"} - set(chosen)
-        after = [row for row in client.overrides(found.id).items if row.id not in gone]
-    rows = [row.model_dump(mode="json") for row in after if row.state == "CANCELLED" or row.id in chosen]
+        after = client.overrides(found.id).items
+    held = {row.id for row in before if row.state != "CANCELLED"}
+    went = [row for row in after if row.id in chosen or (row.id in held and row.state == "CANCELLED")]
+    rows = [row.model_dump(mode="json") for row in went]
     if json:
         print_json({"items": rows})
         return
@@ -138,6 +138,7 @@ def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> 
     Raises:
         SettingsError: there is no such override, or it is over in another way.
     """
+    from service.domain.standing import LIVE
     from service.errors import SettingsError
 
     known = {f"#{override.number}": override for override in overrides}
@@ -146,9 +147,9 @@ def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> 
     for name in names:
         if name not in known:
             raise SettingsError(f"{job.name} has no override {name}; {has}")
-        if known[name].state not in {*_HOLDING, "CANCELLED"}:
+        if known[name].state not in {*LIVE, "CANCELLED"}:
             raise SettingsError(f"override {name} is {known[name].state} already: {known[name].message}")
-    chosen = [known[name] for name in names] or [row for row in overrides if row.state in _HOLDING]
+    chosen = [known[name] for name in names] or [row for row in overrides if row.state in LIVE]
     return list(dict.fromkeys(row.id for row in chosen))
 
 

@@ -92,7 +92,7 @@ def _bar(state: Watched) -> RenderableType:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True, justify="right")
-    eta = "" if state.ended or not state.world_size else f"  {words.duration(progress.eta_s)} left"
+    eta = f"  {words.duration(progress.eta_s)} left" if state.world_size else ""
     step = f"step {progress.step}/{progress.steps}"
     grid.add_row(ProgressBar(total=progress.steps, completed=progress.step), f"{words.epochs(progress)}  {step}{eta}")
     return grid

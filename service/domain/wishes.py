@@ -26,7 +26,9 @@ def check_level(level: str | int | Mapping[str, OptionValue], ladder: Sequence[L
     names = [rung.name for rung in ladder]
     if isinstance(level, str) and level not in names:
         raise Invalid(
-            f"level is {level!r}; this job knows {', '.join(names)}, or options such as rank=2 or method=none", "/level"
+            f"level is {level!r}; this job knows {', '.join(names)}, or options such as "
+            '{"rank": 2} or {"method": "none"}',
+            "/level",
         )
     if isinstance(level, int) and level >= len(ladder):
         raise Invalid(f"level is {level}; this job's ladder has rungs 0 to {len(ladder) - 1}", "/level")
