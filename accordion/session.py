@@ -13,15 +13,12 @@ Every worker makes the same calls in the same order.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -29,13 +26,14 @@ from torch.optim import Optimizer
 from accordion.config import Config
 from accordion.control import Word, raised
 from accordion.controller import Controller, Decider
+from accordion.coordination import Coordinator
 from accordion.engine import Engine
-from accordion.errors import HookError, ReportError, StateError
+from accordion.errors import StateError
 from accordion.hook import Hook, decided_layers
-from accordion.ledger import OVERHEAD, Ledger
+from accordion.ledger import Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, decision_from_json, plan_digest, to_json
+from accordion.module_checks import check_attachable
 from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
-from accordion.wire import Gather, Mean, Request
 
 _STATE = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
 """What `Session.state_dict` holds."""
@@ -83,16 +81,7 @@ def attach(
         HookError: the module has a hook already, or is no DistributedDataParallel; a scaler without an optimizer; an
             optimizer of another module; other arguments on another worker.
     """
-    if scaler is not None and optimizer is None:
-        raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
-    if optimizer is not None and not _holds_any(optimizer, module):
-        raise HookError(
-            "attach() got an optimizer with none of the module's parameters; make it of module.parameters()"
-        )
-    if isinstance(getattr(module, "_orig_mod", None), DistributedDataParallel):
-        raise HookError("attach() got a compiled module; give it the DistributedDataParallel inside, then compile that")
-    if not isinstance(module, DistributedDataParallel):
-        raise HookError(f"attach() got a {type(module).__name__}; wrap the model in DistributedDataParallel first")
+    check_attachable(module, optimizer, scaler)
     layers = decided_layers(module.module)
     group = module.process_group
     engine = Engine(layers, seed=config.seed, world_size=dist.get_world_size(group), rank=dist.get_rank(group))
@@ -102,13 +91,6 @@ def attach(
     session.global_batch = session.global_batch or global_batch
     session.connect(module, overlap=overlap)
     return session
-
-
-def _holds_any(optimizer: Optimizer, module: object) -> bool:
-    if not isinstance(module, torch.nn.Module):
-        return True
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return any(id(parameter) in held for parameter in module.parameters())
 
 
 class Session:
@@ -154,7 +136,8 @@ class Session:
         self.layers: tuple[LayerInfo, ...] = decided_layers(module.module)
         self._device: torch.device = next(module.parameters()).device
         self._hook = Hook(module, self._engine, self._raise_now, loss_scale=self._loss_scale, overlap=overlap)
-        self._check_alike()
+        self._coordinator = Coordinator(self._hook.network, self.ledger, self._device, rank=self.rank)
+        self._coordinator.require_equal((self._config, self.layers))
 
     @property
     def ledger(self) -> Ledger:
@@ -259,16 +242,6 @@ class Session:
         self.steps, self.skipped_steps = first["steps"], first["skipped_steps"]
         self.epoch, self.lr = first["epoch"], first["lr"]
 
-    def _check_alike(self) -> None:
-        """Settings that differ would let the workers' parameters drift apart, or their collectives wait for ever."""
-        own = hashlib.sha256(repr((self._config, self.layers)).encode()).hexdigest()
-        others = [rank for rank, digest in enumerate(self._share(own)) if digest != own]
-        if others:
-            raise HookError(
-                f"attach() got other settings or layers on rank {others[0]} than on rank {self.rank}; give all workers "
-                "the same Config and the same model"
-            )
-
     def _raise_now(self) -> frozenset[Word]:
         self._in_flight = frozenset(self._requested)
         return self._in_flight
@@ -335,7 +308,7 @@ class Session:
         if self._config.detector.statistic == "paper":
             # The published one sums rank 0's gradients: undo the mean over the steps here and over the workers below.
             own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
-        summary = self._answered(Mean(own))
+        summary = self._coordinator.average(own)
         sums.clear()
         return norms(names, summary), root_mean_squares(names, summary)
 
@@ -348,11 +321,10 @@ class Session:
 
     def _switch(self, decide: Callable[[], Decision]) -> Switch:
         """Rank 0 decides, all ranks go over to it and say which plan they run."""
-        decision = self._share_decision(decide)
+        decision = self._coordinator.share_decision(decide)
         self._go_over_to(decision)
         own = Ack(rank=self.rank, step=self.steps, digest=self._plan_digest())
-        acks = [Ack(**json.loads(text)) for text in self._share(json.dumps(asdict(own)))]
-        return Switch(decision=decision, acks=tuple(acks))
+        return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
     def _go_over_to(self, decision: Decision) -> None:
         self.decision, self._engine.plan = decision, decision.level_by_layer
@@ -361,33 +333,6 @@ class Session:
     def _plan_digest(self) -> str:
         """Of what this rank itself runs."""
         return plan_digest(self._engine.plan, self.global_batch if self._config.batch else None)
-
-    def _share_decision(self, decide: Callable[[], Decision]) -> Decision:
-        if self.rank != 0:
-            answer = json.loads(self._share("")[0])
-            if "error" in answer:
-                raise ReportError(f"rank 0 could not decide: {answer['error']}")
-            return decision_from_json(answer)
-        try:
-            decision = decide()
-        except Exception as error:
-            # The others wait for an answer: they get this one before it is raised here.
-            self._share(json.dumps({"error": str(error) or type(error).__name__}))
-            raise
-        self._share(json.dumps(to_json(decision)))
-        return decision
-
-    def _share(self, text: str) -> list[str]:
-        """Everybody's text, in rank order."""
-        payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(self._device)
-        payloads: list[Tensor] = self._answered(Gather(payload))
-        return [bytes(payload.tolist()).decode() for payload in payloads]
-
-    def _answered(self, request: Request) -> Any:
-        def count(_: int, leaving: Request) -> None:
-            self.ledger.count((OVERHEAD,), leaving, OVERHEAD)
-
-        return self._hook.network.answer({0: request}, 0, count)[0]
 
 
 def _decision_of(saved: Any) -> Decision:

@@ -1,0 +1,88 @@
+"""Small collectives by which the workers of a session agree: settings, statistics, decisions, acknowledgements.
+
+All of them run on the training thread, between steps; every worker makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accordion.drive import GroupNetwork
+from accordion.errors import HookError, ReportError
+from accordion.ledger import OVERHEAD, Ledger
+from accordion.messages import Ack, Decision, decision_from_json, to_json
+from accordion.wire import Gather, Mean, Request
+
+
+class Coordinator:
+    """Exchanges short messages over a session's process group and counts their bytes as overhead."""
+
+    def __init__(self, network: GroupNetwork, ledger: Ledger, device: torch.device, *, rank: int) -> None:
+        self._network = network
+        self._ledger = ledger
+        self._device = device
+        self._rank = rank
+
+    def require_equal(self, settings: object) -> None:
+        """Check that all workers have the same settings, compared by their `repr`.
+
+        With different ones the workers' parameters would drift apart, or their collectives wait for each other.
+
+        Raises:
+            HookError: on every worker that differs from another.
+        """
+        own = hashlib.sha256(repr(settings).encode()).hexdigest()
+        others = [rank for rank, digest in enumerate(self.gather_texts(own)) if digest != own]
+        if others:
+            raise HookError(
+                f"attach() got other settings or layers on rank {others[0]} than on rank {self._rank}; give all "
+                "workers the same Config and the same model"
+            )
+
+    def share_decision(self, decide: Callable[[], Decision]) -> Decision:
+        """Call `decide` on rank 0 and return its decision on all ranks.
+
+        Raises:
+            ReportError: on the other ranks, `decide` failed; rank 0 raises the error itself.
+        """
+        if self._rank != 0:
+            answer = json.loads(self.gather_texts("")[0])
+            if "error" in answer:
+                raise ReportError(f"rank 0 could not decide: {answer['error']}")
+            return decision_from_json(answer)
+        try:
+            decision = decide()
+        except Exception as error:
+            # The others wait for an answer: they get this one before it is raised here.
+            self.gather_texts(json.dumps({"error": str(error) or type(error).__name__}))
+            raise
+        self.gather_texts(json.dumps(to_json(decision)))
+        return decision
+
+    def gather_acks(self, own: Ack) -> tuple[Ack, ...]:
+        """Return the acknowledgements of all workers, in rank order."""
+        return tuple(Ack(**json.loads(text)) for text in self.gather_texts(json.dumps(asdict(own))))
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Return the texts of all workers, in rank order."""
+        payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(self._device)
+        payloads: list[Tensor] = self._answered(Gather(payload))
+        return [bytes(payload.tolist()).decode() for payload in payloads]
+
+    def average(self, buffer: Tensor) -> Tensor:
+        """Return the mean of the workers' buffers."""
+        mean: Tensor = self._answered(Mean(buffer))
+        return mean
+
+    def _answered(self, request: Request) -> Any:
+        def count(_: int, leaving: Request) -> None:
+            self._ledger.count((OVERHEAD,), leaving, OVERHEAD)
+
+        return self._network.answer({0: request}, 0, count)[0]
