@@ -22,7 +22,7 @@ from accordion.control import Word, empty_word, word_flow
 from accordion.drive import GroupNetwork, drive
 from accordion.engine import Engine, Layer, Stack
 from accordion.errors import HookError
-from accordion.feedback import by_memory
+from accordion.gradients import as_real, gradients_of
 from accordion.ledger import OVERHEAD
 from accordion.messages import LayerInfo
 from accordion.wire import Request
@@ -147,17 +147,19 @@ class Hook:
             buffer[:1].masked_fill_(self._seen[Word.NOT_FINITE] != 0, torch.nan)
 
     def _layers(self, bucket: GradBucket) -> list[Layer]:
-        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        return [
-            Layer(name=self._names[id(parameter)], gradient=_shaped(gradient, parameter))
-            for parameter, gradient in pairs
-        ]
+        parameters = bucket.parameters()
+        names = [self._names[id(parameter)] for parameter in parameters]
+        gradients = gradients_of(bucket.buffer(), bucket.gradients(), parameters)
+        return [Layer(name=name, gradient=gradient) for name, gradient in zip(names, gradients, strict=True)]
 
 
 def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
-    """The layers that decisions speak of: trained parameters of two or more dimensions, in the model's order."""
+    """The layers that decisions speak of: trained parameters of two or more dimensions, in the model's order.
+
+    The shape of a complex parameter is that of its real view (`as_real`).
+    """
     return tuple(
-        LayerInfo(name=name, shape=tuple(parameter.shape))
+        LayerInfo(name=name, shape=tuple(as_real(parameter.detach()).shape))
         for name, parameter in named_layers(module).items()
         if parameter.requires_grad and parameter.dim() > 1
     )
@@ -166,13 +168,6 @@ def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
 def named_layers(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """All parameters, named alike whether or not the module is compiled."""
     return {name.replace("_orig_mod.", ""): parameter for name, parameter in module.named_parameters()}
-
-
-def _shaped(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A part of a bucket, indexed like its parameter: DDP lays it out as the parameter lies in memory, if dense."""
-    if parameter.is_contiguous() or not by_memory(parameter).is_contiguous():
-        return gradient
-    return gradient.as_strided(parameter.shape, parameter.stride(), gradient.storage_offset())
 
 
 def _background(group: dist.ProcessGroup, device: Any, *, overlap: bool) -> tuple[GroupNetwork, Runner]:

@@ -62,6 +62,20 @@ class Branches(nn.Module):
         return self.leave(x.relu())
 
 
+class Complex(nn.Module):
+    """Complex layers of one and two dimensions, one of them transposed in memory, before a real one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Parameter(torch.randn(16, 48, dtype=torch.complex64) / 4)
+        self.turned = nn.Parameter((torch.randn(40, 48, dtype=torch.complex64) / 7).T)
+        self.scale = nn.Parameter(torch.ones(40, dtype=torch.complex64))
+        self.leave = nn.Linear(40, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave((x.flatten(1).to(self.enter.dtype) @ self.enter @ self.turned * self.scale).abs())
+
+
 class Flat(nn.Module):
     """Every parameter has one dimension."""
 
@@ -166,6 +180,7 @@ WAYS: Mapping[str, Way] = {
     "bf16 parameters": Way(dtype=torch.bfloat16, precision=2**-6),
     "fp64 parameters": Way(dtype=torch.float64, precision=2**-18),
     "vectors only": Way(model=Flat),
+    "complex parameters": Way(model=Complex, ddp={"bucket_cap_mb": 0.002}),
     "several methods in a bucket": Way(mixed=True, ddp={"bucket_cap_mb": 100}),
 }
 
@@ -231,20 +246,21 @@ class Trial:
         self.backward(step)
         scale = self.scaler.get_scale() if self.scaler else 1.0
         got = {
-            name: torch.zeros_like(raw[name]) if parameter.grad is None else parameter.grad.double() / scale
+            name: torch.zeros_like(raw[name]) if parameter.grad is None else parameter.grad / scale
             for name, parameter in self.named().items()
         }
         assert self.finish()
         after = self.owed()
-        gave = {name: self._flat(name, raw[name]) for name in raw}
+        gave = {name: self._flat(value) for name, value in raw.items()}
         for name in gave:
             for owed, sign in ((before, 1.0), (after, -1.0)):
                 if name in owed:
                     gave[name] += sign * owed[name].reshape(-1)
-        return gave, {name: self._flat(name, value) for name, value in got.items()}
+        return gave, {name: self._flat(value) for name, value in got.items()}
 
-    def _flat(self, name: str, value: Tensor) -> Tensor:
-        return value.double().reshape(-1)
+    def _flat(self, value: Tensor) -> Tensor:
+        """In fp64; of complex values the real and imaginary parts side by side."""
+        return (torch.view_as_real(value) if value.is_complex() else value).double().reshape(-1)
 
     def _select(self, model: nn.Module, step: int) -> None:
         if self.way.way_of is not None:
@@ -269,7 +285,9 @@ def trial(rank: int, way: Way, method: str, **settings: Any) -> Trial:
     overlap = settings.pop("overlap", True)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = way.model().to(way.dtype)
+        model = way.model()
+        if way.dtype != torch.float32:  # `to` would make complex parameters real
+            model.to(way.dtype)
     ddp = DistributedDataParallel(model, **{"bucket_cap_mb": 0.02, "broadcast_buffers": False, **way.ddp})
     weights = list(ddp.parameters())
     groups = [{"params": weights[::2]}, {"params": weights[1::2], "lr": 0.01}] if way.groups else weights
