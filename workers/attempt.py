@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from workers.context import Interruption
@@ -17,7 +17,6 @@ from workers.crew import Crew
 from workers.elastic import Plan, Situation, plan
 from workers.errors import ProcessLost
 from workers.failure import (
-    CONTROLLER,
     FIRST_PAUSE_S,
     MOST_PAUSE_S,
     Failures,
@@ -27,6 +26,7 @@ from workers.failure import (
     fatal_reason,
     next_move,
 )
+from workers.starts import AvoidedNodes, FailedStart, StartVerdict, blame_nodes, judge_starts, unbuilt_members
 
 TICK_S = 0.1
 """The longest time between two looks at the whole."""
@@ -82,19 +82,23 @@ class Attempt:
     interruption: Interruption | None = None
     """What the newest group was doing when it ended; at first that of a supervisor before this one."""
     clock: Callable[[], float] = time.time
+    has_trained: bool = False
+    """Whether some group of the job has trained, in this attempt or before."""
     _last: tuple[int, ...] = ()
     """Members of the newest group."""
     _group: _Group | None = None
-    _has_trained: bool = False
     _not_before: float = 0.0
     """When another group may begin, after one that failed."""
     _failed_starts: int = 0
     """Processes in a row that did not come up."""
+    _undecided: list[FailedStart] = field(default_factory=list)
+    """Starts that failed while other processes, which still prepare, may succeed."""
+    _avoided: AvoidedNodes = field(default_factory=AvoidedNodes)
     _hire_not_before: float = 0.0
     """When others may be hired, after that."""
 
     def __post_init__(self) -> None:
-        self._has_trained = self.interruption is not None
+        self.has_trained = self.has_trained or self.interruption is not None
 
     def run(self) -> EndRecord | PausedRecord:
         """Train until the job or the attempt is over."""
@@ -120,7 +124,7 @@ class Attempt:
             self._resize(self._group, todo, size)
             return None
         if unstarted is not None:
-            return self._after(unstarted, progressed=False, fatal=None)
+            return self._after(unstarted.failure, progressed=False, fatal=unstarted.fatal)
         if orders.stop is not None:
             return _stopped(orders.stop, None, "no worker group was running")
         if todo.group and self.clock() >= self._not_before:
@@ -130,11 +134,15 @@ class Attempt:
 
     def _staffed(self, size: Size) -> Plan:
         """Hire and dismiss; gives the plan for the group."""
+        if self._avoided.expire(self.clock()):
+            for process in [one for one in self.crew.processes if one.node is None]:
+                self.crew.dismiss(process.number)
         todo = plan(self._situation(size))
         for number in todo.dismiss:
             self.crew.dismiss(number)
-        for _ in range(todo.hire if self.clock() >= self._hire_not_before else 0):
-            self.crew.hire()
+        may_hire = self.clock() >= self._hire_not_before and not self._undecided
+        for _ in range(todo.hire if may_hire else 0):
+            self.crew.hire(self._avoided.until)
         return todo
 
     def _situation(self, size: Size) -> Situation:
@@ -211,10 +219,12 @@ class Attempt:
         self.interruption = self._interrupted("recovery", len(group.members))
         failure = failure_of(errors)
         progressed = self.desk.progressed(group.generation)
-        self._has_trained = self._has_trained or progressed
+        self.has_trained = self.has_trained or progressed
+        if (lacking := self._lacking(group, errors)) is not None:
+            return self._after(lacking.failure, progressed=progressed, fatal=None)
         fatal = fatal_reason(errors) if failure.cause == "job" else None
-        if fatal == "TASK_RAISED" and self._has_trained:
-            # a task that was built before can be built: one machine lacks something, and another may not.
+        if fatal == "TASK_RAISED" and self.has_trained:
+            # a task that was built before can be built: what it lacks now may come back.
             fatal = None
         if failure.cause == "job" or self.launch.spec.workers.gpus:
             # what raised in a process may have left it broken; a GPU is not trusted after a peer was lost.
@@ -222,17 +232,36 @@ class Attempt:
                 self.crew.dismiss(number)
         return self._after(failure, progressed=progressed, fatal=fatal)
 
-    def _unstarted(self) -> FailureRecord | None:
-        """Why processes did not come up; others are hired after a pause that grows, whoever trains meanwhile."""
-        errors = self.crew.failed_starts()
-        if not errors:
+    def _lacking(self, group: _Group, errors: Mapping[int, BaseException]) -> StartVerdict | None:
+        """Where members of a failed group could not build what the others can, end these and avoid their nodes."""
+        processes = {process.number: process for process in self.crew.processes}
+        unbuilt = unbuilt_members(errors, [processes.get(number) for number in group.members])
+        if unbuilt is None:
             return None
-        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failed_starts, 10))
-        self._failed_starts += 1
-        self._hire_not_before = self.clock() + pause_s
-        failure = failure_of({CONTROLLER: errors[0]})
-        log.warning("%s; others are hired in %g s", failure.message, pause_s)
-        return failure
+        for rank in unbuilt:
+            self.crew.dismiss(group.members[rank])
+        verdict = blame_nodes(list(unbuilt.values()), frozenset(one.node for one in unbuilt.values() if one.node))
+        self._avoided.add(verdict.avoid, self.clock())
+        return verdict
+
+    def _unstarted(self) -> StartVerdict | None:
+        """Why processes did not come up; others are hired after a pause that grows, whoever trains meanwhile."""
+        failed = self.crew.failed_starts()
+        if failed:
+            self._undecided += failed
+            pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failed_starts, 10))
+            self._failed_starts += 1
+            self._hire_not_before = self.clock() + pause_s
+        if not self._undecided:
+            return None
+        verdict = judge_starts(self._undecided, self.crew.processes, has_trained=self.has_trained)
+        if verdict is None:
+            return None
+        self._undecided = []
+        self._avoided.add(verdict.avoid, self.clock())
+        log.warning("%s", verdict.failure.message)
+        self.desk.say(verdict.failure.message)
+        return verdict
 
     def _after(self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None) -> EndRecord | None:
         self.failures, move = next_move(

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +18,8 @@ from workers.cluster import draining_nodes
 from workers.context import Interruption
 from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
-from workers.errors import ProcessLost
+from workers.errors import ProcessLost, TaskRaised
+from workers.starts import FailedStart
 from workers.worker import Place, Pulse, Seat, Worker
 
 PULSE_S = 1.0
@@ -33,6 +34,8 @@ SURVEY_S = 0.5
 """Distance between two looks at nodes that are being drained."""
 OPEN_S = 10.0
 """How long rank 0's process may take to open the store of a group."""
+NODE_LABEL = "ray.io/node-id"
+"""Label that Ray gives every node."""
 FAREWELL_S = 1.0
 """How long to wait for the last signs of life of a group that ended."""
 
@@ -50,8 +53,8 @@ class Crew(Protocol):
     def processes(self) -> list[Process]:
         """Those that live, by number."""
 
-    def hire(self) -> None:
-        """Ask for one more process; it starts as soon as the cluster has room."""
+    def hire(self, avoid: Collection[str] = ()) -> None:
+        """Ask for one more process; it starts as soon as the cluster has room on a node that is not to be avoided."""
 
     def dismiss(self, number: int) -> None:
         """End a process by force; nothing happens where there is none."""
@@ -62,8 +65,8 @@ class Crew(Protocol):
     def look(self, timeout_s: float) -> None:
         """Take in what happened, or wait so long for something to happen."""
 
-    def failed_starts(self) -> list[BaseException]:
-        """Why processes did not come up, since the last call."""
+    def failed_starts(self) -> list[FailedStart]:
+        """Processes that ended before they were ready, since the last call."""
 
     def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
         """Let these train, in rank order.
@@ -126,7 +129,7 @@ class RayCrew:
         self._options = {"num_cpus": workers.cpus, "num_gpus": workers.gpus, "max_concurrency": 4, "max_restarts": 0}
         self._members: dict[int, _Member] = {}
         self._next = 0
-        self._failed: list[BaseException] = []
+        self._failed: list[FailedStart] = []
         self._group: tuple[int, ...] = ()
         self._returned: dict[int, str | BaseException] = {}
         self._newest: tuple[int, float] | None = None
@@ -138,13 +141,20 @@ class RayCrew:
     def processes(self) -> list[Process]:
         """Those that live, by number."""
         return [
-            Process(number=one.number, ready_since=one.ready_since, leaving_since=one.leaving_since)
+            Process(
+                number=one.number,
+                ready_since=one.ready_since,
+                leaving_since=one.leaving_since,
+                node=one.place.node if one.place is not None else None,
+                host=one.place.host if one.place is not None else None,
+            )
             for one in self._members.values()
         ]
 
-    def hire(self) -> None:
-        """One more actor; Ray starts it where there is room."""
-        actor = self._ray.remote(Worker).options(**self._options).remote(self._launch)
+    def hire(self, avoid: Collection[str] = ()) -> None:
+        """One more actor; Ray starts it where there is room, and never on a node that is to be avoided."""
+        selector = {"label_selector": {NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
+        actor = self._ray.remote(Worker).options(**self._options, **selector).remote(self._launch)
         self._members[self._next] = _Member(self._next, actor, actor.place.remote())
         self._next += 1
 
@@ -176,8 +186,8 @@ class RayCrew:
         self._end_the_hung()
         self._survey()
 
-    def failed_starts(self) -> list[BaseException]:
-        """Why processes did not come up, since the last call."""
+    def failed_starts(self) -> list[FailedStart]:
+        """Processes that ended before they were ready, since the last call."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -242,6 +252,8 @@ class RayCrew:
         if call is member.training:
             member.training = None
             self._returned[self._group.index(member.number)] = answer
+        elif isinstance(answer, TaskRaised) and call is member.starting:
+            self._lose(member, answer)
         elif isinstance(answer, BaseException):
             self._lose(member, ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"))
         elif call is member.pulsing:
@@ -266,7 +278,8 @@ class RayCrew:
         if member.training is not None:
             self._returned[self._group.index(member.number)] = why
         elif member.starting is not None:
-            self._failed.append(why)
+            node, host = (member.place.node, member.place.host) if member.place is not None else (None, None)
+            self._failed.append(FailedStart(error=why, node=node, host=host))
 
     def _end_the_hung(self) -> None:
         now = self._clock()

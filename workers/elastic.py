@@ -28,6 +28,10 @@ class Process:
     """None while it starts."""
     leaving_since: float | None = None
     """Since when its node is known to be drained; None where it stays."""
+    node: str | None = None
+    """Ray's id of its node; None until it is placed."""
+    host: str | None = None
+    """Address of that node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

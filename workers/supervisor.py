@@ -101,6 +101,7 @@ class Supervisor:
             desk=self,
             failures=failures,
             interruption=self._lost_before(),
+            has_trained=any(isinstance(record.payload, Started) for record in read_records(self._storage)),
         )
         end = attempt.run()
         self._journal().write(end)

@@ -91,8 +91,14 @@ class Worker:
         return Place(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
 
     def prepare(self) -> None:
-        """Load all that takes long, so that a group can begin at once: it stands still for its newcomers."""
-        self._parts = _loaded(self._launch)
+        """Load all that takes long, so that a group can begin at once: it stands still for its newcomers.
+
+        Raises:
+            TaskRaised: the task or its data cannot be loaded here.
+        """
+        source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
+        with shipping(source, RayAsk()):
+            self._parts = _loaded(self._launch)
 
     def open(self, generation: int) -> tuple[str, int]:
         """Open the store of a new group, which this process leads; gives its host and port."""
@@ -170,9 +176,10 @@ class Worker:
 
 
 def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:
-    """The task and its data; beside them, all modules that a group needs.
+    """The task and its data, None for a script; beside them, all modules that a group needs.
 
-    None for a script, and where loading fails: a group that is to train says it then.
+    Raises:
+        TaskRaised: the task or its data cannot be loaded here.
     """
     # torch itself loads torch._dynamo, 1 to 2 s, with the first optimizer that is made.
     for module in ("torch._dynamo", "workers.loop"):
@@ -180,10 +187,8 @@ def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:
     from workers.code import install
     from workers.run import load
 
-    with suppress(WorkerError):
-        install(launch)
-        return None if launch.spec.task.name == SCRIPT else load(launch.spec)
-    return None
+    install(launch)
+    return None if launch.spec.task.name == SCRIPT else load(launch.spec)
 
 
 def _run(context: WorkerContext) -> str:

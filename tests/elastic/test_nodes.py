@@ -106,6 +106,24 @@ def test_a_node_that_joins(begin: Begin) -> None:
         assert [resize.cause for resize in watched.life.all(ResizeRecord)] == ["joined"]
 
 
+def test_a_node_that_lacks_the_data(begin: Begin) -> None:
+    with cluster(nodes=1) as made:
+        options = {"pace_s": 0.15, "nodes_with_data": made.nodes[0].id}
+        watched = begin(made, **ELASTIC, options=options)
+        watched.reach(AFTER)
+        made.add()
+        wait_for(lambda: watched.life.look() is not None or avoided(watched), watched.life.story)
+        assert watched.survived("node without the data added").rolled_back == 0
+        assert watched.sizes() == [1]
+        assert watched.life.all(FailureRecord) == []
+        assert "FileNotFoundError: the digits are not on this node" in avoided(watched)[0]
+
+
+def avoided(watched: Watched) -> list[str]:
+    """What the supervisor said of nodes where the task cannot be built."""
+    return [line.text for line in watched.life.logs if "no process is started there" in line.text]
+
+
 def test_the_gcs_killed_and_back(begin: Begin) -> None:
     with cluster(nodes=2, durable=True) as made:
         watched = begin(made)

@@ -14,6 +14,7 @@ from workers import crew as crew_module
 from workers.contract import JobSpec, Launch
 from workers.crew import RayCrew
 from workers.errors import ProcessLost
+from workers.starts import FailedStart
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 LIMIT_S = 5.0
@@ -53,9 +54,9 @@ def is_ready(crew: RayCrew) -> bool:
 @pytest.mark.parametrize("way", ["stopped", "lock"])
 def test_a_process_that_hangs_while_it_starts_is_ended_and_another_one_comes_up(hanging: Hanging, way: str) -> None:
     crew = hanging(way)
-    failed: list[BaseException] = []
+    failed: list[FailedStart] = []
     look_until(crew, lambda: failed.extend(crew.failed_starts()) or failed)
-    assert [type(error) for error in failed] == [ProcessLost]
+    assert [type(one.error) for one in failed] == [ProcessLost]
     assert crew.processes == []
     wait_for(lambda: not processes("ray::Worker"))
     crew.hire()

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -49,11 +50,14 @@ class WatchedDigits(DigitsMlp):
     that it waits for, on a slow machine too.
 
     `fault` is `backward` or `collective`: the process of rank `fault_rank` kills itself there in step `fault_step`,
-    once in the life of the job.
+    once in the life of the job. On nodes that are not in `nodes_with_data`, where that is given, it cannot be built.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__({"hidden": options["hidden"], "min_step_s": 0.0})
+        nodes = str(options.get("nodes_with_data", ""))
+        if nodes and ray.get_runtime_context().get_node_id() not in nodes:
+            raise FileNotFoundError("the digits are not on this node")
         self._options = options
         self._folder = Path(str(options["folder"]))
         self._file = self._folder / f"{os.getpid()}.jsonl"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
 from workers.errors import ProcessLost
 from workers.journal import Journal
+from workers.starts import FailedStart
 
 Outcome = str | Mapping[int, str | BaseException]
 """What all members come back with, or some of them with this and the others with a broken collective."""
@@ -30,6 +31,8 @@ class FakeCrew:
     """Whether groups train on that are asked to resize."""
     unseated: int = 0
     """How many of the next groups are not seated, since their leader does not answer."""
+    nodes: dict[int, str] = field(default_factory=dict)
+    """Where processes are placed, by number; the others on `a`."""
     slow: set[int] = field(default_factory=set)
     """Numbers of the processes that never become ready."""
     now: float = 0.0
@@ -41,7 +44,9 @@ class FakeCrew:
     dismissed: list[int] = field(default_factory=list)
     expelled: list[int] = field(default_factory=list)
     expelled_when: list[float] = field(default_factory=list)
-    failed: list[BaseException] = field(default_factory=list)
+    failed: list[FailedStart] = field(default_factory=list)
+    avoided: list[frozenset[str]] = field(default_factory=list)
+    """Nodes to be avoided, of one hiring after the other."""
     on_look: Callable[[FakeCrew], None] | None = None
     start_s: float = 0.3
     """How long a process takes to start."""
@@ -57,8 +62,10 @@ class FakeCrew:
     def processes(self) -> list[Process]:
         return list(self.members.values())
 
-    def hire(self) -> None:
-        self.members[self.hired] = Process(number=self.hired, ready_since=None)
+    def hire(self, avoid: Collection[str] = ()) -> None:
+        node = self.nodes.get(self.hired, "a")
+        self.members[self.hired] = Process(number=self.hired, ready_since=None, node=node, host=f"host-{node}")
+        self.avoided.append(frozenset(avoid))
         self.hired += 1
         self.hired_at = self.now
         self.hired_when.append(self.now)
@@ -85,7 +92,12 @@ class FakeCrew:
         if self.on_look is not None:
             self.on_look(self)
 
-    def failed_starts(self) -> list[BaseException]:
+    def cannot_start(self, number: int, error: BaseException) -> None:
+        """It ends before it is ready."""
+        process = self.members.pop(number)
+        self.failed.append(FailedStart(error=error, node=process.node, host=process.host))
+
+    def failed_starts(self) -> list[FailedStart]:
         failed, self.failed = self.failed, []
         return failed
 

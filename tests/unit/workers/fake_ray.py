@@ -68,6 +68,8 @@ class FakeRay:
 
     now: float = 1000.0
     actors: list[Actor] = field(default_factory=list)
+    options: list[dict[str, Any]] = field(default_factory=list)
+    """With which worker actors were made."""
     killed: list[Actor] = field(default_factory=list)
     signals: list[tuple[str, int]] = field(default_factory=list)
     """Who sent a SIGKILL, a task on a node or the crew itself; to which process."""
@@ -77,6 +79,7 @@ class FakeRay:
 
     def _start(self, what: Any, options: dict[str, Any], *arguments: Any) -> Any:
         if what is Worker:
+            self.options.append(options)
             self.actors.append(Actor(len(self.actors)))
             return self.actors[-1]
         self.signals.append((options["scheduling_strategy"].node_id, *arguments))

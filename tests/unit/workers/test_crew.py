@@ -16,8 +16,9 @@ from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE, Actor, 
 from tests.unit.workers.world import launch
 from workers import crew as crew_module
 from workers.contract import ResizeRecord
-from workers.crew import EXPELLED, HUNG_S, PREPARING_S, PULSE_S, SURVEY_S, RayCrew
+from workers.crew import EXPELLED, HUNG_S, NODE_LABEL, PREPARING_S, PULSE_S, SURVEY_S, RayCrew
 from workers.errors import ProcessLost, TaskRaised
+from workers.starts import FailedStart
 from workers.worker import Place, Pulse
 
 NOTE = ResizeRecord(cause="joined", old=1, new=2, step=0, message="one more")
@@ -122,7 +123,7 @@ def test_a_process_that_hangs_while_it_prepares_is_given_longer_and_is_a_failed_
     assert (here.numbers, here.ray.signals) == ([0], [])
     here.look(3.0)
     assert (here.numbers, here.ray.signals, here.ray.killed) == ([], [(ITSELF, 0)], [actor])
-    assert [type(error) for error in here.crew.failed_starts()] == [ProcessLost]
+    assert [type(one.error) for one in here.crew.failed_starts()] == [ProcessLost]
     assert here.crew.failed_starts() == []
 
 
@@ -203,16 +204,30 @@ def test_a_process_that_is_lost_while_it_starts_is_a_failed_start_however_far_it
     for method in ("place", "prepare", "pulse"):
         here.starting(**{"prepare": OPEN, method: DEAD})
         here.look()
-        assert (here.numbers, here.crew.failed_starts(), here.crew.failed_starts()) == ([], [DEAD], [])
+        failed = [one.error for one in here.crew.failed_starts()]
+        assert (here.numbers, failed, here.crew.failed_starts()) == ([], [DEAD], [])
 
 
 def test_a_process_that_cannot_be_prepared_is_a_failed_start(here: World) -> None:
     actor = here.starting(prepare=raised(ModuleNotFoundError("No module named 'torch'")))
     here.look()
-    [why] = here.crew.failed_starts()
-    assert isinstance(why, ProcessLost)
-    assert "ModuleNotFoundError: No module named 'torch'" in str(why)
+    [failed] = here.crew.failed_starts()
+    assert isinstance(failed.error, ProcessLost)
+    assert "ModuleNotFoundError: No module named 'torch'" in str(failed.error)
     assert (here.numbers, here.ray.killed) == ([], [actor])
+
+
+def test_a_process_that_cannot_build_the_task_says_so_with_its_node(here: World) -> None:
+    error = TaskRaised(None, None, "FileNotFoundError: no data")
+    here.starting(place=Place(node=THERE, host="10.0.0.1", pid=77), prepare=raised(error))
+    here.look()
+    assert here.crew.failed_starts() == [FailedStart(error=error, node=THERE, host="10.0.0.1")]
+
+
+def test_a_process_is_kept_away_from_nodes_that_are_avoided(here: World) -> None:
+    here.crew.hire()
+    here.crew.hire({"b", "a"})
+    assert [options.get("label_selector") for options in here.ray.options] == [None, {NODE_LABEL: "!in(a,b)"}]
 
 
 def test_a_process_that_is_lost_while_it_waits_is_no_failed_start(here: World) -> None:

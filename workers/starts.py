@@ -1,0 +1,110 @@
+"""Worker processes that did not become ready: what that means for the job, and which nodes are avoided; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from workers.contract import EndReason, FailureRecord
+from workers.elastic import Process
+from workers.errors import TaskRaised
+from workers.failure import CONTROLLER, failure_of
+from workers.symptoms import sentence_of
+
+AVOID_S = 300.0
+"""How long no process is started on a node where the task cannot be built: its data may be mounted meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedStart:
+    """A worker process that ended, or was ended, before it was ready."""
+
+    error: BaseException
+    node: str | None = None
+    """Ray's id of its node; None where it was never placed."""
+    host: str | None = None
+    """Address of that node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartVerdict:
+    """What failed starts mean."""
+
+    failure: FailureRecord
+    fatal: EndReason | None = None
+    avoid: frozenset[str] = frozenset()
+    """Nodes to start no process on for `AVOID_S`."""
+
+
+@dataclass(slots=True)
+class AvoidedNodes:
+    """Nodes where the task could not be built, each until when."""
+
+    until: dict[str, float] = field(default_factory=dict)
+
+    def add(self, nodes: frozenset[str], now: float) -> None:
+        """Avoid these from now on for `AVOID_S`."""
+        self.until |= dict.fromkeys(nodes, now + AVOID_S)
+
+    def expire(self, now: float) -> bool:
+        """Forget the nodes whose time is over; says whether there were any."""
+        over = [node for node, until in self.until.items() if now >= until]
+        for node in over:
+            del self.until[node]
+        return bool(over)
+
+
+def judge_starts(
+    failed: Sequence[FailedStart], processes: Sequence[Process], *, has_trained: bool
+) -> StartVerdict | None:
+    """Decide what failed starts mean.
+
+    A task that another process has built, now or before, can be built: its nodes lack something and are avoided. A
+    task that no process could build ends the job. While others still prepare nothing is known: None.
+    """
+    unbuilt = [one for one in failed if isinstance(one.error, TaskRaised)]
+    if not unbuilt:
+        return StartVerdict(failure=failure_of({CONTROLLER: failed[0].error}))
+    ready = {process.node for process in processes if process.ready_since is not None}
+    if ready or has_trained:
+        return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
+    if any(process.ready_since is None and process.node is not None for process in processes):
+        return None
+    message = f"no worker process could build the task; on {_hosts(unbuilt)}: {sentence_of(unbuilt[0].error)}"
+    return StartVerdict(failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED")
+
+
+def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:
+    """Say that processes on some nodes could not build a task that others can build."""
+    message = f"a worker process on {_hosts(unbuilt)} cannot build the task: {sentence_of(unbuilt[0].error)}"
+    if avoid:
+        message += f"; no process is started there for the next {AVOID_S / 60:g} min"
+    failure = FailureRecord(cause="infrastructure", rank=None, message=message)
+    return StartVerdict(failure=failure, avoid=avoid)
+
+
+def unbuilt_members(
+    errors: Mapping[int, BaseException], members: Sequence[Process | None]
+) -> dict[int, FailedStart] | None:
+    """Members of a failed group whose nodes lack something: the others, on other nodes, could build the task.
+
+    None where the task itself is to blame: nobody built it, or one process did on the same node.
+    """
+    unbuilt = {rank for rank, error in errors.items() if isinstance(error, TaskRaised) and error.step is None}
+    nodes = {rank: member.node for rank, member in enumerate(members) if member is not None}
+    elsewhere = {node for rank, node in nodes.items() if rank not in unbuilt}
+    if not unbuilt or not elsewhere or any(nodes.get(rank) in {None, *elsewhere} for rank in unbuilt):
+        return None
+    found = {rank: members[rank] for rank in sorted(unbuilt)}
+    return {
+        rank: FailedStart(error=errors[rank], node=member.node, host=member.host)
+        for rank, member in found.items()
+        if member is not None
+    }
+
+
+def _hosts(failed: Sequence[FailedStart]) -> str:
+    return ", ".join(f"node {host}" for host in dict.fromkeys(one.host or "unknown" for one in failed))
+
+
+__all__ = ["AVOID_S", "AvoidedNodes", "FailedStart", "StartVerdict", "blame_nodes", "judge_starts", "unbuilt_members"]
