@@ -3,95 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 
+from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_crew import FakeCrew, Outcome
-from tests.unit.workers.world import launch
-from workers.attempt import RETURN_S, Attempt
+from workers.attempt import RETURN_S
 from workers.context import Interruption
-from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord, Size
+from workers.contract import EndRecord, Orders, PausedRecord, Size
 from workers.elastic import LEAVE_PATIENCE_S
 from workers.errors import TaskRaised
-from workers.failure import FIRST_PAUSE_S, MOST_PAUSE_S, Failures
-from workers.spec import WorkersSpec
-from workers.starts import AVOID_S, FailedStart
+from workers.failure import FIRST_PAUSE_S, MOST_PAUSE_S
+from workers.starts import FailedStart
 
 DEAD = ActorDiedError()
-
-
-@dataclass
-class FakeDesk:
-    """Implements `Desk`."""
-
-    wanted: Orders = field(default_factory=Orders)
-    records: list[FailureRecord] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-    generation: int = 0
-    has_progressed: bool = True
-
-    def claim(self) -> int:
-        self.generation += 1
-        return self.generation
-
-    def record(self, failure: FailureRecord) -> None:
-        self.records.append(failure)
-
-    def progressed(self, generation: int) -> bool:
-        del generation
-        return self.has_progressed
-
-    def say(self, message: str) -> None:
-        self.said.append(message)
-
-    def orders(self) -> Orders:
-        return self.wanted
-
-    def stopped_by(self) -> Literal["cancel", "pause"]:
-        assert self.wanted.stop is not None
-        return self.wanted.stop
-
-
-@dataclass
-class World:
-    attempt: Attempt
-    crew: FakeCrew
-    desk: FakeDesk
-
-    def run(self, *events: Callable[[FakeCrew], Any]) -> EndRecord | PausedRecord:
-        """Let one event happen after the other, some looks apart; after the last the group completes."""
-        left = list(events)
-
-        def look(crew: FakeCrew) -> None:
-            crew.step += 1
-            if crew.step % 40:
-                return
-            if left:
-                left.pop(0)(crew)
-            else:
-                crew.come_back("completed")
-
-        self.crew.on_look = look
-        return self.attempt.run()
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Callable[..., World]:
-    def make(*outcomes: Outcome | None, least: int = 1, most: int = 2, gpus: int = 0, **crew: Any) -> World:
-        workers = WorkersSpec(min=least, max=most, gpus=gpus)
-        started = launch(tmp_path, workers=workers).model_copy(update={"workers": most})
-        made = FakeCrew(started, list(outcomes or (None,)), False, **crew)
-        desk = FakeDesk()
-        return World(
-            Attempt(launch=started, crew=made, desk=desk, failures=Failures(), clock=lambda: made.now), made, desk
-        )
-
-    return make
 
 
 def test_an_attempt_that_nothing_disturbs_has_one_group(world: Callable[..., World]) -> None:
@@ -376,74 +305,3 @@ def test_of_members_that_say_different_things_the_first_rank_is_believed(world: 
     here = world(least=2)
     here.run(lambda crew: setattr(crew, "back", {1: "completed", 0: "resized"}))
     assert here.crew.seated == [(0, 1), (0, 1)]
-
-
-NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
-
-
-def test_a_newcomer_that_cannot_build_the_task_is_a_failed_start_and_the_job_trains_on(world) -> None:
-    here = world(most=3, slow={2, 3}, nodes={2: "b"})
-
-    def cannot(crew: FakeCrew) -> None:
-        crew.cannot_start(2, NO_DATA)
-
-    end = here.run(*[lambda _: None] * 3, cannot, lambda crew: crew.slow.clear())
-    assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
-    assert (here.crew.seated[0], here.desk.records) == ((0, 1), [])
-    assert here.crew.avoided == [frozenset(), frozenset(), frozenset(), frozenset({"b"})]
-    [told] = [said for said in here.desk.said if "cannot build the task" in said]
-    assert "node host-b" in told
-    assert "FileNotFoundError: no data here" in told
-
-
-def test_a_node_that_lacks_something_at_the_first_start_is_avoided_too(world: Callable[..., World]) -> None:
-    here = world(nodes={1: "b"}, slow={1})
-    here.crew.on_look = None
-    here.run(lambda crew: crew.cannot_start(1, NO_DATA))
-    assert here.crew.avoided[-1] == {"b"}
-    assert here.crew.seated[-1] == (0, 2)
-
-
-def test_a_task_that_no_process_can_build_ends_the_job_when_all_have_tried(world: Callable[..., World]) -> None:
-    here = world(slow={0, 1})
-    tried: list[float] = []
-
-    def fail(crew: FakeCrew) -> None:
-        if crew.now > 1.0 and 0 in crew.members:
-            crew.cannot_start(0, NO_DATA)
-        if crew.now > 5.0:
-            crew.cannot_start(1, NO_DATA)
-            tried.append(crew.now)
-
-    here.crew.on_look = fail
-    end = here.attempt.run()
-    assert isinstance(end, EndRecord)
-    assert (end.reason, here.crew.hired, len(tried)) == ("TASK_RAISED", 2, 1)
-    assert "no worker process could build the task; on node host-a: " in end.message
-
-
-def test_a_process_that_fails_where_another_succeeded_does_not_cost_the_node(world: Callable[..., World]) -> None:
-    here = world(slow={1})
-    here.run(lambda crew: crew.cannot_start(1, NO_DATA))
-    assert here.crew.avoided[-1] == frozenset()
-
-
-def test_members_that_cannot_build_the_model_are_ended_and_their_node_is_avoided(world) -> None:
-    here = world(least=2, nodes={1: "b"})
-    end = here.run(lambda crew: crew.come_back({1: NO_DATA}))
-    assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
-    assert (here.crew.seated, here.crew.avoided[-1]) == ([(0, 1), (0, 2)], {"b"})
-    assert [record.cause for record in here.desk.records] == ["infrastructure"]
-
-
-def test_a_node_is_avoided_for_a_time_only(world: Callable[..., World]) -> None:
-    here = world(slow={1, 2}, nodes={1: "b"})
-    here.desk.wanted = Orders(version=1, size=Size(min=1, target=2))
-
-    def unplaced(crew: FakeCrew) -> None:
-        crew.members[2] = replace(crew.members[2], node=None)
-        crew.now += AVOID_S
-
-    here.run(lambda crew: crew.cannot_start(1, NO_DATA), unplaced)
-    assert 2 in here.crew.dismissed
-    assert here.crew.avoided[2:] == [{"b"}, frozenset()]
