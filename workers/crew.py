@@ -34,7 +34,7 @@ SURVEY_S = 0.5
 """Distance between two looks at nodes that are being drained."""
 OPEN_S = 10.0
 """How long rank 0's process may take to open the store of a group."""
-NODE_LABEL = "ray.io/node-id"
+_NODE_LABEL = "ray.io/node-id"
 """Label that Ray gives every node."""
 FAREWELL_S = 1.0
 """How long to wait for the last signs of life of a group that ended."""
@@ -153,7 +153,7 @@ class RayCrew:
 
     def hire(self, avoid: Collection[str] = ()) -> None:
         """One more actor; Ray starts it where there is room, and never on a node that is to be avoided."""
-        selector = {"label_selector": {NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
+        selector = {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
         actor = self._ray.remote(Worker).options(**self._options, **selector).remote(self._launch)
         self._members[self._next] = _Member(self._next, actor, actor.place.remote())
         self._next += 1

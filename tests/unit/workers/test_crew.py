@@ -16,7 +16,7 @@ from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE, Actor, 
 from tests.unit.workers.world import launch
 from workers import crew as crew_module
 from workers.contract import ResizeRecord
-from workers.crew import EXPELLED, HUNG_S, NODE_LABEL, PREPARING_S, PULSE_S, SURVEY_S, RayCrew
+from workers.crew import EXPELLED, HUNG_S, PREPARING_S, PULSE_S, SURVEY_S, RayCrew
 from workers.errors import ProcessLost, TaskRaised
 from workers.starts import FailedStart
 from workers.worker import Place, Pulse
@@ -227,7 +227,7 @@ def test_a_process_that_cannot_build_the_task_says_so_with_its_node(here: World)
 def test_a_process_is_kept_away_from_nodes_that_are_avoided(here: World) -> None:
     here.crew.hire()
     here.crew.hire({"b", "a"})
-    assert [options.get("label_selector") for options in here.ray.options] == [None, {NODE_LABEL: "!in(a,b)"}]
+    assert [options.get("label_selector") for options in here.ray.options] == [None, {"ray.io/node-id": "!in(a,b)"}]
 
 
 def test_a_process_that_is_lost_while_it_waits_is_no_failed_start(here: World) -> None:
