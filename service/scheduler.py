@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from service.domain.jobs import HELD, Reason, Status
 from service.domain.queue import Size, Verdict, Waiting, plan_queue, reserved_sizes
 from service.domain.reconcile import Seen, Supervisor, next_action
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
+from service.foreign import ClusterClaim, ForeignJobs
 from service.logs import configure_logs
 from service.runtime.base import Node, Runtime, SupervisorState
 from service.settings import Settings, load_settings
@@ -62,6 +63,8 @@ class Scheduler:
         self._ledger = Ledger(database, clock)
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid_utils.uuid4()}"
         self._lease = Lease(database, owner=owner, clock=clock, lease_s=settings.lease_s)
+        self._claim = ClusterClaim(runtime, scheduler=owner, clock=clock, last_s=settings.lease_s)
+        self._foreign = ForeignJobs()
         self._nodes: list[Node] = []
         self._supervisors: dict[str, SupervisorState] = {}
         self._code = CodeStore(settings.code, clock)
@@ -88,6 +91,8 @@ class Scheduler:
 
     def _look(self, token: int) -> None:
         try:
+            if not self._claim.hold():
+                return
             fresh = self._survey(token)
         except RuntimeUnavailable as error:
             self._say_unreachable(token, str(error))
@@ -114,6 +119,7 @@ class Scheduler:
 
     def release(self) -> None:
         """Give the lease back, so that a successor need not wait."""
+        self._claim.release()
         self._lease.release()
 
     def _survey(self, token: int) -> bool:
@@ -132,14 +138,24 @@ class Scheduler:
         self._supervisors = {supervisor.job_id: supervisor for supervisor in found}
         # Read after the cluster, which may take its time: every supervisor that was seen has its row by now.
         unfinished = {job.id for job in self._repository.unfinished()}
-        for job_id in self._supervisors.keys() - unfinished:
-            self._remove(job_id, token, why="no unfinished job of that id")
+        unknown = self._remove_ended(self._supervisors.keys() - unfinished, token)
+        self._foreign.note(self._runtime.foreign(), unknown)
         missing = unfinished - self._supervisors.keys()
         self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
         self._unstored.keep_only(unfinished)
-        self._ledger.keep_cluster(token, nodes=self._nodes)
+        self._ledger.keep_cluster(token, nodes=self._nodes, message=self._foreign.message)
         self._surveyed_at = now
         return True
+
+    def _remove_ended(self, job_ids: Set[str], token: int) -> Set[str]:
+        """Remove supervisors of jobs that have ended; gives those of jobs that the database does not know."""
+        known = self._repository.known(job_ids)
+        for job_id in known:
+            self._remove(job_id, token, why="the job has ended")
+        for job_id in job_ids - known:
+            # another database's: one that was there before a backup was restored, or one that has this database's copy
+            self._supervisors.pop(job_id)
+        return job_ids - known
 
     def _say_unreachable(self, token: int, message: str) -> None:
         self._ledger.keep_cluster(token, nodes=None, message=message)
@@ -358,10 +374,21 @@ def serve(settings: Settings) -> None:
     from service.runtime.ray_backend import RayBackend
 
     configure_logs(settings.log_level, "scheduler")
+    runtime = RayBackend(address=settings.ray_address, installation=_installation(settings.database))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    run(settings, RayBackend(address=settings.ray_address), stop=stop)
+    run(settings, runtime, stop=stop)
+
+
+def _installation(url: str) -> str:
+    """The id of the installation, from its database."""
+    upgrade(url)
+    database = Database(url)
+    try:
+        return Repository(database).installation()
+    finally:
+        database.close()
 
 
 if __name__ == "__main__":

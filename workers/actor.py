@@ -8,6 +8,7 @@ process may be killed at any time. Every call may be repeated, and one of an old
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
@@ -19,9 +20,6 @@ from workers.calls import Decided, Question, Receipt, Refused, Registration, Sta
 from workers.contract import Cursor, Drained, LogLine, Orders, Progress, Record
 from workers.journal import Place, place_of
 
-NAMESPACE = "accordion"
-ACTOR_NAME = "accordion-v1"
-"""The number grows when the calls change, so that old and new supervisors never talk past each other."""
 LOG_LIMIT_BYTES = 1 << 20
 """Log text held for one job: eight seconds of a job that writes as fast as it may."""
 DRAIN_LIMIT = 1000
@@ -68,6 +66,8 @@ class AccordionActor:
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
+        self._claim: tuple[str, float] | None = None
+        """Scheduler that serves this installation on this cluster, and until when its claim lasts."""
 
     async def register(self, job_id: str, stamp: Stamp, registration: Registration) -> Receipt | Refused:
         """Hold this controller for the job, in place of the one held before.
@@ -173,6 +173,16 @@ class AccordionActor:
         """Where the job was, as far as it was told."""
         job = self._jobs.get(job_id)
         return job.progress if job is not None else None
+
+    async def claim(self, scheduler: str, last_s: float) -> str:
+        """Claim the cluster for a scheduler, or renew its claim; gives the scheduler that holds the claim then.
+
+        Schedulers over one database take turns by its lease. A claim held by another one tells of a second database.
+        """
+        now = time.monotonic()
+        if self._claim is None or self._claim[0] == scheduler or now >= self._claim[1]:
+            self._claim = (scheduler, now + last_s)
+        return self._claim[0]
 
     async def forget(self, job_id: str) -> None:
         """Drop all that is held of a job."""

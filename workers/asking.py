@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from workers.actor import ACTOR_NAME, NAMESPACE, AccordionActor
+from workers.actor import AccordionActor
+from workers.names import NAMESPACE, actor_name
 
 HEAD = "node:__internal_head__"
 """A resource that only the head's node has, one of it."""
@@ -29,9 +30,10 @@ class Ask(Protocol):
 
 
 class RayAsk:
-    """Asks the actor of the Ray cluster that this process belongs to. Threads may share it."""
+    """Asks the installation's actor in the Ray cluster that this process belongs to. Threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, installation: str) -> None:
+        self.installation = installation
         self._actor: Any = None
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
@@ -43,20 +45,21 @@ class RayAsk:
         import ray
 
         try:
-            self._actor = self._actor or ensure_actor()
+            self._actor = self._actor or ensure_actor(self.installation)
             return ray.get(getattr(self._actor, method).remote(*arguments, **named), timeout=timeout_s)
         except (ray.exceptions.RayError, TimeoutError, ConnectionError) as error:
             self._actor = None if isinstance(error, ray.exceptions.ActorDiedError) else self._actor
             raise ActorSilentError(f"the Accordion actor gave no answer to {method}: {error}") from error
 
 
-def ensure_actor() -> Any:
-    """Get the cluster's Accordion actor; the first who asks starts it.
+def ensure_actor(installation: str) -> Any:
+    """Get the installation's Accordion actor; the first caller starts it.
 
     Detached, it outlives all drivers. It restarts for ever, and calls made meanwhile are repeated by Ray.
     """
     import ray
 
-    options = {"name": ACTOR_NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    name = actor_name(installation)
+    options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     endless = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 10_000, "num_cpus": 0}
     return ray.remote(AccordionActor).options(**options, **endless, resources=AT_HOME).remote()

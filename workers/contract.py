@@ -276,6 +276,8 @@ class Launch(Strict):
     storage: str
     """Directory for checkpoints and the end file, the same for all attempts of the job."""
     spec: JobSpec
+    installation: str = ""
+    """Id of the installation that runs the attempt: its part of the names of actors; empty before ids existed."""
     code: str | None = None
     """Path of the user's own modules as a zip, where every worker reaches it; None where the spec names none."""
 

@@ -1,7 +1,7 @@
 """The actor that runs one attempt of one job: worker groups one after the other, until the job is over.
 
-Detached and named `job-{id}.{attempt}`, it outlives api and scheduler. Ray restarts it when its process dies; it then
-begins again from the newest checkpoint, or finds the end file and has nothing left to do.
+Detached and named after installation, job and attempt (`names.py`), it outlives api and scheduler. Ray restarts it when
+its process dies; it then begins again from the newest checkpoint, or finds the end file and has nothing left to do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from workers.actor import NAMESPACE
 from workers.asking import AT_HOME, ActorSilentError, Ask, RayAsk
 from workers.attempt import Attempt
 from workers.context import Interruption
@@ -21,6 +20,7 @@ from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRec
 from workers.crew import Crew, RayCrew
 from workers.failure import Failures
 from workers.journal import Journal, claim_generation, read_end, read_records, write_end
+from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.orders import Watch
 from workers.outbox import Outbox
 from workers.telemetry import Source, shipping
@@ -59,7 +59,7 @@ class Supervisor:
         self._launch = Launch.model_validate_json(launch)
         self._storage = Path(self._launch.storage)
         self._crew = crew
-        self._ask = ask or RayAsk()
+        self._ask = ask or RayAsk(self._launch.installation)
         self._pause = pause
         self._watch = Watch(self._launch.job_id, self._ask)
         self._state: tuple[Phase, str] = ("starting", "the supervisor begins")
@@ -187,18 +187,7 @@ def start_supervisor(launch: Launch) -> Any:
     """Start the attempt's supervisor, or find the one that is there."""
     import ray
 
-    name = supervisor_name(launch.job_id, launch.attempt)
+    name = supervisor_name(SupervisorName(launch.installation, launch.job_id, launch.attempt))
     options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     limits = {"max_restarts": MOST_RESTARTS, "max_task_retries": -1, "max_concurrency": 8, "num_cpus": 0}
     return ray.remote(Supervisor).options(**options, **limits, resources=AT_HOME).remote(launch.model_dump_json())
-
-
-def supervisor_name(job_id: str, attempt: int) -> str:
-    """The actor's name; it tells the attempt without a call."""
-    return f"job-{job_id}.{attempt}"
-
-
-def parse_name(name: str) -> tuple[str, int] | None:
-    """Job id and attempt of a supervisor's name; None for other actors."""
-    job_id, dot, attempt = name.removeprefix("job-").rpartition(".")
-    return (job_id, int(attempt)) if name.startswith("job-") and dot and attempt.isdecimal() else None

@@ -215,7 +215,7 @@ def _run(context: WorkerContext) -> str:
 @contextmanager
 def _link(launch: Launch, seat: Seat) -> Iterator[Link]:
     """The rank's road to the world while the block runs; what the rank prints travels on it."""
-    ask = RayAsk()
+    ask = RayAsk(launch.installation)
     with shipping(Source(job_id=launch.job_id, attempt=launch.attempt, rank=seat.rank), ask) as shipper:
         if seat.rank != 0:
             yield NoLink(shipper.write)

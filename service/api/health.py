@@ -87,4 +87,6 @@ def _ray(parts: Parts) -> CheckResult:
     cluster = parts.repository.cluster()
     if cluster is None:
         return CheckResult(ok=False, message="has not been looked at yet")
-    return CheckResult(ok=cluster.reachable, message="answers" if cluster.reachable else cluster.message)
+    if not cluster.reachable:
+        return CheckResult(ok=False, message=cluster.message)
+    return CheckResult(ok=True, message=f"answers; {cluster.message}" if cluster.message else "answers")

@@ -346,6 +346,8 @@ class ClusterView(Answer):
     """The cluster, as the scheduler last saw it."""
 
     reachable: bool
+    message: str
+    """Why it cannot be reached, or which jobs of other installations run there too and are left alone."""
     seen_at: datetime | None
     cpus: float
     """Of the nodes that take workers: alive and not being drained; likewise the GPUs."""

@@ -163,6 +163,7 @@ def cluster_view(row: ClusterRow | None, jobs: list[JobRow]) -> ClusterView:
     usable = [node for node in nodes if node.alive and not node.draining]
     return ClusterView(
         reachable=bool(row and row.reachable),
+        message=row.message if row else "",
         seen_at=row.seen_at if row else None,
         cpus=sum(node.cpus for node in usable),
         gpus=sum(node.gpus for node in usable),

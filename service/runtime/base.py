@@ -44,7 +44,13 @@ class Runtime(Protocol):
         """All nodes known, the dead ones included."""
 
     def supervisors(self) -> list[SupervisorState]:
-        """All supervisors of ours that live, whoever started them."""
+        """All supervisors of this installation that live, and those of versions without installation ids."""
+
+    def foreign(self) -> dict[str, int]:
+        """Number of living supervisors of other installations, by the installation's id."""
+
+    def claim(self, scheduler: str, *, last_s: float) -> str:
+        """Claim the cluster for a scheduler of this installation; gives the scheduler that holds the claim then."""
 
     def start(self, launch: Launch) -> None:
         """Start the job's supervisor; one that already runs this attempt is left as it is.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,12 @@ import ray
 
 from service.errors import RuntimeUnavailable
 from service.runtime.base import Node, SupervisorState
-from workers.actor import NAMESPACE
 from workers.asking import ActorSilentError, RayAsk, ensure_actor
 from workers.cluster import draining_nodes
 from workers.contract import Cursor, Drained, EndRecord, Launch, Orders
 from workers.journal import read_end, read_records
-from workers.supervisor import parse_name, start_supervisor, supervisor_name
+from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
+from workers.supervisor import start_supervisor
 
 PROBE_TIMEOUT_S = 2.0
 """To see whether anybody listens at the cluster's address; a network answers in a fraction of it."""
@@ -33,13 +34,19 @@ class RayBackend:
     Args:
         address: `host:port` of the cluster's GCS. The cluster's token must be in the environment (`RAY_AUTH_MODE` and
             `RAY_AUTH_TOKEN`) before this module is imported: Ray reads it then.
+        installation: id in the names of this installation's actors; all others are left alone.
     """
 
-    def __init__(self, *, address: str | None) -> None:
+    def __init__(self, *, address: str | None, installation: str = "") -> None:
         self._address = address
+        self._installation = installation
         self._gcs = address
         """Where GCS was when this process connected; `auto` is looked up by Ray."""
-        self._ask = RayAsk()
+        self._ask = RayAsk(installation)
+        self._ask_unnamed = RayAsk("")
+        """Of jobs that a version without installation ids started."""
+        self._unnamed: set[str] = set()
+        """Those jobs."""
 
     def nodes(self) -> list[Node]:
         """All nodes known, the dead ones included."""
@@ -48,27 +55,41 @@ class RayBackend:
             return [_node(found, draining=found["NodeID"] in leaving) for found in ray.nodes()]
 
     def supervisors(self) -> list[SupervisorState]:
-        """All supervisors of ours that live; one that Ray is restarting counts as starting."""
+        """All supervisors of this installation that live; one that Ray is restarting counts as starting.
+
+        One whose name holds no id was started by a version that had none; whether it is ours, the database knows.
+        """
         with self._connected():
-            names = [name for name in ray.util.list_named_actors() if parse_name(name)]
+            names = [name for name in _supervisor_names() if name.installation in ("", self._installation)]
+            self._unnamed = {name.job_id for name in names if not name.installation}
             calls = {name: actor.state.remote() for name in names if (actor := _find(name)) is not None}
             if calls:
                 ray.wait(list(calls.values()), num_returns=len(calls), timeout=STATE_TIMEOUT_S)
             return [state for name, call in calls.items() if (state := _state(name, call)) is not None]
 
+    def foreign(self) -> dict[str, int]:
+        """Number of living supervisors of other installations, by the installation's id."""
+        with self._connected():
+            ids = [name.installation for name in _supervisor_names()]
+        return dict(Counter(id_ for id_ in ids if id_ not in ("", self._installation)))
+
+    def claim(self, scheduler: str, *, last_s: float) -> str:
+        """Claim the cluster; an Accordion actor that is silent, as while it restarts, holds no claim."""
+        with self._connected():
+            return str(self._tell("claim", scheduler, last_s) or scheduler)
+
     def start(self, launch: Launch) -> None:
         """Start the job's supervisor, or leave the one that runs this attempt."""
         Path(launch.storage).mkdir(parents=True, exist_ok=True)
         with self._connected():
-            start_supervisor(launch)
+            start_supervisor(launch.model_copy(update={"installation": self._installation}))
 
     def remove(self, job_id: str) -> None:
         """End all supervisors of the job; their workers end with them."""
         with self._connected():
-            for name in ray.util.list_named_actors():
-                found = parse_name(name)
-                if found is not None and found[0] == job_id:
-                    _kill(supervisor_name(*found))
+            for name in _supervisor_names():
+                if name.job_id == job_id and name.installation in ("", self._installation):
+                    _kill(name)
             self._tell("forget", job_id)
 
     def order(self, job_id: str, orders: Orders) -> bool:
@@ -94,9 +115,11 @@ class RayBackend:
         found = read_end(Path(storage))
         return found[1] if found else Drained(records=tuple(read_records(Path(storage))))
 
-    def _tell(self, method: str, *arguments: Any) -> Any:
+    def _tell(self, method: str, subject: str, *arguments: Any) -> Any:
+        """Call the Accordion actor; `subject` is the job, or the scheduler that claims the cluster."""
+        ask = self._ask_unnamed if subject in self._unnamed else self._ask
         try:
-            return self._ask(method, *arguments, timeout_s=CALL_TIMEOUT_S)
+            return ask(method, subject, *arguments, timeout_s=CALL_TIMEOUT_S)
         except ActorSilentError:
             return None
 
@@ -113,7 +136,7 @@ class RayBackend:
         try:
             _knock(self._gcs)
         except OSError:
-            self._gcs, self._ask = self._address, RayAsk()
+            self._gcs, self._ask, self._ask_unnamed = self._address, RayAsk(self._installation), RayAsk("")
             ray.shutdown()
             raise
 
@@ -121,7 +144,7 @@ class RayBackend:
         ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
         self._gcs = ray.get_runtime_context().gcs_address
         # Started before the first job needs it.
-        ensure_actor()
+        ensure_actor(self._installation)
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
@@ -166,27 +189,31 @@ def _node(found: dict[str, Any], *, draining: bool) -> Node:
     )
 
 
-def _state(name: str, call: Any) -> SupervisorState | None:
+def _state(name: SupervisorName, call: Any) -> SupervisorState | None:
     """What the supervisor answered; None where its end is final."""
-    job_id, attempt = parse_name(name) or ("", 0)
     try:
         phase, message = ray.get(call, timeout=0)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
         phase, message = "starting", "Ray starts its supervisor"
     except ray.exceptions.ActorDiedError:
         return None
-    return SupervisorState(job_id=job_id, attempt=attempt, phase=phase, message=message)
+    return SupervisorState(job_id=name.job_id, attempt=name.attempt, phase=phase, message=message)
 
 
-def _kill(name: str) -> None:
+def _supervisor_names() -> list[SupervisorName]:
+    """Of all supervisors that live, whosever they are."""
+    return [found for name in ray.util.list_named_actors() if (found := parse_supervisor_name(name)) is not None]
+
+
+def _kill(name: SupervisorName) -> None:
     actor = _find(name)
     if actor is not None:
         ray.kill(actor, no_restart=True)
 
 
-def _find(name: str) -> Any:
+def _find(name: SupervisorName) -> Any:
     """The actor; None where it ended since it was listed."""
     try:
-        return ray.get_actor(name, NAMESPACE)
+        return ray.get_actor(supervisor_name(name), NAMESPACE)
     except ValueError:
         return None

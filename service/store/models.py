@@ -234,6 +234,17 @@ class IdempotencyRow(Base):
     created_at: Mapped[float]
 
 
+class InstallationRow(Base):
+    """The id of this installation, made with the tables; one row."""
+
+    __tablename__ = "installation"
+
+    key: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    id: Mapped[str] = mapped_column(String(32))
+    """Part of the names of its actors in the cluster."""
+    created_at: Mapped[float]
+
+
 class ClusterRow(Base):
     """The cluster as the scheduler last saw it; one row."""
 

@@ -5,7 +5,7 @@ Writing has its own homes: `commands.py` (what people ask for), `ledger.py` (wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from service.store.models import (
     DecisionRow,
     EpochRow,
     EventRow,
+    InstallationRow,
     JobRow,
     LeaseRow,
     LogChunkRow,
@@ -172,6 +173,16 @@ class Repository:
         """Chunks of log lines above that number, in order."""
         query = select(LogChunkRow).where(LogChunkRow.job_id == job_id, LogChunkRow.number > after)
         return self._all(query.order_by(LogChunkRow.number).limit(limit))
+
+    def known(self, job_ids: Collection[str]) -> set[str]:
+        """Those of the ids that have a row, ended or not."""
+        with self.database.read() as session:
+            return set(session.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids)))) if job_ids else set()
+
+    def installation(self) -> str:
+        """Id of this installation."""
+        with self.database.read() as session:
+            return session.scalars(select(InstallationRow.id)).one()
 
     def cluster(self) -> ClusterRow | None:
         """The cluster as the scheduler last saw it; None before its first look."""

@@ -67,6 +67,9 @@ class FakeRuntime:
         self.started: list[tuple[str, int]] = []
         """(job, attempt) of every start that made a supervisor."""
         self.removed: list[str] = []
+        self.others: dict[str, int] = {}
+        """Supervisors of other installations, by id."""
+        self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
         self._clock = clock
         self._ticks = ticks_per_epoch
@@ -95,6 +98,15 @@ class FakeRuntime:
                 for id_, job in self.jobs.items()
                 if job.alive
             ]
+
+    def foreign(self) -> dict[str, int]:
+        return dict(self.others)
+
+    def claim(self, scheduler: str, *, last_s: float) -> str:
+        self._answer()
+        if scheduler == self.claimed[0] or self._clock() >= self.claimed[1]:
+            self.claimed = (scheduler, self._clock() + last_s)
+        return self.claimed[0]
 
     def start(self, launch: Launch) -> None:
         self._answer()

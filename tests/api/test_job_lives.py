@@ -129,7 +129,7 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_removes(world: World, mo
         world.new_scheduler().turn()
 
     with world.database.write() as session:
-        session.delete(world.job(job_id))
+        session.merge(world.job(job_id)).status = Status.FAILED.value
     unfinished = Repository.unfinished
     monkeypatch.setattr(Repository, "unfinished", lambda it: (monkeypatch.undo(), outlive(), unfinished(it))[-1])
     world.runtime.removed.clear()
@@ -336,11 +336,11 @@ def test_a_waiting_job_is_cancelled_at_once(world: World) -> None:
     assert world.runtime.started == []
 
 
-def test_a_supervisor_without_a_job_is_removed(world: World) -> None:
+def test_a_supervisor_of_a_job_that_has_ended_is_removed(world: World) -> None:
     job_id = world.submit()
     world.train(job_id)
     with world.database.write() as session:
-        session.delete(world.job(job_id))
+        session.merge(world.job(job_id)).status = Status.FAILED.value
     world.turn(2)
     assert world.runtime.removed == [job_id]
 

@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError
 from service.errors import RuntimeUnavailable
 from service.runtime import ray_backend
 from service.runtime.ray_backend import RayBackend
+from workers.contract import Cursor
 
 
 class Handle:
@@ -53,6 +54,42 @@ def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str
     answers |= {"job-a.2": ("running", "it trains"), "accordion-v1": None}
     [state] = RayBackend(address=None).supervisors()
     assert (state.job_id, state.attempt, state.phase, state.message) == ("a", 2, "running", "it trains")
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the actors that were killed."""
+    names: list[str] = []
+    monkeypatch.setattr(ray, "kill", lambda actor, no_restart: names.append(actor.remote()))
+    monkeypatch.setattr(ray_backend.RayAsk, "__call__", lambda *_, **__: None)
+    return names
+
+
+def test_supervisors_of_other_installations_are_counted_and_never_asked(answers: dict[str, Any]) -> None:
+    answers |= {"accordion-ab-job-a.1": ("running", ""), "accordion-cd-job-b.1": RuntimeError("was asked")}
+    backend = RayBackend(address=None, installation="ab")
+    assert [state.job_id for state in backend.supervisors()] == ["a"]
+    assert backend.foreign() == {"cd": 1}
+
+
+def test_removing_a_job_leaves_the_same_job_of_another_installation_alone(answers, killed: list[str]) -> None:
+    names = ["accordion-ab-job-a.1", "accordion-ab-job-a.2", "accordion-cd-job-a.1", "accordion-ab-job-b.1"]
+    answers |= dict.fromkeys(names, ("running", ""))
+    RayBackend(address=None, installation="ab").remove("a")
+    assert killed == ["accordion-ab-job-a.1", "accordion-ab-job-a.2"]
+
+
+def test_job_started_before_there_were_ids_is_followed_through_the_actor_it_knows(answers, monkeypatch) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        ray_backend.RayAsk, "__call__", lambda ask, *call, **_: asked.append((ask.installation, call[1]))
+    )
+    answers |= {"job-old.1": ("running", ""), "accordion-ab-job-new.1": ("running", "")}
+    backend = RayBackend(address=None, installation="ab")
+    assert {state.job_id for state in backend.supervisors()} == {"old", "new"}
+    for job_id in ("old", "new"):
+        backend.drain(job_id, Cursor())
+    assert asked == [("", "old"), ("ab", "new")]
 
 
 def test_a_supervisor_that_does_not_answer_is_starting_and_one_whose_end_is_final_is_gone(answers) -> None:
@@ -102,7 +139,7 @@ def test_a_cluster_that_is_away_is_left_at_once_and_connected_anew_when_it_is_ba
     monkeypatch.setattr(ray, "shutdown", lambda: did.append("shutdown"))
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray_backend, "draining_nodes", frozenset)
-    monkeypatch.setattr(ray_backend, "ensure_actor", lambda: None)
+    monkeypatch.setattr(ray_backend, "ensure_actor", lambda _: None)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{port}"))
     backend = RayBackend(address="auto")
     assert backend.nodes() == backend.nodes() == []

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
 from tests.unit.workers.fake_crew import FakeCrew, Outcome
@@ -18,7 +16,7 @@ from workers import supervisor as supervisor_module
 from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord
 from workers.errors import LossNotFinite, TaskRaised
 from workers.journal import read_end, read_records, write_end
-from workers.supervisor import Supervisor, parse_name, supervisor_name
+from workers.supervisor import Supervisor
 
 TASK_ERROR = TaskRaised(3, 0, "ValueError: no such label")
 RAISED: Outcome = {1: TASK_ERROR}
@@ -197,13 +195,3 @@ def test_what_the_supervisor_says_is_in_the_jobs_log(run: Run, cluster: FakeClus
     run(LOST, "completed")
     lines = [line.text for line in cluster.drain().logs if line.rank is None]
     assert any("the process of rank 0 is gone; the job goes on from its newest checkpoint" in line for line in lines)
-
-
-@given(st.from_regex(r"[A-Za-z0-9._-]+", fullmatch=True), st.integers(1, 10**6))
-def test_a_supervisors_name_tells_job_and_attempt(job_id: str, attempt: int) -> None:
-    assert parse_name(supervisor_name(job_id, attempt)) == (job_id, attempt)
-
-
-@pytest.mark.parametrize("name", ["accordion-v1", "job-7", "job-7.", "job-7.x", "7.1", ""])
-def test_other_names_are_no_supervisors(name: str) -> None:
-    assert parse_name(name) is None

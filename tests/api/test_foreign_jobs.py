@@ -1,0 +1,101 @@
+"""Several databases over one cluster: none of their schedulers touches what is not its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.domain.jobs import Status
+from service.foreign import CONFLICT_S
+from tests.api.world import World
+
+
+@pytest.fixture
+def beside(world: World, tmp_path: Path) -> Iterator[Callable[..., World]]:
+    """Opens another service on the cluster of `world`; its home holds the given files."""
+    worlds: list[World] = []
+
+    def open_world(home: Path = tmp_path / "other") -> World:
+        worlds.append(World(home))
+        worlds[-1].runtime, worlds[-1].clock = world.runtime, world.clock
+        worlds[-1].scheduler = worlds[-1].new_scheduler()
+        return worlds[-1]
+
+    yield open_world
+    for opened in worlds:
+        opened.close()
+
+
+@pytest.fixture
+def backup(world: World, tmp_path: Path) -> Callable[[], Path]:
+    """Copies the database as it is now to a home of its own."""
+
+    def copy() -> Path:
+        home = tmp_path / "copy"
+        home.mkdir()
+        world.database.close()
+        shutil.copy(world.settings.home / "accordion.db", home)
+        return home
+
+    return copy
+
+
+def test_scheduler_with_another_database_leaves_running_jobs_alone(world: World, beside, client: TestClient) -> None:
+    world.train(job_id := world.submit(training={"epochs": 300}))
+    other = beside()
+    world.scheduler.release()
+    other.turn(20)
+    assert world.runtime.removed == []
+    assert "1 job that this database does not know" in other.repository.cluster().message
+    world.turn()
+    assert world.job(job_id).attempt == 1
+
+
+def test_job_of_another_installation_is_told_in_readyz_and_cluster_view(world: World, client: TestClient) -> None:
+    world.runtime.others = {"ab12": 2}
+    world.turn()
+    message = "left alone: 2 jobs of other installations (ab12: 2)"
+    assert client.get("/readyz").json()["checks"]["ray"] == {"ok": True, "message": f"answers; {message}"}
+    assert client.get("/api/v1/cluster").json()["message"] == message
+
+
+def test_job_submitted_after_the_backup_survives_its_restoration(world: World, beside, backup) -> None:
+    world.turn()
+    home = backup()
+    world.train(job_id := world.submit(training={"epochs": 300}))
+    world.scheduler.release()
+    beside(home).turn(10)
+    assert world.runtime.jobs[job_id].alive
+
+
+def test_scheduler_on_a_copied_database_is_refused_while_the_original_lives(world: World, beside, backup) -> None:
+    world.train(job_id := world.submit(training={"epochs": 300}))
+    copy = beside(backup())
+    copy.cancel(job_id)
+    for _ in range(int(2 * CONFLICT_S / 0.25)):
+        world.turn()
+        copy.scheduler.turn()
+    assert world.runtime.removed == []
+    assert world.job(job_id).status == Status.RUNNING
+    assert "from another database" in copy.repository.cluster().message
+
+
+def test_refused_scheduler_does_not_use_a_pause_of_the_other_one(world: World, beside, backup) -> None:
+    world.train(world.submit(training={"epochs": 300}))
+    copy = beside(backup())
+    for _ in range(int(2 * CONFLICT_S / 0.25)):
+        world.turn()
+        copy.scheduler.turn()
+    copy.turn(100)
+    assert not copy.repository.cluster().reachable
+    assert world.runtime.removed == []
+
+
+def test_installation_keeps_its_id_when_tables_are_migrated_again(world: World) -> None:
+    before = world.repository.installation()
+    assert World(world.settings.home).repository.installation() == before
+    assert len(before) == 12

@@ -1,0 +1,45 @@
+"""Names of the long-lived Ray actors; each holds the id of the installation that the actor belongs to.
+
+Several installations, each with a database of its own, may share one Ray cluster: production beside staging, say. None
+of them may touch an actor whose name holds another id.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+NAMESPACE = "accordion"
+_ACTOR = "accordion-v1"
+"""The number grows when the calls change, so that old and new supervisors never talk past each other."""
+_SUPERVISOR = re.compile(
+    r"(?:accordion-(?P<installation>[0-9a-f]+)-)?job-(?P<job_id>.+)\.(?P<attempt>[0-9]+)", re.ASCII
+)
+
+
+class SupervisorName(NamedTuple):
+    """What the name of a supervisor tells without a call."""
+
+    installation: str
+    """Empty for an actor of a version that had no installation ids."""
+    job_id: str
+    attempt: int
+
+
+def actor_name(installation: str) -> str:
+    """Name of the installation's Accordion actor."""
+    return f"{_ACTOR}-{installation}" if installation else _ACTOR
+
+
+def supervisor_name(name: SupervisorName) -> str:
+    """Name of the supervisor of one attempt."""
+    prefix = f"accordion-{name.installation}-" if name.installation else ""
+    return f"{prefix}job-{name.job_id}.{name.attempt}"
+
+
+def parse_supervisor_name(name: str) -> SupervisorName | None:
+    """Parts of a supervisor's name; None for other actors."""
+    found = _SUPERVISOR.fullmatch(name)
+    if found is None:
+        return None
+    return SupervisorName(found["installation"] or "", found["job_id"], int(found["attempt"]))
