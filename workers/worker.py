@@ -97,7 +97,7 @@ class Worker:
             TaskRaised: the task or its data cannot be loaded here.
         """
         source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
-        with shipping(source, RayAsk()):
+        with shipping(source, RayAsk(self._launch.installation)):
             self._parts = _loaded(self._launch)
 
     def open(self, generation: int) -> tuple[str, int]:
