@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, get_args
 
+import structlog
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from pydantic import ValidationError
 from sqlalchemy import Select, select
 
 from service.api.schemas import OverrideState
@@ -23,7 +25,8 @@ from service.domain.jobs import Status
 from service.domain.tally import RECOVERY_CAUSES, RESIZE_CAUSES, Tally
 from service.store.models import CheckpointRow, DecisionRow, EpochRow, JobRow
 from service.store.repository import Repository
-from workers.contract import JobSpec, Progress
+from service.store.stored_spec import spec_value
+from workers.contract import Progress
 
 MAX_GROUPS = 20
 """Layer groups a job may have in `/metrics`; detail by layer belongs to the api."""
@@ -32,6 +35,9 @@ _REGIMES = ("critical", "stable")
 _LEVELS = ("none", "low", "high", _OTHER)
 _LOOK_BACK = 64
 """Epochs and decisions that a scrape reads of a job; a comparison older than that is not shown."""
+
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,16 @@ class StoreCollector(Collector):
     def _samples(self) -> Iterator[_Sample]:
         yield from _service(self._repository)
         for row in self._repository.shown(self._since):
-            yield from _job(_facts(self._repository, row))
+            yield from _samples_of(self._repository, row)
+
+
+def _samples_of(repository: Repository, row: JobRow) -> Sequence[_Sample]:
+    """One job's samples; none where its rows make no sense to this version, so that the others are still told."""
+    try:
+        return list(_job(_facts(repository, row)))
+    except (ValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
+        _log.error("a job is left out of the metrics", job_id=row.id, error=str(error))
+        return ()
 
 
 def _family(name: str, samples: Sequence[_Sample] = ()) -> Metric:
@@ -157,7 +172,6 @@ class _Facts:
     """What the samples of one job are made from."""
 
     row: JobRow
-    spec: JobSpec
     progress: Progress | None
     epochs: Sequence[EpochRow]
     """The newest ones, newest first; likewise the decisions."""
@@ -170,7 +184,6 @@ class _Facts:
 def _facts(repository: Repository, row: JobRow) -> _Facts:
     return _Facts(
         row=row,
-        spec=JobSpec.model_validate(row.spec),
         progress=Progress.model_validate(row.progress) if row.progress else None,
         epochs=_newest(repository, select(EpochRow).where(EpochRow.job_id == row.id).order_by(EpochRow.epoch.desc())),
         decisions=_newest(
@@ -192,22 +205,24 @@ def _newest(repository: Repository, query: Select[Any]) -> list[Any]:
 
 def _job(facts: _Facts) -> Iterator[_Sample]:
     for name, value, labels in (*_identity(facts), *_training(facts), *_service_of(facts), *_groups(facts)):
-        yield _Sample(name, value, {"job_id": facts.row.id, **labels})
+        yield _Sample(name, float(value), {"job_id": facts.row.id, **labels})
 
 
 def _identity(facts: _Facts) -> Iterator[_Sample]:
-    row, spec = facts.row, facts.spec
-    named = {"name": row.name, "task": spec.task.name, "method": spec.compression.method, "policy": spec.policy.name}
-    yield _Sample("accordion_job_info", 1, named)
+    row = facts.row
+    places = {"task": "task.name", "method": "compression.method", "policy": "policy.name"}
+    named = {label: spec_value(row, place, "unknown") for label, place in places.items()}
+    yield _Sample("accordion_job_info", 1, {"name": row.name, **named})
     for status in Status:
         yield _Sample("accordion_job_state", float(row.status == status), {"state": status})
-    yield _Sample("accordion_job_threshold_ratio", spec.policy.threshold, {})
+    yield _Sample("accordion_job_threshold_ratio", spec_value(row, "policy.threshold", math.nan), {})
 
 
 def _training(facts: _Facts) -> Iterator[_Sample]:
     progress = facts.progress
     yield _Sample("accordion_job_epochs", facts.epochs[0].epoch + 1 if facts.epochs else 0, {"state": "finished"})
-    yield _Sample("accordion_job_epochs", facts.spec.training.epochs, {"state": "planned"})
+    planned = spec_value(facts.row, "training.epochs", math.nan)
+    yield _Sample("accordion_job_epochs", planned, {"state": "planned"})
     for metric, value in facts.row.metrics.items():
         if metric == "loss":
             yield _Sample("accordion_job_loss", value, {"kind": "evaluation"})

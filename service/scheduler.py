@@ -37,7 +37,8 @@ from service.store.leases import Lease, LeaseLost
 from service.store.ledger import Ledger
 from service.store.migrations import upgrade
 from service.store.models import JobRow
-from service.store.repository import Repository, asked_of, spec_of
+from service.store.repository import Repository
+from service.store.stored_spec import UnreadableSpec, asked_of, spec_of
 from service.unstored import Unstored
 from workers.contract import Drained, EndRecord, PausedRecord
 from workers.contract import Launch as LaunchOrder
@@ -255,7 +256,7 @@ class Scheduler:
         storage = self._settings.storage_of(job.id)
         try:
             self._start(job, storage, token)
-        except NotFound as error:
+        except (NotFound, UnreadableSpec) as error:
             self._finish(job, EndRecord(status="FAILED", reason="START_FAILED", message=str(error)), token)
         except Unavailable as error:
             self._ledger.say(job, token, str(error))

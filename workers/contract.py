@@ -5,14 +5,24 @@ Epochs and steps are counted from 0, steps since the start of the job; intervals
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from accordion.messages import Ack, Decision, LayerInfo, Override
+from workers.plain_text import clean_texts
 from workers.spec import MOST_SAMPLES as MOST_SAMPLES
 from workers.spec import JobSpec as JobSpec
 from workers.spec import Strict
+
+
+class Reported(Strict):
+    """What a job's own code has a part in: NUL and lone surrogates in its texts are replaced as it is made."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clean_texts(cls, data: Any) -> Any:
+        return clean_texts(data)
 
 
 class Bytes(Strict):
@@ -27,7 +37,7 @@ class Bytes(Strict):
     """Payloads that all-reduce in fp32 and in fp16 would have had."""
 
 
-class Started(Strict):
+class Started(Reported):
     """A worker group began to train."""
 
     kind: Literal["started"] = "started"
@@ -52,7 +62,7 @@ class Started(Strict):
     """Steps of the group before that are trained again, because they came after the checkpoint."""
 
 
-class ResizeRecord(Strict):
+class ResizeRecord(Reported):
     """A worker group is about to stop at its next step boundary, to go on with other workers; no step is lost."""
 
     kind: Literal["resize"] = "resize"
@@ -67,7 +77,7 @@ class ResizeRecord(Strict):
     message: str
 
 
-class EpochRecord(Strict):
+class EpochRecord(Reported):
     """One finished epoch."""
 
     kind: Literal["epoch"] = "epoch"
@@ -93,14 +103,14 @@ class EpochRecord(Strict):
     level_by_layer: dict[str, str]
 
 
-class DecisionRecord(Strict):
+class DecisionRecord(Reported):
     """A decision that every rank switched to."""
 
     kind: Literal["decision"] = "decision"
     decision: Decision
 
 
-class AcksRecord(Strict):
+class AcksRecord(Reported):
     """Which plan every rank runs after a switch, each rank speaking for itself; the overrides in force under it."""
 
     kind: Literal["acks"] = "acks"
@@ -113,7 +123,7 @@ class AcksRecord(Strict):
     acks: tuple[Ack, ...]
 
 
-class RejectedRecord(Strict):
+class RejectedRecord(Reported):
     """An override that cannot be applied to this job."""
 
     kind: Literal["rejected"] = "rejected"
@@ -121,7 +131,7 @@ class RejectedRecord(Strict):
     reason: str
 
 
-class CheckpointRecord(Strict):
+class CheckpointRecord(Reported):
     """A saved state that can be resumed from."""
 
     kind: Literal["checkpoint"] = "checkpoint"
@@ -136,7 +146,7 @@ class CheckpointRecord(Strict):
     """Of these, how long training stood still."""
 
 
-class FailureRecord(Strict):
+class FailureRecord(Reported):
     """A worker group ended before its time."""
 
     kind: Literal["failure"] = "failure"
@@ -164,7 +174,7 @@ EndReason = Literal[
 ]
 
 
-class EndRecord(Strict):
+class EndRecord(Reported):
     """The job is over; `message` is one sentence for people."""
 
     kind: Literal["end"] = "end"
@@ -229,7 +239,7 @@ class Progress(Strict):
     """Seconds that each rank computed for its newest step; a straggler stands out."""
 
 
-class LogLine(Strict):
+class LogLine(Reported):
     """One line of output; `rank` None is the supervisor."""
 
     attempt: int

@@ -14,6 +14,7 @@ from accordion.compressors import ladder_of
 from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
+from workers.plain_text import check_texts
 from workers.storage import check_url
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
@@ -235,6 +236,11 @@ class JobSpec(Strict):
     max_failures: Whole = Field(default=3, ge=0, le=100)
     """How often the job's own failures are retried; lost machines do not count."""
     labels: dict[Label, Label] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_texts(cls, data: Any) -> Any:
+        return check_texts(data)
 
     @field_validator("labels")
     @classmethod

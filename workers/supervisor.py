@@ -23,6 +23,7 @@ from workers.journal import Journal, claim_generation, read_end, read_records, w
 from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.orders import Watch
 from workers.outbox import Outbox
+from workers.plain_text import clean_text
 from workers.telemetry import Source, shipping
 
 MOST_RESTARTS = 100
@@ -131,7 +132,7 @@ class Supervisor:
 
     def say(self, message: str) -> None:
         """What the attempt does or waits for."""
-        self._state = ("running", message)
+        self._state = ("running", clean_text(message))
 
     def orders(self) -> Orders:
         """What people want now, as far as it was heard."""

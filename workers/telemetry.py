@@ -22,6 +22,7 @@ from workers.asking import ActorSilentError, Ask
 from workers.calls import line_bytes
 from workers.contract import LogLine
 from workers.journal import Clock
+from workers.plain_text import clean_text
 
 BATCH_BYTES = 64 * 1024
 BATCH_PAUSE_S = 0.5
@@ -152,7 +153,8 @@ class _Tee(io.TextIOBase):
         self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
-        self._stream.write(text)
+        # A stream of UTF-8 raises where a text is none, and what a job prints is no reason to end it.
+        self._stream.write(clean_text(text))
         with self._lock:
             lines = list(self._split(text))
         for line in lines:
@@ -229,7 +231,7 @@ def shipping(source: Source, ask: Ask) -> Iterator[LogShipper]:
 
 def _cut(line: str) -> str:
     """The line as text that every file and database takes, no longer than it may be."""
-    return line.encode(errors="replace")[:LINE_BYTES].decode(errors="ignore")
+    return clean_text(line).encode()[:LINE_BYTES].decode(errors="ignore")
 
 
 __all__ = ["LogShipper", "Source", "captured", "shipping"]

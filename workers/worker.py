@@ -23,7 +23,7 @@ from workers.contract import Launch, ResizeRecord
 from workers.errors import WorkerError
 from workers.journal import Journal
 from workers.link import ActorLink
-from workers.symptoms import is_collateral, sentence_of
+from workers.symptoms import is_collateral, sendable_errors, sentence_of
 from workers.tasks import SCRIPT
 from workers.telemetry import Source, shipping
 
@@ -97,7 +97,7 @@ class Worker:
             TaskRaised: the task or its data cannot be loaded here.
         """
         source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
-        with shipping(source, RayAsk(self._launch.installation)):
+        with sendable_errors(), shipping(source, RayAsk(self._launch.installation)):
             self._parts = _loaded(self._launch)
 
     def open(self, generation: int) -> tuple[str, int]:
@@ -138,7 +138,8 @@ class Worker:
             RuntimeError: a collective broke, since some peer is gone.
         """
         try:
-            return self._train(seat)
+            with sendable_errors():
+                return self._train(seat)
         finally:
             # sockets of the group close with the last object that holds one: peers wait for that.
             self._store = None

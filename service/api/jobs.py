@@ -22,7 +22,8 @@ from service.domain.queue import Asked, Waiting, plan_queue, reserved_sizes, usa
 from service.errors import Invalid
 from service.store.commands import Commands, Idempotency, body_hash
 from service.store.models import JobRow
-from service.store.repository import JobFilter, asked_of
+from service.store.repository import JobFilter
+from service.store.stored_spec import asked_of
 from workers.contract import JobSpec
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])

@@ -8,12 +8,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from accordion.messages import Ack, Decision, OptionValue
 from service.domain.jobs import Desired, Reason, Status
 from service.domain.tally import Tally
 from workers.contract import MOST_SAMPLES, Bytes, EpochRecord, JobSpec
+from workers.plain_text import check_texts
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
 """Text of one line; databases refuse some control characters, and screens obey others."""
@@ -25,6 +26,11 @@ class Request(BaseModel):
     """A body: unknown fields, numbers that are not finite and values of another type are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_texts(cls, data: Any) -> Any:
+        return check_texts(data)
 
 
 class Answer(BaseModel):
@@ -62,7 +68,8 @@ class JobView(Answer):
     reason: Reason
     message: str
     """One sentence: why the job is where it is, with the way out where there is one."""
-    spec: JobSpec
+    spec: dict[str, Any]
+    """As it was submitted and stored, with its defaults: the fields of `JobSpec`, or what an older version knew."""
     labels: dict[str, str]
     priority: int
     attempt: int

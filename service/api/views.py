@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from accordion.config import Config
 from accordion.messages import Decision, Level, Regime, decision_from_json
 from accordion.policies import POLICIES
 from service.api.schemas import (
@@ -21,6 +25,7 @@ from service.api.schemas import (
     ProgressView,
     ScheduleView,
 )
+from service.domain.tally import Tally
 from service.store.models import (
     AckRow,
     AttemptRow,
@@ -32,26 +37,51 @@ from service.store.models import (
     JobRow,
     OverrideRow,
 )
-from workers.contract import JobSpec
+from service.store.stored_spec import UnreadableSpec, asked_of, spec_value, stored_spec, submitted_spec
+
+_COLUMN_TYPES: dict[str, TypeAdapter[Any]] = {
+    "labels": TypeAdapter(dict[str, str]),
+    "metrics": TypeAdapter(dict[str, float]),
+    "tally": TypeAdapter(Tally),
+}
+_EMPTY_COLUMNS: dict[str, Any] = {"labels": {}, "metrics": {}, "tally": {}}
+_UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
+"""Where neither a decision nor the spec says which level holds."""
+_log = structlog.get_logger()
 
 
 def job_view(row: JobRow) -> JobView:
-    """One job."""
-    return JobView.model_validate(
-        {
-            **{name: getattr(row, name) for name in JobView.model_fields if name != "progress"},
-            "progress": progress_view(row),
-        }
-    )
+    """One job; a column that makes no sense to this version is shown empty, so that no page fails for it."""
+    plain = {name: getattr(row, name) for name in JobView.model_fields if name not in {"progress", *_EMPTY_COLUMNS}}
+    documents = {name: _readable(row, name) for name in _EMPTY_COLUMNS}
+    return JobView.model_validate({**plain, **documents, "spec": stored_spec(row), "progress": progress_view(row)})
+
+
+def _readable(row: JobRow, column: str) -> Any:
+    """The document of a column, or an empty one where it does not fit the answer."""
+    value = getattr(row, column)
+    try:
+        _COLUMN_TYPES[column].validate_python(value)
+    except ValidationError as error:
+        _log.error("unreadable column", job_id=row.id, column=column, error=str(error))
+        return _EMPTY_COLUMNS[column]
+    return value
 
 
 def progress_view(row: JobRow) -> ProgressView | None:
-    """Where the job is; None before the first word from its workers."""
+    """Where the job is; None before the first word from its workers, and where what is stored makes no sense."""
     if row.progress is None:
         return None
-    now = row.progress
+    try:
+        return _progress_view(row, row.progress)
+    except (ValidationError, KeyError, TypeError, AttributeError) as error:
+        _log.error("unreadable column", job_id=row.id, column="progress", error=str(error))
+        return None
+
+
+def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
     steps = now.get("steps") or now["steps_per_epoch"] * now["epochs"]
-    rate = now["samples_per_s"] / (now.get("global_batch") or row.spec["training"]["global_batch"])
+    rate = now["samples_per_s"] / (now.get("global_batch") or spec_value(row, "training.global_batch", 1))
     return ProgressView.model_validate(
         {
             **{name: now[name] for name in ("epoch", "epochs", "step", "samples_per_s", "loss", "lr", "bytes")},
@@ -105,16 +135,29 @@ def override_view(row: OverrideRow, acks: list[AckRow]) -> OverrideView:
 def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
     """What is in force per layer; before the first decision everything is critical, as the detector starts."""
     decision = decision_from_json(newest.decision) if newest else None
-    spec = JobSpec.model_validate(job.spec)
-    epoch = job.progress["epoch"] if job.progress else 0
-    start = _start_levels(spec, [layer["name"] for layer in job.layers or []])
+    config = _config_of(job)
+    progress = progress_view(job)
+    names = [layer["name"] for layer in job.layers or []]
+    start = _start_levels(config, names) if config else dict.fromkeys(names, _UNKNOWN_LEVEL)
     layers = [_layer_schedule(layer, decision, start=start[layer["name"]]) for layer in job.layers or []]
-    step = job.progress["step"] if job.progress else 0
-    return ScheduleView(epoch=epoch, step=step, layers=layers, batch=_batch_schedule(spec, decision))
+    return ScheduleView(
+        epoch=progress.epoch if progress else 0,
+        step=progress.step if progress else 0,
+        layers=layers,
+        batch=_batch_schedule(config, decision) if config else None,
+    )
 
 
-def _batch_schedule(spec: JobSpec, decision: Decision | None) -> BatchSchedule | None:
-    batch = spec.config().batch
+def _config_of(job: JobRow) -> Config | None:
+    """The library's settings; None where this version refuses the stored spec."""
+    try:
+        return submitted_spec(job).config()
+    except UnreadableSpec:
+        return None
+
+
+def _batch_schedule(config: Config, decision: Decision | None) -> BatchSchedule | None:
+    batch = config.batch
     if batch is None:
         return None
     size = decision.global_batch if decision and decision.global_batch else batch.low
@@ -129,11 +172,11 @@ def _batch_schedule(spec: JobSpec, decision: Decision | None) -> BatchSchedule |
     )
 
 
-def _start_levels(spec: JobSpec, layers: list[str]) -> dict[str, Level]:
+def _start_levels(config: Config, layers: list[str]) -> dict[str, Level]:
     """What the policy picks before it has seen anything."""
     regimes: dict[str, Regime] = dict.fromkeys(layers, "critical")
-    rungs = {level.name: level for level in spec.config().ladder()}
-    picked = POLICIES[spec.policy.name].choose(regimes, 0, spec.policy.options)
+    rungs = {level.name: level for level in config.ladder()}
+    picked = POLICIES[config.policy].choose(regimes, 0, config.policy_options)
     return {layer: rungs.get(name, Level(name=name, method=name)) for layer, name in picked.items()}
 
 
@@ -167,7 +210,7 @@ def cluster_view(row: ClusterRow | None, jobs: list[JobRow]) -> ClusterView:
         seen_at=row.seen_at if row else None,
         cpus=sum(node.cpus for node in usable),
         gpus=sum(node.gpus for node in usable),
-        cpus_reserved=sum(job.workers * job.spec["workers"]["cpus"] for job in jobs),
-        gpus_reserved=sum(job.workers * job.spec["workers"]["gpus"] for job in jobs),
+        cpus_reserved=sum(job.workers * asked_of(job).cpus for job in jobs),
+        gpus_reserved=sum(job.workers * asked_of(job).gpus for job in jobs),
         nodes=nodes,
     )

@@ -18,9 +18,17 @@ def translated(url: str) -> Iterator[None]:
 
     Raises:
         Unreachable: nothing listens at the address, or the answer broke off.
+        Refused: the request holds a text that is no Unicode, or a header that is not ASCII; nothing was sent.
     """
     try:
         yield
+    except UnicodeEncodeError as error:
+        raise Refused(
+            f"{error.object!r} cannot be sent: character {error.start} does not exist in {error.encoding}; "
+            "give the text as UTF-8, and header values in ASCII",
+            422,
+            "invalid",
+        ) from error
     except httpx2.TimeoutException as error:
         raise Unreachable(f"the service at {url} did not answer in time; is the machine overloaded?") from error
     except httpx2.TransportError as error:

@@ -43,14 +43,20 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
 
 def _summary(job: JobView) -> list[str]:
     from service.commands import changes, measures, words
+    from service.domain.documents import value_at
 
-    spec, now = job.spec, job.progress
-    method = f"{spec.compression.method} {words.level(spec.compression.low)} / {words.level(spec.compression.high)}"
-    precision = "" if spec.training.precision == "fp32" else f" in {spec.training.precision}"
+    now = job.progress
+    task, method, policy, precision = (
+        value_at(job.spec, place, "?")
+        for place in ("task.name", "compression.method", "policy.name", "training.precision")
+    )
+    levels = job.spec.get("compression")
+    if isinstance(levels, dict):
+        method += f" {words.level(levels.get('low'))} / {words.level(levels.get('high'))}"
     lines = [
         f"{job.name}  {job.id}",
         f"status     {job.status} ({job.reason}){f': {job.message}' if job.message else ''}",
-        f"task       {spec.task.name}{precision}, {method}, policy {spec.policy.name}",
+        f"task       {task}{'' if precision in {'fp32', '?'} else f' in {precision}'}, {method}, policy {policy}",
         f"workers    {changes.workers(job)}, attempt {job.attempt}",
     ]
     if job.tally.resizes or job.tally.recoveries:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from service.api.schemas import EventView, JobView, ProgressView
+from service.domain.documents import value_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ def watched(job: JobView) -> Watched:
         status=job.status.value,
         reason=job.reason.value,
         message=job.message,
-        epochs=job.spec.training.epochs,
+        epochs=value_at(job.spec, "training.epochs", 0),
         world_size=job.world_size,
         workers=job.workers,
         attempt=job.attempt,

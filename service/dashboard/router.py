@@ -62,7 +62,7 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
         message = f"There is no job {job_id}; the list of jobs shows all that there are."
         return _page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
     job = job_view(row)
-    asked = yaml.safe_dump(job.spec.model_dump(mode="json"), sort_keys=False)
+    asked = yaml.safe_dump(job.spec, sort_keys=False)
     return _page(request, "job.html", job=job, spec=asked, charts=CHARTS)
 
 

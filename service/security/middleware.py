@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.problems import api_problem, crash_problem, problem
 from service.errors import ApiError, Unauthorized
 from service.security.guards import Access, check_host, check_origin, check_token
+from service.security.request_texts import check_request_texts
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CSP = (
@@ -80,6 +81,7 @@ class GuardMiddleware:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         try:
+            check_request_texts(scope)
             check_host(self._access, headers)
             check_origin(scope["method"], headers)
             check_token(self._access, scope["path"], headers, now=self._clock())  # type: ignore[operator]

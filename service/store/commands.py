@@ -20,8 +20,8 @@ from service.errors import Conflict, Invalid, NotFound
 from service.store.engine import Database
 from service.store.models import IdempotencyRow, JobRow, OverrideRow
 from service.store.outbox import append_event, keep_standing, override_data, standings, status_data
-from service.store.repository import spec_of
 from service.store.steering import CheckJob, asked_job, refuse_ended, touch
+from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
 
 MAX_OVERRIDES = 1000

@@ -12,10 +12,13 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
+from service.store.columns import dump_document, load_document
+
 _BUSY_S = 30.0
 """How long anybody waits for a turn, s."""
 _PRAGMAS = (f"busy_timeout={_BUSY_S * 1000:.0f}", "foreign_keys=ON", "synchronous=NORMAL")
 _BEGIN = "accordion_begin"
+_DOCUMENTS: dict[str, Any] = {"json_serializer": dump_document, "json_deserializer": load_document}
 
 
 class Database:
@@ -24,7 +27,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = url
         is_file = make_url(url).get_backend_name() == "sqlite"
-        self.engine = _sqlite(url) if is_file else create_engine(url, pool_pre_ping=True)
+        self.engine = _sqlite(url) if is_file else create_engine(url, pool_pre_ping=True, **_DOCUMENTS)
         # Writers of a file take turns anyway: with one connection for all of them, they leave the others to readers.
         self._one = _sqlite(url, pool_size=1, max_overflow=0, pool_timeout=_BUSY_S) if is_file else self.engine
         self._writer = self._one.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
@@ -54,7 +57,8 @@ class Database:
 
 
 def _sqlite(url: str, **pool: float) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": _BUSY_S, "check_same_thread": False}, **pool)
+    connect_args = {"timeout": _BUSY_S, "check_same_thread": False}
+    engine = create_engine(url, connect_args=connect_args, **_DOCUMENTS, **pool)
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
     return engine

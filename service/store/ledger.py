@@ -25,7 +25,9 @@ from service.store.leases import holds
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
 from service.store.outbox import append_event, end_event, step_job
 from service.store.repository import Repository
+from service.store.stored_spec import spec_value
 from workers.contract import Drained, EndRecord, Orders, Size
+from workers.plain_text import clean_text
 
 Change = Callable[[Session, JobRow], None]
 _WAITING_FOR_WORKERS = frozenset({Status.STARTING, Status.RESIZING, Status.RECOVERING})
@@ -64,6 +66,7 @@ class Ledger:
 
     def keep_waiting(self, seen: JobRow, token: int, *, reason: Reason, message: str) -> bool:
         """Say why a waiting job does not start yet."""
+        message = clean_text(message)
         if (seen.reason, seen.message) == (reason, message):
             return True
         now = self._clock()
@@ -87,7 +90,7 @@ class Ledger:
 
     def say(self, seen: JobRow, token: int, message: str) -> bool:
         """Say what a job waits for that starts, or that gets other workers."""
-        status = Status(seen.status)
+        status, message = Status(seen.status), clean_text(message)
         if status not in _WAITING_FOR_WORKERS or not message or seen.message == message:
             return True
         now, reason = self._clock(), Reason(seen.reason)
@@ -224,7 +227,8 @@ def _end(session: Session, job: JobRow, status: Status, *, reason: Reason, messa
 
 def _message_of(job: JobRow, end: EndRecord) -> str:
     if end.status == "SUCCEEDED":
-        return f"all {job.spec['training']['epochs']} epochs are trained"
+        epochs = spec_value(job, "training.epochs", 0)
+        return f"all {epochs} epochs are trained" if epochs else "all epochs are trained"
     return "cancelled by a person" if end.status == "CANCELLED" else "it ended without a message; its logs say more"
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, MetaData, String, Text
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, MetaData
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-_ID = String(36)
-_NAME = String(128)
+from service.store.columns import LongPlainText, PlainText
+
+_ID = PlainText(36)
+_NAME = PlainText(128)
+_TEXT = LongPlainText()
 _JSON = JSON(none_as_null=True)
 
 
@@ -46,10 +49,10 @@ class JobRow(Base):
     """Raised by every write; a write that read an older one changes nothing."""
     etag_version: Mapped[int] = mapped_column(default=1)
     """Raised only by what people ask for: the desired state, numbers of workers, and overrides."""
-    status: Mapped[str] = mapped_column(String(16))
-    desired: Mapped[str] = mapped_column(String(16))
-    reason: Mapped[str] = mapped_column(String(32))
-    message: Mapped[str] = mapped_column(Text, default="")
+    status: Mapped[str] = mapped_column(PlainText(16))
+    desired: Mapped[str] = mapped_column(PlainText(16))
+    reason: Mapped[str] = mapped_column(PlainText(32))
+    message: Mapped[str] = mapped_column(_TEXT, default="")
     spec: Mapped[dict[str, Any]]
     labels: Mapped[dict[str, Any]]
     priority: Mapped[int]
@@ -96,8 +99,8 @@ class AttemptRow(Base):
     generation: Mapped[int] = mapped_column(BigInteger, default=0)
     """Newest worker group that reported."""
     tally: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    reason: Mapped[str] = mapped_column(String(32))
-    message: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(PlainText(32))
+    message: Mapped[str] = mapped_column(_TEXT, default="")
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
@@ -139,16 +142,16 @@ class OverrideRow(Base):
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
     number: Mapped[int]
-    target: Mapped[str] = mapped_column(String(16))
+    target: Mapped[str] = mapped_column(PlainText(16))
     level: Mapped[Any]
     layers: Mapped[list[Any]]
     apply_at: Mapped[Any]
     until: Mapped[int | None]
-    reason: Mapped[str] = mapped_column(Text, default="")
+    reason: Mapped[str] = mapped_column(_TEXT, default="")
     orders_version: Mapped[int]
     """First version of the job's orders that holds it."""
-    state: Mapped[str] = mapped_column(String(16))
-    message: Mapped[str] = mapped_column(Text, default="")
+    state: Mapped[str] = mapped_column(PlainText(16))
+    message: Mapped[str] = mapped_column(_TEXT, default="")
     epoch: Mapped[int | None]
     step: Mapped[int | None]
     world_size: Mapped[int | None]
@@ -164,7 +167,7 @@ class AckRow(Base):
     override_id: Mapped[str] = mapped_column(_ID, ForeignKey("overrides.id", ondelete="CASCADE"), primary_key=True)
     rank: Mapped[int] = mapped_column(primary_key=True)
     step: Mapped[int]
-    digest: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(PlainText(64))
 
 
 class CheckpointRow(Base):
@@ -191,7 +194,7 @@ class EventRow(Base):
 
     job_id: Mapped[str] = _job_key()
     seq: Mapped[int] = mapped_column(primary_key=True)
-    type: Mapped[str] = mapped_column(String(16))
+    type: Mapped[str] = mapped_column(PlainText(16))
     time: Mapped[float]
     data: Mapped[dict[str, Any]]
 
@@ -213,7 +216,7 @@ class LeaseRow(Base):
 
     __tablename__ = "leases"
 
-    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(PlainText(32), primary_key=True)
     owner: Mapped[str] = mapped_column(_NAME)
     token: Mapped[int]
     renewed_at: Mapped[float]
@@ -227,8 +230,8 @@ class IdempotencyRow(Base):
 
     scope: Mapped[str] = mapped_column(_NAME, primary_key=True)
     """What was asked for: the route, and the job where there is one."""
-    key: Mapped[str] = mapped_column(String(255), primary_key=True)
-    body_hash: Mapped[str] = mapped_column(String(64))
+    key: Mapped[str] = mapped_column(PlainText(255), primary_key=True)
+    body_hash: Mapped[str] = mapped_column(PlainText(64))
     answer_id: Mapped[str] = mapped_column(_ID)
     """Id of the job or override that the first request made."""
     created_at: Mapped[float]
@@ -240,7 +243,7 @@ class InstallationRow(Base):
     __tablename__ = "installation"
 
     key: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    id: Mapped[str] = mapped_column(String(32))
+    id: Mapped[str] = mapped_column(PlainText(32))
     """Part of the names of its actors in the cluster."""
     created_at: Mapped[float]
 
@@ -252,6 +255,6 @@ class ClusterRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     reachable: Mapped[bool]
-    message: Mapped[str] = mapped_column(Text, default="")
+    message: Mapped[str] = mapped_column(_TEXT, default="")
     seen_at: Mapped[float | None]
     nodes: Mapped[list[Any]]

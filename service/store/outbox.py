@@ -12,6 +12,7 @@ from accordion.messages import Ack
 from service.domain.jobs import ENDED, Reason, Status, may_step
 from service.domain.standing import Standing
 from service.store.models import AckRow, EventRow, JobRow, OverrideRow
+from workers.plain_text import clean_text
 
 
 class ForbiddenStep(Exception):
@@ -30,7 +31,7 @@ def step_job(session: Session, job: JobRow, status: Status, *, reason: Reason, m
     Raises:
         ForbiddenStep: the table of steps does not allow it.
     """
-    old = Status(job.status)
+    old, message = Status(job.status), clean_text(message)
     if (old, job.reason, job.message) == (status, reason, message):
         return
     if old != status and not may_step(old, status):

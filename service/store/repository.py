@@ -13,7 +13,6 @@ from sqlalchemy import Select, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.domain.jobs import ENDED, Status
-from service.domain.queue import Asked
 from service.store.engine import Database
 from service.store.models import (
     AckRow,
@@ -29,7 +28,6 @@ from service.store.models import (
     LogChunkRow,
     OverrideRow,
 )
-from workers.contract import JobSpec
 
 SCHEDULER_LEASE = "scheduler"
 Row = TypeVar("Row")
@@ -47,18 +45,6 @@ class JobFilter:
     before: tuple[float, str] | None = None
     """Creation time and id of the last job of the page before."""
     limit: int = 50
-
-
-def asked_of(job: JobRow) -> Asked:
-    """The worker group that people allow the job now."""
-    each = job.spec["workers"]
-    return Asked(min=job.min_workers, max=job.max_workers, cpus=each["cpus"], gpus=each["gpus"])
-
-
-def spec_of(job: JobRow) -> JobSpec:
-    """What people want of the job now: what they submitted, with the numbers of workers that they allow since."""
-    workers = {**job.spec["workers"], "min": job.min_workers, "max": job.max_workers}
-    return JobSpec.model_validate({**job.spec, "workers": workers})
 
 
 class Repository:

@@ -13,6 +13,7 @@ from service.errors import Conflict, Invalid, NotFound
 from service.store.engine import Database
 from service.store.models import JobRow
 from service.store.outbox import append_event, end_event, keep_standing, standings, step_job
+from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
 
 CheckJob = Callable[[JobRow], None]
@@ -154,9 +155,11 @@ def _check_limits(job: JobRow, least: int, most: int) -> None:
 
     Raises:
         Invalid: as one sentence, the spec's own.
+        UnreadableSpec: this version refuses the stored spec.
     """
+    spec = spec_of(job).model_dump(mode="json")
     try:
-        JobSpec.model_validate({**job.spec, "workers": {**job.spec["workers"], "min": least, "max": most}})
+        JobSpec.model_validate({**spec, "workers": {**spec["workers"], "min": least, "max": most}})
     except ValidationError as error:
         item = error.errors(include_url=False)[0]
         pointer = "/min" if item["loc"][-1:] == ("min",) else "/max"

@@ -59,7 +59,7 @@ def test_the_examples_train_to_their_end(up: Up, name: str) -> None:
     job = ended(up, submit(up, name))
     assert job.status == "SUCCEEDED", job.message
     epochs = up.client.epochs(job.id).items
-    assert [epoch.epoch for epoch in epochs] == list(range(job.spec.training.epochs))
+    assert [epoch.epoch for epoch in epochs] == list(range(job.spec["training"]["epochs"]))
     assert epochs[-1].metrics["accuracy"] > 0.9
     assert 0 < epochs[-1].bytes.payload < epochs[-1].bytes.dense
     copy = up.home / "storage" / job.id / "code.zip"

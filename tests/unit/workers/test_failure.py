@@ -70,7 +70,7 @@ def test_a_foreign_error_is_told_with_its_type_and_first_line() -> None:
 
 def test_an_error_text_that_is_no_unicode_can_be_recorded() -> None:
     failure = failure_of({0: ValueError("file \udcff is missing")})
-    assert "ValueError: file ? is missing" in failure.model_dump_json()
+    assert "ValueError: file \ufffd is missing" in failure.model_dump_json()
 
 
 def test_a_gpu_that_is_full_is_no_dead_process() -> None:

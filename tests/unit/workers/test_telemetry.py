@@ -97,7 +97,7 @@ def test_text_that_is_no_unicode_travels_with_question_marks(shipper: LogShipper
     shipper.start()
     shipper.write("file \udcff is missing")
     assert shipper.flush(LONG_S)
-    assert texts(cluster) == ["file ? is missing"]
+    assert texts(cluster) == ["file \ufffd is missing"]
 
 
 def test_what_is_not_sent_yet_does_not_keep_a_process_from_closing(shipper: LogShipper) -> None:

@@ -34,7 +34,7 @@ function showHead() {
   at("cancel").hidden = hasEnded(job.status) || job.desired === "CANCEL";
   at("to-override").hidden = hasEnded(job.status);
   if (hasEnded(job.status)) at("no-epochs").textContent = "No epoch was finished, so there is nothing to draw.";
-  const planned = job.spec.training.epochs;
+  const planned = job.spec.training?.epochs ?? "?";
   at("epoch-text").textContent = `${seen.epochs.size} of ${planned} epochs done`;
   at("bar").value = job.status === "SUCCEEDED" ? 1 : progress?.steps ? progress.step / progress.steps : 0;
   at("bar").className = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
@@ -60,7 +60,7 @@ function figures(job) {
     ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
     ...main(last?.metrics ?? job.metrics),
     ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(seen.decisions.size, "decision")],
-    ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training.optimizer.name],
+    ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training?.optimizer?.name ?? ""],
     ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, `${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`],
   ];
 }
@@ -81,7 +81,7 @@ function showEpochs() {
   drawLines(view);
   drawTraffic(view);
   drawPhases(view);
-  drawChanges({ ...view, threshold: seen.job.spec.policy.threshold });
+  drawChanges({ ...view, threshold: seen.job.spec.policy?.threshold });
   drawMaps(view);
   fill(at("epochs"), ...rows.slice(-MAX_ROWS).reverse().map(epochRow));
 }
@@ -95,7 +95,7 @@ const epochRow = (row) => element("tr", { "data-epoch": row.epoch },
 
 function showSchedule() {
   const { schedule, job } = seen;
-  const { low, high } = job.spec.compression;
+  const { low, high } = job.spec.compression ?? {};
   fill(at("levels-legend"), ...[["low", `low: ${levelText(low)}`], ["high", `high: ${levelText(high)}`], ["none", "none"], ["other", "own options"]]
     .map(([kind, text]) => swatch(kind, text)), element("span", {}, "◇ by override"));
   if (!schedule) return;

@@ -19,7 +19,7 @@ function row(job) {
     labelled("Submitted", ago(job.created_at)));
 }
 
-const about = (job) => `${job.spec.task.name} · ${job.spec.compression.method} · ${job.spec.policy.name}`;
+const about = ({ spec }) => [spec.task?.name, spec.compression?.method, spec.policy?.name].filter(Boolean).join(" · ");
 
 function bar(job) {
   const progress = job.progress;

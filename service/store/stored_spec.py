@@ -1,0 +1,76 @@
+"""What a job's row says of its spec, also where this version of the service would refuse it.
+
+A spec is checked when it is submitted and kept as it was then. A later version may know other tasks and fields, and its
+answers, queue and metrics must go on nevertheless: they read single values here, each with a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from service.domain.documents import Value, value_at
+from service.domain.queue import Asked
+from service.errors import Conflict
+from service.store.models import JobRow
+from workers.contract import JobSpec
+
+
+class UnreadableSpec(Conflict):
+    """This version of the service refuses the spec that a job was submitted with."""
+
+
+def spec_of(job: JobRow) -> JobSpec:
+    """What people want of the job now: what they submitted, with the numbers of workers that they allow since.
+
+    Raises:
+        UnreadableSpec: this version refuses the stored spec.
+    """
+    section = stored_spec(job).get("workers")
+    workers = {**(section if isinstance(section, dict) else {}), "min": job.min_workers, "max": job.max_workers}
+    return read_spec(job, {**stored_spec(job), "workers": workers})
+
+
+def submitted_spec(job: JobRow) -> JobSpec:
+    """What people submitted.
+
+    Raises:
+        UnreadableSpec: this version refuses the stored spec.
+    """
+    return read_spec(job, stored_spec(job))
+
+
+def read_spec(job: JobRow, spec: Mapping[str, Any]) -> JobSpec:
+    """Read the spec of a job, in which numbers of workers may have been replaced.
+
+    Raises:
+        UnreadableSpec: this version refuses it.
+    """
+    try:
+        return JobSpec.model_validate(dict(spec))
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in item["loc"]) or "spec"
+        why = f"{where}: {item['msg'].removeprefix('Value error, ')}"
+        raise UnreadableSpec(
+            f"this version refuses its stored spec ({why}); submit job {job.id} again as this version takes it, or go "
+            "back to the version that stored it"
+        ) from None
+
+
+def stored_spec(job: JobRow) -> dict[str, Any]:
+    """The spec as it was stored; an empty one where the row holds something else."""
+    return job.spec if isinstance(job.spec, dict) else {}
+
+
+def spec_value(job: JobRow, place: str, default: Value) -> Any:
+    """One value of the stored spec, such as `training.epochs`; the default where it is missing or of another kind."""
+    return value_at(job.spec, place, default)
+
+
+def asked_of(job: JobRow) -> Asked:
+    """The worker group that people allow the job now."""
+    cpus, gpus = spec_value(job, "workers.cpus", 1.0), spec_value(job, "workers.gpus", 0.0)
+    return Asked(min=job.min_workers, max=job.max_workers, cpus=cpus if cpus > 0 else 1.0, gpus=max(0.0, gpus))

@@ -1,0 +1,86 @@
+"""Text that every file, database and JSON reader takes: Unicode without NUL and without lone surrogates.
+
+What people send is refused with its place (`check_texts`). What a job's own code makes is cleaned (`clean_texts`),
+since nobody is there to correct it. A lone surrogate is what Python makes of a byte that is no UTF-8, as in file names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+REPLACEMENT = "\ufffd"
+"""Unicode's own sign for a character that could not be read."""
+_REFUSED = re.compile("[\x00\ud800-\udfff]")
+_MAX_SHOWN = 60
+"""Characters of a refused text that the sentence shows."""
+
+
+def clean_text(text: str) -> str:
+    """Replace each NUL and each lone surrogate by `REPLACEMENT`."""
+    return _REFUSED.sub(REPLACEMENT, text)
+
+
+def clean_texts(value: Any) -> Any:
+    """Clean all texts in a value, through lists, tuples, mappings with their keys, and dataclasses."""
+    match value:
+        case str():
+            return clean_text(value)
+        case Mapping():
+            return {clean_texts(key): clean_texts(content) for key, content in value.items()}
+        case list():
+            return [clean_texts(content) for content in value]
+        case tuple() if type(value) is tuple:
+            return tuple(clean_texts(content) for content in value)
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = (field.name for field in dataclasses.fields(value))
+            return dataclasses.replace(value, **{name: clean_texts(getattr(value, name)) for name in fields})
+        case _:
+            return value
+
+
+def describe_refused_text(text: str) -> str | None:
+    """Say in a sentence why a text is not taken; None where it is."""
+    found = _REFUSED.search(text)
+    if found is None:
+        return None
+    shown = repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "...")
+    if found[0] == "\0":
+        return f"{shown} is refused: it holds a NUL character, which no database takes; leave it out"
+    return f"{shown} is not Unicode text: it holds half of a character (U+{ord(found[0]):04X}); send the text as UTF-8"
+
+
+def check_texts(data: Any) -> Any:
+    """Return the data as they are; for `model_validator(mode="before")`.
+
+    Raises:
+        ValidationError: a text or a key in them is not taken; each with its place.
+    """
+    errors = [
+        InitErrorDetails(type=PydanticCustomError("value_error", "{why}", {"why": why}), loc=place, input=None)
+        for place, why in _refused_texts(data, ())
+    ]
+    if errors:
+        raise ValidationError.from_exception_data("text", errors)
+    return data
+
+
+def _refused_texts(value: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    match value:
+        case str():
+            why = describe_refused_text(value)
+            if why is not None:
+                yield place, why
+        case dict():
+            for key, content in value.items():
+                below = (*place, clean_text(str(key)))
+                yield from _refused_texts(key, below)
+                yield from _refused_texts(content, below)
+        case list() | tuple():
+            for index, content in enumerate(value):
+                yield from _refused_texts(content, (*place, index))
