@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,14 +15,21 @@ import torch
 from torch import Tensor
 
 from accordion.drive import GroupNetwork
-from accordion.errors import HookError, ReportError
+from accordion.errors import HookError, ReportError, StateError
 from accordion.ledger import OVERHEAD, Ledger
 from accordion.messages import Ack, Decision, decision_from_json, to_json
 from accordion.wire import Gather, Mean, Request
 
+_PIECE_BYTES = 1 << 26
+"""Most bytes of a payload that are on their way at once."""
+
 
 class Coordinator:
-    """Exchanges short messages over a session's process group and counts their bytes as overhead."""
+    """Exchanges short messages over a session's process group.
+
+    Their bytes are counted as overhead, but for those of saving and loading: a run that was resumed has sent as many
+    bytes as one that was never stopped.
+    """
 
     def __init__(self, network: GroupNetwork, ledger: Ledger, device: torch.device, *, rank: int) -> None:
         self._network = network
@@ -45,6 +52,24 @@ class Coordinator:
                 f"attach() got other settings or layers on rank {others[0]} than on rank {self._rank}; give all "
                 "workers the same Config and the same model"
             )
+
+    def require_equal_states(self, told: Mapping[str, Any]) -> None:
+        """Check that all workers loaded states of one moment; `told` is this worker's account, or its `error`.
+
+        Raises:
+            StateError: on every worker, one could not load its state or loaded another moment's.
+        """
+        accounts = [json.loads(text) for text in self.gather_texts(json.dumps(told), counted=False)]
+        for rank, account in enumerate(accounts):
+            if "error" in account:
+                raise StateError(f"rank {rank} could not load its state: {account['error']}")
+        for rank, account in enumerate(accounts):
+            if account != accounts[0]:
+                raise StateError(
+                    f"rank {rank} loaded the state of step {account['steps']} of a group of {account['world_size']}, "
+                    f"rank 0 that of step {accounts[0]['steps']} of a group of {accounts[0]['world_size']}; give all "
+                    "workers the states of one moment"
+                )
 
     def share_decision(self, decide: Callable[[], Decision]) -> Decision:
         """Call `decide` on rank 0 and return its decision on all ranks.
@@ -70,19 +95,42 @@ class Coordinator:
         """Return the acknowledgements of all workers, in rank order."""
         return tuple(Ack(**json.loads(text)) for text in self.gather_texts(json.dumps(asdict(own))))
 
-    def gather_texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str, *, counted: bool = True) -> list[str]:
         """Return the texts of all workers, in rank order."""
         payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(self._device)
-        payloads: list[Tensor] = self._answered(Gather(payload))
+        payloads: list[Tensor] = self._answered(Gather(payload), counted=counted)
         return [bytes(payload.tolist()).decode() for payload in payloads]
+
+    def gather_on_first(self, payload: bytes) -> list[bytearray] | None:
+        """Return the payloads of all workers on rank 0, received one after the other, and None elsewhere."""
+        own = bytearray(payload)
+        sizes = [int(text) for text in self.gather_texts(str(len(own)), counted=False)]
+        if self._rank != 0:
+            for piece in _pieces(own):
+                self._network.send_to_first(piece.to(self._device))
+            return None
+        payloads = [own]
+        for rank, size in enumerate(sizes[1:], start=1):
+            payloads.append(bytearray(size))
+            for piece in _pieces(payloads[-1]):
+                received = torch.empty_like(piece, device=self._device)
+                self._network.receive_(received, rank)
+                piece.copy_(received)
+        return payloads
 
     def average(self, buffer: Tensor) -> Tensor:
         """Return the mean of the workers' buffers."""
         mean: Tensor = self._answered(Mean(buffer))
         return mean
 
-    def _answered(self, request: Request) -> Any:
+    def _answered(self, request: Request, *, counted: bool = True) -> Any:
         def count(_: int, leaving: Request) -> None:
-            self._ledger.count((OVERHEAD,), leaving, OVERHEAD)
+            if counted:
+                self._ledger.count((OVERHEAD,), leaving, OVERHEAD)
 
         return self._network.answer({0: request}, 0, count)[0]
+
+
+def _pieces(payload: bytearray) -> Sequence[Tensor]:
+    """View a payload as byte tensors small enough to lie on the device beside a model."""
+    return torch.split(torch.frombuffer(payload, dtype=torch.uint8), _PIECE_BYTES)

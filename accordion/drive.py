@@ -134,6 +134,14 @@ class GroupNetwork:
         dist.all_reduce(buffer, group=self._group)
         self.seconds += self._clock() - started
 
+    def send_to_first(self, tensor: Tensor) -> None:
+        """Send a tensor to rank 0 of the group."""
+        dist.send(tensor, dist.get_global_rank(self._group, 0), group=self._group)
+
+    def receive_(self, tensor: Tensor, rank: int) -> None:
+        """Fill a tensor with one of the same size that `rank` of the group sends."""
+        dist.recv(tensor, dist.get_global_rank(self._group, rank), group=self._group)
+
     def _riders(self, means: Mapping[int, Mean]) -> dict[int, Mean]:
         """Small means that cost no more as part of a gather: W-1 times their bytes, 2(W-1)/W times by themselves."""
         size = sum(mean.buffer.numel() * mean.buffer.element_size() for mean in means.values())

@@ -61,6 +61,17 @@ class Stack:
         return tuple(layer.name for layer in self.layers)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What an engine held before a state was loaded."""
+
+    residuals: dict[str, Tensor]
+    warm: dict[str, Tensor]
+    window: Mapping[str, Any]
+    ledger: Mapping[str, Any]
+    steps: int
+
+
 class _Memory:
     """The buffers that one stack uses step after step, made when they are asked for."""
 
@@ -191,6 +202,23 @@ class Engine:
             "ledger": self.ledger.state_dict(),
             "steps": self._steps,
         }
+
+    def snapshot(self) -> Snapshot:
+        """Return what `load_state_dict` replaces; nothing is copied but the window's sums."""
+        return Snapshot(
+            residuals=self.feedback.values,
+            warm=self._warm.values,
+            window=self.sums.state_dict(),
+            ledger=self.ledger.state_dict(),
+            steps=self._steps,
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot; no step may have been taken since."""
+        self.feedback.values, self._warm.values = snapshot.residuals, snapshot.warm
+        self.sums.load_state_dict([snapshot.window], 0)
+        self.ledger.restore(Ledger.read(snapshot.ledger))
+        self._steps = snapshot.steps
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
         """Continue from the states of all workers of a group.

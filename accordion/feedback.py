@@ -50,8 +50,8 @@ class Kept:
             new.copy_(old.view_as(new))
 
     def copies(self) -> dict[str, Tensor]:
-        """The committed values, each in memory of its own: later steps write into ours."""
-        return {layer: value.clone() for layer, value in self.values.items()}
+        """Copies of the committed values on the CPU: later steps write into ours, and any machine can load them."""
+        return {layer: value.to("cpu", copy=True) for layer, value in self.values.items()}
 
 
 class Feedback(Kept):
@@ -98,7 +98,7 @@ def rescaled(residuals_by_rank: Sequence[Mapping[str, Tensor]]) -> dict[str, Ten
     total: dict[str, Tensor] = {}
     for residuals in residuals_by_rank:
         for layer, residual in residuals.items():
-            total[layer] = total[layer] + residual if layer in total else residual.clone()
+            total[layer] = total[layer] + residual.to(total[layer]) if layer in total else residual.clone()
     return {layer: value.div_(len(residuals_by_rank)) for layer, value in total.items()}
 
 

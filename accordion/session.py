@@ -33,10 +33,8 @@ from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, decision_from_json, plan_digest, to_json
 from accordion.module_checks import check_attachable
+from accordion.session_state import complete_states, gathered_state, serialized
 from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
-
-_STATE = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
-"""What `Session.state_dict` holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +200,14 @@ class Session:
         return switch
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this worker, loadable with `weights_only=True`; the controller's is in rank 0's."""
+        """Return the state of this worker, for scripts in which every rank saves its own.
+
+        Tensors lie on the CPU, so that any machine can load them, with `weights_only=True`. The controller's state is
+        in rank 0's alone.
+        """
         return {
+            "rank": self.rank,
+            "world_size": self.world_size,
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
             "epoch": self.epoch,
@@ -213,34 +217,57 @@ class Session:
             "engine": self._engine.state_dict(),
         }
 
-    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Continue where a group stopped, given the states of all its workers in rank order.
+    def gather_state_dict(self) -> dict[str, Any] | None:
+        """Return the states of all workers on rank 0 and None elsewhere, for scripts that save on rank 0 alone.
 
-        In a group of another size every worker owes the mean of the old residuals, which is what the group owed.
+        Every worker calls this. It holds the residuals of all workers: with many of them, let every rank save its own.
 
         Raises:
-            StateError: no state, or the state of another model.
+            RuntimeError: another worker is gone.
         """
-        if not states:
-            raise StateError("load_state_dict() got no states; give those of all workers of the saved group")
-        first = states[0]
-        if not isinstance(first, Mapping) or _STATE - first.keys() or first["controller"] is None:
-            raise StateError(
-                "load_state_dict() got something else than rank 0's state_dict() first; give a list of the states of "
-                "all workers in the order of their ranks"
-            )
-        place = self.rank if len(states) == self.world_size else -1
-        decision = _decision_of(first["decision"])
-        before = self.controller.state_dict()
-        self.controller.load_state_dict(first["controller"])
+        payloads = self._coordinator.gather_on_first(serialized(self.state_dict()))
+        return None if payloads is None else gathered_state(payloads)
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
+        """Continue where a group stopped; every worker calls this.
+
+        Give the states of all workers in rank order, or what `gather_state_dict` gave. In a group of the saved size
+        each worker may give its own state alone. In a group of another size every worker owes the mean of the old
+        residuals, which is what the group owed.
+
+        Raises:
+            StateError: the states are incomplete, out of order, or of another model, here or on another worker; nothing
+                is changed then on any.
+        """
+        before = self._engine.snapshot(), self.controller.state_dict()
+        problem: StateError | None = None
         try:
-            self._engine.load_state_dict([state["engine"] for state in states], place)
-        except StateError:
-            self.controller.load_state_dict(before)
-            raise
-        self._go_over_to(decision)
-        self.steps, self.skipped_steps = first["steps"], first["skipped_steps"]
-        self.epoch, self.lr = first["epoch"], first["lr"]
+            chosen = complete_states(states, rank=self.rank, world_size=self.world_size)
+            loaded = self._load(chosen)
+            told = {"steps": loaded["steps"], "world_size": loaded["world_size"], "decision": loaded["decision"]}
+        except StateError as error:
+            problem, told = error, {"error": str(error)}
+        try:
+            self._coordinator.require_equal_states(told)
+        except StateError as error:
+            self._engine.restore(before[0])
+            self.controller.load_state_dict(before[1])
+            raise (problem or error) from problem
+        self._go_over_to(_decision_of(loaded["decision"]))
+        self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
+        self.epoch, self.lr = loaded["epoch"], loaded["lr"]
+
+    def _load(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Load engine and controller; returns the state that holds what is the same on all workers."""
+        first = states[0]
+        _decision_of(first["decision"])
+        if self.rank == 0 and first["controller"] is None:
+            raise StateError("load_state_dict() got a state of rank 0 without its controller; give what rank 0 saved")
+        if first["controller"] is not None:
+            self.controller.load_state_dict(first["controller"])
+        place = min(self.rank, len(states) - 1) if first["world_size"] == self.world_size else -1
+        self._engine.load_state_dict([state["engine"] for state in states], place)
+        return first
 
     def _raise_now(self) -> frozenset[Word]:
         self._in_flight = frozenset(self._requested)

@@ -79,7 +79,7 @@ class GradientSums:
 
     def state_dict(self) -> dict[str, Any]:
         """The open window."""
-        rows = torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1)
+        rows = torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1).cpu()
         return {"steps": self.steps, "sums": {layer: rows[row].clone() for layer, row in self._rows.items()}}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:

@@ -237,8 +237,17 @@ def _load(run: Run, shared: Mapping[str, Any], parts: Sequence[Mapping[str, Any]
     run.batch_change = BatchChange(**shared["batch_change"])
     if run.scaler is not None and shared.get("scaler"):
         run.scaler.load_state_dict(shared["scaler"])
-    run.session.load_state_dict([{**part["session"], "controller": shared["controller"]} for part in parts])
+    run.session.load_state_dict(_session_states(run, shared, parts))
     _restore_own(run, parts)
+
+
+def _session_states(run: Run, shared: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """This rank's own alone where the group is as large as the saved one, else those of all its workers."""
+    size = len(parts)
+    ranks = [run.context.rank] if size == run.context.world_size else range(size)
+    whole = {"controller": shared["controller"], "world_size": size}
+    # rank and size are the manifest's: older checkpoints do not hold them.
+    return [{**parts[rank]["session"], **whole, "rank": rank} for rank in ranks]
 
 
 def _shared_state(run: Run) -> dict[str, Any]:

@@ -186,9 +186,11 @@ def test_an_optimizer_of_another_module_is_refused(run_group):
 
 def _wrong_states(rank):
     _, session = small.start("powersgd")
-    for states in ([{}], [{"steps": 1}], [{**session.state_dict(), "controller": None}], ["x"]):
+    for states in ([], [{}], [{"steps": 1}], ["x"], "x", {}):
         with pytest.raises(StateError, match="in the order of their ranks"):
             session.load_state_dict(states)
+    with pytest.raises(StateError, match="without its controller"):
+        session.load_state_dict([{**session.state_dict(), "controller": None}])
     return session.steps
 
 

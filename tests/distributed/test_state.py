@@ -201,16 +201,16 @@ def test_a_state_shares_no_memory_with_the_session_it_came_from_or_went_to(run_g
 def _spoilt(rank, saved):
     """The residuals after loading, before and after the loaded tensors are overwritten."""
     worker = trial(rank, MANY, "topk")
-    state = torch.load(io.BytesIO(saved), weights_only=True)[0]
-    worker.session.load_state_dict([state])
+    states = [torch.load(io.BytesIO(text), weights_only=True)[0] for text in saved]
+    worker.session.load_state_dict(states)
     before = worker.owed()
-    for tensor in _tensors(state):
+    for tensor in _tensors(states):
         tensor.fill_(7)
     return before, worker.owed()
 
 
 def test_overwriting_a_state_that_was_loaded_changes_nothing(run_group, of_two):
-    before, after = run_group(1, _spoilt, of_two[0]["topk"][0])[0]
+    before, after = run_group(1, _spoilt, [own["topk"][0] for own in of_two])[0]
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
@@ -239,11 +239,14 @@ class OtherNet(SmallNet):
 def _other_model(rank, saved):
     worker = trial(rank, Way(model=OtherNet), "topk")
     try:
-        worker.session.load_state_dict([torch.load(io.BytesIO(saved), weights_only=True)[0]])
+        worker.session.load_state_dict([torch.load(io.BytesIO(text), weights_only=True)[0] for text in saved])
     except StateError as error:
         return str(error)
     return "loaded"
 
 
 def test_a_state_of_a_model_with_other_sizes_is_refused_by_layer(run_group, of_two):
-    assert "'last.weight' has 384 values, the layer has 576" in run_group(1, _other_model, of_two[0]["topk"][0])[0]
+    assert (
+        "'last.weight' has 384 values, the layer has 576"
+        in run_group(1, _other_model, [own["topk"][0] for own in of_two])[0]
+    )
