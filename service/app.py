@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from service.api import catalog, code, health, history, jobs, overrides, steering, streams
+from service.api import catalog, code, health, history, jobs, login_links, overrides, steering, streams
 from service.api.parts import Clock, Parts
 from service.api.problems import install_problems
 from service.dashboard.router import router as pages
@@ -50,7 +50,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     app.state.parts = Parts(
         settings=settings, database=database, repository=Repository(database), clock=clock, request_times=times
     )
-    for module in (jobs, steering, history, overrides, streams, catalog, code):
+    for module in (jobs, steering, history, overrides, streams, catalog, code, login_links):
         app.include_router(module.router, prefix="/api/v1")
     for router in (health.router, login.router, pages):
         app.include_router(router)

@@ -19,6 +19,7 @@ from service.client import Client, ClientError
 from service.commands import measures, words
 from service.commands.live import follow
 from service.commands.spec_file import parse
+from service.connection import service_token
 from service.errors import StartError
 from service.home import Home
 from service.parts import free_port
@@ -46,11 +47,12 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         ClientError: it went away meanwhile.
     """
     watch = _StopWatch()
-    with _service(settings, out, keep=keep) as (url, stays), Client(url, settings.token()) as client:
+    with _service(settings, out, keep=keep) as (url, stays), Client(url, service_token(settings, url)) as client:
         watch.ready = watch.now()
         out.print(f"the service is ready at {url} after {watch.ready:.1f} s")
         job = client.submit(packaged_spec())
         submitted = watch.now()
+        out.print(f"watch it in a browser, too: {client.login_link(f'/jobs/{job.id}')} (works once)")
 
         def see(state: Watched, _event: EventView | ProgressView) -> None:
             if watch.first_step is None and (state.epoch or (state.progress is not None and state.progress.step > 0)):

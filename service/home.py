@@ -15,7 +15,7 @@ from service.errors import StartError
 
 OWNER_ONLY_DIR = 0o700
 OWNER_ONLY_FILE = 0o600
-RAY_TOKEN_BYTES = 32
+TOKEN_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class Running:
     """Temporary directory of the Ray cluster; removed at the end."""
     pids: dict[str, int]
     """Process ids of `ray`, `api` and `scheduler` as they are now."""
+    token_file: str = ""
+    """Where clients of this home read the admin token; empty where it came in a variable, or there is none."""
 
 
 class Home:
@@ -37,6 +39,8 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.logs = path / "logs"
+        self.token = path / "token"
+        """The admin token of the api."""
         self.ray_token = path / "ray.token"
         self._lock = path / "up.lock"
         self._record = path / "up.json"
@@ -51,12 +55,22 @@ class Home:
             for folder in (self.path, self.logs):
                 folder.mkdir(mode=OWNER_ONLY_DIR, parents=True, exist_ok=True)
             self.path.chmod(OWNER_ONLY_DIR)
-            if not self.ray_token.exists():
-                write_private(self.ray_token, secrets.token_hex(RAY_TOKEN_BYTES))
         except OSError as error:
-            raise StartError(
-                f"the home directory {self.path} cannot be used ({error.strerror}); name another with ACCORDION_HOME"
-            ) from error
+            raise self._unusable(error) from error
+
+    def make_secrets(self) -> None:
+        """Make the tokens that are missing, and close those that others may read. The lock must be held.
+
+        Raises:
+            StartError: they cannot be written.
+        """
+        try:
+            for path in (self.token, self.ray_token):
+                if not path.exists():
+                    write_private(path, secrets.token_hex(TOKEN_BYTES))
+                path.chmod(OWNER_ONLY_FILE)
+        except OSError as error:
+            raise self._unusable(error) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -97,6 +111,11 @@ class Home:
                 return not _try_lock(file.fileno(), fcntl.LOCK_SH)
         except OSError:
             return False
+
+    def _unusable(self, error: OSError) -> StartError:
+        return StartError(
+            f"the home directory {self.path} cannot be used ({error.strerror}); name another with ACCORDION_HOME"
+        )
 
     def _held(self) -> str:
         other = self.last()

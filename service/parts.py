@@ -60,6 +60,8 @@ class Place:
     ray_port: int
     passed: tuple[str, ...] = ()
     """Names of variables that workers see besides those that Ray needs."""
+    token_file: Path | None = None
+    """Where the admin token is read; None where it is in a variable, or there is none."""
 
     @property
     def url(self) -> str:
@@ -143,7 +145,8 @@ def _ray_environment(place: Place) -> dict[str, str]:
 
 def _api_environment(place: Place) -> dict[str, str]:
     seen = inherited(lambda name: not name.startswith(_RAY_OWN))
-    return {**seen, **_where(place)}
+    token = {"ACCORDION_ADMIN_TOKEN_FILE": str(place.token_file)} if place.token_file else {}
+    return {**seen, **_where(place), **token}
 
 
 def _scheduler_environment(place: Place) -> dict[str, str]:

@@ -38,8 +38,13 @@ class Settings(BaseSettings):
     """Where clients look for the service; empty is the service of this home directory."""
     admin_token: SecretStr | None = None
     admin_token_file: Path | None = None
+    no_auth: bool = False
+    """Let everybody in who can reach the loopback address: any user of this machine can then run code as this one."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names under which the service may be asked, besides loopback; with a token set and nothing given: any."""
+    """Names under which the service may be asked, besides loopback; with a token set and nothing given: any.
+
+    With the token of the home directory and a loopback address: none.
+    """
     ray_address: str = Field(default="auto", validation_alias=AliasChoices("ACCORDION_RAY_ADDRESS", "RAY_ADDRESS"))
     ray_token: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("ACCORDION_RAY_TOKEN", "RAY_AUTH_TOKEN")
@@ -112,6 +117,11 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """The database URL in force."""
         return self.database_url or f"sqlite:///{self.home / 'accordion.db'}"
+
+    @property
+    def home_token(self) -> Path:
+        """The token that `accordion up` makes where none is set."""
+        return self.home / "token"
 
     @property
     def code(self) -> Path:

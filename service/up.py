@@ -45,22 +45,19 @@ def up(settings: Settings, say: Say) -> None:
 
     Raises:
         StartError: another one runs on this home directory, the port is taken, or a part does not get ready.
-        SettingsError: the service would be reachable from other machines without a token.
+        SettingsError: a setting is wrong, or the service would be reachable from other machines without a token.
     """
     started_at = time.monotonic()
-    access_of(settings)
+    settings = _with_token(settings)
+    if settings.no_auth:
+        access_of(settings)
     home = Home(settings.home)
     home.make()
     with home.locked(), _signals() as signals, ExitStack() as at_end:
+        home.make_secrets()
+        access_of(settings)
         _clean_up(home)
-        place = Place(
-            home=home,
-            host=settings.host,
-            port=free_port(settings.host, settings.port),
-            ray_dir=Path(tempfile.mkdtemp(prefix=RAY_DIR_PREFIX, dir="/tmp")),
-            ray_port=free_port(LOOPBACK, 0),
-            passed=settings.pass_to_workers,
-        )
+        place = _place(settings, home)
         keeper = Keeper()
         at_end.callback(_clean_up, home)
         at_end.callback(keeper.stop, STOP_ORDER)
@@ -70,8 +67,46 @@ def up(settings: Settings, say: Say) -> None:
         if _wait_until_ready(place, keeper, signals):
             seconds = time.monotonic() - started_at
             say(f"accordion is ready at {place.url} after {seconds:.1f} s; logs are in {home.logs}; Ctrl-C stops it")
+            say(_how_to_open(place.url, settings.token()))
         _keep(place, keeper, signals, say=say)
         say("stopping; unfinished jobs go on from their checkpoints at the next 'accordion up'")
+
+
+def _with_token(settings: Settings) -> Settings:
+    """The settings, with the token of the home directory where none is set and --no-auth was not asked for.
+
+    Raises:
+        SettingsError: the token that is set cannot be read or used.
+    """
+    given = settings.admin_token is not None or settings.admin_token_file is not None
+    if given:
+        settings.token()
+    if given or settings.no_auth:
+        return settings
+    return settings.model_copy(update={"admin_token_file": settings.home_token})
+
+
+def _place(settings: Settings, home: Home) -> Place:
+    return Place(
+        home=home,
+        host=settings.host,
+        port=free_port(settings.host, settings.port),
+        ray_dir=Path(tempfile.mkdtemp(prefix=RAY_DIR_PREFIX, dir="/tmp")),
+        ray_port=free_port(LOOPBACK, 0),
+        passed=settings.pass_to_workers,
+        token_file=None if settings.admin_token else settings.admin_token_file,
+    )
+
+
+def _how_to_open(url: str, token: str | None) -> str:
+    """What a person with a browser does next."""
+    if token is None:
+        return f"it asks for no token: every user of this machine can run code as you, by opening {url} for instance"
+    try:
+        with Client(url, token) as client:
+            return f"open {client.login_link()} (works once, for 15 minutes; 'accordion login' prints another)"
+    except ClientError as error:
+        return f"no link for a browser could be made ({error}); try 'accordion login'"
 
 
 @dataclass(slots=True)
@@ -167,6 +202,7 @@ def _write(place: Place, keeper: Keeper) -> None:
         ray_address=place.ray_address,
         ray_dir=str(place.ray_dir),
         pids=keeper.pids(),
+        token_file=str(place.token_file or ""),
     )
     place.home.write(running)
 

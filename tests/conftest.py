@@ -25,6 +25,8 @@ from hypothesis import settings
 settings.register_profile("ours", deadline=None, derandomize=os.environ.get("ACCORDION_REQUIRE") == "all")
 settings.load_profile("ours")
 
+# what is made for a test is for this machine's user only while it runs; tests of tokens set theirs.
+os.environ.setdefault("ACCORDION_NO_AUTH", "1")
 RAY_START_TIMEOUT_S = 180.0
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
 _PORTS = range(20_000, 32_000)

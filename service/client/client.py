@@ -5,6 +5,8 @@
         for event in client.events(job.id):
             ...
 
+On the machine where `accordion up` runs, `service.connection.connect()` finds address and token by itself.
+
 Every method may raise Unreachable, ServiceFailed and Refused (see errors.py).
 """
 
@@ -17,6 +19,7 @@ from typing import Any, Self, TypeVar
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from service.api.login_schemas import LoginLinkView
 from service.api.schemas import (
     AttemptList,
     CheckpointList,
@@ -84,6 +87,10 @@ class Client:
     def close(self) -> None:
         """Give the connections back."""
         self._http.close()
+
+    def login_link(self, page: str = "/") -> str:
+        """Address that signs one browser in, once and within 15 minutes, and leads to a page of the dashboard."""
+        return self.url + self._ask(LoginLinkView, "POST", "/login-links", json={"next": page}).path
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
         """A new job; with a key, the job that the same request made before."""

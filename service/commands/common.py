@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from service.client import Client
-    from service.settings import Settings
 
 JobArgument = Annotated[
     str,
@@ -36,21 +35,10 @@ def connect(url: str) -> Client:
     Raises:
         SettingsError: a setting is wrong.
     """
-    from service.client import Client, Waiter
-    from service.settings import load_settings
+    from service import connection
+    from service.client import Waiter
 
-    settings = load_settings()
-    return Client(service_url(settings, url), settings.token(), waiter=Waiter(tell=_tell_away))
-
-
-def service_url(settings: Settings, url: str = "") -> str:
-    """Where the service is: what is asked for, what runs on this home directory, or the default address."""
-    from service.home import Home
-
-    if url or settings.url:
-        return url or settings.url
-    running = Home(settings.home).running()
-    return running.url if running else f"http://{settings.host}:{settings.port}"
+    return connection.connect(url, waiter=Waiter(tell=_tell_away))
 
 
 def console() -> Console:

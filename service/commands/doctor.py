@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from service.commands.common import FAILED, JsonOption, UrlOption, console, print_json, service_url
+from service.commands.common import FAILED, JsonOption, UrlOption, console, print_json
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -125,7 +125,7 @@ def _private(settings: Settings) -> Iterator[Finding]:
     from service.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
 
     home = Home(settings.home)
-    wanted = {home.path: OWNER_ONLY_DIR, home.ray_token: OWNER_ONLY_FILE}
+    wanted = {home.path: OWNER_ONLY_DIR, home.ray_token: OWNER_ONLY_FILE, home.token: OWNER_ONLY_FILE}
     wanted |= {path: OWNER_ONLY_FILE for path in (settings.admin_token_file, settings.ray_token_file) if path}
     open_ = [(path, mode) for path, mode in wanted.items() if path.exists() and path.stat().st_mode & 0o077]
     for path, mode in open_:
@@ -173,12 +173,13 @@ def _available_memory() -> int | None:
 def _service(settings: Settings, url: str) -> Iterator[Finding]:
     """Whether it answers and what it says of itself; where none is expected, whether one could start."""
     from service.client import Client, ClientError
+    from service.connection import service_token, service_url
     from service.home import Home
 
     address = service_url(settings, url)
     expected = bool(url or settings.url or Home(settings.home).running())
     try:
-        with Client(address, settings.token()) as client:
+        with Client(address, service_token(settings, address)) as client:
             checks = client.ready().checks
             client.jobs(limit=1)
     except ClientError as error:

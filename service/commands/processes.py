@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.common import UrlOption
+from service.commands.common import UrlOption, connect
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 HostOption = Annotated[str | None, typer.Option("--host", help="address to bind; beyond loopback a token is needed")]
+NoAuthOption = Annotated[
+    bool,
+    typer.Option("--no-auth", help="ask for no token: every user of this machine can then run code as you"),
+]
 PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes any free one; default 8080")]
 
 
-def up(host: HostOption = None, port: PortOption = None) -> None:
+def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:
     """Run everything on this machine: Ray, the api with its dashboard, the scheduler. Ctrl-C stops it.
 
     State lives in ACCORDION_HOME (default ~/.accordion). Jobs that are unfinished at the end go on from their
-    checkpoints the next time.
+    checkpoints the next time. The service asks for a token: where none is set, one is made in the home directory, the
+    other commands read it there, and a browser gets a link that works once.
     """
-    from service.settings import load_settings
     from service.up import up as run_all
 
-    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    run_all(load_settings(**given), say=_say)
+    run_all(_settings(host, port, no_auth=no_auth), say=_say)
 
 
-def api(host: HostOption = None, port: PortOption = None) -> None:
+def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:
     """Run the api and the dashboard over the database; may be restarted at any time."""
     from service.app import serve
-    from service.settings import load_settings
 
-    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    serve(load_settings(**given))
+    serve(_settings(host, port, no_auth=no_auth))
+
+
+def login(
+    page: Annotated[str, typer.Argument(metavar="[PAGE]", help="path to open")] = "/", *, url: UrlOption = ""
+) -> None:
+    """Print a link that signs one browser in: it works once, within 15 minutes."""
+    with connect(url) as client:
+        typer.echo(client.login_link(page))
 
 
 def scheduler() -> None:
@@ -55,6 +67,24 @@ def demo(
 
     given = {"url": url} if url else {}
     raise typer.Exit(run_demo(load_settings(**given), console(), figures=json, keep=keep))
+
+
+def _settings(host: str | None, port: int | None, *, no_auth: bool) -> Settings:
+    """Settings with the options that were given.
+
+    Raises:
+        SettingsError: one is wrong, or there is a token that --no-auth would not ask for.
+    """
+    from service.errors import SettingsError
+    from service.settings import load_settings
+
+    given = {"host": host, "port": port, "no_auth": no_auth or None}
+    settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    if no_auth and settings.token() is not None:
+        raise SettingsError(
+            "--no-auth contradicts ACCORDION_ADMIN_TOKEN (or its _FILE), which is set; leave one of them out"
+        )
+    return settings
 
 
 def _say(line: str) -> None:

@@ -36,6 +36,7 @@ app.command("pause")(control.pause)
 app.command("resume")(control.resume)
 app.command("cancel")(control.cancel)
 app.command("doctor")(doctor.doctor)
+app.command("login")(processes.login)
 app.command("api")(processes.api)
 app.command("scheduler")(processes.scheduler)
 

@@ -74,9 +74,10 @@ def show_cluster(request: Request) -> Response:
 
 @router.get("/login")
 def show_login(request: Request) -> Response:
-    """Where a browser hands in the admin token."""
+    """Where a browser hands in the admin token or a one-time link; looking at it uses no link up."""
     query = request.query_params
-    return _page(request, "login.html", failed="failed" in query, next=query.get("next", "/"))
+    failed, link = query.get("failed", ""), query.get("link", "")
+    return _page(request, "login.html", next=query.get("next", "/"), failed=failed, link=link)
 
 
 @router.get("/static/pages/{version}/{name:path}")

@@ -33,17 +33,29 @@ def access_of(settings: Settings) -> Access:
     """The guards' settings.
 
     Raises:
-        SettingsError: the service would be reachable from other machines without a token, or the token is unusable.
+        SettingsError: others could use the service without a token, or the token is unusable.
     """
     token = settings.token()
-    if token is None and not is_loopback(settings.host):
+    if token is None:
+        _refuse_open_service(settings)
+    # A token of the home directory is for people on this machine, whatever name their browser was given for it.
+    is_local = settings.admin_token_file == settings.home_token and is_loopback(settings.host)
+    if token is not None and not settings.allowed_hosts and not is_local:
+        return Access(token=token, hosts=None)
+    return Access(token=token, hosts=_LOOPBACK_NAMES | {host.lower() for host in settings.allowed_hosts})
+
+
+def _refuse_open_service(settings: Settings) -> None:
+    if not is_loopback(settings.host):
         raise SettingsError(
             f"ACCORDION_HOST is {settings.host}, which other machines can reach, and there is no token; "
             "set ACCORDION_ADMIN_TOKEN_FILE (or ACCORDION_ADMIN_TOKEN), or bind 127.0.0.1"
         )
-    if token is not None and not settings.allowed_hosts:
-        return Access(token=token, hosts=None)
-    return Access(token=token, hosts=_LOOPBACK_NAMES | {host.lower() for host in settings.allowed_hosts})
+    if not settings.no_auth:
+        raise SettingsError(
+            "there is no token, so every user of this machine could run code as you; set ACCORDION_ADMIN_TOKEN_FILE "
+            "(or ACCORDION_ADMIN_TOKEN), or accept that with --no-auth (ACCORDION_NO_AUTH=1)"
+        )
 
 
 def is_loopback(host: str) -> bool:

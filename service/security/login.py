@@ -1,14 +1,19 @@
-"""Log in and out in a browser: the token is changed for a cookie that scripts cannot read; the page is elsewhere."""
+"""Log in and out in a browser: a token or a one-time link is changed for a cookie that scripts cannot read.
+
+The page itself is in `service/dashboard`.
+"""
 
 from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from service.api.parts import Parts
-from service.security.tokens import COOKIE, SESSION_S, new_session, token_matches
+from service.security.tokens import COOKIE, SESSION_S, digest_of, new_session, session_valid, token_matches
+from service.store.login_links import use_login_link
 
 router = APIRouter(include_in_schema=False)
 _SEE_OTHER = 303
@@ -16,15 +21,20 @@ _SEE_OTHER = 303
 
 @router.post("/login")
 async def login(request: Request) -> Response:
-    """Take the form field `token`; on to `next` (a path of ours) or back to the form."""
+    """Take the form field `token` or `link`; on to `next` (a path of ours) or back to the form."""
     parts: Parts = request.app.state.parts
     form = _fields(await request.body())
-    token, given = parts.settings.token(), form.get("token", "")
+    token, target = parts.settings.token(), _own_path(form.get("next", "/"))
     if token is None:
-        return RedirectResponse("/", _SEE_OTHER)
-    if not token_matches(given.strip(), token):
+        return RedirectResponse(target, _SEE_OTHER)
+    if "link" in form:
+        if not await run_in_threadpool(use_login_link, parts.database, digest_of(form["link"]), parts.clock()):
+            # A page that is opened once more from the browser's history leads whoever is signed in on.
+            known = session_valid(request.cookies.get(COOKIE, ""), token, parts.clock())
+            return RedirectResponse(target if known else "/login?failed=link", _SEE_OTHER)
+    elif not token_matches(form.get("token", "").strip(), token):
         return RedirectResponse("/login?failed=1", _SEE_OTHER)
-    response = RedirectResponse(_own_path(form.get("next", "/")), _SEE_OTHER)
+    response = RedirectResponse(target, _SEE_OTHER)
     response.set_cookie(
         COOKIE,
         new_session(token, parts.clock()),

@@ -1,9 +1,13 @@
-"""The admin token, and the cookie that stands for it in a browser. Comparisons take the same time for every guess."""
+"""The admin token, and what stands for it in a browser: a one-time link, then a cookie.
+
+Comparisons take the same time for every guess.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 
 COOKIE = "accordion_session"
 SESSION_S = 12 * 3600.0
@@ -26,6 +30,16 @@ def session_valid(cookie: str, token: str, now: float) -> bool:
     expires, _, signature = cookie.partition(".")
     signed = hmac.compare_digest(signature.encode(), _sign(expires, token).encode())
     return signed and expires.isascii() and expires.isdecimal() and now < int(expires)
+
+
+def new_link_secret() -> str:
+    """Secret of a one-time link; only its digest is stored."""
+    return secrets.token_urlsafe(32)
+
+
+def digest_of(secret: str) -> str:
+    """What is stored of a link's secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def _sign(expires: str, token: str) -> str:

@@ -248,6 +248,16 @@ class InstallationRow(Base):
     created_at: Mapped[float]
 
 
+class LoginLinkRow(Base):
+    """A one-time link that signs a browser in; it is removed when it is used."""
+
+    __tablename__ = "login_links"
+
+    digest: Mapped[str] = mapped_column(PlainText(64), primary_key=True)
+    """SHA-256 of the link's secret."""
+    expires_at: Mapped[float]
+
+
 class ClusterRow(Base):
     """The cluster as the scheduler last saw it; one row."""
 

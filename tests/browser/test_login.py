@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from service.client import Client
 from tests.browser.live_service import live_service
 
 TOKEN = "a-token-for-this-test-only"
@@ -43,6 +44,27 @@ def test_the_token_opens_the_pages(page):
 def test_a_wrong_token_is_refused_with_a_sentence(page):
     sign_in(page, "not-the-token-at-all")
     expect(page.get_by_role("alert")).to_contain_text("That is not the token")
+
+
+@pytest.fixture
+def link(guarded):
+    """What `accordion login` prints."""
+    return Client(guarded.url, TOKEN).login_link("/cluster")
+
+
+def test_opening_a_link_signs_in(page, link):
+    page.goto(link)
+    expect(page).to_have_url("/cluster")
+
+
+def test_a_link_that_was_used_is_refused_with_a_sentence(page, link, browser, guarded):
+    page.goto(link)
+    expect(page).to_have_url("/cluster")
+    other = browser.new_context(base_url=guarded.url)
+    stranger = other.new_page()
+    stranger.goto(link)
+    expect(stranger.get_by_role("alert")).to_contain_text("That link was used already")
+    other.close()
 
 
 def test_signing_out_closes_the_pages(page):

@@ -25,6 +25,7 @@ class Up:
     process: subprocess.Popen[str]
     home: Path
     client: Client
+    token: str
 
     def stop(self) -> None:
         """End it as Ctrl-C does."""
@@ -54,7 +55,9 @@ def start(home: Path) -> Up:
     process = accordion(home, "up", "--port", "0")
     line = process.stdout.readline()
     assert "accordion is ready at http" in line, process.communicate(timeout=WAIT_S)
-    return Up(process, home, Client(Home(home).running().url))
+    running = Home(home).running()
+    token = Path(running.token_file).read_text()
+    return Up(process, home, Client(running.url, token), token)
 
 
 def wait_for(condition: Callable[[], object], story: Callable[[], object] = str) -> None:

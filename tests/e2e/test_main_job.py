@@ -134,7 +134,7 @@ def test_every_panel_finds_numbers_while_a_real_job_trains(up: Up, bereaved: str
     # it still runs when Prometheus has seen it for as long as it may take.
     job = up.client.submit({**SPEC, "name": "scraped", "training": {**SPEC["training"], "epochs": LONG}})
     wait_for(lambda: len(up.client.epochs(job.id).items) >= 4)
-    with prometheus(str(require("prometheus")), up.client.url) as url:
+    with prometheus(str(require("prometheus")), up.client.url, token=up.token) as url:
         faults = live_faults(json.loads(JOB_DASHBOARD.read_text()), url, job.id)
     assert faults == []
     up.client.cancel(job.id)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from service.api.schemas import EventView
@@ -74,6 +75,13 @@ def test_everything_listens_on_this_machine_only(up: Up) -> None:
     assert addresses == {socket.inet_aton("127.0.0.1")[::-1].hex().upper()}
 
 
+def test_the_owner_needs_no_token_on_the_command_line_and_a_stranger_gets_nothing(up: Up) -> None:
+    assert httpx2.get(f"{up.client.url}/api/v1/jobs").status_code == 401
+    told, _ = accordion(up.home, "login").communicate(timeout=WAIT_S)
+    assert told.startswith(f"{up.client.url}/login?link=")
+    assert up.token not in told
+
+
 def opened(link: Path) -> str:
     """What a descriptor stands for; nothing where it was closed since it was listed."""
     try:
@@ -87,7 +95,7 @@ def test_killed_api_and_scheduler_come_back_and_the_job_goes_on(up: Up) -> None:
     events: list[EventView] = []
 
     def watch() -> None:
-        with Client(up.client.url) as client:
+        with Client(up.client.url, up.token) as client:
             events.extend(event for event in client.events(job.id) if isinstance(event, EventView))
 
     watcher = threading.Thread(target=watch)

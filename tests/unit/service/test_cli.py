@@ -332,3 +332,10 @@ def test_a_home_that_is_a_file_is_said_in_a_sentence(
     said = alone(command)
     assert said.code in {2, 3}
     assert "should not have happened" not in said.err
+
+
+def test_no_auth_beside_a_token_is_refused(alone: Accordion, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCORDION_ADMIN_TOKEN", "a-token-of-twenty-chars")
+    said = alone("up", "--no-auth")
+    assert said.code == 2
+    assert "--no-auth contradicts ACCORDION_ADMIN_TOKEN" in said.err

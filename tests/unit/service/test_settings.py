@@ -106,3 +106,17 @@ def test_a_token_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff" * 20)
     with pytest.raises(SettingsError, match=r"which cannot be read \(it is no text\)"):
         load_settings(admin_token_file=tmp_path / "token").token()
+
+
+def test_a_service_without_a_token_does_not_start_unless_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCORDION_NO_AUTH")
+    with pytest.raises(SettingsError, match=r"every user of this machine could run code as you.*--no-auth"):
+        access_of(load_settings())
+    assert access_of(load_settings(no_auth=True)).token is None
+
+
+def test_the_token_of_the_home_keeps_a_loopback_service_to_loopback_names(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-of-twenty-chars")
+    given = {"home": tmp_path, "admin_token_file": tmp_path / "token"}
+    assert access_of(load_settings(**given)).hosts == {"localhost", "127.0.0.1", "[::1]"}
+    assert access_of(load_settings(**given, host="0.0.0.0")).hosts is None

@@ -193,20 +193,28 @@ def test_stopping_ends_what_programs_left_behind(keeping: tuple[subprocess.Popen
 def home(tmp_path: Path) -> Home:
     home = Home(tmp_path / "home")
     home.make()
+    home.make_secrets()
     return home
 
 
 def test_the_home_directory_and_its_secrets_are_the_owners_only(home: Home) -> None:
     home.write(RECORD)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (home.path, home.ray_token, home.path / "up.json")}
-    assert modes == {"home": 0o700, "ray.token": 0o600, "up.json": 0o600}
+    files = (home.path, home.ray_token, home.token, home.path / "up.json")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in files}
+    assert modes == {"home": 0o700, "ray.token": 0o600, "token": 0o600, "up.json": 0o600}
 
 
-def test_the_ray_token_is_kept(home: Home) -> None:
-    before = home.ray_token.read_text()
-    home.make()
-    assert home.ray_token.read_text() == before
-    assert len(before) == 64
+def test_the_tokens_are_kept_over_a_restart(home: Home) -> None:
+    before = home.ray_token.read_text(), home.token.read_text()
+    home.make_secrets()
+    assert (home.ray_token.read_text(), home.token.read_text()) == before
+    assert {len(token) for token in before} == {64}
+
+
+def test_a_secret_that_others_may_read_is_closed_at_the_next_start(home: Home) -> None:
+    home.token.chmod(0o644)
+    home.make_secrets()
+    assert home.token.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_second_holder_is_told_who_holds_it_and_the_way_out(home: Home) -> None:
@@ -243,7 +251,15 @@ def test_a_taken_port_is_told_with_the_way_out(tmp_path: Path) -> None:
 
 def test_a_bind_beyond_this_machine_needs_a_token(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="ACCORDION_ADMIN_TOKEN"):
-        up(Settings(home=tmp_path, host="0.0.0.0"), print)
+        up(Settings(home=tmp_path, host="0.0.0.0", no_auth=True), print)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_api_asks_for_the_token_of_the_home(home: Home, tmp_path: Path) -> None:
+    place = Place(home=home, host="127.0.0.1", port=9, ray_dir=tmp_path, ray_port=1, token_file=home.token)
+    environments = {part.name: part.environment for part in parts(place)}
+    assert environments["api"]["ACCORDION_ADMIN_TOKEN_FILE"] == str(home.token)
+    assert "ACCORDION_ADMIN_TOKEN_FILE" not in environments["scheduler"] | environments["ray"]
 
 
 @pytest.fixture

@@ -1,0 +1,64 @@
+"""Find the service that a person means, and the token that it asks for.
+
+    from service.connection import connect
+
+    with connect() as client:
+        client.submit({"task": {"name": "digits-mlp"}})
+
+Without an address that is the service of this home directory (`ACCORDION_HOME`), started by `accordion up`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from service.client import Client, Waiter
+from service.home import Home, Running
+from service.security.guards import is_loopback
+from service.settings import Settings, load_settings
+
+
+def connect(url: str = "", *, waiter: Waiter | None = None) -> Client:
+    """The client of the service at `url`, else the one that the settings or the home directory name.
+
+    Raises:
+        SettingsError: a setting is wrong, or the token's file cannot be read.
+    """
+    settings = load_settings()
+    address = service_url(settings, url)
+    return Client(address, service_token(settings, address), waiter=waiter)
+
+
+def service_url(settings: Settings, url: str = "") -> str:
+    """Where the service is: what is asked for, what runs on this home directory, or the default address."""
+    if url or settings.url:
+        return url or settings.url
+    running = Home(settings.home).running()
+    return running.url if running else f"http://{settings.host}:{settings.port}"
+
+
+def service_token(settings: Settings, address: str) -> str | None:
+    """The token for an address: the one that is set, else this home's, which no other service is ever shown.
+
+    Raises:
+        SettingsError: the token's file cannot be read.
+    """
+    token = settings.token()
+    running = None if token is not None else Home(settings.home).running()
+    if running is None or not running.token_file or not _is_same_service(address, running):
+        return token
+    return settings.model_copy(update={"admin_token_file": Path(running.token_file)}).token()
+
+
+def _is_same_service(address: str, running: Running) -> bool:
+    try:
+        asked, ours = urlsplit(address), urlsplit(running.url)
+        return asked.scheme == ours.scheme and asked.port == ours.port and _is_same_host(asked, ours)
+    except ValueError:
+        return False
+
+
+def _is_same_host(asked: SplitResult, ours: SplitResult) -> bool:
+    one, other = asked.hostname or "", ours.hostname or ""
+    return one == other or (one in {"localhost", "127.0.0.1"} and is_loopback(other))
