@@ -7,6 +7,7 @@ known by name and never by their place.
 # Annotations are evaluated here: DDP compares the hook's with its own types.
 
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -55,7 +56,8 @@ class Hook:
         self._raised = raised
         self._loss_scale = loss_scale
         self._names = {id(parameter): name for name, parameter in named_layers(module.module).items()}
-        self._parameters = named_layers(module.module) if module.find_unused_parameters else {}
+        self._reduced = reduced_layers(module)
+        self._module = weakref.ref(module)  # DDP holds the hook
         self._word = empty_word(device)
         self._seen: Tensor | None = None
         self.waited_s = 0.0
@@ -79,8 +81,26 @@ class Hook:
         return word
 
     def unused(self) -> list[str]:
-        """Layers that no worker used in this step: DDP leaves their gradients alone, whatever was exchanged."""
-        return [name for name, parameter in self._parameters.items() if parameter.grad is None]
+        """Layers whose gradients DDP left alone in this step, since no worker used them, whatever was exchanged.
+
+        Raises:
+            HookError: DDP exchanges other parameters than were trainable at `attach`.
+        """
+        module = self._module()
+        if module is None or not module.find_unused_parameters or module.static_graph:
+            return []
+        # DDP's own map, summed over the workers: a gradient that is zero, and not None, does not tell.
+        used = module.reducer._get_local_used_map().tolist()
+        if len(used) != len(self._reduced):
+            raise HookError(
+                f"DDP exchanges {len(used)} parameters and {len(self._reduced)} were trainable at attach(); freeze or "
+                "thaw layers before the model is wrapped in DistributedDataParallel"
+            )
+        return [
+            name
+            for (name, parameter), count in zip(self._reduced.items(), used, strict=True)
+            if not count and (parameter.grad is None or not module.gradient_as_bucket_view)
+        ]
 
     def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002
         if self._seen is not None:
@@ -165,9 +185,22 @@ def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
     )
 
 
+def reduced_layers(module: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
+    """The parameters whose gradients DDP exchanges, in the order in which it counts them."""
+    return {
+        _layer_name(name): parameter
+        for name, parameter in module.module.named_parameters()
+        if parameter.requires_grad and name not in module.parameters_to_ignore
+    }
+
+
 def named_layers(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """All parameters, named alike whether or not the module is compiled."""
-    return {name.replace("_orig_mod.", ""): parameter for name, parameter in module.named_parameters()}
+    return {_layer_name(name): parameter for name, parameter in module.named_parameters()}
+
+
+def _layer_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")
 
 
 def _background(group: dist.ProcessGroup, device: Any, *, overlap: bool) -> tuple[GroupNetwork, Runner]:

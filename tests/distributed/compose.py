@@ -132,6 +132,8 @@ class Way:
     pieces: int = 1
     """Backward passes a step, all but the last under `no_sync`."""
     scaled: bool = False
+    zeroed: bool = False
+    """Gradients are set to zero between steps and not to None."""
     clip: float | None = None
     groups: bool = False
     mixed: bool = False
@@ -162,6 +164,15 @@ WAYS: Mapping[str, Way] = {
         model=Branches,
         ddp={"find_unused_parameters": True, "gradient_as_bucket_view": True},
         way_of=lambda _, step: step % 2,
+    ),
+    "layers unused in some steps, gradients set to zero": Way(
+        model=Branches, ddp={"find_unused_parameters": True}, way_of=lambda _, step: step % 2, zeroed=True
+    ),
+    "layers unused in some steps, gradients as views set to zero": Way(
+        model=Branches,
+        ddp={"find_unused_parameters": True, "gradient_as_bucket_view": True},
+        way_of=lambda _, step: step % 2,
+        zeroed=True,
     ),
     "layers unused on one rank": Way(
         model=Branches,
@@ -233,7 +244,7 @@ class Trial:
                 self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.ddp.parameters(), self.way.clip)
         taken = self.session.step().taken
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=not self.way.zeroed)
         return taken
 
     def step(self, step: int) -> bool:
