@@ -22,10 +22,9 @@ from workers.failure import (
     Failures,
     GiveUp,
     Retry,
-    failure_of,
-    fatal_reason,
     next_move,
 )
+from workers.failure_causes import failure_of, fatal_reason, lost_a_process
 from workers.starts import AvoidedNodes, FailedStart, StartVerdict, blame_nodes, judge_starts, unbuilt_members
 
 TICK_S = 0.1
@@ -47,7 +46,10 @@ class Desk(Protocol):
         """Keep it, in a generation of its own: what the dead group's zombies say from now on is refused."""
 
     def progressed(self, generation: int) -> bool:
-        """Whether that group recorded more than its start."""
+        """Whether that group left a new checkpoint or epoch."""
+
+    def has_started(self, generation: int) -> bool:
+        """Whether that group began to train."""
 
     def say(self, message: str) -> None:
         """What the attempt does or waits for, in one sentence."""
@@ -124,7 +126,7 @@ class Attempt:
             self._resize(self._group, todo, size)
             return None
         if unstarted is not None:
-            return self._after(unstarted.failure, progressed=False, fatal=unstarted.fatal)
+            return self._after(unstarted.failure, progressed=False, fatal=unstarted.fatal, died=unstarted.died)
         if orders.stop is not None:
             return _stopped(orders.stop, None, "no worker group was running")
         if todo.group and self.clock() >= self._not_before:
@@ -217,9 +219,9 @@ class Attempt:
         """Record what ended the group, and say how the job ends, if it does."""
         self._group = None
         self.interruption = self._interrupted("recovery", len(group.members))
-        failure = failure_of(errors)
+        failure = failure_of(errors, self.crew.progress())
         progressed = self.desk.progressed(group.generation)
-        self.has_trained = self.has_trained or progressed
+        self.has_trained = self.has_trained or self.desk.has_started(group.generation)
         if (lacking := self._lacking(group, errors)) is not None:
             return self._after(lacking.failure, progressed=progressed, fatal=None)
         fatal = fatal_reason(errors) if failure.cause == "job" else None
@@ -230,7 +232,7 @@ class Attempt:
             # what raised in a process may have left it broken; a GPU is not trusted after a peer was lost.
             for number in group.members:
                 self.crew.dismiss(number)
-        return self._after(failure, progressed=progressed, fatal=fatal)
+        return self._after(failure, progressed=progressed, fatal=fatal, died=lost_a_process(errors))
 
     def _lacking(self, group: _Group, errors: Mapping[int, BaseException]) -> StartVerdict | None:
         """Where members of a failed group could not build what the others can, end these and avoid their nodes."""
@@ -263,9 +265,16 @@ class Attempt:
         self.desk.say(verdict.failure.message)
         return verdict
 
-    def _after(self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None) -> EndRecord | None:
+    def _after(
+        self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None, died: bool = False
+    ) -> EndRecord | None:
         self.failures, move = next_move(
-            self.failures, failure, progressed=progressed, most_own=self.launch.spec.max_failures, fatal=fatal
+            self.failures,
+            failure,
+            progressed=progressed,
+            most_own=self.launch.spec.max_failures,
+            fatal=fatal,
+            died=died,
         )
         self.desk.record(failure.model_copy(update={"final": isinstance(move, GiveUp)}))
         match move:

@@ -67,6 +67,30 @@ class Interruption:
     """When that was seen; seconds since 1970."""
 
 
+Doing = Literal["starting", "training", "epoch end", "finished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgress:
+    """How far one rank of a worker group is, or was when it ended."""
+
+    step: int = 0
+    """Steps that it had completed, since the start of the job, when it began what it does."""
+    epoch: int = 0
+    doing: Doing = "starting"
+
+    def __str__(self) -> str:
+        match self.doing:
+            case "starting":
+                return "while it started"
+            case "training":
+                return f"in step {self.step}"
+            case "epoch end":
+                return f"at the end of epoch {self.epoch} after {self.step} steps"
+            case "finished":
+                return f"at its end after {self.step} steps"
+
+
 class Helm:
     """Between a worker's process and the loop in it: what the supervisor wants of it, and how far it is."""
 
@@ -79,6 +103,7 @@ class Helm:
         """What this rank computed for its newest step, s."""
         self.compute_s_by_rank: tuple[float, ...] = ()
         """Likewise of all ranks, as the supervisor last told."""
+        self.progress = RankProgress()
         self._words: set[Word] = set()
         self._listener: Callable[[Word], None] | None = None
         self._lock = threading.Lock()
@@ -87,6 +112,10 @@ class Helm:
         """The loop has ended: nobody listens, and nothing of it is kept."""
         with self._lock:
             self._listener = None
+
+    def enter(self, doing: Doing, *, epoch: int, step: int) -> None:
+        """Note what the loop does from now on, after so many steps."""
+        self.progress = RankProgress(step=step, epoch=epoch, doing=doing)
 
     def successor(self) -> Helm:
         """For the next group: nothing is asked of it yet."""

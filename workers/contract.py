@@ -170,7 +170,14 @@ class PausedRecord(Strict):
 
 
 EndReason = Literal[
-    "COMPLETED", "CANCELLED_BY_USER", "TASK_RAISED", "LOSS_NOT_FINITE", "TOO_MANY_FAILURES", "LOST", "START_FAILED"
+    "COMPLETED",
+    "CANCELLED_BY_USER",
+    "TASK_RAISED",
+    "LOSS_NOT_FINITE",
+    "TOO_MANY_FAILURES",
+    "NO_PROGRESS",
+    "LOST",
+    "START_FAILED",
 ]
 
 

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from workers.cluster import draining_nodes
-from workers.context import Interruption
+from workers.context import Interruption, RankProgress
 from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
-from workers.errors import ProcessLost, TaskRaised
+from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
+from workers.exit_notes import discard_exit_note, note_file, read_exit_note
 from workers.starts import FailedStart
+from workers.symptoms import is_dead
 from workers.worker import Place, Pulse, Seat, Worker
 
 PULSE_S = 1.0
@@ -84,6 +86,9 @@ class Crew(Protocol):
     def last_step(self) -> tuple[int, float] | None:
         """The newest step that the newest group is known to have made, and when; None where it made none."""
 
+    def progress(self) -> dict[int, RankProgress]:
+        """How far each rank of the newest group was, as far as that was heard; `last_step` asks for it."""
+
     def close(self) -> None:
         """End all processes."""
 
@@ -134,6 +139,9 @@ class RayCrew:
         self._returned: dict[int, str | BaseException] = {}
         self._newest: tuple[int, float] | None = None
         """Step that is known to have been made last, and when."""
+        self._progress: dict[int, RankProgress] = {}
+        """Of the newest group's members, by number."""
+        self._storage = launch.storage
         self._looked_at = self._clock()
         self._surveyed_at: float | None = None
 
@@ -163,6 +171,8 @@ class RayCrew:
         member = self._members.pop(number, None)
         if member is not None:
             self._ray.kill(member.actor)
+            if member.place is not None:
+                discard_exit_note(note_file(self._storage, member.place.node, member.place.pid))
 
     def expel(self, number: int) -> None:
         """Kill the actor and its process."""
@@ -203,7 +213,7 @@ class RayCrew:
         except (self._ray.exceptions.RayError, TimeoutError) as error:
             self.dismiss(group[0])
             raise ProcessLost(f"rank 0's process opened no store for its group: {type(error).__name__}") from error
-        self._group, self._returned, self._newest = tuple(group), {}, None
+        self._group, self._returned, self._newest, self._progress = tuple(group), {}, None, {}
         for rank, member in enumerate(members):
             seat = Seat(generation=generation, rank=rank, world_size=len(group), store=store, interruption=interruption)
             member.training = member.actor.train.remote(seat)
@@ -220,12 +230,17 @@ class RayCrew:
 
     def last_step(self) -> tuple[int, float] | None:
         """Ask all that live, and compare with what was heard before: the dead may have been ahead."""
-        calls = [one.actor.last_step.remote() for one in self._members.values() if one.ready_since is not None]
-        done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=FAREWELL_S) if calls else ([], [])
+        ready = [one for one in self._members.values() if one.ready_since is not None]
+        calls = {one.actor.last_step.remote(): one for one in ready}
+        done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S) if calls else ([], [])
         for call in done:
             with suppress(self._ray.exceptions.RayError):
-                self._hear(self._ray.get(call))
+                self._hear(calls[call], self._ray.get(call))
         return self._newest
+
+    def progress(self) -> dict[int, RankProgress]:
+        """As the members' newest pulses say."""
+        return {rank: self._progress[number] for rank, number in enumerate(self._group) if number in self._progress}
 
     def close(self) -> None:
         """Kill all actors."""
@@ -258,13 +273,15 @@ class RayCrew:
             self._lose(member, ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"))
         elif call is member.pulsing:
             member.pulsing, member.pulse = None, answer
-            self._hear(answer)
+            self._hear(member, answer)
         elif member.place is None:
             member.place, member.starting = answer, member.actor.prepare.remote()
         else:
             member.starting, member.ready_since, member.silent_s = None, self._now(), 0.0
 
-    def _hear(self, pulse: Pulse) -> None:
+    def _hear(self, member: _Member, pulse: Pulse) -> None:
+        if member.number in self._group:
+            self._progress[member.number] = pulse.progress
         if pulse.stepped_at:
             newest = self._newest or (0, 0.0)
             self._newest = max(newest, (pulse.step, pulse.stepped_at), key=lambda made: made[1])
@@ -273,6 +290,7 @@ class RayCrew:
         """A process is gone, whichever of its calls says so first."""
         if self._members.pop(member.number, None) is None:
             return
+        why = self._explained(member, why)
         # what only seemed to be gone must not train on.
         self._ray.kill(member.actor)
         if member.training is not None:
@@ -280,6 +298,13 @@ class RayCrew:
         elif member.starting is not None:
             node, host = (member.place.node, member.place.host) if member.place is not None else (None, None)
             self._failed.append(FailedStart(error=why, node=node, host=host))
+
+    def _explained(self, member: _Member, why: BaseException) -> BaseException:
+        """What the process wrote down before it died, where it did."""
+        if member.place is None:
+            return why
+        note = read_exit_note(note_file(self._storage, member.place.node, member.place.pid))
+        return ProcessCrashed(note) if note is not None and is_dead(why) else why
 
     def _end_the_hung(self) -> None:
         now = self._clock()

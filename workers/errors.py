@@ -6,6 +6,7 @@
     ├── CheckpointError   a saved state does not fit this job
     ├── CodeError         somebody's own code is not as it must be: the archive, or what it holds
     └── ProcessLost       a worker process is gone, or as good as gone
+        └── ProcessCrashed  the code that ran in it ended it
 
 All carry one sentence with the value, the limit and the way out, and survive pickling.
 """
@@ -51,6 +52,10 @@ class ProcessLost(WorkerError):
     """A worker process is gone or does not answer; nobody's fault."""
 
 
+class ProcessCrashed(ProcessLost):
+    """A worker process was ended by the code that ran in it: a crash, or `os._exit`."""
+
+
 class CheckpointError(WorkerError):
     """A checkpoint is torn, foreign or does not fit the job."""
 
@@ -59,4 +64,12 @@ class CodeError(WorkerError):
     """The archive is not safe to unpack, its modules cannot be found, or they are no task."""
 
 
-__all__ = ["CheckpointError", "CodeError", "LossNotFinite", "ProcessLost", "TaskRaised", "WorkerError"]
+__all__ = [
+    "CheckpointError",
+    "CodeError",
+    "LossNotFinite",
+    "ProcessCrashed",
+    "ProcessLost",
+    "TaskRaised",
+    "WorkerError",
+]

@@ -52,6 +52,7 @@ def train(context: WorkerContext, clock: Clock | None = None) -> Outcome:
     announce(run, resumed_from)
     context.helm.listen(run.session.request)
     outcome = train_epochs(run)
+    context.helm.enter("finished", epoch=run.position.epoch, step=run.session.steps)
     context.link.flush(FLUSH_TIMEOUT_S)
     return outcome
 
@@ -85,6 +86,7 @@ def train_epoch(run: Run) -> Outcome:
 def train_batch(run: Run, order: Tensor) -> frozenset[Word]:
     """One step of the optimizer; returns what was announced at its end."""
     start = run.phases.clock.elapsed()
+    run.context.helm.enter("training", epoch=run.position.epoch, step=run.session.steps)
     batch = batch_at(run.position.samples, num_samples=len(order), global_batch=run.session.global_batch)
     with run.phases("compute"):
         accumulate(run, order, batch)
@@ -194,6 +196,7 @@ def rest(run: Run, start: float) -> None:
 def close_epoch(run: Run) -> None:
     """Evaluate, decide about the next epoch, report, save."""
     epoch, decision = run.position.epoch, run.session.decision
+    run.context.helm.enter("epoch end", epoch=epoch, step=run.session.steps)
     with run.phases("evaluate"):
         average_buffers(run)
         parts = summaries(run)

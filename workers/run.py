@@ -26,6 +26,7 @@ from workers.errors import TaskRaised
 from workers.sampler import Position, num_batches, seed_of
 from workers.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
 from workers.spec import OptimizerSpec
+from workers.symptoms import raised_at
 from workers.tasks.base import Task, load_task
 from workers.upload import Saving
 
@@ -236,9 +237,9 @@ def task_code(step: int | None, epoch: int | None) -> Iterator[None]:
     """Turn whatever the task raises into `TaskRaised`; the traceback goes to the log."""
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         logger.exception("the task raised")
-        raise TaskRaised(step, epoch, f"{type(error).__name__}: {error}") from error
+        raise TaskRaised(step, epoch, raised_at(error)) from error
 
 
 @contextmanager

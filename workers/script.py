@@ -20,7 +20,8 @@ from workers.code import install, put_on_path
 from workers.context import WorkerContext
 from workers.contract import Launch
 from workers.errors import CodeError, TaskRaised, WorkerError
-from workers.failure import failure_of
+from workers.failure_causes import failure_of
+from workers.symptoms import raised_at
 
 if TYPE_CHECKING:
     from workers.loop import Outcome
@@ -190,18 +191,20 @@ def _blamed(context: WorkerContext) -> Iterator[None]:
         raise _raised(error) from error
     except WorkerError:
         raise
+    except KeyboardInterrupt as error:
+        raise _raised(error) from error
     except Exception as error:
         if error is session.failure or failure_of({context.rank: error}).cause == "infrastructure":
             raise
         raise _raised(error) from error
 
 
-def _raised(error: Exception) -> TaskRaised:
+def _raised(error: BaseException) -> TaskRaised:
     from workers.session import session
 
     logger.exception("the script raised")
     step, epoch = session.place_in_job
-    return TaskRaised(step, epoch, f"{type(error).__name__}: {error}")
+    return TaskRaised(step, epoch, raised_at(error))
 
 
 __all__ = ["Held", "Leave", "NoTask", "Samples", "Stateful", "run_script"]

@@ -215,6 +215,7 @@ class ScriptSession:
         With the scaler that `attach` was given the loss is scaled here, and not before.
         """
         run = self.run
+        run.context.helm.enter("training", epoch=run.position.epoch, step=run.session.steps)
         batch, own = self._part()
         if own:
             run.epoch_loss.add(loss, own)
@@ -262,6 +263,7 @@ class ScriptSession:
         Of a metric the mean over those workers is kept that give it.
         """
         run, epoch = self.run, self.run.position.epoch
+        run.context.helm.enter("epoch end", epoch=epoch, step=run.session.steps)
         decision, rate = run.session.decision, float(run.optimizer.param_groups[0]["lr"])
         self._count("evaluate")
         with self._ours():
@@ -294,10 +296,12 @@ class ScriptSession:
         """
         if self._run is None:
             raise CodeError("the script ended without session.attach(model, optimizer); workers/README.md shows how")
+        run = self._run
+        run.context.helm.enter("finished", epoch=run.position.epoch, step=run.session.steps)
         with self._ours():
-            if dist.is_initialized() and self._saved_step != self._run.session.steps:
+            if dist.is_initialized() and self._saved_step != run.session.steps:
                 self._save(wait=True)
-            self._run.context.link.flush(FLUSH_TIMEOUT_S)
+            run.context.link.flush(FLUSH_TIMEOUT_S)
 
     @property
     def _place(self) -> WorkerContext:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from workers.contract import EndReason, FailureRecord
 from workers.elastic import Process
 from workers.errors import TaskRaised
-from workers.failure import CONTROLLER, failure_of
+from workers.failure_causes import CONTROLLER, failure_of, lost_a_process
 from workers.symptoms import sentence_of
 
 AVOID_S = 300.0
@@ -32,6 +32,8 @@ class StartVerdict:
 
     failure: FailureRecord
     fatal: EndReason | None = None
+    died: bool = False
+    """Whether a process died by itself, on a node that stayed."""
     avoid: frozenset[str] = frozenset()
     """Nodes to start no process on for `AVOID_S`."""
 
@@ -64,7 +66,8 @@ def judge_starts(
     """
     unbuilt = [one for one in failed if isinstance(one.error, TaskRaised)]
     if not unbuilt:
-        return StartVerdict(failure=failure_of({CONTROLLER: failed[0].error}))
+        errors = {CONTROLLER: failed[0].error}
+        return StartVerdict(failure=failure_of(errors), died=lost_a_process(errors))
     ready = {process.node for process in processes if process.ready_since is not None}
     if ready or has_trained:
         return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)

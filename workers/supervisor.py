@@ -16,9 +16,9 @@ from typing import Any, Literal, TypeVar
 from workers.asking import AT_HOME, ActorSilentError, Ask, RayAsk
 from workers.attempt import Attempt
 from workers.context import Interruption
-from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Payload, Progress, Started
+from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Progress, Started
 from workers.crew import Crew, RayCrew
-from workers.failure import Failures
+from workers.failure import Failures, safe_step
 from workers.journal import Journal, claim_generation, read_end, read_records, write_end
 from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.orders import Watch
@@ -94,7 +94,8 @@ class Supervisor:
 
     def _train(self) -> EndRecord | PausedRecord:
         """Let worker groups train until they, or their failures, or people end the attempt; record how."""
-        failures = Failures.recorded(self._recorded(FailureRecord))
+        records = list(read_records(self._storage))
+        failures = Failures.recorded(r.payload for r in records if r.attempt == self._launch.attempt)
         self._watch.look(ASK_TIMEOUT_S)
         attempt = Attempt(
             launch=self._launch,
@@ -102,7 +103,7 @@ class Supervisor:
             desk=self,
             failures=failures,
             interruption=self._lost_before(),
-            has_trained=any(isinstance(record.payload, Started) for record in read_records(self._storage)),
+            has_trained=any(isinstance(record.payload, Started) for record in records),
         )
         end = attempt.run()
         self._journal().write(end)
@@ -126,9 +127,15 @@ class Supervisor:
         self._send(journal)
 
     def progressed(self, generation: int) -> bool:
-        """Whether the group got so far that it recorded more than its start."""
-        payloads: list[Payload] = [r.payload for r in read_records(self._storage) if r.generation == generation]
-        return any(payload.kind != "started" for payload in payloads)
+        """Whether the group left a checkpoint or an epoch beyond all that groups before it left."""
+        records = list(read_records(self._storage))
+        before = max((safe_step(r.payload) for r in records if r.generation < generation), default=0)
+        return any(safe_step(r.payload) > before for r in records if r.generation == generation)
+
+    def has_started(self, generation: int) -> bool:
+        """Whether the group began to train."""
+        records = read_records(self._storage)
+        return any(isinstance(r.payload, Started) for r in records if r.generation == generation)
 
     def say(self, message: str) -> None:
         """What the attempt does or waits for."""

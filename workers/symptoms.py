@@ -1,10 +1,13 @@
-"""What an error says: of whose process, and in one line."""
+"""What an error says: of whose process, in one line, and where in people's code it was raised."""
 
 from __future__ import annotations
 
+import re
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from workers.errors import ProcessLost, WorkerError
 from workers.plain_text import clean_text, clean_texts
@@ -20,19 +23,55 @@ _SIGNS_OF_DEATH = frozenset(
     }
 )
 """By name, so that this module loads without Ray."""
+_NODE_LOSS = re.compile(r"\bnode (has |was |is )?(died|dead|terminated|removed)", re.IGNORECASE)
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+_ENDED = "connection error code 2"
+"""Of Ray's notice, where a process was killed, crashed, or closed its connection to Ray."""
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_OURS = Path(__file__).parent
 
 
 def is_dead(error: BaseException) -> bool:
     """Whether the error says that a process is gone rather than that code in it raised."""
     if isinstance(error, ProcessLost):
         return True
-    rays = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] == "ray"}
-    return not _SIGNS_OF_DEATH.isdisjoint(rays)
+    return not _SIGNS_OF_DEATH.isdisjoint(_ray_types(error))
+
+
+def is_node_loss(error: BaseException) -> bool:
+    """Whether the process is gone because its node is."""
+    return "NodeDiedError" in _ray_types(error) or (is_dead(error) and bool(_NODE_LOSS.search(str(error))))
+
+
+def died_alone(error: BaseException) -> bool:
+    """Whether a process died while its node stayed; one that we ended for its silence did not."""
+    died = not {"ActorDiedError", "WorkerCrashedError", "OutOfMemoryError"}.isdisjoint(_ray_types(error))
+    return died and not is_node_loss(error)
 
 
 def is_collateral(error: BaseException) -> bool:
-    """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known by their source."""
-    return any(kind.__name__ == "DistError" for kind in type(error).__mro__) or "gloo/transport" in str(error)
+    """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known by their source.
+
+    A descriptor that was closed in this process is its own doing.
+    """
+    text = str(error)
+    if "Bad file descriptor" in text:
+        return False
+    return any(kind.__name__ == "DistError" for kind in type(error).__mro__) or "gloo/transport" in text
+
+
+def death_of(error: BaseException) -> str:
+    """What a notice of death says of its cause, to be added to a sentence; empty where it says nothing."""
+    text = str(error)
+    if isinstance(error, ProcessLost):
+        return f": {text}"
+    if is_node_loss(error):
+        return ": its node is gone"
+    if found := _EXIT_CODE.search(text):
+        return f": it ended with exit code {found[1]}"
+    if _ENDED in text:
+        return ": it was killed, most often by the kernel for want of memory, or its connection to Ray was closed"
+    return ""
 
 
 def sentence_of(error: BaseException) -> str:
@@ -61,3 +100,24 @@ def _cleaned(error: Exception) -> Exception:
     error.__cause__ = error.__context__ = None
     error.__notes__ = []
     return error if clean_text(str(error)) == str(error) else RuntimeError(sentence_of(error))
+
+
+def raised_at(error: BaseException) -> str:
+    """`Type: message (file.py:line)`: the innermost line of people's own code, or of a task of the table."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_peoples_own(frame.filename)] or frames[-1:]
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _is_peoples_own(filename: str) -> bool:
+    file = Path(filename)
+    if filename.startswith(("<", *_INSTALLED)) or "site-packages" in file.parts:
+        return False
+    if file.is_relative_to(_OURS):
+        return file.relative_to(_OURS).parts[0] in {"tasks", "models", "data"}
+    return not file.is_relative_to(_OURS.parent / "accordion")
+
+
+def _ray_types(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] == "ray"}

@@ -13,17 +13,18 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workers.asking import RayAsk
-from workers.context import Helm, Interruption, Link, NoLink, WorkerContext
+from workers.context import Helm, Interruption, Link, NoLink, RankProgress, WorkerContext
 from workers.contract import Launch, ResizeRecord
-from workers.errors import WorkerError
+from workers.errors import TaskRaised, WorkerError
+from workers.exit_notes import keep_exit_note, note_file
 from workers.journal import Journal
 from workers.link import ActorLink
-from workers.symptoms import is_collateral, sendable_errors, sentence_of
+from workers.symptoms import is_collateral, raised_at, sendable_errors, sentence_of
 from workers.tasks import SCRIPT
 from workers.telemetry import Source, shipping
 
@@ -66,6 +67,7 @@ class Pulse:
     step: int
     stepped_at: float
     compute_s: float
+    progress: RankProgress = field(default_factory=RankProgress)
 
 
 class Worker:
@@ -79,6 +81,7 @@ class Worker:
         self._launch = Launch.model_validate_json(launch)
         self._parts: tuple[Task, Data, Data] | None = None
         self._helm = Helm()
+        self._has_note = False
         self._store: TCPStore | None = None
         self._link: Link | None = None
         """Of rank 0, while it trains."""
@@ -88,7 +91,11 @@ class Worker:
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        return Place(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
+        place = Place(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
+        if not self._has_note:
+            keep_exit_note(note_file(self._launch.storage, node, place.pid))
+            self._has_note = True
+        return place
 
     def prepare(self) -> None:
         """Load all that takes long, so that a group can begin at once: it stands still for its newcomers.
@@ -128,7 +135,7 @@ class Worker:
     def last_step(self) -> Pulse:
         """How far this worker is, or was when its group ended."""
         helm = self._helm
-        return Pulse(step=helm.step, stepped_at=helm.stepped_at, compute_s=helm.compute_s)
+        return Pulse(step=helm.step, stepped_at=helm.stepped_at, compute_s=helm.compute_s, progress=helm.progress)
 
     def train(self, seat: Seat) -> str:
         """Train in this group until it ends; gives the loop's outcome.
@@ -204,6 +211,11 @@ def _run(context: WorkerContext) -> str:
         return run_script(context) if context.launch.spec.task.name == SCRIPT else train(context)
     except WorkerError:
         raise
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Ray would take one for the end of the process and the other for a call that was cancelled.
+        log.exception("rank %d ends", context.rank)
+        progress = context.helm.progress
+        raise TaskRaised(progress.step, progress.epoch, raised_at(error)) from error
     except Exception as error:
         if is_collateral(error):
             # whoever is gone is what people look for, not where the others stood.

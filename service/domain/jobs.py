@@ -61,6 +61,8 @@ class Reason(StrEnum):
     TASK_RAISED = "TASK_RAISED"
     LOSS_NOT_FINITE = "LOSS_NOT_FINITE"
     TOO_MANY_FAILURES = "TOO_MANY_FAILURES"
+    NO_PROGRESS = "NO_PROGRESS"
+    """Group after group lost a process without a new checkpoint or epoch."""
     START_FAILED = "START_FAILED"
     LOST = "LOST"
 

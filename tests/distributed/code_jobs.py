@@ -10,15 +10,18 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from tests.distributed.loop_jobs import RecordingLink
 from workers.code import install
-from workers.context import NoLink, WorkerContext
+from workers.context import NoLink, RankProgress, WorkerContext
 from workers.contract import JobSpec, Launch
+from workers.errors import WorkerError
 from workers.loop import Outcome, train
 from workers.script import run_script
 from workers.session import session
@@ -109,3 +112,16 @@ def run_without_us(rank: int, file: str, arguments: list[str]) -> str:
         sys.argv = before
         session.forget()
     return said.getvalue()
+
+
+def how_it_ended(rank: int, order: Launch) -> tuple[BaseException | None, RankProgress]:
+    """What the script raised on this rank, and how far it was; peers are awaited for a few seconds only."""
+    distributed_c10d._set_pg_timeout(timedelta(seconds=5), distributed_c10d._get_default_group())
+    place = context(rank, order, RecordingLink())
+    with process_of_its_own():
+        try:
+            run_script(place)
+        except (RuntimeError, ValueError, WorkerError) as error:
+            # its cause may be of a kind that cannot be sent.
+            return type(error)(*error.args), place.helm.progress
+    return None, place.helm.progress

@@ -36,6 +36,10 @@ class FakeDesk:
         del generation
         return self.has_progressed
 
+    def has_started(self, generation: int) -> bool:
+        del generation
+        return self.has_progressed
+
     def say(self, message: str) -> None:
         self.said.append(message)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.unit.workers.world import note
-from workers.context import Interruption
+from workers.context import Interruption, RankProgress
 from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
 from workers.errors import ProcessLost
@@ -57,6 +57,7 @@ class FakeCrew:
     members: dict[int, Process] = field(default_factory=dict)
     back: dict[int, str | BaseException] = field(default_factory=dict)
     hired_at: float = 0.0
+    progress_by_rank: dict[int, RankProgress] = field(default_factory=dict)
 
     @property
     def processes(self) -> list[Process]:
@@ -139,6 +140,9 @@ class FakeCrew:
 
     def last_step(self) -> tuple[int, float] | None:
         return (self.step, self.now) if self.step else None
+
+    def progress(self) -> dict[int, RankProgress]:
+        return dict(self.progress_by_rank)
 
     def close(self) -> None:
         self.closed = True

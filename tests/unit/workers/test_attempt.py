@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, NodeDiedError
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_crew import FakeCrew, Outcome
@@ -107,7 +107,7 @@ def test_who_does_not_come_back_from_a_broken_group_is_ended_and_not_blamed(worl
     assert [record.cause for record in here.desk.records] == ["job"]
 
 
-def test_processes_that_never_come_up_end_the_job_as_lost(world: Callable[..., World]) -> None:
+def test_processes_that_die_before_they_are_ready_end_the_job(world: Callable[..., World]) -> None:
     here = world(slow=set(range(99)))
 
     def fail(crew: FakeCrew) -> None:
@@ -116,7 +116,7 @@ def test_processes_that_never_come_up_end_the_job_as_lost(world: Callable[..., W
     here.crew.on_look = fail
     end = here.attempt.run()
     assert isinstance(end, EndRecord)
-    assert end.reason == "LOST"
+    assert (end.reason, here.crew.hired) == ("NO_PROGRESS", 2)
 
 
 @pytest.mark.parametrize(("stop", "kind"), [("cancel", EndRecord), ("pause", PausedRecord)])
@@ -213,7 +213,7 @@ def test_a_group_is_asked_to_make_room_once_however_long_it_takes(world: Callabl
 
 
 def test_another_group_begins_after_a_pause_that_grows_while_groups_are_lost_without_a_step(world) -> None:
-    lost: list[Outcome] = [{0: DEAD, 1: DEAD}] * 9
+    lost: list[Outcome] = [{0: NodeDiedError(""), 1: NodeDiedError("")}] * 9
     here = world(*lost, None, start_s=0.0)
     here.desk.has_progressed = False
     here.run()

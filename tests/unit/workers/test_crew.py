@@ -15,9 +15,11 @@ from ray.exceptions import RayTaskError
 from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE, Actor, FakeRay
 from tests.unit.workers.world import launch
 from workers import crew as crew_module
+from workers.context import RankProgress
 from workers.contract import ResizeRecord
 from workers.crew import EXPELLED, HUNG_S, PREPARING_S, PULSE_S, SURVEY_S, RayCrew
-from workers.errors import ProcessLost, TaskRaised
+from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
+from workers.exit_notes import note_file
 from workers.starts import FailedStart
 from workers.worker import Place, Pulse
 
@@ -371,3 +373,25 @@ def test_processes_are_dismissed_once_and_all_at_the_end(here: World) -> None:
     assert (here.ray.killed, here.numbers) == ([actors[1]], [0, 2])
     here.crew.close()
     assert (here.ray.killed, here.numbers) == ([actors[1], actors[0], actors[2]], [])
+
+
+def test_what_a_process_wrote_down_before_it_died_is_why_it_came_back(here: World, tmp_path: Path) -> None:
+    actors = here.seated(2)
+    file = note_file(str(tmp_path), HERE, 1)
+    file.parent.mkdir()
+    file.write_text("the process ended itself with os._exit(3) at train.py:7\n")
+    actors[1].made(4)
+    actors[1].die()
+    here.look()
+    [(rank, why)] = here.crew.returned().items()
+    assert (rank, type(why), str(why)) == (1, ProcessCrashed, "the process ended itself with os._exit(3) at train.py:7")
+    assert not file.exists()
+
+
+def test_how_far_each_rank_was_is_known_when_a_group_ended(here: World) -> None:
+    actors = here.hired(0, 1)
+    here.crew.seat((1, 0), 1, None)
+    progress = RankProgress(step=7, epoch=0, doing="training")
+    actors[1].answers["last_step"] = Pulse(step=7, stepped_at=1.0, compute_s=0.0, progress=progress)
+    here.crew.last_step()
+    assert here.crew.progress() == {0: progress, 1: RankProgress()}

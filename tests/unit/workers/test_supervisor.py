@@ -112,9 +112,9 @@ def test_a_spent_budget_fails_the_job(run: Run, tmp_path: Path) -> None:
     assert the_end(tmp_path).reason == "TOO_MANY_FAILURES"
 
 
-def test_groups_that_never_come_up_end_the_job_as_lost(run: Run, tmp_path: Path) -> None:
+def test_groups_that_lose_a_process_again_and_again_end_the_job(run: Run, tmp_path: Path) -> None:
     crew = run(LOST, note_progress=False)
-    assert (the_end(tmp_path).reason, len(crew.generations)) == ("LOST", 21)
+    assert (the_end(tmp_path).reason, len(crew.generations)) == ("NO_PROGRESS", 6)
 
 
 def test_a_group_that_was_stopped_for_a_cancel_ends_the_job(run: Run, tmp_path: Path, stop_when_seated: Any) -> None:
@@ -153,7 +153,7 @@ def test_a_supervisor_that_died_before_the_end_file_only_writes_it(run: Run, tmp
 
 
 def test_a_supervisor_that_starts_again_remembers_what_was_spent(run: Run, tmp_path: Path) -> None:
-    journal(tmp_path).write(FailureRecord(cause="job", rank=1, epoch=0, step=3, message=str(TASK_ERROR)))
+    journal(tmp_path).write(FailureRecord(cause="job", rank=1, epoch=0, step=3, message=f"rank 1: {TASK_ERROR}"))
     assert len(run(RAISED).generations) == 1
     assert the_end(tmp_path).reason == "TASK_RAISED"
 

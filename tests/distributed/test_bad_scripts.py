@@ -1,0 +1,45 @@
+"""Scripts with faults of their own: what the ranks come back with names the fault, the rank and the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.code_jobs import how_it_ended
+from tests.distributed.test_own_code import order_of, script
+from workers.contract import FailureRecord
+from workers.failure_causes import failure_of
+
+
+def failure(run_group: Any, folder: Path, body: str) -> FailureRecord:
+    """Of two workers whose script does this in every step."""
+    ends = run_group(2, how_it_ended, order_of(folder, script(body)))
+    errors = {rank: error for rank, (error, _) in enumerate(ends) if error is not None}
+    return failure_of(errors, {rank: progress for rank, (_, progress) in enumerate(ends)})
+
+
+ON_RANK_1 = "if session.rank == 1 and session.run.session.steps == 2: "
+
+
+@pytest.mark.parametrize("leave", ["break", "sys.exit()"])
+def test_a_rank_that_leaves_its_loop_early_is_named_with_the_one_that_waits(run_group, tmp_path, leave: str) -> None:
+    found = failure(run_group, tmp_path, ON_RANK_1 + leave)
+    assert found.cause == "job"
+    assert "rank 1 left its loop after step 1 (epoch 0), and rank 0 waits for it in step 2" in found.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("sys.exit(4)", "sys.exit(4)"),
+        ("raise ValueError('no')", "ValueError: no (train.py:"),
+    ],
+)
+def test_a_fault_of_one_rank_is_told_with_its_step(run_group, tmp_path, fault: str, told: str) -> None:
+    found = failure(run_group, tmp_path, ON_RANK_1 + fault)
+    assert (found.cause, found.rank) == ("job", 1), found
+    assert told in found.message
+    assert "in step 2" in found.message
