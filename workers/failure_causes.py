@@ -62,6 +62,9 @@ def _of_controller(error: BaseException) -> FailureRecord:
 
 def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:
     """A process that its own code ended is the job's failure; who ended the others is not known."""
+    # what the dead said last may be a second old, and ranks make every step together.
+    furthest = max(known.values(), key=lambda progress: progress.step, default=None)
+    known = dict.fromkeys(dead, furthest) if furthest is not None else {}
     crashed = {rank: error for rank, error in dead.items() if isinstance(error, ProcessCrashed)}
     if crashed:
         return _of_own(crashed, known)

@@ -187,7 +187,7 @@ def test_a_rank_that_stayed_away_from_a_collective_is_named() -> None:
 
 def test_a_process_that_its_own_code_ended_is_the_jobs_failure_with_its_line() -> None:
     crashed = ProcessCrashed("the process crashed with segmentation fault at train.py:17")
-    failure = failure_of({0: GLOO, 1: crashed}, {1: at(4)})
+    failure = failure_of({0: GLOO, 1: crashed}, {0: at(4), 1: at(2)})
     assert (failure.cause, failure.rank, failure.step) == ("job", 1, 4)
     assert failure.message == "rank 1, in step 4: the process crashed with segmentation fault at train.py:17"
 
