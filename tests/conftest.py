@@ -21,6 +21,8 @@ from typing import NoReturn
 import pytest
 from hypothesis import settings
 
+from tests.postgres import Postgres, find_program, run_postgres
+
 # in CI all runs try the same examples: what chance finds is for us, not for whoever submits something else.
 settings.register_profile("ours", deadline=None, derandomize=os.environ.get("ACCORDION_REQUIRE") == "all")
 settings.load_profile("ours")
@@ -85,6 +87,35 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             _given.add(port)
             return port
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests with the mark `each_database` run on SQLite and on PostgreSQL."""
+    if "database_url" in metafunc.fixturenames and metafunc.definition.get_closest_marker("each_database"):
+        metafunc.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+
+
+@pytest.fixture(scope="session")
+def postgres(require: Require) -> Iterator[Postgres]:
+    """A PostgreSQL server of this test session, where the server's programs are installed."""
+    with run_postgres(find_program("initdb") or require("initdb"), free_port) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    """URL of a migrated PostgreSQL database of this test."""
+    url = postgres.create_database()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database of this test: SQLite, and with the mark `each_database` PostgreSQL too."""
+    if getattr(request, "param", "sqlite") == "postgresql":
+        return request.getfixturevalue("postgres_url")
+    return f"sqlite:///{tmp_path}/accordion.db"
 
 
 @pytest.fixture(scope="session")

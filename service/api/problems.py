@@ -11,7 +11,7 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -69,7 +69,7 @@ def install_problems(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    for kind in (OperationalError, PoolTimeout):
+    for kind in (OperationalError, InternalError, PoolTimeout):
         app.add_exception_handler(kind, _database_error)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
 
@@ -137,7 +137,8 @@ def _methods_of(app: FastAPI, path: str) -> list[str]:
 def _database_error(request: Request, error: Exception) -> Response:
     # SQLite calls a statement that it does not understand by the same name as a file that it cannot open.
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
-    if code == sqlite3.SQLITE_ERROR:
+    broke_off = getattr(error, "connection_invalidated", False)
+    if code == sqlite3.SQLITE_ERROR or (isinstance(error, InternalError) and not broke_off):
         return crash_problem(request.scope, error)
     _log.error("database", error=str(error))
     detail = "the database does not answer; try again in a moment"

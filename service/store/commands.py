@@ -27,6 +27,9 @@ from workers.contract import JobSpec
 MAX_OVERRIDES = 1000
 """Of one job, all states together; they travel to the workers in one message."""
 
+_MAX_TASK_IN_NAME = 56
+"""Characters of a task's name in the name of a job that was given none, which so has at most the 63 of a given name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idempotency:
@@ -182,7 +185,7 @@ def _new_job(spec: JobSpec, now: float) -> JobRow:
     job_id = str(uuid_utils.uuid7())
     return JobRow(
         id=job_id,
-        name=spec.name or f"{spec.task.name.rpartition(':')[2]}-{job_id[-6:]}",
+        name=spec.name or f"{spec.task.name.rpartition(':')[2][:_MAX_TASK_IN_NAME]}-{job_id[-6:]}",
         status=Status.QUEUED.value,
         desired=Desired.RUN.value,
         reason=Reason.SUBMITTED.value,

@@ -13,6 +13,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from service.store.columns import dump_document, load_document
+from service.store.postgres import Limits, create_reader, create_writer, lift_limits
 
 _BUSY_S = 30.0
 """How long anybody waits for a turn, s."""
@@ -22,15 +23,19 @@ _DOCUMENTS: dict[str, Any] = {"json_serializer": dump_document, "json_deserializ
 
 
 class Database:
-    """The database of one process; threads share it."""
+    """The database of one process; threads share it. `limits` are for PostgreSQL."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, limits: Limits | None = None) -> None:
         self.url = url
-        is_file = make_url(url).get_backend_name() == "sqlite"
-        self.engine = _sqlite(url) if is_file else create_engine(url, pool_pre_ping=True, **_DOCUMENTS)
-        # Writers of a file take turns anyway: with one connection for all of them, they leave the others to readers.
-        self._one = _sqlite(url, pool_size=1, max_overflow=0, pool_timeout=_BUSY_S) if is_file else self.engine
-        self._writer = self._one.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+        if make_url(url).get_backend_name() == "sqlite":
+            self.engine: Engine = _sqlite(url)
+            # Writers of a file take turns anyway: one connection for all of them leaves the others
+            # to readers.
+            one = _sqlite(url, pool_size=1, max_overflow=0, pool_timeout=_BUSY_S)
+            self._writer: Engine = one.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+        else:
+            self.engine = create_reader(url, limits or Limits(), **_DOCUMENTS)
+            self._writer = create_writer(url, limits or Limits(), **_DOCUMENTS)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -48,12 +53,14 @@ class Database:
     def connect_writer(self) -> Iterator[Connection]:
         """One transaction on a plain connection, for migrations."""
         with self._writer.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                lift_limits(connection)
             yield connection
 
     def close(self) -> None:
         """Give all connections back."""
         self.engine.dispose()
-        self._one.dispose()
+        self._writer.dispose()
 
 
 def _sqlite(url: str, **pool: float) -> Engine:

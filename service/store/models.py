@@ -14,7 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from service.store.columns import LongPlainText, PlainText
 
 _ID = PlainText(36)
-_NAME = PlainText(128)
+_NAME = PlainText(128).with_variant(LongPlainText(), "postgresql")
+"""SQLite does not look at the length; PostgreSQL would refuse a longer text."""
 _TEXT = LongPlainText()
 _JSON = JSON(none_as_null=True)
 

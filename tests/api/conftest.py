@@ -34,8 +34,8 @@ def plain_logs() -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
+def world(tmp_path: Path, database_url: str) -> Iterator[World]:
+    world = World(tmp_path, database_url=database_url)
     yield world
     world.close()
 

@@ -202,3 +202,9 @@ def test_an_override_from_the_next_epoch_is_refused_in_the_last_one(client: Test
     answer = client.post(f"{JOBS}/{job_id}/overrides", json={"level": "low", "apply_at": "next_epoch"})
     detail = problem_of(answer, 422)["detail"]
     assert detail == "apply_at is next_epoch, which is epoch 1; the job's last epoch is 0"
+
+
+@pytest.mark.each_database
+@pytest.mark.parametrize("job_id", ["%00", "a%00b", "%EF%BF%BF", "no-such-job"])
+def test_the_page_of_a_job_that_cannot_exist_is_refused(client: TestClient, job_id: str) -> None:
+    assert client.get(f"/jobs/{job_id}").status_code in {404, 422}

@@ -17,6 +17,8 @@ from service.unstored import MOST_BYTES
 from tests.api.world import World
 from workers.contract import Cursor, Drained, EndRecord
 
+pytestmark = pytest.mark.each_database
+
 LONG = {"training": {"epochs": 40}}
 
 

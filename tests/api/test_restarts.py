@@ -22,6 +22,8 @@ from tests.api.fake_runtime import FakeRuntime
 from tests.api.test_streams import frames, numbers, read, submit
 from tests.conftest import free_port
 
+pytestmark = pytest.mark.each_database
+
 JOBS = "/api/v1/jobs"
 CODE = "from service.app import serve; from service.settings import load_settings; serve(load_settings())"
 LIMIT_S = 60.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -12,8 +13,6 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import MetaData, text
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateTable
 
 from service.errors import StartError
 from service.store import commands
@@ -27,12 +26,22 @@ from workers.contract import JobSpec
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Database:
-    url = f"sqlite:///{tmp_path}/deep/accordion.db"
-    upgrade(url)
-    return Database(url)
+def database(database_url: str) -> Iterator[Database]:
+    upgrade(database_url)
+    database = Database(database_url)
+    yield database
+    database.close()
 
 
+@pytest.fixture
+def empty_url(database_url: str, request: pytest.FixtureRequest) -> str:
+    """URL of a database without tables."""
+    if not database_url.startswith("postgresql"):
+        return database_url
+    return request.getfixturevalue("postgres").create_database(migrated=False)
+
+
+@pytest.mark.each_database
 def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database) -> None:
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -40,9 +49,10 @@ def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database
     assert current(database) == head()
 
 
-def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/accordion.db"
-    old, spec = Database(url), JobSpec.model_validate({"task": {"name": "digits-mlp"}, "workers": {"min": 2, "max": 4}})
+@pytest.mark.each_database
+def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history(empty_url: str) -> None:
+    old = Database(empty_url)
+    spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}, "workers": {"min": 2, "max": 4}})
     with old.connect_writer() as connection:
         config = alembic_config()
         config.attributes["connection"] = connection
@@ -55,18 +65,18 @@ def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history
         connection.execute(tables.tables["jobs"].insert(), {**job, **texts, "spec": spec_json})
         event = {"job_id": "j", "seq": 1, "type": "status", "time": 0.0, "data": {}}
         connection.execute(tables.tables["events"].insert(), event)
-    upgrade(url)
+    upgrade(empty_url)
     repository = Repository(old)
     [row] = repository.unfinished()
     assert (row.min_workers, row.max_workers, row.tally) == (2, 4, {})
     assert len(repository.events("j", after=0)) == 1
 
 
-def test_two_processes_may_migrate_at_once(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/accordion.db"
+@pytest.mark.each_database
+def test_two_processes_may_migrate_at_once(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(upgrade, [url] * 4))
-    assert current(Database(url)) == head()
+        list(pool.map(upgrade, [empty_url] * 4))
+    assert current(Database(empty_url)) == head()
 
 
 def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
@@ -97,6 +107,7 @@ def test_writers_take_turns_and_lose_nothing(database: Database) -> None:
         assert session.scalar(text("SELECT n FROM counter")) == 80
 
 
+@pytest.mark.each_database
 def test_a_write_that_raises_leaves_nothing(database: Database) -> None:
     def fail() -> None:
         with database.write() as session:
@@ -133,7 +144,7 @@ def test_a_reader_does_not_wait_for_many_writers_who_wait(database: Database, tm
         begin.wait()
         return sum(count() for _ in range(300))
 
-    other = sqlite3.connect(tmp_path / "deep" / "accordion.db", isolation_level=None)
+    other = sqlite3.connect(tmp_path / "accordion.db", isolation_level=None)
     with ThreadPoolExecutor(many + 1) as pool:
         other.execute("BEGIN IMMEDIATE")
         writers = [pool.submit(add, n) for n in range(many)]
@@ -146,11 +157,7 @@ def test_a_reader_does_not_wait_for_many_writers_who_wait(database: Database, tm
     assert count() == many
 
 
-def test_the_tables_fit_postgresql_too() -> None:
-    for table in Base.metadata.sorted_tables:
-        assert str(CreateTable(table).compile(dialect=postgresql.dialect()))
-
-
+@pytest.mark.each_database
 def test_of_many_schedulers_one_holds_the_lease(database: Database) -> None:
     now = [0.0]
     leases = [Lease(database, owner=str(n), clock=lambda: now[0], lease_s=3.0) for n in range(4)]
@@ -163,6 +170,7 @@ def test_of_many_schedulers_one_holds_the_lease(database: Database) -> None:
     assert sorted({tokens[0] for tokens in seen if tokens}) == [1, 2, 3, 4]
 
 
+@pytest.mark.each_database
 def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> None:
     now = [0.0]
     old, new = (Lease(database, owner=name, clock=lambda: now[0], lease_s=3.0) for name in ("old", "new"))
@@ -171,12 +179,13 @@ def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> Non
     second = new.hold()
     assert first is not None
     assert second is not None
-    with database.read() as session:
+    with database.write() as session:
         assert not holds(session, first)
         assert holds(session, second)
     assert old.hold() is None
 
 
+@pytest.mark.each_database
 def test_a_late_holder_goes_on_where_nobody_took_over(database: Database) -> None:
     now = [0.0]
     lease = Lease(database, owner="a", clock=lambda: now[0], lease_s=3.0)
@@ -193,6 +202,7 @@ def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path: 
     assert "hidden" not in str(raised.value)
 
 
+@pytest.mark.each_database
 def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

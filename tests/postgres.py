@@ -1,0 +1,140 @@
+"""A PostgreSQL server of the test session: on a free port, as an ordinary user, its data in a temporary folder."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from service.store.migrations import upgrade
+
+START_TIMEOUT_S = 120.0
+_PR_SET_PDEATHSIG = 1
+_USER = "accordion"
+_TEMPLATE = "migrated"
+_SETTINGS = {"fsync": "off", "max_connections": "200", "timezone": "UTC"}
+"""What a crash would lose, the tests do not need."""
+
+
+@dataclass
+class Postgres:
+    """A running server."""
+
+    host: str
+    port: int
+    password: str
+    process: subprocess.Popen[bytes]
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def url(self, database: str) -> str:
+        """SQLAlchemy's URL of one database."""
+        return f"postgresql+psycopg://{_USER}:{self.password}@{self.host}:{self.port}/{database}"
+
+    def create_database(self, *, migrated: bool = True) -> str:
+        """URL of a new database, with all tables or with none."""
+        number = next(self.numbers)
+        name = f"test_{number}"
+        if migrated and not self._has(_TEMPLATE):
+            self.execute(f"CREATE DATABASE {_TEMPLATE}")
+            upgrade(self.url(_TEMPLATE))
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE if migrated else 'template0'}")
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Remove a database, whoever is still connected to it."""
+        self.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run one statement beside all transactions; its rows."""
+        with psycopg.connect(self.url("postgres").replace("+psycopg", ""), autocommit=True) as connection:
+            cursor = connection.execute(statement, values or None)
+            return list(cursor) if cursor.description else []
+
+    def _has(self, database: str) -> bool:
+        return bool(self.execute("SELECT 1 FROM pg_database WHERE datname = %s", database))
+
+
+def find_program(name: str) -> Path | None:
+    """Path of one of the server's programs; Debian keeps them outside of PATH."""
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=_version)
+    found = installed[-1] if installed else shutil.which(name)
+    return Path(found) if found else None
+
+
+def _version(program: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in program.parts[-3].split(".") if part.isdigit())
+
+
+@contextmanager
+def run_postgres(initdb: Path, pick_port: Callable[[], int]) -> Iterator[Postgres]:
+    """Start a server, and stop it at the end of the block."""
+    user, password = _ordinary_user(), secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as name:
+        folder, secret = Path(name), Path(name, "password")
+        secret.write_text(password)
+        for path in (folder, secret):
+            shutil.chown(path, user)
+        options = ["--auth=scram-sha-256", f"--username={_USER}", f"--pwfile={secret}", "--encoding=UTF8", "--no-sync"]
+        _run([initdb, f"--pgdata={folder}/data", "--locale=C.UTF-8", *options], user, folder)
+        with (folder / "log").open("wb") as log:
+            port = pick_port()
+            command = [initdb.with_name("postgres"), "-D", folder / "data", "-p", str(port), "-k", folder]
+            command += [part for setting in _SETTINGS.items() for part in ("-c", "=".join(setting))]
+            process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_parent, **_as_user(user))
+        server = Postgres(host="127.0.0.1", port=port, password=password, process=process)
+        try:
+            _wait_for_answer(server, folder / "log")
+            yield server
+        finally:
+            process.send_signal(signal.SIGQUIT)
+            process.wait(timeout=30)
+
+
+def _ordinary_user() -> str:
+    """The server refuses to run as root."""
+    if os.geteuid() != 0:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in ("postgres", "nobody") if name in known)
+
+
+def _as_user(user: str) -> dict[str, Any]:
+    if os.geteuid() != 0:
+        return {}
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
+def _run(command: list[Any], user: str, folder: Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, **_as_user(user))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _end_with_parent() -> None:
+    """A killed test session leaves no server behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+
+
+def _wait_for_answer(server: Postgres, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while server.process.poll() is None and time.monotonic() < deadline:
+        try:
+            server.execute("SELECT 1")
+        except psycopg.OperationalError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError(f"PostgreSQL did not start within {START_TIMEOUT_S:g} s:\n{log.read_text()}")

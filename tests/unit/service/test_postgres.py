@@ -1,0 +1,132 @@
+"""PostgreSQL: nobody waits for ever for one who holds a lock, readers have connections of their own, long names fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
+
+from service.store.commands import Commands
+from service.store.engine import Database
+from service.store.leases import Lease
+from service.store.postgres import Limits
+from service.store.repository import JobFilter, Repository
+from tests.postgres import Postgres
+from workers.contract import JobSpec
+
+SPEC = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
+QUICK = Limits(idle_in_transaction_s=0.2)
+MANY = 25
+
+
+@pytest.fixture
+def connect(postgres_url: str) -> Iterator[Callable[..., Database]]:
+    """Connects one more process to the database of the test."""
+    opened: list[Database] = []
+
+    def connect(limits: Limits | None = None) -> Database:
+        opened.append(Database(postgres_url, limits=limits or Limits()))
+        return opened[-1]
+
+    yield connect
+    for database in opened:
+        database.close()
+
+
+def test_a_scheduler_that_is_frozen_within_a_transaction_is_succeeded(connect: Callable[..., Database]) -> None:
+    frozen, successor = connect(QUICK), connect(QUICK)
+    assert Lease(frozen, owner="old", clock=lambda: 0.0, lease_s=3.0).hold() == 1
+    with suppress(PendingRollbackError), frozen.write() as session:
+        session.execute(text("SELECT * FROM leases FOR UPDATE"))
+        assert Lease(successor, owner="new", clock=lambda: 9.0, lease_s=3.0).hold() == 2
+        with pytest.raises(DBAPIError, match="idle-in-transaction"):
+            session.execute(text("UPDATE leases SET token = 1"))
+    with successor.read() as session:
+        assert session.scalar(text("SELECT token FROM leases")) == 2
+
+
+def test_who_waits_for_a_lock_or_for_an_answer_gives_up(connect: Callable[..., Database]) -> None:
+    first, second = connect(), connect(Limits(lock_s=0.1, statement_s=0.5))
+    Lease(first, owner="old", clock=lambda: 0.0, lease_s=3.0).hold()
+    with first.write() as session:
+        session.execute(text("SELECT * FROM leases FOR UPDATE"))
+        with pytest.raises(DBAPIError, match="lock timeout"):
+            Lease(second, owner="new", clock=lambda: 9.0, lease_s=3.0).hold()
+    with pytest.raises(DBAPIError, match="statement timeout"), second.read() as reader:
+        reader.execute(text("SELECT pg_sleep(60)"))
+
+
+def test_both_ends_notice_that_the_other_machine_is_gone(connect: Callable[..., Database]) -> None:
+    with connect().read() as session:
+        driver = session.connection().connection.driver_connection
+        assert driver is not None
+        asked = driver.info.get_parameters()
+        shown = {name: session.scalar(text(f"SHOW {name}")) for name in ("tcp_keepalives_idle", "tcp_user_timeout")}
+    assert (asked["keepalives_idle"], asked["tcp_user_timeout"]) == ("10", "25000")
+    assert shown == {"tcp_keepalives_idle": "10", "tcp_user_timeout": "25000"}
+
+
+def test_a_parameter_of_the_url_wins(postgres_url: str) -> None:
+    database = Database(f"{postgres_url}?options=-c%20statement_timeout%3D7s&keepalives_idle=77")
+    with database.read() as session:
+        assert session.scalar(text("SHOW statement_timeout")) == "7s"
+        assert session.scalar(text("SHOW lock_timeout")) == "20s"
+    database.close()
+
+
+def test_a_migration_may_take_longer_than_any_request(connect: Callable[..., Database]) -> None:
+    with connect(Limits(statement_s=0.1)).connect_writer() as connection:
+        connection.execute(text("SELECT pg_sleep(0.2)"))
+
+
+def test_readers_are_served_while_many_writers_wait_for_a_row(connect: Callable[..., Database]) -> None:
+    database, other, begun = connect(), connect(), Event()
+    job, _ = Commands(database, lambda: 1.0).submit(SPEC, None)
+
+    def write(number: int) -> None:
+        if number == MANY - 1:
+            begun.set()
+        with database.write() as session:
+            session.execute(text("UPDATE jobs SET version = version + 1"))
+
+    with ThreadPoolExecutor(MANY) as pool, other.write() as holder:
+        holder.execute(text("SELECT * FROM jobs FOR UPDATE"))
+        writers = [pool.submit(write, number) for number in range(MANY)]
+        assert begun.wait(timeout=30)
+        for _ in range(20):
+            assert [row.id for row in Repository(database).jobs(JobFilter())] == [job.id]
+        assert not any(writer.done() for writer in writers)
+        holder.commit()
+        assert all(writer.result(timeout=30) is None for writer in writers)
+
+
+def test_a_reading_session_sees_one_state(connect: Callable[..., Database]) -> None:
+    database = connect()
+    with database.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
+        Commands(database, lambda: 1.0).submit(SPEC, None)
+        assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
+
+
+def test_a_name_of_190_characters_is_kept(connect: Callable[..., Database]) -> None:
+    database, owner = connect(), "h" * 190
+    assert Lease(database, owner=owner, clock=lambda: 0.0, lease_s=3.0).hold() == 1
+    with database.read() as session:
+        assert session.scalar(text("SELECT owner FROM leases")) == owner
+
+
+def test_a_job_without_a_name_gets_one_that_can_be_looked_up(connect: Callable[..., Database]) -> None:
+    database = connect()
+    spec = JobSpec.model_validate({"task": {"name": f"mine:{'Long' * 47}"}, "code": "0" * 64})
+    job, _ = Commands(database, lambda: 1.0).submit(spec, None)
+    assert len(job.name) <= 63
+    assert [row.id for row in Repository(database).jobs(JobFilter(name=job.name))] == [job.id]
+
+
+def test_the_server_runs_as_an_ordinary_user(postgres: Postgres) -> None:
+    assert postgres.execute("SHOW data_directory")[0][0].startswith("/tmp/pg")
