@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +20,15 @@ from typing import assert_never
 import structlog
 import uuid_utils
 
+from service.allocation import Allocator, ClusterState
 from service.code import CodeStore
-from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Wait
-from service.domain.grants import holding, plan_grants
+from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Requeue, Wait
 from service.domain.jobs import HELD, Reason, Status
-from service.domain.queue import Size, Verdict, Waiting, plan_queue, reserved_sizes
 from service.domain.reconcile import Seen, Supervisor, next_action
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
 from service.foreign import ClusterClaim, ForeignJobs
 from service.logs import configure_logs
-from service.runtime.base import Node, Runtime, SupervisorState
+from service.runtime.base import Runtime, SupervisorState
 from service.settings import Settings, load_settings
 from service.store.engine import Database
 from service.store.intake import cursor_of, holds_news, place
@@ -38,7 +37,7 @@ from service.store.ledger import Ledger
 from service.store.migrations import upgrade
 from service.store.models import JobRow
 from service.store.repository import Repository
-from service.store.stored_spec import UnreadableSpec, asked_of, spec_of
+from service.store.stored_spec import UnreadableSpec, spec_of
 from service.unstored import Unstored
 from workers.contract import Drained, EndRecord, PausedRecord
 from workers.contract import Launch as LaunchOrder
@@ -50,6 +49,7 @@ _TIDY_INTERVAL_S = 3600.0
 _CANCELLED = EndRecord(
     status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled; its workers were gone or did not stop in time"
 )
+_End = Remove | Lose | Requeue | Park | Finish
 _log = structlog.get_logger()
 
 
@@ -66,8 +66,8 @@ class Scheduler:
         self._lease = Lease(database, owner=owner, clock=clock, lease_s=settings.lease_s)
         self._claim = ClusterClaim(runtime, scheduler=owner, clock=clock, last_s=settings.lease_s)
         self._foreign = ForeignJobs()
-        self._nodes: list[Node] = []
-        self._supervisors: dict[str, SupervisorState] = {}
+        self._cluster = ClusterState()
+        self._allocator = Allocator(self._repository, self._ledger, self._lease, clock=clock)
         self._code = CodeStore(settings.code, clock)
         self._surveyed_at: float | None = None
         self._tidied_at: float | None = None
@@ -100,8 +100,9 @@ class Scheduler:
             return
         for job in self._repository.unfinished():
             self._look_after(job, token, fresh=fresh)
-        self._admit(token)
-        self._regrant(token)
+        for job in self._allocator.admit(self._cluster, token, self._settings):
+            self._look_after(job, token, fresh=True)
+        self._allocator.regrant(self._cluster, token)
 
     def _tidy(self) -> None:
         """Remove uploads that no job needs. Another scheduler may do the same at the same time."""
@@ -134,17 +135,17 @@ class Scheduler:
         if self._surveyed_at is not None and 0 <= now - self._surveyed_at < self._settings.survey_interval_s:
             return False
         self._surveyed_at = None
-        self._nodes = self._runtime.nodes()
+        self._cluster.nodes = self._runtime.nodes()
         found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
-        self._supervisors = {supervisor.job_id: supervisor for supervisor in found}
+        self._cluster.supervisors = {supervisor.job_id: supervisor for supervisor in found}
         # Read after the cluster, which may take its time: every supervisor that was seen has its row by now.
         unfinished = {job.id for job in self._repository.unfinished()}
-        unknown = self._remove_ended(self._supervisors.keys() - unfinished, token)
+        unknown = self._remove_ended(self._cluster.supervisors.keys() - unfinished, token)
         self._foreign.note(self._runtime.foreign(), unknown)
-        missing = unfinished - self._supervisors.keys()
+        missing = unfinished - self._cluster.supervisors.keys()
         self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
         self._unstored.keep_only(unfinished)
-        self._ledger.keep_cluster(token, nodes=self._nodes, message=self._foreign.message)
+        self._ledger.keep_cluster(token, nodes=self._cluster.nodes, message=self._foreign.message)
         self._surveyed_at = now
         return True
 
@@ -155,7 +156,7 @@ class Scheduler:
             self._remove(job_id, token, why="the job has ended")
         for job_id in job_ids - known:
             # another database's: one that was there before a backup was restored, or one that has this database's copy
-            self._supervisors.pop(job_id)
+            self._cluster.supervisors.pop(job_id)
         return job_ids - known
 
     def _say_unreachable(self, token: int, message: str) -> None:
@@ -164,7 +165,7 @@ class Scheduler:
             self._ledger.keep_waiting(job, token, reason=Reason.CLUSTER_UNREACHABLE, message=message)
 
     def _look_after(self, job: JobRow, token: int, *, fresh: bool) -> None:
-        supervisor = self._supervisors.get(job.id)
+        supervisor = self._cluster.supervisors.get(job.id)
         if self._lease.hold() != token or (supervisor is None and not fresh):
             return
         try:
@@ -179,8 +180,14 @@ class Scheduler:
     def _act(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
         now = self._clock()
         given_up = now - self._missing_since.get(job.id, now) >= self._settings.patience_s
-        seen = Seen(status=Status(job.status), attempt=job.attempt, deadline=job.deadline, given_up=given_up)
-        supervisor = Supervisor(attempt=state.attempt, phase=state.phase) if state else None
+        seen = Seen(
+            status=Status(job.status),
+            attempt=job.attempt,
+            deadline=job.deadline,
+            given_up=given_up,
+            unplaceable=self._allocator.unplaceable_for(job.id) >= self._settings.patience_s,
+        )
+        supervisor = self._supervisor(job, state) if state else None
         may_have_ended = seen.status not in HELD and (state is None or state.phase == "ended")
         end = self._runtime.outcome(job.id, self._settings.storage_of(job.id)) if may_have_ended else None
         action = next_action(seen, supervisor, has_ended=end is not None, now=now)
@@ -194,13 +201,18 @@ class Scheduler:
             case _:
                 self._end_attempt(job, action, end=end or _CANCELLED, token=token)
 
-    def _end_attempt(self, job: JobRow, action: Remove | Lose | Park | Finish, *, end: EndRecord, token: int) -> None:
+    def _supervisor(self, job: JobRow, state: SupervisorState) -> Supervisor:
+        return Supervisor(attempt=state.attempt, phase=state.phase, unplaced=self._cluster.unplaced(job))
+
+    def _end_attempt(self, job: JobRow, action: _End, *, end: EndRecord, token: int) -> None:
         self._hear_last_words(job)
         match action:
             case Remove(why):
                 self._remove(job.id, token, why=why)
             case Lose():
                 self._lose(job, action, token)
+            case Requeue(message=message):
+                self._requeue(job, message, token)
             case Park():
                 self._park(job, token)
             case Finish():
@@ -243,7 +255,7 @@ class Scheduler:
     def _forget_words(self, state: SupervisorState | None, drained: Drained) -> None:
         """What a supervisor said before its records came tells nothing of where the job is after them."""
         if state is not None and drained.records:
-            self._supervisors[state.job_id] = replace(state, message="")
+            self._cluster.supervisors[state.job_id] = replace(state, message="")
 
     def _order(self, job: JobRow, held: int, token: int) -> None:
         """Hand the orders over where the other side does not hold them; it forgets them when its actor dies."""
@@ -276,7 +288,7 @@ class Scheduler:
         )
         self._lease.confirm(token)
         self._runtime.start(launch)
-        self._supervisors[job.id] = SupervisorState(job_id=job.id, attempt=job.attempt, phase="starting")
+        self._cluster.supervisors[job.id] = SupervisorState(job_id=job.id, attempt=job.attempt, phase="starting")
         self._missing_since.pop(job.id, None)
         _log.info("launched", job_id=job.id, attempt=job.attempt, workers=job.workers)
 
@@ -284,13 +296,19 @@ class Scheduler:
         self._lease.confirm(token)
         _log.info("removed", job_id=job_id, reason=why)
         self._runtime.remove(job_id)
-        self._supervisors.pop(job_id, None)
+        self._cluster.supervisors.pop(job_id, None)
 
     def _lose(self, job: JobRow, action: Lose, token: int) -> None:
         # Out of sight is not always dead: it must not come back beside its successor.
         self._remove(job.id, token, why=action.message)
         budget = self._settings.max_lost_attempts
         if self._ledger.lose(job, token, action=action, history=self._history(job), budget=budget):
+            self._unstored.forget(job.id)
+
+    def _requeue(self, job: JobRow, message: str, token: int) -> None:
+        """Its processes found no room: they must not take any later, beside those of the next attempt."""
+        self._remove(job.id, token, why=message)
+        if self._ledger.requeue(job, token, message=message, history=self._history(job)):
             self._unstored.forget(job.id)
 
     def _park(self, job: JobRow, token: int) -> None:
@@ -303,46 +321,6 @@ class Scheduler:
         """All that came before the end is shown before it."""
         if self._ledger.finish(job, token, end=end, drained=self._history(job)):
             self._remove(job.id, token, why=f"the job ended: {end.reason}")
-
-    def _admit(self, token: int) -> None:
-        """Start who is next, and tell the others what they wait for."""
-        queue = [job for job in self._repository.queue() if job.id not in self._supervisors]
-        if not queue:
-            return
-        reserved = reserved_sizes((job.workers, asked_of(job)) for job in self._repository.holding())
-        verdicts = plan_queue(_waiting(queue), self._usable_nodes(), reserved)
-        for job in queue:
-            if self._lease.hold() == token:
-                self._apply(job, verdicts[job.id], token)
-
-    def _apply(self, job: JobRow, verdict: Verdict, token: int) -> None:
-        if verdict.reason is not Reason.ADMITTED:
-            self._ledger.keep_waiting(job, token, reason=verdict.reason, message=verdict.message)
-            return
-        timeout_s = self._settings.start_timeout_s
-        if not self._ledger.admit(job, token, workers=verdict.workers, timeout_s=timeout_s):
-            return
-        admitted = self._repository.job(job.id)
-        if admitted is not None:
-            self._look_after(admitted, token, fresh=True)
-
-    def _regrant(self, token: int) -> None:
-        """Fit what running jobs hold to the cluster, to who waits, and to what people allow."""
-        rows = self._repository.holding()
-        if not rows:
-            return
-        jobs = [holding(row.id, Status(row.status), asked_of(row), granted=row.workers) for row in rows]
-        grants = plan_grants(jobs, _waiting(self._repository.queue()), self._usable_nodes())
-        for row in rows:
-            if row.id in grants and self._lease.hold() == token:
-                self._ledger.regrant(row, token, workers=grants[row.id].workers, why=grants[row.id].why)
-
-    def _usable_nodes(self) -> list[Size]:
-        return [Size(cpus=node.cpus, gpus=node.gpus) for node in self._nodes if node.alive and not node.draining]
-
-
-def _waiting(queue: Sequence[JobRow]) -> list[Waiting]:
-    return [Waiting(id=job.id, asked=asked_of(job)) for job in queue]
 
 
 def run(settings: Settings, runtime: Runtime, *, clock: Clock = time.time, stop: threading.Event) -> None:

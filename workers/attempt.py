@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from workers.context import Interruption
 from workers.contract import EndReason, EndRecord, FailureRecord, Launch, Orders, PausedRecord, ResizeRecord, Size
 from workers.crew import Crew
-from workers.elastic import Plan, Situation, plan
+from workers.elastic import Plan, Situation, placed_nodes, plan
 from workers.errors import ProcessLost
 from workers.failure import (
     FIRST_PAUSE_S,
@@ -53,6 +53,9 @@ class Desk(Protocol):
 
     def say(self, message: str) -> None:
         """What the attempt does or waits for, in one sentence."""
+
+    def show_placement(self, nodes: tuple[str, ...]) -> None:
+        """Tell on which nodes the worker processes are that have found room, the most useful process first."""
 
     def orders(self) -> Orders:
         """What people want now."""
@@ -145,6 +148,7 @@ class Attempt:
         may_hire = self.clock() >= self._hire_not_before and not self._undecided
         for _ in range(todo.hire if may_hire else 0):
             self.crew.hire(self._avoided.until)
+        self.desk.show_placement(placed_nodes(self.crew.processes, self._last))
         return todo
 
     def _situation(self, size: Size) -> Situation:

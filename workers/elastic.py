@@ -71,6 +71,12 @@ def plan(seen: Situation) -> Plan:
     )
 
 
+def placed_nodes(processes: Sequence[Process], group: Sequence[int]) -> tuple[str, ...]:
+    """Nodes of the processes that have found room, in the order in which they are kept: the first one the longest."""
+    ordered = sorted(processes, key=lambda process: _use(process, group), reverse=True)
+    return tuple(process.node for process in ordered if process.node is not None)
+
+
 def _use(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
     """Who only starts goes first, then who does not train, then the last ranks; of equals the newest."""
     member = process.number in group

@@ -64,11 +64,15 @@ class Supervisor:
         self._pause = pause
         self._watch = Watch(self._launch.job_id, self._ask)
         self._state: tuple[Phase, str] = ("starting", "the supervisor begins")
+        self._placed: tuple[str, ...] | None = None
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
-    def state(self) -> tuple[Phase, str]:
-        """Where the attempt is, and what it waits for in one sentence."""
-        return self._state
+    def state(self) -> tuple[Phase, str, tuple[str, ...] | None]:
+        """Where the attempt is, what it waits for in one sentence, and on which nodes its worker processes are.
+
+        One node id a process that has found room, the most useful process first; None before any was asked for.
+        """
+        return (*self._state, self._placed)
 
     def _run(self) -> None:
         source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
@@ -136,6 +140,10 @@ class Supervisor:
         """Whether the group began to train."""
         records = read_records(self._storage)
         return any(isinstance(r.payload, Started) for r in records if r.generation == generation)
+
+    def show_placement(self, nodes: tuple[str, ...]) -> None:
+        """Tell the scheduler on which nodes the worker processes are."""
+        self._placed = nodes
 
     def say(self, message: str) -> None:
         """What the attempt does or waits for."""

@@ -37,6 +37,13 @@ class Lose:
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requeue:
+    """The attempt's processes found no room: the job waits again, and nothing is counted against it."""
+
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The job ended: as its end file says, or without one, since it was to be cancelled and nothing of it is left."""
@@ -47,4 +54,4 @@ class Park:
     """The attempt was to pause and nothing of it is left: the job goes on from its newest checkpoint."""
 
 
-Action = Wait | Follow | Launch | Remove | Lose | Finish | Park
+Action = Wait | Follow | Launch | Remove | Lose | Requeue | Finish | Park

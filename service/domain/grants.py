@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from service.domain.jobs import LEAVING, Status
-from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, size_of
+from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, size_of, sizes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,10 @@ class Holding:
     id: str
     asked: Asked
     granted: int
+    placed: tuple[str, ...] = ()
+    """Nodes of its processes, the most useful ones first; the others have no place yet, or none that is known."""
+    starting: bool = False
+    """It has not trained since it was admitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +39,27 @@ class Grant:
     why: str
 
 
-def holding(job_id: str, status: Status, asked: Asked, *, granted: int) -> Holding:
+def holding(job_id: str, status: Status, asked: Asked, *, granted: int, placed: Sequence[str] = ()) -> Holding:
     """A job as the plan sees it: only one that trains grows, and one that pauses or stops is left as it is."""
     if status in LEAVING:
         asked = replace(asked, min=granted, max=granted)
     elif status is Status.STARTING:
         asked = replace(asked, max=min(asked.max, granted))
-    return Holding(id=job_id, asked=asked, granted=granted)
+    starting = status is Status.STARTING
+    return Holding(id=job_id, asked=asked, granted=granted, placed=tuple(placed), starting=starting)
+
+
+def unplaceable(jobs: Sequence[Holding], nodes: Sequence[Size]) -> set[str]:
+    """Jobs that start and whose minimum has no place beside the processes that run: they were admitted in error."""
+    settled = [size for job in jobs for size in sizes_of(job.asked, len(job.placed), job.placed)]
+    homeless = num_homeless(settled, nodes)
+    missing = {job.id: min(job.asked.min, job.granted) - len(job.placed) for job in jobs if job.starting}
+    return {
+        job.id
+        for job in jobs
+        if missing.get(job.id, 0) > 0
+        and num_homeless([*settled, *sizes_of(job.asked, missing[job.id])], nodes) > homeless
+    }
 
 
 def plan_grants(jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequence[Size]) -> dict[str, Grant]:
@@ -51,14 +69,22 @@ def plan_grants(jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequ
     """
     plan = _Plan(jobs, nodes)
     if nodes and not plan.has_room():
-        for job in reversed(jobs):
+        # where only processes of jobs that start have no room, nobody who trains makes room for them.
+        only_starts = _Plan([_without_unplaced(job) for job in jobs], nodes).has_room()
+        shrinkable = [job for job in jobs if job.starting or not only_starts]
+        for job in reversed(shrinkable):
             plan.shrink(job)
-        for job in jobs:
+        for job in shrinkable:
             plan.give_back(job)
     elif nodes and not any(fitting(size_of(job.asked), nodes, ()) >= job.asked.min for job in waiting):
         for job in jobs:
             plan.grow(job)
-    return {job.id: plan.grants[job.id] for job in jobs if plan.grants[job.id].workers != job.granted}
+    return plan.changes()
+
+
+def _without_unplaced(job: Holding) -> Holding:
+    """A job that starts, with only those of its processes that have found a place."""
+    return replace(job, granted=len(job.placed)) if job.starting and len(job.placed) < job.granted else job
 
 
 class _Plan:
@@ -71,6 +97,10 @@ class _Plan:
             job.id: Grant(workers=min(job.granted, job.asked.max), why=f"people allow at most {job.asked.max}")
             for job in jobs
         }
+
+    def changes(self) -> dict[str, Grant]:
+        """Grants that differ from what jobs hold."""
+        return {job.id: self.grants[job.id] for job in self._jobs if self.grants[job.id].workers != job.granted}
 
     def has_room(self) -> bool:
         """Whether every worker has a place."""
@@ -115,4 +145,4 @@ class _Plan:
         return num_homeless(self._taken(), self._nodes)
 
     def _taken(self) -> list[Size]:
-        return [size_of(job.asked) for job in self._jobs for _ in range(self.grants[job.id].workers)]
+        return [size for job in self._jobs for size in sizes_of(job.asked, self.grants[job.id].workers, job.placed)]

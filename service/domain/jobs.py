@@ -51,6 +51,8 @@ class Reason(StrEnum):
     WORKERS_LEAVING = "WORKERS_LEAVING"
     """A node is being drained."""
     START_TIMED_OUT = "START_TIMED_OUT"
+    NOT_PLACED = "NOT_PLACED"
+    """Its processes found no room in the cluster: it waits again, and nothing is counted against it."""
     CLUSTER_UNREACHABLE = "CLUSTER_UNREACHABLE"
     PAUSE_REQUESTED = "PAUSE_REQUESTED"
     PAUSED_BY_USER = "PAUSED_BY_USER"

@@ -1,13 +1,14 @@
 """Who starts next, and what the others wait for: pure, from our own rows' accounting and the cluster's totals.
 
-Ray's free resources lag behind, so they are not asked: every worker that a job of ours holds is packed onto the nodes
-again, largest first, and what is left is what a waiting job can have.
+Ray's free resources lag behind, so they are not asked. A worker whose process runs counts on its real node, since Ray
+places processes by rules of its own; all others are packed onto what is left, largest first. What is left then is what
+a waiting job can have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from service.domain.jobs import Reason
@@ -24,6 +25,8 @@ class Asked:
     max: int
     cpus: float
     gpus: float
+    memory: float = 0.0
+    """Bytes; 0 where the job names no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,10 @@ class Size:
 
     cpus: float
     gpus: float
+    memory: float = 0.0
+    """Bytes: all that a node offers, or the limit of a worker that has one."""
+    node: str = ""
+    """Id of the node, or of the node on which the worker's process runs; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +106,7 @@ def _verdict(asked: Asked, nodes: Sequence[Size], taken: Sequence[Size], *, bloc
 def fitting(worker: Size, nodes: Sequence[Size], taken: Iterable[Size]) -> int:
     """How many such workers fit beside those that are there; a worker never spans nodes."""
     free, _ = _pack(taken, nodes)
-    return sum(_count(worker, cpus, gpus) for cpus, gpus in free)
+    return sum(room.count(worker) for room in free)
 
 
 def num_homeless(taken: Iterable[Size], nodes: Sequence[Size]) -> int:
@@ -107,36 +114,71 @@ def num_homeless(taken: Iterable[Size], nodes: Sequence[Size]) -> int:
     return _pack(taken, nodes)[1]
 
 
-def _pack(taken: Iterable[Size], nodes: Sequence[Size]) -> tuple[list[list[float]], int]:
-    """What is left of each node's CPUs and GPUs, and how many workers have no place."""
-    free = [[node.cpus, node.gpus] for node in nodes]
-    largest_first = sorted(taken, key=lambda size: (size.gpus, size.cpus), reverse=True)
-    return free, sum(not _place(held, free) for held in largest_first)
+def _pack(taken: Iterable[Size], nodes: Sequence[Size]) -> tuple[list[_Room], int]:
+    """What is left of each node, and how many workers have no place.
+
+    A worker whose node is known is there; one whose node takes no workers any more needs another place.
+    """
+    free = [_Room(node.cpus, node.gpus, node.memory) for node in nodes]
+    rooms = {node.node: room for node, room in zip(nodes, free, strict=True) if node.node}
+    unplaced: list[Size] = []
+    for held in taken:
+        room = rooms.get(held.node)
+        if room is None:
+            unplaced.append(held)
+        else:
+            room.take(held)
+    unplaced.sort(key=lambda size: (size.gpus, size.cpus, size.memory), reverse=True)
+    return free, sum(not _place(held, free) for held in unplaced)
 
 
-def _place(held: Size, free: list[list[float]]) -> bool:
+@dataclass(slots=True)
+class _Room:
+    """What is left of a node."""
+
+    cpus: float
+    gpus: float
+    memory: float
+
+    def holds(self, worker: Size) -> bool:
+        enough = self.cpus >= worker.cpus - _ROUNDING and self.gpus >= worker.gpus - _ROUNDING
+        return enough and self.memory >= worker.memory
+
+    def take(self, worker: Size) -> None:
+        self.cpus -= worker.cpus
+        self.gpus -= worker.gpus
+        self.memory -= worker.memory
+
+    def count(self, worker: Size) -> int:
+        """How many such workers fit."""
+        parts = [(self.cpus, worker.cpus), (self.gpus, worker.gpus), (self.memory, worker.memory)]
+        return max(0, min(int(left / each + _ROUNDING) for left, each in parts if each > 0))
+
+
+def _place(held: Size, free: list[_Room]) -> bool:
     """Take the room from the fullest node that has it."""
-    fits = [room for room in free if room[0] >= held.cpus - _ROUNDING and room[1] >= held.gpus - _ROUNDING]
+    fits = [room for room in free if room.holds(held)]
     if not fits:
         return False
-    room = min(fits, key=lambda room: (room[1], room[0]))
-    room[0] -= held.cpus
-    room[1] -= held.gpus
+    min(fits, key=lambda room: (room.gpus, room.cpus)).take(held)
     return True
-
-
-def _count(worker: Size, cpus: float, gpus: float) -> int:
-    by_cpus = int(cpus / worker.cpus + _ROUNDING)
-    return by_cpus if worker.gpus <= 0 else min(by_cpus, int(gpus / worker.gpus + _ROUNDING))
 
 
 def size_of(asked: Asked) -> Size:
     """What one worker of the group takes."""
-    return Size(cpus=asked.cpus, gpus=asked.gpus)
+    return Size(cpus=asked.cpus, gpus=asked.gpus, memory=asked.memory)
+
+
+def sizes_of(asked: Asked, workers: int, placed: Sequence[str] = ()) -> list[Size]:
+    """One entry a worker of a group of so many; `placed` are the nodes of its processes, the most useful ones first."""
+    one = size_of(asked)
+    known = [replace(one, node=node) for node in placed[:workers]]
+    return [*known, *[one] * (workers - len(known))]
 
 
 def _group(asked: Asked) -> str:
     each = f"{asked.cpus:g} CPU" + (f" and {asked.gpus:g} GPU" if asked.gpus else "")
+    each += f" and {asked.memory / 1e9:.1f} GB" if asked.memory else ""
     return f"{asked.min} workers of {each} each" if asked.min > 1 else f"1 worker of {each}"
 
 
@@ -150,9 +192,9 @@ def _total(nodes: Sequence[Size]) -> str:
 def usable_sizes(nodes: Iterable[Mapping[str, Any]]) -> list[Size]:
     """The nodes of a stored snapshot that take workers: alive and not being drained."""
     usable = (node for node in nodes if node["alive"] and not node.get("draining", False))
-    return [Size(cpus=node["cpus"], gpus=node["gpus"]) for node in usable]
+    return [Size(cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"]) for node in usable]
 
 
 def reserved_sizes(groups: Iterable[tuple[int, Asked]]) -> list[Size]:
     """One entry a worker, from (number of workers, what each takes)."""
-    return [size_of(asked) for workers, asked in groups for _ in range(workers)]
+    return [size for workers, asked in groups for size in sizes_of(asked, workers)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from service.domain.actions import Action, Finish, Follow, Launch, Lose, Park, Remove, Wait
+from service.domain.actions import Action, Finish, Follow, Launch, Lose, Park, Remove, Requeue, Wait
 from service.domain.jobs import HELD, LEAVING, Reason, Status
 
 
@@ -19,6 +19,8 @@ class Seen:
     """When a start counts as failed, or a stop is forced; seconds since 1970."""
     given_up: bool = False
     """Nothing of it has been seen in the cluster for longer than a restart takes."""
+    unplaceable: bool = False
+    """It starts, and for a while there has been no room for its minimum beside the processes that run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class Supervisor:
 
     attempt: int
     phase: Literal["starting", "running", "ended"]
+    unplaced: int = 0
+    """Worker processes that have found no room yet, of those without which it cannot train."""
 
 
 def next_action(seen: Seen, supervisor: Supervisor | None, *, has_ended: bool, now: float) -> Action:
@@ -39,7 +43,7 @@ def next_action(seen: Seen, supervisor: Supervisor | None, *, has_ended: bool, n
         return _without_supervisor(seen, now)
     if supervisor.attempt != seen.attempt:
         return Remove(f"it is attempt {supervisor.attempt}, the job is at attempt {seen.attempt}")
-    return _with_supervisor(seen, now)
+    return _with_supervisor(seen, supervisor, now)
 
 
 def _without_supervisor(seen: Seen, now: float) -> Action:
@@ -55,8 +59,12 @@ def _without_supervisor(seen: Seen, now: float) -> Action:
     return Lose(reason=Reason.WORKERS_LOST, message=message)
 
 
-def _with_supervisor(seen: Seen, now: float) -> Action:
-    if not _is_over(seen, now):
+def _with_supervisor(seen: Seen, supervisor: Supervisor, now: float) -> Action:
+    is_over = _is_over(seen, now)
+    if seen.status is Status.STARTING and supervisor.unplaced and (is_over or seen.unplaceable):
+        few = f"{supervisor.unplaced} worker process{'es' if supervisor.unplaced > 1 else ''}"
+        return Requeue(message=f"the cluster had no room for {few} of attempt {seen.attempt}")
+    if not is_over:
         return Follow()
     if seen.status in LEAVING:
         return Remove("it did not stop in time")

@@ -32,6 +32,8 @@ class SupervisorState:
     phase: Literal["starting", "running", "ended"]
     message: str = ""
     """What it is waiting for, in one sentence."""
+    placed: tuple[str, ...] | None = None
+    """Nodes of its worker processes that have found room, the most useful ones first; None where that is not known."""
 
 
 class Runtime(Protocol):

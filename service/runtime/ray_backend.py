@@ -191,13 +191,16 @@ def _node(found: dict[str, Any], *, draining: bool) -> Node:
 
 def _state(name: SupervisorName, call: Any) -> SupervisorState | None:
     """What the supervisor answered; None where its end is final."""
+    placed: list[tuple[str, ...]] = []
     try:
-        phase, message = ray.get(call, timeout=0)
+        # the third part is missing where an older version started the supervisor.
+        phase, message, *placed = ray.get(call, timeout=0)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
         phase, message = "starting", "Ray starts its supervisor"
     except ray.exceptions.ActorDiedError:
         return None
-    return SupervisorState(job_id=name.job_id, attempt=name.attempt, phase=phase, message=message)
+    nodes = placed[0] if placed else None
+    return SupervisorState(job_id=name.job_id, attempt=name.attempt, phase=phase, message=message, placed=nodes)
 
 
 def _supervisor_names() -> list[SupervisorName]:

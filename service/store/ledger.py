@@ -142,6 +142,19 @@ class Ledger:
 
         return self._decide(seen, token, change)
 
+    def requeue(self, seen: JobRow, token: int, *, message: str, history: Drained) -> bool:
+        """The attempt found no room in the cluster: the job waits again, and no attempt counts as lost."""
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            take_over(session, job, history, now=now)
+            _close_attempt(session, job, Reason.NOT_PLACED, message=message, now=now)
+            job.workers, job.world_size, job.deadline = 0, 0, None
+            text = f"{message}; it waits for room again, which counts as no lost attempt"
+            step_job(session, job, Status.QUEUED, reason=Reason.NOT_PLACED, message=text, now=now)
+
+        return self._decide(seen, token, change)
+
     def park(self, seen: JobRow, token: int, *, drained: Drained) -> bool:
         """The attempt has paused: the job stands still, or goes on where people have resumed or cancelled it since."""
         now = self._clock()

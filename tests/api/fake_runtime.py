@@ -69,6 +69,8 @@ class FakeRuntime:
         self.removed: list[str] = []
         self.others: dict[str, int] = {}
         """Supervisors of other installations, by id."""
+        self.placed: dict[str, tuple[str, ...]] = {}
+        """Nodes of a job's worker processes, where the test says so."""
         self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
         self._clock = clock
@@ -94,7 +96,13 @@ class FakeRuntime:
         self._answer()
         with self._lock:
             return [
-                SupervisorState(job_id=id_, attempt=job.attempt, phase=job.phase, message=job.says)  # type: ignore[arg-type]
+                SupervisorState(
+                    job_id=id_,
+                    attempt=job.attempt,
+                    phase=job.phase,  # type: ignore[arg-type]
+                    message=job.says,
+                    placed=self.placed.get(id_),
+                )
                 for id_, job in self.jobs.items()
                 if job.alive
             ]

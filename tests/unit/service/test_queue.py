@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,9 +94,27 @@ def test_a_job_whose_minimum_is_all_there_is_starts() -> None:
 
 
 def test_nodes_that_are_gone_or_leave_take_no_workers() -> None:
-    here = {"cpus": 4, "gpus": 1, "alive": True, "draining": False}
-    nodes = [here, {**here, "alive": False}, {**here, "draining": True}, {"cpus": 2, "gpus": 0, "alive": True}]
-    assert usable_sizes(nodes) == [Size(cpus=4, gpus=1), Size(cpus=2, gpus=0)]
+    here = {"id": "a", "cpus": 4, "gpus": 1, "memory_bytes": 8, "alive": True, "draining": False}
+    old = {"id": "b", "cpus": 2, "gpus": 0, "memory_bytes": 4, "alive": True}
+    nodes = [here, {**here, "alive": False}, {**here, "draining": True}, old]
+    assert usable_sizes(nodes) == [
+        Size(cpus=4, gpus=1, memory=8, node="a"),
+        Size(cpus=2, gpus=0, memory=4, node="b"),
+    ]
+
+
+def test_worker_counts_on_the_node_where_it_runs() -> None:
+    nodes = [Size(cpus=4, gpus=0, node="a"), Size(cpus=4, gpus=0, node="b")]
+    spread = [Size(cpus=2, gpus=0, node=name) for name in "ab"]
+    assert fitting(Size(cpus=4, gpus=0), nodes, spread) == 0
+    assert fitting(Size(cpus=4, gpus=0), nodes, [replace(one, node="") for one in spread]) == 1
+    assert num_homeless([Size(cpus=4, gpus=0, node="gone")] * 2, nodes) == 0
+
+
+def test_limits_of_memory_are_counted_like_cpus() -> None:
+    node = Size(cpus=8, gpus=0, memory=8e9)
+    assert fitting(Size(cpus=1, gpus=0, memory=3e9), [node], []) == 2
+    assert fitting(Size(cpus=1, gpus=0), [node], [Size(cpus=1, gpus=0, memory=8e9)]) == 7
 
 
 def test_a_cluster_without_nodes_is_waited_for() -> None:

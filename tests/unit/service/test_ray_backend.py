@@ -51,9 +51,10 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str, Any]) -> None:
-    answers |= {"job-a.2": ("running", "it trains"), "accordion-v1": None}
+    answers |= {"job-a.2": ("running", "it trains", ("n1",)), "accordion-v1": None}
     [state] = RayBackend(address=None).supervisors()
     assert (state.job_id, state.attempt, state.phase, state.message) == ("a", 2, "running", "it trains")
+    assert state.placed == ("n1",)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Wait
+from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Requeue, Wait
 from service.domain.jobs import ENDED, HELD, Reason, Status
 from service.domain.reconcile import Seen, Supervisor, next_action
 
@@ -17,6 +17,7 @@ SUPERVISORS = st.none() | st.builds(
     Supervisor, attempt=st.integers(1, 3), phase=st.sampled_from(["starting", "running", "ended"])
 )
 HERE = Supervisor(attempt=2, phase="running")
+UNPLACED = replace(HERE, unplaced=1)
 
 
 def seen(status: Status, deadline: float | None = None) -> Seen:
@@ -47,6 +48,9 @@ def test_an_end_file_ends_every_job_that_was_started(status: Status, supervisor:
         (Status.STARTING, 60.0, HERE, Follow),
         (Status.STARTING, 50.0, HERE, Lose),
         (Status.STARTING, 50.0, None, Lose),
+        (Status.STARTING, 50.0, UNPLACED, Requeue),
+        (Status.STARTING, 60.0, UNPLACED, Follow),
+        (Status.RUNNING, None, UNPLACED, Follow),
         (Status.RUNNING, None, HERE, Follow),
         (Status.RUNNING, 50.0, HERE, Follow),
         (Status.RUNNING, None, None, Lose),

@@ -23,6 +23,7 @@ class FakeDesk:
     records: list[FailureRecord] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     generation: int = 0
+    placed: tuple[str, ...] = ()
     has_progressed: bool = True
 
     def claim(self) -> int:
@@ -39,6 +40,9 @@ class FakeDesk:
     def has_started(self, generation: int) -> bool:
         del generation
         return self.has_progressed
+
+    def show_placement(self, nodes: tuple[str, ...]) -> None:
+        self.placed = nodes
 
     def say(self, message: str) -> None:
         self.said.append(message)

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.contract import Size
-from workers.elastic import FIRST_PATIENCE_S, JOIN_PATIENCE_S, LEAVE_PATIENCE_S, Plan, Process, Situation, plan
+from workers.elastic import (
+    FIRST_PATIENCE_S,
+    JOIN_PATIENCE_S,
+    LEAVE_PATIENCE_S,
+    Plan,
+    Process,
+    Situation,
+    placed_nodes,
+    plan,
+)
 
 TWO = Size(min=2, target=2)
 ONE_TO_THREE = Size(min=1, target=3)
@@ -162,3 +171,10 @@ def test_following_a_plan_comes_to_rest(seen: Situation) -> None:
         seen = replace(seen, processes=kept, group=todo.group, training=bool(todo.group), now=seen.now + 60.0)
     assert len(seen.group) == seen.size.target
     assert plan(seen) == Plan(hire=0, dismiss=(), group=tuple(seen.group))
+
+
+def test_nodes_of_processes_come_in_the_order_in_which_these_are_kept() -> None:
+    starting = Process(number=0, ready_since=None, node="starts")
+    unplaced = Process(number=1, ready_since=None)
+    members = [Process(number=number, ready_since=1.0, node=f"rank-{3 - number}") for number in (2, 3)]
+    assert placed_nodes([starting, unplaced, *members], group=(3, 2)) == ("rank-0", "rank-1", "starts")

@@ -1,0 +1,107 @@
+"""Gives the room of the cluster to jobs: which waiting job starts, and how many workers a running one may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from service.domain.grants import Holding, holding, plan_grants, unplaceable
+from service.domain.jobs import Reason, Status
+from service.domain.queue import Size, Verdict, Waiting, plan_queue, sizes_of
+from service.runtime.base import Node, SupervisorState
+from service.settings import Settings
+from service.store.leases import Lease
+from service.store.ledger import Ledger
+from service.store.models import JobRow
+from service.store.repository import Repository
+from service.store.stored_spec import asked_of
+
+
+@dataclass(slots=True)
+class ClusterState:
+    """The cluster as the scheduler last saw it."""
+
+    nodes: Sequence[Node] = ()
+    supervisors: dict[str, SupervisorState] = field(default_factory=dict)
+    """By job id."""
+
+    def usable(self) -> list[Size]:
+        """What the nodes that take workers have."""
+        return [
+            Size(cpus=node.cpus, gpus=node.gpus, memory=node.memory_bytes, node=node.id)
+            for node in self.nodes
+            if node.alive and not node.draining
+        ]
+
+    def placed(self, job: JobRow) -> tuple[str, ...]:
+        """Nodes of the job's worker processes, the most useful ones first; empty where that is not known."""
+        found = self.supervisors.get(job.id)
+        return found.placed or () if found is not None and found.attempt == job.attempt else ()
+
+    def unplaced(self, job: JobRow) -> int:
+        """Processes of the job that have found no room, of those without which it cannot train."""
+        found = self.supervisors.get(job.id)
+        if found is None or found.placed is None or found.attempt != job.attempt:
+            return 0
+        return max(0, min(job.min_workers, job.workers) - len(found.placed))
+
+
+class Allocator:
+    """Admits waiting jobs and changes grants of running ones, by where the workers really are."""
+
+    def __init__(self, repository: Repository, ledger: Ledger, lease: Lease, *, clock: Callable[[], float]) -> None:
+        self._repository = repository
+        self._ledger = ledger
+        self._lease = lease
+        self._clock = clock
+        self._unplaceable_since: dict[str, float] = {}
+
+    def admit(self, cluster: ClusterState, token: int, settings: Settings) -> list[JobRow]:
+        """Reserve room for those who are next and tell the others what they wait for; gives the admitted ones."""
+        queue = [job for job in self._repository.queue() if job.id not in cluster.supervisors]
+        if not queue:
+            return []
+        rows = self._repository.holding()
+        reserved = [size for row in rows for size in sizes_of(asked_of(row), row.workers, cluster.placed(row))]
+        verdicts = plan_queue(_waiting(queue), cluster.usable(), reserved)
+        admitted = [self._apply(job, verdicts[job.id], token, settings.start_timeout_s) for job in queue]
+        return [job for job in admitted if job is not None]
+
+    def regrant(self, cluster: ClusterState, token: int) -> None:
+        """Fit what running jobs hold to the cluster, to the queue, and to what people allow."""
+        rows = self._repository.holding()
+        jobs = [
+            holding(row.id, Status(row.status), asked_of(row), granted=row.workers, placed=cluster.placed(row))
+            for row in rows
+        ]
+        self._note_unplaceable(jobs, cluster)
+        if not rows:
+            return
+        grants = plan_grants(jobs, _waiting(self._repository.queue()), cluster.usable())
+        for row in rows:
+            if row.id in grants and self._lease.hold() == token:
+                self._ledger.regrant(row, token, workers=grants[row.id].workers, why=grants[row.id].why)
+
+    def unplaceable_for(self, job_id: str) -> float:
+        """Seconds for which a job that starts has had no room for its minimum; 0 where it has some."""
+        since: Mapping[str, float] = self._unplaceable_since
+        return max(0.0, self._clock() - since[job_id]) if job_id in since else 0.0
+
+    def _note_unplaceable(self, jobs: Sequence[Holding], cluster: ClusterState) -> None:
+        now, nodes = self._clock(), cluster.usable()
+        found = unplaceable(jobs, nodes) if nodes else set()
+        self._unplaceable_since = {job_id: self._unplaceable_since.get(job_id, now) for job_id in found}
+
+    def _apply(self, job: JobRow, verdict: Verdict, token: int, timeout_s: float) -> JobRow | None:
+        if self._lease.hold() != token:
+            return None
+        if verdict.reason is not Reason.ADMITTED:
+            self._ledger.keep_waiting(job, token, reason=verdict.reason, message=verdict.message)
+            return None
+        if not self._ledger.admit(job, token, workers=verdict.workers, timeout_s=timeout_s):
+            return None
+        return self._repository.job(job.id)
+
+
+def _waiting(queue: Sequence[JobRow]) -> list[Waiting]:
+    return [Waiting(id=job.id, asked=asked_of(job)) for job in queue]

@@ -1,0 +1,64 @@
+"""Rooms by real placement: what the accounts allow and Ray cannot place costs a job nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.domain.jobs import Reason, Status
+from tests.api.world import World
+
+SPREAD = ("node-0", "node-1")
+WIDE = {"min": 1, "max": 1, "cpus": 4}
+
+
+@pytest.fixture
+def two_nodes(world: World) -> World:
+    world.runtime.cpus = [4, 4]
+    return world
+
+
+def submit_spread(world: World, **changes: Any) -> str:
+    """A job whose two workers Ray puts on two nodes."""
+    job_id = world.submit(workers={"min": 2, "max": 2, "cpus": 2}, **changes)
+    world.runtime.placed[job_id] = SPREAD
+    return job_id
+
+
+def test_job_waits_for_the_room_that_real_placement_leaves(two_nodes: World) -> None:
+    two_nodes.train(submit_spread(two_nodes, training={"epochs": 300}))
+    wide = two_nodes.submit(workers=WIDE)
+    two_nodes.turn(10)
+    assert (two_nodes.job(wide).attempt, two_nodes.job(wide).reason) == (0, Reason.WAITING_FOR_ROOM)
+
+
+def test_job_admitted_in_error_goes_back_to_the_queue_and_trains_later(two_nodes: World) -> None:
+    first, wide = submit_spread(two_nodes, training={"epochs": 100}), two_nodes.submit(workers=WIDE)
+    two_nodes.runtime.stuck, two_nodes.runtime.placed[wide] = {wide}, ()
+    two_nodes.turn_until(lambda: two_nodes.job(wide).status == Status.STARTING)
+    row = two_nodes.reach(wide, Status.QUEUED)
+    assert (row.reason, row.lost_attempts, row.workers) == (Reason.WAITING_FOR_ROOM, 0, 0)
+    assert two_nodes.repository.attempts(wide)[0].reason == Reason.NOT_PLACED
+    two_nodes.finish(first)
+    two_nodes.runtime.stuck, two_nodes.runtime.placed[wide] = set(), ("node-0",)
+    assert two_nodes.finish(wide).status == Status.SUCCEEDED
+
+
+def test_job_that_is_never_placed_never_fails(world: World) -> None:
+    job_id = world.submit()
+    world.runtime.stuck, world.runtime.placed[job_id] = {job_id}, ()
+    for _ in range(2 * world.settings.max_lost_attempts):
+        world.reach(job_id, Status.STARTING)
+        world.clock.now += world.settings.start_timeout_s
+        world.turn()
+    assert world.job(job_id).lost_attempts == 0
+
+
+def test_job_that_trains_gives_no_worker_to_one_admitted_in_error(two_nodes: World) -> None:
+    first = two_nodes.submit(workers={"min": 1, "max": 2, "cpus": 2}, training={"epochs": 300})
+    wide = two_nodes.submit(workers=WIDE)
+    two_nodes.runtime.placed |= {first: SPREAD, wide: ()}
+    two_nodes.runtime.stuck = {wide}
+    two_nodes.turn(40)
+    assert [event.data["new"] for event in two_nodes.events(first, "workers") if event.data["what"] == "granted"] == []
