@@ -64,7 +64,7 @@ class Allocator:
         rows = self._repository.holding()
         reserved = [size for row in rows for size in sizes_of(asked_of(row), row.workers, cluster.placed(row))]
         verdicts = plan_queue(_waiting(queue), cluster.usable(), reserved)
-        admitted = [self._apply(job, verdicts[job.id], token, settings.start_timeout_s) for job in queue]
+        admitted = [self._apply(job, verdicts[job.id], token, timeout_s=settings.start_timeout_s) for job in queue]
         return [job for job in admitted if job is not None]
 
     def regrant(self, cluster: ClusterState, token: int) -> None:
@@ -92,7 +92,7 @@ class Allocator:
         found = unplaceable(jobs, nodes) if nodes else set()
         self._unplaceable_since = {job_id: self._unplaceable_since.get(job_id, now) for job_id in found}
 
-    def _apply(self, job: JobRow, verdict: Verdict, token: int, timeout_s: float) -> JobRow | None:
+    def _apply(self, job: JobRow, verdict: Verdict, token: int, *, timeout_s: float) -> JobRow | None:
         if self._lease.hold() != token:
             return None
         if verdict.reason is not Reason.ADMITTED:

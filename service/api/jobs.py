@@ -18,7 +18,7 @@ from service.api.problems import problems
 from service.api.schemas import PLAIN, DryRun, JobPage, JobView
 from service.api.views import job_view
 from service.domain.jobs import Reason, Status
-from service.domain.queue import Asked, Waiting, plan_queue, reserved_sizes, usable_sizes
+from service.domain.queue import Asked, Waiting, plan_queue, sizes_of, usable_sizes
 from service.errors import Invalid
 from service.store.commands import Commands, Idempotency, body_hash
 from service.store.models import JobRow
@@ -120,7 +120,7 @@ def _dry_run(parts: Parts, spec: JobSpec) -> DryRun:
     ahead = [row for row in parts.repository.queue() if row.priority >= spec.priority]
     waiting = [Waiting(id=row.id, asked=asked_of(row)) for row in ahead]
     waiting.append(Waiting(id="new", asked=Asked(**spec.workers.model_dump())))
-    reserved = reserved_sizes((row.workers, asked_of(row)) for row in parts.repository.holding())
+    reserved = [size for row in parts.repository.holding() for size in sizes_of(asked_of(row), row.workers)]
     verdict = plan_queue(waiting, usable_sizes(cluster.nodes if cluster else []), reserved)["new"]
     return DryRun(spec=spec, would_wait=verdict.reason is not Reason.ADMITTED, message=verdict.message)
 

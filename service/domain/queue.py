@@ -193,8 +193,3 @@ def usable_sizes(nodes: Iterable[Mapping[str, Any]]) -> list[Size]:
     """The nodes of a stored snapshot that take workers: alive and not being drained."""
     usable = (node for node in nodes if node["alive"] and not node.get("draining", False))
     return [Size(cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"]) for node in usable]
-
-
-def reserved_sizes(groups: Iterable[tuple[int, Asked]]) -> list[Size]:
-    """One entry a worker, from (number of workers, what each takes)."""
-    return [size for workers, asked in groups for size in sizes_of(asked, workers)]
