@@ -42,4 +42,4 @@ def raised(word: Tensor) -> frozenset[Word]:
 
 def empty_word(device: torch.device) -> Tensor:
     """A word with nothing raised, fp32."""
-    return torch.zeros(len(Word), device=device)
+    return torch.zeros(len(Word), dtype=torch.float32, device=device)

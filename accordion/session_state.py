@@ -25,7 +25,7 @@ State = Mapping[str, Any]
 
 def gathered_state(payloads: Sequence[bytes | bytearray]) -> dict[str, Any]:
     """Return one state that holds those of all workers, from their serialized forms in rank order."""
-    return {_GATHERED: [torch.load(io.BytesIO(payload), weights_only=True) for payload in payloads]}
+    return {_GATHERED: [torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True) for payload in payloads]}
 
 
 def serialized(state: State) -> bytes:

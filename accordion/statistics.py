@@ -35,9 +35,9 @@ class GradientSums:
         self._seed = seed
         self._rows = {layer: row for row, layer in enumerate(shapes)}
         self._signs: Signs | None = None
-        self._sums = torch.zeros(len(shapes), SKETCH_SIZE)
+        self._sums = torch.zeros(len(shapes), SKETCH_SIZE, dtype=torch.float32, device="cpu")
         self._step = torch.zeros_like(self._sums)
-        self._squares = torch.zeros(len(shapes))
+        self._squares = torch.zeros(len(shapes), dtype=torch.float32, device="cpu")
         self.steps = 0
         """Finite steps in the window."""
 
@@ -157,8 +157,8 @@ def root_mean_squares(layers: Iterable[str], summary: Tensor) -> dict[str, float
 def seeded(seed: int, purpose: str) -> torch.Generator:
     """A generator on the CPU that is the same on every worker; the global one is never touched."""
     digest = hashlib.sha256(f"{seed}:{purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def _random_signs(shape: tuple[int, ...], draw: torch.Generator) -> Tensor:
-    return torch.randint(0, 2, shape, generator=draw, dtype=torch.int8).mul_(2).sub_(1).float()
+    return torch.randint(0, 2, shape, generator=draw, dtype=torch.int8, device="cpu").mul_(2).sub_(1).float()

@@ -118,7 +118,7 @@ class _Coder:
         cut = 4 * self.bins.layers
         scale_B = payload[:cut].view(torch.float32).to(update_BL.dtype).mul_(weight)
         codes = payload[cut:].view(self.bins.dtype)
-        bins_before = torch.full((1,), -1, device=payload.device)
+        bins_before = torch.full((1,), -1, dtype=torch.int64, device=payload.device)
         for part in _slices(codes.numel(), self.entries // 4 + 1):
             bins_before = self._add_codes_(update_BL, codes[part], scale_B=scale_B, bins_before=bins_before)
 

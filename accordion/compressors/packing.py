@@ -70,7 +70,9 @@ def pack_signs(x_BL: Tensor, packed_BY: Tensor, scratch: Scratch) -> None:
 @cache
 def sign_table(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The eight signs, +1 or -1, that each byte stands for, (256, 8)."""
-    bits = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device)
+    bits = torch.arange(256, dtype=torch.int64, device=device).unsqueeze(1) >> torch.arange(
+        8, dtype=torch.int64, device=device
+    )
     return (1 - 2 * (bits & 1)).to(dtype)
 
 

@@ -44,7 +44,7 @@ def warm_factors(
     width = columns if options["factors"] == "both" else columns + rows
     if old_RX is not None and old_RX.shape == (rank, width):
         return old_RX
-    fresh_RX = torch.randn(rank, width, generator=draw)
+    fresh_RX = torch.randn(rank, width, generator=draw, dtype=torch.float32, device="cpu")
     if old_RX is not None:
         kept, known = min(rank, old_RX.shape[0]), min(width, old_RX.shape[1])
         fresh_RX = fresh_RX.to(old_RX)

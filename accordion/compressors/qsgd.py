@@ -111,7 +111,7 @@ def _noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
     """Uniform numbers in (0, 1) plus `lift`, enough for a block from every place on, and random places to begin at."""
     draw, update = context.draw("own"), context.update
     size = min(_TILE, max(16, -(-update.numel() // 16) * 16))
-    words = torch.empty(size // 8, dtype=torch.int64).random_(-(1 << 63), None, generator=draw)
+    words = torch.empty(size // 8, dtype=torch.int64, device="cpu").random_(-(1 << 63), None, generator=draw)
     drawn = words.view(torch.int16).bitwise_right_shift_(16 - _NOISE_BITS)
     noise = context.scratch.take("noise", (size + block_size(update.device),), update.dtype)
     noise[: size // 2].copy_(drawn)
@@ -124,7 +124,9 @@ def _noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
 
 def _places(size: int, draw: torch.Generator) -> Iterator[int]:
     while True:
-        yield from torch.randint(0, size // 16, (256,), generator=draw).mul_(16).tolist()
+        yield from (
+            torch.randint(0, size // 16, (256,), generator=draw, dtype=torch.int64, device="cpu").mul_(16).tolist()
+        )
 
 
 def _add_up(parts: Iterator[Part], lift: int, context: Context, *, first: bool) -> None:

@@ -20,12 +20,12 @@ def draw_positions(shape: tuple[int, int, int], draw: torch.Generator, scratch: 
     """
     layers, length, count = shape
     edges = scratch.take("edges", (layers * count + 1,), torch.float64)
-    torch.arange(layers * count + 1, out=edges)
+    torch.arange(layers * count + 1, dtype=edges.dtype, device=edges.device, out=edges)
     # B·K strata over the stack: the edge of number b·K is b·L, so that no stratum reaches into another layer
     edges.mul_(length).div_(count).floor_()
     places = scratch.take("places", (layers * count,), torch.float64)
     _uniform_(places, draw)
-    offset = int(torch.randint(length, (), generator=draw))
+    offset = int(torch.randint(length, (), generator=draw, dtype=torch.int64, device="cpu"))
     widths = torch.sub(edges[1:], edges[:-1], out=scratch.take("widths", places.shape, torch.float64))
     places.mul_(widths).floor_().add_(edges[:-1])
     starts_B1 = torch.arange(layers, dtype=torch.float64, device=places.device).mul_(length).unsqueeze(1)
@@ -40,4 +40,4 @@ def _uniform_(values: Tensor, draw: torch.Generator) -> None:
     if values.device.type == "cpu":
         values.uniform_(generator=draw)
     else:
-        values.copy_(torch.rand(values.shape, generator=draw, dtype=values.dtype))
+        values.copy_(torch.rand(values.shape, generator=draw, dtype=values.dtype, device="cpu"))
