@@ -91,19 +91,56 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("rows", [40, 1030, 4609, 40_000])
+@pytest.mark.parametrize("rows", [40, 1030, 4609, 12_000])
 @pytest.mark.parametrize("stream", STREAMS)
 def test_the_sketch_of_a_large_layer_has_its_norm_within_a_few_percent(stream, rows):
     draw, shape, errors = torch.Generator().manual_seed(0), (rows, 256), []
     for seed in range(20):
         values = STREAMS[stream](draw, rows)
         errors.append(_norm(_sums(shape, [values], seed)) / values.norm().item() - 1.0)
-    # Columns of equal weight have a standard error of 2.2 %. Rows that are alike cost up to 1/sqrt(2 x 128) = 6.2 %,
-    # since the tiles of one row share their signs; two rows may fill the same 256 columns: 1/sqrt(4 x 256).
-    # The mean of 20 squared errors stays below (1.6 times that) squared, and the bias far below.
-    standard_error = {"rank two": 0.044, "two rows": 0.031, "all equal": 0.062, "one sign": 0.055}.get(stream, 0.022)
+    # Columns of equal weight have a standard error of 2.2 %. Values that are alike cost up to 1/sqrt(2 x 128) = 6.2 %
+    # more, since 512 entries of a tile share a sign: together 6.6 %. The mean of 20 squared errors stays below (1.6
+    # times that) squared, and the bias far below.
+    standard_error = 0.066 if stream in {"all equal", "one sign", "rank two"} else 0.022
     assert torch.tensor(errors).square().mean().sqrt().item() < 1.6 * standard_error
     assert abs(sum(errors) / 20) < standard_error
+
+
+def _features(draw: torch.Generator, shape: tuple[int, int], active: int) -> Tensor:
+    """The gradient of a linear layer of which few input features are not zero: few columns, each of rank one."""
+    features = torch.randperm(shape[1], generator=draw)[:active]
+    values = torch.randn(shape[0], 1, generator=draw).expand(-1, active)
+    return torch.zeros(shape).index_copy_(1, features, values.contiguous())
+
+
+def _word_counts(draw: torch.Generator, shape: tuple[int, int]) -> Tensor:
+    """The gradient of a linear layer over word counts, the most frequent words first."""
+    return torch.randn(shape[0], 1, generator=draw) / torch.arange(1.0, shape[1] + 1)
+
+
+def _embedding(draw: torch.Generator, shape: tuple[int, int]) -> Tensor:
+    """The gradient of an embedding of which five rows were looked up."""
+    rows, values = torch.randperm(shape[0], generator=draw)[:5], torch.randn(5, shape[1], generator=draw)
+    return torch.zeros(shape).index_copy_(0, rows, values)
+
+
+SPARSE = {
+    "one feature": (lambda draw, shape: _features(draw, shape, 1), [(64, 1024), (1000, 2048)]),
+    "thirty features": (lambda draw, shape: _features(draw, shape, 30), [(64, 1024), (500, 4096)]),
+    "hashed text": (lambda draw, shape: _features(draw, shape, 3), [(64, 1 << 14), (4, 1 << 18)]),
+    "word counts": (_word_counts, [(16, 1 << 16), (700, 1024)]),
+    "embedding": (_embedding, [(10_000, 64), (1000, 1024)]),
+}
+
+
+@pytest.mark.parametrize(
+    ("stream", "shape"), [(name, shape) for name, (_, shapes) in SPARSE.items() for shape in shapes]
+)
+def test_the_sketch_of_a_sparse_gradient_has_its_norm_within_the_promised_error(stream, shape):
+    values = SPARSE[stream][0](torch.Generator().manual_seed(0), shape)
+    errors = [_norm(_sums(shape, [values], seed)) / values.norm().item() - 1.0 for seed in range(16)]
+    # 2.2 % as in general, times 1.8: the mean of 16 squared errors has a relative standard error of 35 %.
+    assert torch.tensor(errors).square().mean().sqrt().item() < 1.8 * 0.022
 
 
 def test_sketches_averaged_over_workers_are_the_sketch_of_the_mean():
@@ -159,6 +196,13 @@ def test_an_open_window_continues_after_a_change_of_world_size_with_the_mean_of_
     assert new.steps == 1
     assert _norm(new) == pytest.approx(1.0)
     assert root_mean_squares(["w"], new.summary(CPU))["w"] == pytest.approx(2**0.5)
+
+
+def test_a_window_that_an_older_sketch_left_open_starts_again():
+    saved = _sums((60, 50), [torch.ones(60, 50)]).state_dict()
+    sums = _sums((60, 50), [])
+    sums.load_state_dict([{name: saved[name] for name in ("steps", "sums")}], 0)
+    assert (sums.steps, _norm(sums)) == (0, 0.0)
 
 
 def test_a_window_with_sums_of_another_size_is_refused_by_layer_name():
