@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -13,6 +14,7 @@ from fastapi_offline import FastAPIOffline
 from service.api import catalog, code, health, history, jobs, login_links, overrides, steering, streams
 from service.api.parts import Clock, Parts
 from service.api.problems import install_problems
+from service.connections import BoundedConnection, ConnectionLimits, raise_file_limit
 from service.dashboard.router import router as pages
 from service.errors import SettingsError
 from service.logs import configure_logs
@@ -70,8 +72,14 @@ def serve(settings: Settings) -> None:
     listener = _listen(settings.host, settings.port)
     configure_logs(settings.log_level, "api")
     app = create_app(settings)
+    limits = ConnectionLimits(connections=raise_file_limit(settings.max_connections))
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_S, server_header=False
+        app,
+        http=partial(BoundedConnection, limits=limits),  # type: ignore[arg-type]  # called as a class is
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        server_header=False,
     )
     try:
         _Server(config, app.state.parts).run(sockets=[listener])

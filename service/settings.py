@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     """Names of variables that `accordion up` hands on to the workers, such as a storage's AWS_ACCESS_KEY_ID."""
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
+    max_connections: int = Field(default=1000, ge=1)
+    """Connections of clients to one api process; fewer where it may not open as many files."""
     max_code_bytes: int = Field(default=67_108_864, ge=1024)
     """Largest upload of code."""
     code_retention_s: float = Field(default=86_400.0, ge=60)

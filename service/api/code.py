@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import anyio
 from fastapi import APIRouter, Path, Request, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from service.api.deps import NO_QUERY, WRITES, PartsDep
@@ -49,7 +49,7 @@ async def upload_code(request: Request, response: Response, parts: PartsDep) -> 
                 draft.write(piece)
         except ClientDisconnect:
             raise Invalid("the upload broke off; send it again") from None
-        code = await run_in_threadpool(store.keep, draft)
+        code = await anyio.to_thread.run_sync(store.keep, draft, limiter=parts.upload_checks)
     response.headers["Location"] = request.app.url_path_for("get_code", sha256=code.sha256)
     return CodeView.model_validate(code)
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from anyio import CapacityLimiter
+
 from service.errors import Unavailable
 from service.request_times import RequestTimes
 from service.settings import Settings
@@ -18,6 +20,8 @@ Clock = Callable[[], float]
 """Seconds since 1970."""
 NUM_WRITERS = 20
 """Requests that may write at a time: half of the 40 threads that AnyIO gives to routes, so that readers have theirs."""
+NUM_UPLOAD_CHECKS = 2
+"""Uploads that are unpacked and compared at a time; the others wait without a thread."""
 _PLACE_WAIT_S = 10.0
 """A write takes milliseconds, so hundreds have had their turn by then."""
 
@@ -62,3 +66,4 @@ class Parts:
     draining: threading.Event = field(default_factory=threading.Event)
     """Set when the process is asked to go: writes are refused, streams end."""
     writers: Writers = field(default_factory=Writers)
+    upload_checks: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(NUM_UPLOAD_CHECKS))

@@ -8,6 +8,7 @@ from time import perf_counter
 import structlog
 import uuid_utils
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -72,6 +73,8 @@ class GuardMiddleware:
             return
         try:
             receive = await _read_body(scope, receive, self._max_body_bytes)
+        except ClientDisconnect:
+            return
         except _TooLarge:
             detail = f"the body is larger than {self._max_body_bytes} bytes; send less"
             await exchange.answer(problem(scope, 413, detail))
@@ -144,7 +147,8 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> Receive:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            break
+            # What came so far may look like a whole request.
+            raise ClientDisconnect
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > limit:

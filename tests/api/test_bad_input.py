@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -208,3 +210,19 @@ def test_an_override_from_the_next_epoch_is_refused_in_the_last_one(client: Test
 @pytest.mark.parametrize("job_id", ["%00", "a%00b", "%EF%BF%BF", "no-such-job"])
 def test_the_page_of_a_job_that_cannot_exist_is_refused(client: TestClient, job_id: str) -> None:
     assert client.get(f"/jobs/{job_id}").status_code in {404, 422}
+
+
+def test_a_body_that_breaks_off_is_no_request(client: TestClient, world: World) -> None:
+    messages = iter([{"type": "http.request", "body": json.dumps(DIGITS).encode(), "more_body": True}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": JOBS, "raw_path": JOBS.encode(), "scheme": "http"}
+    asyncio.run(client.app({**scope, "query_string": b"", "headers": headers}, receive, send))
+    assert (sent, world.repository.unfinished()) == ([], [])

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from service.api.parts import NUM_WRITERS, Writers
+from service.api.parts import NUM_UPLOAD_CHECKS, NUM_WRITERS, Writers
+from service.code import CodeStore
 from service.errors import Unavailable
 from service.store.commands import Commands
 from tests.api.conftest import Live
 from tests.api.world import DIGITS
+from tests.unit.workers.archives import archive
 
+ZIP, IS_ZIP = archive(("mine.py", b"")), {"Content-Type": "application/zip"}
 MANY = 60
 """More than the threads that routes share."""
 
@@ -40,6 +43,30 @@ def test_readers_are_answered_while_more_writers_wait_than_there_are_threads(
         finally:
             go.set()
         assert {writer.result().status_code for writer in writers} == {201}
+
+
+def test_readers_are_answered_while_more_uploads_are_checked_than_there_are_threads(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, go, keep = threading.Semaphore(0), threading.Event(), CodeStore.keep
+
+    def wait_and_keep(*given: Any) -> Any:
+        came.release()
+        assert go.wait(timeout=60)
+        return keep(*given)
+
+    monkeypatch.setattr(CodeStore, "keep", wait_and_keep)
+    with ThreadPoolExecutor(MANY) as pool, live.client() as client:
+        uploads = [
+            pool.submit(client.post, "/api/v1/code", content=ZIP, headers=IS_ZIP, timeout=60) for _ in range(MANY)
+        ]
+        try:
+            assert all(came.acquire(timeout=30) for _ in range(NUM_UPLOAD_CHECKS))
+            assert {client.get(path, timeout=8).status_code for path in ("/api/v1/jobs", "/metrics") * 5} == {200}
+            assert not came.acquire(blocking=False)
+        finally:
+            go.set()
+        assert {upload.result().status_code for upload in uploads} == {201}
 
 
 def test_who_gets_no_place_to_write_in_time_is_told_to_try_again_and_takes_none() -> None:
