@@ -26,7 +26,7 @@ class Running:
     url: str
     ray_address: str
     ray_dir: str
-    """Temporary directory of the Ray cluster; removed at the end."""
+    """Private folder of the Ray cluster's temporary directory; removed at the end."""
     pids: dict[str, int]
     """Process ids of `ray`, `api` and `scheduler` as they are now."""
     token_file: str = ""

@@ -22,12 +22,11 @@ OBJECT_STORE_BYTES = 200_000_000
 MAX_LOG_BYTES = 20_000_000
 """A log larger than this is put aside at the next start; one old file is kept."""
 
+RAY_TEMP_NAME = "ray"
 STOP_ORDER = ("scheduler", "api", "ray")
 """The scheduler first: it gives its lease back, and takes nobody's disappearance for a failure."""
 
-_RAY_SEES = frozenset(
-    {"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"}
-)
+_RAY_SEES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TZ", "USER", "VIRTUAL_ENV"})
 _RAY_SEES_FAMILIES = ("CUDA_", "GLOO_", "LC_", "NCCL_", "NVIDIA_")
 # Ray's command line offers what its optional packages add, and loading them takes 3 s: Serve, the job tools, and (grpc)
 # the Ray client's server, a process of 90 MB. Nobody needs them here, so they are declared absent.
@@ -56,12 +55,19 @@ class Place:
     host: str
     port: int
     ray_dir: Path
-    """Short: a socket's path may have 107 characters."""
+    """Private, and short: a socket's path may have 107 characters."""
+    temp_dir: Path
+    """Private; what workers put into their temporary directory ends with the service."""
     ray_port: int
     passed: tuple[str, ...] = ()
     """Names of variables that workers see besides those that Ray needs."""
     token_file: Path | None = None
     """Where the admin token is read; None where it is in a variable, or there is none."""
+
+    @property
+    def ray_temp_dir(self) -> Path:
+        """What Ray is given: one level below the private folder, since Ray opens it to everybody."""
+        return self.ray_dir / RAY_TEMP_NAME
 
     @property
     def url(self) -> str:
@@ -127,7 +133,7 @@ def _own(command: str) -> tuple[str, ...]:
 def _ray_command(place: Place) -> tuple[str, ...]:
     return (
         *(sys.executable, "-P", "-c", _RAY_START, "start", "--head", "--block"),
-        *("--node-ip-address", LOOPBACK, "--port", str(place.ray_port), "--temp-dir", str(place.ray_dir)),
+        *("--node-ip-address", LOOPBACK, "--port", str(place.ray_port), "--temp-dir", str(place.ray_temp_dir)),
         # Left to itself Ray takes fixed ports for these, and a second cluster on the machine would not start.
         *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
         *("--num-cpus", str(max(LEAST_CPUS, os.cpu_count() or 1))),
@@ -140,7 +146,8 @@ def _ray_environment(place: Place) -> dict[str, str]:
     """Workers inherit it: neither our database nor our tokens are in it, but the cluster's own and what people name."""
     named = _RAY_SEES | set(place.passed)
     seen = inherited(lambda name: name in named or name.startswith(_RAY_SEES_FAMILIES))
-    return {**seen, **_RAY_ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(place.home.ray_token)}
+    own = {"RAY_AUTH_TOKEN_PATH": str(place.home.ray_token), "TMPDIR": str(place.temp_dir)}
+    return {**seen, **_RAY_ENVIRONMENT, **own}
 
 
 def _api_environment(place: Place) -> dict[str, str]:

@@ -21,10 +21,11 @@ from types import FrameType
 from service.client import Client, ClientError
 from service.errors import StartError
 from service.home import Home, Running
-from service.parts import LOOPBACK, STOP_ORDER, Place, free_port, parts
+from service.parts import LOOPBACK, RAY_TEMP_NAME, STOP_ORDER, Place, free_port, parts
 from service.processes import END_GRACE_S, Keeper
 from service.security.guards import access_of
 from service.settings import Settings
+from service.temp_folders import private_folder, remove_abandoned_folders
 
 READY_TIMEOUT_S = 90.0
 """From the start to the first ready answer; usual are 8 s, and a loaded machine takes several times as long."""
@@ -34,7 +35,9 @@ STOP_TIMEOUT_S = (len(STOP_ORDER) + 2) * END_GRACE_S
 """The longest that stopping can take: every program, and what they left behind, gets its time."""
 LOOK_INTERVAL_S = 0.1
 READY_INTERVAL_S = 0.2
-RAY_DIR_PREFIX = "accordion-ray-"
+FOLDER_PREFIX = "accordion-up-"
+_RAY_FOLDERS = Path("/tmp")  # noqa: S108 - for folders that no other user can enter
+"""Where Ray's folders are made: elsewhere the paths of its sockets could be too long."""
 
 Say = Callable[[str], None]
 """Takes one line for people."""
@@ -57,7 +60,7 @@ def up(settings: Settings, say: Say) -> None:
         home.make_secrets()
         access_of(settings)
         _clean_up(home)
-        place = _place(settings, home)
+        place = _place(settings, home, at_end)
         keeper = Keeper()
         at_end.callback(_clean_up, home)
         at_end.callback(keeper.stop, STOP_ORDER)
@@ -86,12 +89,17 @@ def _with_token(settings: Settings) -> Settings:
     return settings.model_copy(update={"admin_token_file": settings.home_token})
 
 
-def _place(settings: Settings, home: Home) -> Place:
+def _place(settings: Settings, home: Home, at_end: ExitStack) -> Place:
+    port = free_port(settings.host, settings.port)
+    ray_dir, temp_dir = (
+        at_end.enter_context(private_folder(FOLDER_PREFIX, parent)) for parent in (_RAY_FOLDERS, _temp_root())
+    )
     return Place(
         home=home,
         host=settings.host,
-        port=free_port(settings.host, settings.port),
-        ray_dir=Path(tempfile.mkdtemp(prefix=RAY_DIR_PREFIX, dir="/tmp")),
+        port=port,
+        ray_dir=ray_dir,
+        temp_dir=temp_dir,
         ray_port=free_port(LOOPBACK, 0),
         passed=settings.pass_to_workers,
         token_file=None if settings.admin_token else settings.admin_token_file,
@@ -207,18 +215,23 @@ def _write(place: Place, keeper: Keeper) -> None:
     place.home.write(running)
 
 
+def _temp_root() -> Path:
+    return Path(tempfile.gettempdir())
+
+
 def _clean_up(home: Home) -> None:
     """Remove what this run, or one before it that was killed, leaves behind."""
     last = home.last()
-    if last is not None and Path(last.ray_dir).name.startswith(RAY_DIR_PREFIX):
+    if last is not None and Path(last.ray_dir).name.startswith(FOLDER_PREFIX):
         _keep_ray_logs(Path(last.ray_dir), home)
-        shutil.rmtree(last.ray_dir, ignore_errors=True)
     home.clear()
+    for parent in {_RAY_FOLDERS, _temp_root()}:
+        remove_abandoned_folders(FOLDER_PREFIX, parent, time.time())
 
 
 def _keep_ray_logs(ray_dir: Path, home: Home) -> None:
     """What Ray wrote in its last run, for whoever has to find out why it ended."""
-    written, kept = ray_dir / "session_latest" / "logs", home.logs / "ray-session"
+    written, kept = ray_dir / RAY_TEMP_NAME / "session_latest" / "logs", home.logs / "ray-session"
     if written.exists():
         shutil.rmtree(kept, ignore_errors=True)
         with suppress(OSError):

@@ -44,15 +44,16 @@ class Up:
         return self.pid(name)
 
 
-def accordion(home: Path, *arguments: str) -> subprocess.Popen[str]:
+def accordion(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ACCORDION_", "RAY_"))}
     command = [sys.executable, "-m", "service.cli", *arguments]
-    environment = {**kept, "ACCORDION_HOME": str(home)}
+    environment = {**kept, **variables, "ACCORDION_HOME": str(home)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def start(home: Path) -> Up:
-    process = accordion(home, "up", "--port", "0")
+def start(home: Path, **variables: str) -> Up:
+    """A service that is ready; `variables` are added to its environment."""
+    process = accordion(home, "up", "--port", "0", **variables)
     line = process.stdout.readline()
     assert "accordion is ready at http" in line, process.communicate(timeout=WAIT_S)
     running = Home(home).running()
@@ -83,12 +84,24 @@ def ready(client: Client) -> bool:
 
 
 def processes_of(home: Path) -> list[str]:
-    """Command lines of what runs with this home directory; the paths of its secrets are in every environment."""
+    """Command lines of what runs with this home directory."""
+    return [_command_line(pid) for pid in pids_of(home)]
+
+
+def pids_of(home: Path) -> list[int]:
+    """What runs with this home directory; the paths of its secrets are in every environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if f"{home}/".encode() in (path / "environ").read_bytes().replace(b"\0", b"/\0"):
-                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found.append(int(path.name))
         except OSError:
             continue
     return found
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return f"process {pid}, which has just ended"

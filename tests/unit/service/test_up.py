@@ -255,20 +255,29 @@ def test_a_bind_beyond_this_machine_needs_a_token(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_api_asks_for_the_token_of_the_home(home: Home, tmp_path: Path) -> None:
-    place = Place(home=home, host="127.0.0.1", port=9, ray_dir=tmp_path, ray_port=1, token_file=home.token)
+def a_place(home: Home, **more) -> Place:
+    folders = {"ray_dir": home.path, "temp_dir": home.path / "tmp"}
+    return Place(home=home, host="127.0.0.1", port=9, ray_port=free_port("127.0.0.1", 0), **folders, **more)
+
+
+def test_workers_put_temporary_files_into_a_private_folder(environments: dict[str, dict[str, str]], home: Home) -> None:
+    assert environments["ray"]["TMPDIR"] == str(home.path / "tmp")
+
+
+def test_the_api_asks_for_the_token_of_the_home(home: Home) -> None:
+    place = a_place(home, token_file=home.token)
     environments = {part.name: part.environment for part in parts(place)}
     assert environments["api"]["ACCORDION_ADMIN_TOKEN_FILE"] == str(home.token)
     assert "ACCORDION_ADMIN_TOKEN_FILE" not in environments["scheduler"] | environments["ray"]
 
 
 @pytest.fixture
-def environments(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[str, str]]:
+def environments(home: Home, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """What the three programs would see, where our own environment is full of secrets."""
     for name in ("ACCORDION_ADMIN_TOKEN", "ACCORDION_DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
-    place = Place(home=home, host="127.0.0.1", port=9, ray_dir=tmp_path, ray_port=free_port("127.0.0.1", 0))
+    place = a_place(home)
     return {part.name: dict(part.environment) for part in parts(place)}
 
 
@@ -277,12 +286,12 @@ def test_workers_see_no_secret_of_the_service(environments: dict[str, dict[str, 
     assert not [name for name in environments["ray"] if name.startswith("ACCORDION_")]
 
 
-def test_workers_see_what_people_name(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_workers_see_what_people_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.setenv(name, name)
     monkeypatch.setenv("ACCORDION_PASS_TO_WORKERS", "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY")
     passed = load_settings().pass_to_workers
-    place = Place(home=home, host="127.0.0.1", port=9, ray_dir=tmp_path, ray_port=1, passed=passed)
+    place = a_place(home, passed=passed)
     seen = next(part.environment for part in parts(place) if part.name == "ray")
     assert {name for name in seen if name.startswith("AWS_")} == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 
