@@ -41,22 +41,35 @@ class DetectorConfig:
     window: Window = field(default_factory=lambda: Window(epochs=10))
     """Distance between two checks (arXiv:2010.16248: 10 epochs, 5 for its LSTM)."""
     lr_drop: float = 0.5
-    """The regime is critical when the next rate is at most this part of the rate at the last check.
+    """The regime is critical when the next rate is at most this part of the rate at the last check, and lower than it.
 
-    The paper reacts to any drop; under cosine or linear decay that is every epoch, and nothing is ever compressed hard.
+    The paper reacts to any drop, which is 1.0; under cosine or linear decay that is every epoch, and nothing is ever
+    compressed hard.
     """
 
     statistic: StatisticKind = "mean"
-    """What two windows are compared by. `paper` is the published one, the norm of the sum of rank 0's gradients; it
-    changes with batch and world size, and is there for comparison only."""
+    """What the detector compares. `mean`: the norm of the mean gradient of two windows in a row.
+
+    `paper` is for comparison only and does what the code of arXiv:2010.16248 does: the norm of the sum of rank 0's
+    gradients over one epoch is compared with that of the epoch `window.epochs` before, after the epochs 0, 10, 20 and
+    so on for a window of 10, and a layer whose former norm is zero is critical. It changes with batch and world size.
+    Three things stay ours: norms of layers above 1,024 values are sketched (2.2 %), a drop of the rate counts by
+    `lr_drop` until a whole window has passed, and a window in which batch or world size changed is not compared."""
 
     def __post_init__(self) -> None:
         if self.statistic not in get_args(StatisticKind):
             raise ConfigError(f"statistic is {self.statistic!r}; known are {', '.join(get_args(StatisticKind))}")
         if not self.threshold > 0.0:
             raise ConfigError(f"threshold is {self.threshold}; it must be above 0, the paper uses 0.5")
-        if not 0.0 <= self.lr_drop < 1.0:
-            raise ConfigError(f"lr_drop is {self.lr_drop}; it must be in [0, 1), 0.5 means 'to half or less'")
+        if not 0.0 <= self.lr_drop <= 1.0:
+            raise ConfigError(
+                f"lr_drop is {self.lr_drop}; it must be in [0, 1], 0.5 means 'to half or less' and 1 any drop"
+            )
+        if self.statistic == "paper" and self.window.epochs is None:
+            raise ConfigError(
+                f"statistic 'paper' compares the sums of single epochs; give the window in epochs, not in steps "
+                f"({self.window.steps}), or take statistic 'mean'"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,7 @@ def update_detector(
         after = asked
         result = _result(asked, "hold", f"window still open after {report.window_steps} steps: regimes stay")
     else:
-        after, result = _close_window(asked, report, report.statistic_by_layer, threshold=config.threshold)
+        after, result = _close_window(asked, report, report.statistic_by_layer, config=config)
     if _rate_dropped(asked, report, config):
         after = replace(after, regime_by_layer=dict.fromkeys(after.regime_by_layer, "critical"))
         result = replace(result, cause="lr_drop", reason=_drop_reason(asked, report, config))
@@ -160,7 +160,7 @@ def _drop_reason(state: DetectorState, report: Report, config: DetectorConfig) -
 
 
 def _close_window(
-    state: DetectorState, report: Report, statistics: Mapping[str, float], *, threshold: float
+    state: DetectorState, report: Report, statistics: Mapping[str, float], *, config: DetectorConfig
 ) -> tuple[DetectorState, DetectorResult]:
     finite = {layer: value for layer, value in statistics.items() if math.isfinite(value)}
     closed = replace(state, statistic_by_layer=finite, lr=report.next_lr, skip_window=False)
@@ -169,24 +169,27 @@ def _close_window(
         return closed, _result(closed, "skip", _skip_reason(report))
     if not state.statistic_by_layer:
         return closed, _result(closed, "window", f"nothing to compare this window with: {_all(state)} stay critical")
-    verdicts = {layer: _judge(layer, state, finite, threshold=threshold) for layer in state.regime_by_layer}
+    verdicts = {layer: _judge(layer, state, finite, config=config) for layer in state.regime_by_layer}
     closed = replace(closed, regime_by_layer={layer: regime for layer, (regime, _) in verdicts.items()})
     changes = {layer: change for layer, (_, change) in verdicts.items()}
-    reason = _window_reason(closed.regime_by_layer, changes, threshold=threshold)
+    reason = _window_reason(closed.regime_by_layer, changes, threshold=config.threshold)
     return closed, DetectorResult(cause="window", reason=reason, change_by_layer=changes)
 
 
 def _judge(
-    layer: str, state: DetectorState, finite: Mapping[str, float], *, threshold: float
+    layer: str, state: DetectorState, finite: Mapping[str, float], *, config: DetectorConfig
 ) -> tuple[Regime, float | None]:
-    """Regime of a layer and its relative change; a norm that is not finite, before or now, is critical."""
+    """Regime of a layer and its relative change; a norm that is not finite, before or now, is critical.
+
+    A layer that stays at zero is stable, but critical where the published statistic is asked for.
+    """
     if layer not in finite or layer not in state.statistic_by_layer:
         return "critical", None
     old, new = state.statistic_by_layer[layer], finite[layer]
-    if old == new:
+    if old == new and not (old == 0.0 and config.statistic == "paper"):
         return "stable", 0.0
     change = abs(old - new) / abs(old) if old else math.inf
-    return "critical" if change >= threshold else "stable", change if math.isfinite(change) else None
+    return "critical" if change >= config.threshold else "stable", change if math.isfinite(change) else None
 
 
 def _broken_critical(regimes: Mapping[str, Regime], finite: Mapping[str, float]) -> dict[str, Regime]:

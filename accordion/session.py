@@ -308,11 +308,12 @@ class Session:
         return self.lr or 0.0
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
-        epochs = self._config.detector.window.epochs
-        due = (self.epoch + 1) % epochs == 0 if epochs else not epoch_end
         # A window without a finite step says nothing: it stays open.
-        closes = due and self._engine.sums.steps > 0
+        closes = self._window_is_due(epoch_end=epoch_end) and self._engine.sums.steps > 0
+        steps = self._engine.sums.steps
         statistic, rms = self._close_sums() if closes else (None, None)
+        if epoch_end and self._config.detector.statistic == "paper":
+            self._engine.sums.clear()
         report = Report(
             epoch=self.epoch,
             step=self.steps,
@@ -321,12 +322,20 @@ class Session:
             global_batch=self.global_batch,
             lr=lr,
             next_lr=next_lr,
-            window_steps=self._engine.sums.steps,
+            window_steps=steps,
             statistic_by_layer=statistic,
             statistic_kind=self._config.detector.statistic,
             rms_by_layer=rms,
         )
         return self._switch(lambda: self._decide(report))
+
+    def _window_is_due(self, *, epoch_end: bool) -> bool:
+        """Whether a window ends here; the published statistic is checked after the first epoch of each window."""
+        detector = self._config.detector
+        if detector.window.epochs is None:
+            return not epoch_end
+        number = self.epoch if detector.statistic == "paper" else self.epoch + 1
+        return epoch_end and number % detector.window.epochs == 0
 
     def _close_sums(self) -> tuple[dict[str, float], dict[str, float]]:
         """The statistic of the window that ends, and the root mean squares beside it, by layer."""

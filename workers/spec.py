@@ -196,9 +196,10 @@ class PolicySpec(Strict):
     name: str = "two_level"
     threshold: Number = Field(default=0.5, gt=0)
     window: WindowSpec = WindowSpec(epochs=2)
-    lr_drop: Number = Field(default=0.5, ge=0, lt=1)
+    lr_drop: Number = Field(default=0.5, ge=0, le=1)
     statistic: StatisticKind = "mean"
-    """What two windows are compared by; `paper` is the published one, for comparison only."""
+    """What two windows are compared by; `paper` does what the paper's code does, for comparison only; its window is in
+    epochs."""
     options: dict[str, Any] = {}
 
 

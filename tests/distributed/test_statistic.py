@@ -58,6 +58,28 @@ def test_ours_is_the_norm_of_the_mean_and_the_published_one_that_of_the_sum_of_r
         assert found == pytest.approx(expected, rel=1e-4 if layer in EXACT else 0.1), layer
 
 
+def _reported_by_epoch(rank):
+    """What rank 0 is asked about in five epochs of one step, with weights that never move."""
+    ddp, optimizer = small.build()
+    optimizer.param_groups[0]["lr"] = 0.0
+    reports = []
+    detector = DetectorConfig(window=Window(epochs=2), statistic="paper")
+    decide = {"decider": lambda report, proposal: reports.append(report) or proposal}
+    session = attach(ddp, Config(method="none", detector=detector), optimizer=optimizer, **decide)
+    for step in range(5):
+        small.train(session, ddp, rank, [step % STEPS])
+        session.end_epoch(lr=0.1, next_lr=0.1)
+    return [report.statistic_by_layer for report in reports]
+
+
+def test_the_published_one_compares_the_sums_of_single_epochs_a_window_apart_from_epoch_0_on(run_group):
+    found, steps = run_group(2, _reported_by_epoch)[0], _gradients(0)
+    assert [norms is None for norms in found] == [False, True, False, True, False]
+    for epoch in (0, 2, 4):
+        expected = steps[epoch % STEPS]["conv.weight"].norm().item()
+        assert found[epoch]["conv.weight"] == pytest.approx(expected, rel=1e-4), epoch
+
+
 def test_the_root_mean_square_is_that_of_single_gradients(run_group):
     (report,) = run_group(2, _reported, "mean")[0]
     steps = _gradients(0) + _gradients(1)

@@ -58,7 +58,7 @@ def test_a_threshold_that_everything_or_nothing_reaches_is_refused(threshold) ->
         DetectorConfig(threshold=threshold)
 
 
-@pytest.mark.parametrize("lr_drop", [1.0, -0.1, math.nan])
+@pytest.mark.parametrize("lr_drop", [1.01, -0.1, math.nan])
 def test_a_drop_outside_of_its_range_is_refused(lr_drop) -> None:
     with pytest.raises(ConfigError, match="lr_drop"):
         DetectorConfig(lr_drop=lr_drop)
@@ -95,3 +95,8 @@ def test_an_unknown_statistic_is_refused_with_the_known_ones() -> None:
 def test_sizes_of_a_batch_that_cannot_grow_are_refused(sizes) -> None:
     with pytest.raises(ConfigError, match="with high above low"):
         BatchConfig(low=sizes[0], high=sizes[1])
+
+
+def test_the_published_statistic_is_of_epochs_and_refuses_a_window_in_steps() -> None:
+    with pytest.raises(ConfigError, match="'paper' compares the sums of single epochs; give the window in epochs"):
+        DetectorConfig(statistic="paper", window=Window(steps=5))

@@ -163,3 +163,16 @@ def test_a_report_of_another_statistic_than_the_one_asked_for_is_refused() -> No
         replay([report(0, 1.0)], DetectorConfig(statistic="paper"))
     answers = replay([report(0, 1.0, statistic_kind="paper")], DetectorConfig(statistic="paper"))
     assert answers[0][1].cause == "window"
+
+
+def test_the_published_rule_counts_a_layer_that_stays_at_zero_as_critical() -> None:
+    made = [report(epoch, 0.0, statistic_kind="paper") for epoch in range(2)]
+    assert set(replay(made, DetectorConfig(statistic="paper"))[-1][0].regime_by_layer.values()) == {"critical"}
+    assert regimes_of([0.0, 0.0]) == ["critical", "stable"]
+
+
+def test_any_drop_of_the_rate_counts_where_the_limit_is_one_as_published() -> None:
+    rates = [0.1, 0.1, 0.099, 0.099, 0.099]
+    changes = {"lr": lambda e: rates[e], "next_lr": lambda e: rates[e + 1]}
+    assert regimes_of([1.0] * 4, DetectorConfig(lr_drop=1.0), **changes)[1:] == ["critical", "stable", "stable"]
+    assert regimes_of([1.0] * 4, **changes)[1:] == ["stable"] * 3
