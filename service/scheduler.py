@@ -22,6 +22,8 @@ import uuid_utils
 
 from service.allocation import Allocator, ClusterState
 from service.code import CodeStore
+from service.code_pruning import CodePruning
+from service.deadlines import Deadlines
 from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Requeue, Wait
 from service.domain.jobs import HELD, Reason, Status
 from service.domain.reconcile import Seen, Supervisor, next_action
@@ -43,9 +45,7 @@ from workers.contract import Drained, EndRecord, PausedRecord
 from workers.contract import Launch as LaunchOrder
 
 Clock = Callable[[], float]
-"""Seconds since 1970."""
-_TIDY_INTERVAL_S = 3600.0
-"""Distance between two looks for files that nobody needs any more; a small part of what they are kept."""
+"""Seconds: since 1970 on the wall, or `passed` since any moment on a clock that no one sets."""
 _CANCELLED = EndRecord(
     status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled; its workers were gone or did not stop in time"
 )
@@ -56,22 +56,27 @@ _log = structlog.get_logger()
 class Scheduler:
     """One scheduler over a migrated database; `turn` is one look."""
 
-    def __init__(self, *, database: Database, runtime: Runtime, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self, *, database: Database, runtime: Runtime, settings: Settings, clock: Clock, passed: Clock = time.monotonic
+    ) -> None:
         self._runtime = runtime
         self._settings = settings
-        self._clock = clock
+        self._passed = passed
         self._repository = Repository(database)
         self._ledger = Ledger(database, clock)
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid_utils.uuid4()}"
-        self._lease = Lease(database, owner=owner, clock=clock, lease_s=settings.lease_s)
-        self._claim = ClusterClaim(runtime, scheduler=owner, clock=clock, last_s=settings.lease_s)
+        self._lease = Lease(database, owner=owner, clock=clock, passed=passed, lease_s=settings.lease_s)
+        self._claim = ClusterClaim(runtime, scheduler=owner, clock=passed, last_s=settings.lease_s)
         self._foreign = ForeignJobs()
         self._cluster = ClusterState()
-        self._allocator = Allocator(self._repository, self._ledger, self._lease, clock=clock)
+        self._allocator = Allocator(self._repository, self._ledger, self._lease, clock=passed)
         self._code = CodeStore(settings.code, clock)
         self._surveyed_at: float | None = None
-        self._tidied_at: float | None = None
+        kept_s = settings.code_retention_s
+        self._pruning = CodePruning(self._code, self._repository, passed=passed, kept_s=kept_s)
         self._unstored = Unstored()
+        longest_s = max(settings.start_timeout_s, settings.cancel_grace_s)
+        self._deadlines = Deadlines(clock=clock, passed=passed, longest_s=longest_s)
         self._missing_since: dict[str, float] = {}
         """When the supervisor of an unfinished job was first looked for in vain."""
 
@@ -83,7 +88,7 @@ class Scheduler:
             return False
         try:
             self._look(token)
-            self._tidy()
+            self._pruning.prune_if_due()
         except LeaseLost as error:
             _log.warning("lease lost", error=str(error))
             self._surveyed_at = None
@@ -104,21 +109,6 @@ class Scheduler:
             self._look_after(job, token, fresh=True)
         self._allocator.regrant(self._cluster, token)
 
-    def _tidy(self) -> None:
-        """Remove uploads that no job needs. Another scheduler may do the same at the same time."""
-        now = self._clock()
-        interval_s = min(_TIDY_INTERVAL_S, self._settings.code_retention_s)
-        if self._tidied_at is not None and now - self._tidied_at < interval_s:
-            return
-        self._tidied_at = now
-        try:
-            gone = self._code.prune(self._repository.named_code(), older_than_s=self._settings.code_retention_s)
-        except OSError as error:
-            _log.warning("uploads cannot be removed", error=str(error))
-            return
-        if gone:
-            _log.info("uploads removed", files=gone)
-
     def release(self) -> None:
         """Give the lease back, so that a successor need not wait."""
         self._claim.release()
@@ -131,8 +121,8 @@ class Scheduler:
             RuntimeUnavailable: the cluster does not answer.
             LeaseLost: another scheduler has begun meanwhile.
         """
-        now = self._clock()
-        if self._surveyed_at is not None and 0 <= now - self._surveyed_at < self._settings.survey_interval_s:
+        now = self._passed()
+        if self._surveyed_at is not None and now - self._surveyed_at < self._settings.survey_interval_s:
             return False
         self._surveyed_at = None
         self._cluster.nodes = self._runtime.nodes()
@@ -145,6 +135,7 @@ class Scheduler:
         missing = unfinished - self._cluster.supervisors.keys()
         self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
         self._unstored.keep_only(unfinished)
+        self._deadlines.keep_only(unfinished)
         self._ledger.keep_cluster(token, nodes=self._cluster.nodes, message=self._foreign.message)
         self._surveyed_at = now
         return True
@@ -178,12 +169,12 @@ class Scheduler:
             _log.exception("job", job_id=job.id)
 
     def _act(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
-        now = self._clock()
+        now = self._passed()
         given_up = now - self._missing_since.get(job.id, now) >= self._settings.patience_s
         seen = Seen(
             status=Status(job.status),
             attempt=job.attempt,
-            deadline=job.deadline,
+            deadline=self._deadlines.of(job),
             given_up=given_up,
             unplaceable=self._allocator.unplaceable_for(job.id) >= self._settings.patience_s,
         )

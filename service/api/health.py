@@ -76,7 +76,11 @@ def _scheduler(parts: Parts) -> CheckResult:
     beat = parts.repository.heartbeat()
     if beat is None:
         return CheckResult(ok=False, message="has not been here yet; start 'accordion scheduler'")
-    age, limit = max(0.0, parts.clock() - beat), parts.settings.heartbeat_stale_s
+    age, limit = parts.clock() - beat, parts.settings.heartbeat_stale_s
+    if age < -limit:
+        message = f"was here {-age:.1f} s in the future: the clock was set back; it renews its heartbeat if it lives"
+        return CheckResult(ok=False, message=message)
+    age = max(0.0, age)
     message = f"was here {age:.1f} s ago" + (
         "" if age <= limit else f", the limit is {limit:g} s; start 'accordion scheduler'"
     )

@@ -16,7 +16,7 @@ class Seen:
     status: Status
     attempt: int
     deadline: float | None
-    """When a start counts as failed, or a stop is forced; seconds since 1970."""
+    """When a start counts as failed, or a stop is forced; seconds on the clock that gives `now`."""
     given_up: bool = False
     """Nothing of it has been seen in the cluster for longer than a restart takes."""
     unplaceable: bool = False

@@ -70,7 +70,8 @@ def take_over(session: Session, job: JobRow, drained: Drained, *, now: float) ->
         intake.take_progress(drained.progress, now=now)
     for record in drained.records:
         if place(record) > place(cursor_of(job)):
-            intake.take_record(record)
+            # A worker's clock may be ahead; what is told of a job has already happened.
+            intake.take_record(record.model_copy(update={"time": min(record.time, now)}))
             job.cursor_attempt, job.cursor_generation, job.cursor_seq = place(record)
 
 
@@ -249,7 +250,10 @@ class _Intake:
 def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
     if old is None:
         return True
-    return (progress.attempt, progress.generation, progress.time) > (old["attempt"], old["generation"], old["time"])
+    # Not by time: the workers' clock may be set back. An epoch's end and its last step share a step.
+    places = ("attempt", "generation", "step", "epoch")
+    new_place, old_place = tuple(getattr(progress, name) for name in places), tuple(old[name] for name in places)
+    return new_place > old_place or (new_place == old_place and progress.time != old["time"])
 
 
 def _tally(kept: dict[str, Any], started: Started, cause: str) -> dict[str, Any]:

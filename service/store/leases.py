@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from sqlalchemy import select
@@ -22,10 +23,21 @@ class LeaseLost(Exception):
 class Lease:
     """What one scheduler process holds, or waits for."""
 
-    def __init__(self, database: Database, *, owner: str, clock: Callable[[], float], lease_s: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        owner: str,
+        clock: Callable[[], float],
+        passed: Callable[[], float] = time.monotonic,
+        lease_s: float,
+    ) -> None:
         self._database = database
         self._owner = owner
         self._clock = clock
+        self._passed = passed
+        self._watched: tuple[int, float, float] | None = None
+        """Token and renewal of another scheduler's lease, and since when, on the clock `passed`, it has been so."""
         self._lease_s = lease_s
         self._token: int | None = None
         self._renewed_at = 0.0
@@ -69,11 +81,23 @@ class Lease:
             row = LeaseRow(name=SCHEDULER_LEASE, owner=self._owner, token=1, renewed_at=now, expires_at=0.0)
             session.add(row)
         elif row.token != self._token:
-            if now < row.expires_at:
+            if now < row.expires_at and not self._is_abandoned(row):
                 return None
             row.owner, row.token = self._owner, row.token + 1
         row.renewed_at, row.expires_at = now, now + self._lease_s
         return row.token
+
+    def _is_abandoned(self, row: LeaseRow) -> bool:
+        """Whether another scheduler has not renewed its lease for the lease's own length.
+
+        That is measured here, on a clock that no one sets: after the wall clock was set back, a lease that nobody
+        renews would run for as long as it was set back. Comparing with the wall clock alone would take the lease from a
+        living scheduler whose machine's clock is ahead.
+        """
+        now, seen = self._passed(), (row.token, row.renewed_at)
+        if self._watched is None or self._watched[:2] != seen:
+            self._watched = (*seen, now)
+        return now - self._watched[2] >= row.expires_at - row.renewed_at
 
 
 def holds(session: Session, token: int) -> bool:

@@ -20,9 +20,11 @@ class ForbiddenStep(Exception):
 
 
 def append_event(session: Session, job: JobRow, kind: str, *, data: dict[str, Any], now: float) -> None:
-    """One more event of the job."""
+    """One more event of the job, at `now` or, where clocks differ or were set back, at the time of the one before."""
+    before = session.get(EventRow, (job.id, job.event_seq)) if job.event_seq else None
     job.event_seq += 1
-    session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=now, data=data))
+    time = max(now, before.time) if before is not None else now
+    session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
 
 
 def step_job(session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float) -> None:
@@ -38,7 +40,8 @@ def step_job(session: Session, job: JobRow, status: Status, *, reason: Reason, m
         raise ForbiddenStep(f"job {job.id} cannot go from {old} to {status}")
     job.status, job.reason, job.message = status.value, reason.value, message
     if status in ENDED:
-        job.ended_at, job.workers, job.world_size, job.deadline = now, 0, 0, None
+        job.ended_at = max(now, job.started_at or job.created_at)
+        job.workers, job.world_size, job.deadline = 0, 0, None
     append_event(session, job, "status", data=status_data(job), now=now)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from accordion.messages import Ack, Decision, Report, plan_digest
@@ -49,7 +50,14 @@ from workers.contract import (
 class FakeRuntime:
     """Implements `service.runtime.base.Runtime`; any thread may call it."""
 
-    def __init__(self, *, clock: Callable[[], float], cpus: Sequence[float] = (4.0,), ticks_per_epoch: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        passed: Callable[[], float] = time.monotonic,
+        cpus: Sequence[float] = (4.0,),
+        ticks_per_epoch: int = 1,
+    ) -> None:
         self.jobs: dict[str, FakeJob] = {}
         self.down = False
         """The cluster does not answer."""
@@ -64,6 +72,8 @@ class FakeRuntime:
         """Drains send all records again, whatever was confirmed."""
         self.slow_start = 0
         """Drains between a start and its first step."""
+        self.ahead_s = 0.0
+        """By how much the workers' clock is ahead of the service's."""
         self.started: list[tuple[str, int]] = []
         """(job, attempt) of every start that made a supervisor."""
         self.removed: list[str] = []
@@ -74,6 +84,7 @@ class FakeRuntime:
         self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
         self._clock = clock
+        self._passed = passed
         self._ticks = ticks_per_epoch
         self._lock = threading.RLock()
 
@@ -112,8 +123,8 @@ class FakeRuntime:
 
     def claim(self, scheduler: str, *, last_s: float) -> str:
         self._answer()
-        if scheduler == self.claimed[0] or self._clock() >= self.claimed[1]:
-            self.claimed = (scheduler, self._clock() + last_s)
+        if scheduler == self.claimed[0] or self._passed() >= self.claimed[1]:
+            self.claimed = (scheduler, self._passed() + last_s)
         return self.claimed[0]
 
     def start(self, launch: Launch) -> None:
@@ -357,9 +368,8 @@ class FakeRuntime:
         job.bytes = Bytes(**{name: getattr(job.bytes, name) + getattr(more, name) for name in Bytes.model_fields})
 
     def _post(self, job: FakeJob, payload: Payload) -> None:
-        record = Record(
-            attempt=job.attempt, generation=job.generation, seq=job.seq, time=self._clock(), payload=payload
-        )
+        place = {"attempt": job.attempt, "generation": job.generation, "seq": job.seq}
+        record = Record(**place, time=self._clock() + self.ahead_s, payload=payload)
         job.seq += 1
         job.waiting.append(record)
         job.journal.append(record)

@@ -28,9 +28,19 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
+        self._jumped_s = 0.0
 
     def __call__(self) -> float:
         return self.now
+
+    def passed(self) -> float:
+        """Seconds that passed, however the clock was set."""
+        return self.now - self._jumped_s
+
+    def jump(self, seconds: float) -> None:
+        """Somebody sets the clock."""
+        self.now += seconds
+        self._jumped_s += seconds
 
 
 class World:
@@ -44,11 +54,12 @@ class World:
         self.repository = Repository(self.database)
         self.commands = Commands(self.database, self.clock)
         self.steering = Steering(self.database, self.clock)
-        self.runtime = FakeRuntime(clock=self.clock)
+        self.runtime = FakeRuntime(clock=self.clock, passed=self.clock.passed)
         self.scheduler = self.new_scheduler()
 
-    def new_scheduler(self) -> Scheduler:
-        return Scheduler(database=self.database, runtime=self.runtime, settings=self.settings, clock=self.clock)
+    def new_scheduler(self, clock: Callable[[], float] | None = None) -> Scheduler:
+        parts = {"database": self.database, "runtime": self.runtime, "settings": self.settings}
+        return Scheduler(**parts, clock=clock or self.clock, passed=self.clock.passed)
 
     def kill_scheduler(self) -> None:
         """As `kill -9`: nothing is released; the successor waits until the lease runs out."""

@@ -1,0 +1,47 @@
+"""How long jobs have until their deadlines, however the wall clock is set meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from service.store.models import JobRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Anchor:
+    """A deadline as it was first seen."""
+
+    stored: float
+    """The row's, on the wall clock."""
+    ends_at: float
+    """The same on the clock that no one sets."""
+
+
+class Deadlines:
+    """Deadlines of rows, which hold wall-clock times, on a clock that no one sets.
+
+    The wall clock is asked once for each deadline, when this process sees it first. One that is further away than
+    `longest_s` was written before the clock was set back; it gets that long.
+    """
+
+    def __init__(self, *, clock: Callable[[], float], passed: Callable[[], float], longest_s: float) -> None:
+        self._clock = clock
+        self._passed = passed
+        self._longest_s = longest_s
+        self._anchors: dict[str, _Anchor] = {}
+
+    def of(self, job: JobRow) -> float | None:
+        """When the job's start counts as failed, or its stop is forced; on the clock `passed`."""
+        if job.deadline is None:
+            return None
+        anchor = self._anchors.get(job.id)
+        if anchor is None or anchor.stored != job.deadline:
+            left_s = min(job.deadline - self._clock(), self._longest_s)
+            anchor = _Anchor(stored=job.deadline, ends_at=self._passed() + left_s)
+            self._anchors[job.id] = anchor
+        return anchor.ends_at
+
+    def keep_only(self, job_ids: Container[str]) -> None:
+        """Forget all other jobs."""
+        self._anchors = {job_id: anchor for job_id, anchor in self._anchors.items() if job_id in job_ids}

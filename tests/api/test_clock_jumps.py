@@ -1,0 +1,110 @@
+"""A clock that is set back or forward stops nobody: what lasts is measured by time that passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.domain.jobs import Reason
+from tests.api.test_health import checks
+from tests.api.world import World
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path, start_timeout_s=10, cancel_grace_s=5)
+    yield world
+    world.close()
+
+
+def test_a_dead_scheduler_has_a_successor_in_seconds_though_the_clock_was_set_back(world: World) -> None:
+    world.turn()
+    world.clock.jump(-HOUR_S)
+    world.scheduler = world.new_scheduler()
+    job_id = world.submit()
+    world.turn_until(lambda: world.job(job_id).attempt == 1, limit=20)
+
+
+def test_a_scheduler_that_lives_keeps_its_lease_though_another_ones_clock_is_behind(world: World) -> None:
+    world.turn()
+    other = world.new_scheduler(clock=lambda: world.clock.now - HOUR_S)
+    for _ in range(40):
+        world.turn()
+        assert not other.turn()
+
+
+@pytest.mark.parametrize("jump_s", [-HOUR_S, HOUR_S])
+def test_a_start_has_its_whole_time_however_the_clock_jumps(world: World, jump_s: float) -> None:
+    world.runtime.slow_start = 10**6
+    job_id = world.submit()
+    world.turn()
+    world.clock.jump(jump_s)
+    world.turn(int(world.settings.start_timeout_s / 0.25) - 4)
+    assert world.job(job_id).attempt == 1
+    world.turn_until(lambda: world.job(job_id).lost_attempts == 1, limit=40)
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_a_job_that_does_not_stop_is_ended_in_its_grace_though_the_clock_was_set_back(
+    world: World, takes_over: bool
+) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    world.runtime.stuck.add(job_id)
+    world.cancel(job_id)
+    world.turn()
+    world.clock.jump(-HOUR_S)
+    if takes_over:
+        world.kill_scheduler()
+    world.turn_until(lambda: world.has_ended(job_id), limit=int(world.settings.cancel_grace_s / 0.25) + 60)
+
+
+def test_a_job_out_of_sight_is_given_up_in_time_though_the_clock_was_set_back(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    world.runtime.lose(job_id)
+    world.turn(2)
+    world.clock.jump(-HOUR_S)
+    world.turn_until(lambda: world.job(job_id).attempt == 2, limit=40)
+    assert world.job(job_id).reason != Reason.LOST
+
+
+def test_a_heartbeat_from_the_future_is_not_ready_and_says_why(client: TestClient, world: World) -> None:
+    world.turn()
+    world.clock.jump(-HOUR_S)
+    ok, message = checks(client)["scheduler"]
+    assert (ok, "3599.8 s in the future" in message or "3600.0 s in the future" in message) == (False, True)
+    world.turn()
+    assert checks(client)["scheduler"][0]
+
+
+def test_progress_goes_on_though_the_workers_clock_was_set_back(world: World) -> None:
+    job_id = world.submit(training={"epochs": 40})
+    world.train(job_id)
+    world.turn(2)
+    before = world.job(job_id).progress["step"]
+    world.clock.jump(-HOUR_S)
+    world.turn(3)
+    assert world.job(job_id).progress["step"] > before
+
+
+def test_the_times_of_a_jobs_events_never_run_back(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    world.clock.jump(-HOUR_S)
+    world.finish(job_id)
+    times = [event.time for event in world.events(job_id)]
+    assert times == sorted(times)
+
+
+def test_a_worker_whose_clock_is_ahead_takes_no_event_into_the_future(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    world.runtime.ahead_s = HOUR_S
+    world.finish(job_id)
+    assert max(event.time for event in world.events(job_id)) <= world.clock.now
