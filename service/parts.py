@@ -44,6 +44,9 @@ _RAY_ENVIRONMENT = {
     # The time in which other nodes could take over what runs here; there are none.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's memory monitor ends restartable actors first: supervisors, before the worker that leaks. All are on one node
+    # here. Supervisors end the largest worker earlier (workers/memory.py), and the kernel takes the largest process.
+    "RAY_memory_monitor_refresh_ms": "0",
 }
 
 

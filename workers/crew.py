@@ -6,6 +6,7 @@ Ray places them, counts what they reserve, and says when one is gone. Which does
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -20,8 +21,9 @@ from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
 from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
 from workers.exit_notes import discard_exit_note, note_file, read_exit_note
+from workers.memory import MemoryUse, explain_death, judge_memory, read_memory_use
 from workers.starts import FailedStart
-from workers.symptoms import is_dead
+from workers.symptoms import died_alone, is_dead
 from workers.worker import Place, Pulse, Seat, Worker
 
 PULSE_S = 1.0
@@ -32,6 +34,8 @@ which a collective gives up by default."""
 PREPARING_S = 120.0
 """The same of one that prepares: code that loads data may hold Python's lock for minutes, and would do so again in the
 process that takes its place."""
+MEASURE_S = 0.25
+"""Distance between two looks at the memory of a process on this machine; elsewhere its signs of life tell."""
 SURVEY_S = 0.5
 """Distance between two looks at nodes that are being drained."""
 OPEN_S = 10.0
@@ -109,6 +113,9 @@ class _Member:
     silent_s: float = 0.0
     """How long it has been awaited."""
     pulse: Pulse | None = None
+    memory: MemoryUse | None = None
+    """What it and its node used when that was looked at last."""
+    measured_at: float = -math.inf
 
     def calls(self) -> list[Any]:
         return [call for call in (self.starting, self.training, self.pulsing) if call is not None]
@@ -124,6 +131,7 @@ class RayCrew:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         pause: Callable[[float], object] = time.sleep,
+        measure: Callable[[int], MemoryUse | None] = read_memory_use,
     ) -> None:
         import ray
 
@@ -132,6 +140,8 @@ class RayCrew:
         self._launch = launch.model_dump_json()
         workers = launch.spec.workers
         self._options = {"num_cpus": workers.cpus, "num_gpus": workers.gpus, "max_concurrency": 4, "max_restarts": 0}
+        self._options |= {"memory": workers.memory} if workers.memory else {}
+        self._memory_limit, self._measure = workers.memory, measure
         self._members: dict[int, _Member] = {}
         self._next = 0
         self._failed: list[FailedStart] = []
@@ -193,6 +203,7 @@ class RayCrew:
                 self._take(calls[call], call)
         else:
             self._pause(timeout_s)
+        self._watch_memory()
         self._end_the_hung()
         self._survey()
 
@@ -273,6 +284,7 @@ class RayCrew:
             self._lose(member, ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"))
         elif call is member.pulsing:
             member.pulsing, member.pulse = None, answer
+            member.memory = answer.memory or member.memory
             self._hear(member, answer)
         elif member.place is None:
             member.place, member.starting = answer, member.actor.prepare.remote()
@@ -301,10 +313,31 @@ class RayCrew:
 
     def _explained(self, member: _Member, why: BaseException) -> BaseException:
         """What the process wrote down before it died, where it did."""
-        if member.place is None:
+        if member.place is None or not is_dead(why):
             return why
         note = read_exit_note(note_file(self._storage, member.place.node, member.place.pid))
-        return ProcessCrashed(note) if note is not None and is_dead(why) else why
+        if note is not None:
+            return ProcessCrashed(note)
+        starved = explain_death(member.memory) if member.memory is not None and died_alone(why) else None
+        return starved or why
+
+    def _watch_memory(self) -> None:
+        """End processes above their limit, and the largest one of a node that is short of memory."""
+        here = self._ray.get_runtime_context().get_node_id()
+        for member in list(self._members.values()):
+            if member.place is not None and member.place.node == here:
+                self._measure_here(member, member.place.pid)
+            why = judge_memory(member.memory, self._memory_limit) if member.memory is not None else None
+            if why is not None:
+                log.warning("worker process %d is ended: %s", member.number, why)
+                self._end_process(member)
+                self._lose(member, why)
+
+    def _measure_here(self, member: _Member, pid: int) -> None:
+        """Look at a process of this machine from outside: one that holds Python's lock does not answer."""
+        if self._clock() - member.measured_at >= MEASURE_S:
+            member.measured_at = self._clock()
+            member.memory = self._measure(pid) or member.memory
 
     def _end_the_hung(self) -> None:
         now = self._clock()

@@ -5,6 +5,7 @@
     ├── LossNotFinite     training went nowhere: no step could be taken any more
     ├── CheckpointError   a saved state does not fit this job
     ├── CodeError         somebody's own code is not as it must be: the archive, or what it holds
+    ├── OutOfMemory       a worker process used more than its limit, or than its node had
     └── ProcessLost       a worker process is gone, or as good as gone
         └── ProcessCrashed  the code that ran in it ended it
 
@@ -56,6 +57,21 @@ class ProcessCrashed(ProcessLost):
     """A worker process was ended by the code that ran in it: a crash, or `os._exit`."""
 
 
+class OutOfMemory(WorkerError):
+    """A worker process used `used_bytes`, and was ended; `limit` is a sentence about what there was."""
+
+    def __init__(self, used_bytes: int, limit: str) -> None:
+        super().__init__(used_bytes, limit)
+        self.used_bytes = used_bytes
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"out of memory ({self.used_bytes / 1e9:.1f} GB; {self.limit}); lower training.micro_batch, or raise "
+            "workers.memory or take larger nodes"
+        )
+
+
 class CheckpointError(WorkerError):
     """A checkpoint is torn, foreign or does not fit the job."""
 
@@ -68,6 +84,7 @@ __all__ = [
     "CheckpointError",
     "CodeError",
     "LossNotFinite",
+    "OutOfMemory",
     "ProcessCrashed",
     "ProcessLost",
     "TaskRaised",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
 from accordion.compressors import ladder_of
 from accordion.config import BatchConfig, Config, DetectorConfig, Window
@@ -40,6 +40,11 @@ MOST_SAMPLES = 10_000_000
 """Of a global batch."""
 LEAST_SHARE = 0.001
 """The smallest part of a CPU or GPU that Ray can reserve is ten times smaller; below this nobody means it."""
+
+
+LEAST_MEMORY_BYTES = 300_000_000
+"""A worker with torch in it takes about 250 MB before it holds a model."""
+MOST_MEMORY_BYTES = 2**50
 
 
 class TaskSpec(Strict):
@@ -85,6 +90,9 @@ class WorkersSpec(Strict):
     max: Whole = Field(default=2, ge=1, le=1024)
     cpus: Number = Field(default=1.0, ge=LEAST_SHARE, le=1024)
     gpus: Number = Field(default=0.0, ge=0, le=64)
+    memory: ByteSize | None = Field(default=None, ge=LEAST_MEMORY_BYTES, le=MOST_MEMORY_BYTES)
+    """Memory that each worker may use, in bytes or as a text such as `4GB`: reserved on its node, and a worker that
+    uses more is ended. Left out, nothing is reserved, and the largest worker of a node that runs out of it is ended."""
 
     @model_validator(mode="after")
     def _ordered(self) -> WorkersSpec:

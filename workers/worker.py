@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from workers.errors import TaskRaised, WorkerError
 from workers.exit_notes import keep_exit_note, note_file
 from workers.journal import Journal
 from workers.link import ActorLink
+from workers.memory import MemoryUse, read_memory_use
 from workers.symptoms import is_collateral, raised_at, sendable_errors, sentence_of
 from workers.tasks import SCRIPT
 from workers.telemetry import Source, shipping
@@ -68,6 +69,8 @@ class Pulse:
     stepped_at: float
     compute_s: float
     progress: RankProgress = field(default_factory=RankProgress)
+    memory: MemoryUse | None = None
+    """What the process and its node use; None where the system does not say."""
 
 
 class Worker:
@@ -130,7 +133,7 @@ class Worker:
     def pulse(self, compute_s_by_rank: tuple[float, ...]) -> Pulse:
         """Say how far this worker is; `compute_s_by_rank` is what all ranks last said."""
         self._helm.compute_s_by_rank = compute_s_by_rank
-        return self.last_step()
+        return replace(self.last_step(), memory=read_memory_use(os.getpid()))
 
     def last_step(self) -> Pulse:
         """How far this worker is, or was when its group ended."""

@@ -119,7 +119,9 @@ def _dry_run(parts: Parts, spec: JobSpec) -> DryRun:
     cluster = parts.repository.cluster()
     ahead = [row for row in parts.repository.queue() if row.priority >= spec.priority]
     waiting = [Waiting(id=row.id, asked=asked_of(row)) for row in ahead]
-    waiting.append(Waiting(id="new", asked=Asked(**spec.workers.model_dump())))
+    group = spec.workers
+    size = Asked(min=group.min, max=group.max, cpus=group.cpus, gpus=group.gpus, memory=group.memory or 0.0)
+    waiting.append(Waiting(id="new", asked=size))
     reserved = [size for row in parts.repository.holding() for size in sizes_of(asked_of(row), row.workers)]
     verdict = plan_queue(waiting, usable_sizes(cluster.nodes if cluster else []), reserved)["new"]
     return DryRun(spec=spec, would_wait=verdict.reason is not Reason.ADMITTED, message=verdict.message)

@@ -73,4 +73,10 @@ def spec_value(job: JobRow, place: str, default: Value) -> Any:
 def asked_of(job: JobRow) -> Asked:
     """The worker group that people allow the job now."""
     cpus, gpus = spec_value(job, "workers.cpus", 1.0), spec_value(job, "workers.gpus", 0.0)
-    return Asked(min=job.min_workers, max=job.max_workers, cpus=cpus if cpus > 0 else 1.0, gpus=max(0.0, gpus))
+    return Asked(
+        min=job.min_workers,
+        max=job.max_workers,
+        cpus=cpus if cpus > 0 else 1.0,
+        gpus=max(0.0, gpus),
+        memory=max(0.0, spec_value(job, "workers.memory", 0.0)),
+    )

@@ -302,6 +302,7 @@ def test_each_part_sees_what_it_needs_and_not_what_is_for_others(environments: d
     assert "ACCORDION_ADMIN_TOKEN" not in scheduler
     assert scheduler["RAY_ADDRESS"].startswith("127.0.0.1:")
     assert {name for name in api if name.startswith("RAY_")} == set()
+    assert environments["ray"]["RAY_memory_monitor_refresh_ms"] == "0"
     assert {name for name in scheduler.keys() & environments["ray"].keys() if name == "RAY_AUTH_TOKEN"} == set()
 
 

@@ -1,0 +1,145 @@
+"""Which worker process has to go when memory runs out, and who is to blame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from tests.unit.workers.fake_ray import HERE, THERE, FakeRay
+from tests.unit.workers.world import launch
+from workers import crew as crew_module
+from workers.crew import PULSE_S, RayCrew
+from workers.errors import OutOfMemory
+from workers.failure_causes import failure_of
+from workers.memory import MemoryUse, read_memory_use
+from workers.spec import WorkersSpec
+from workers.worker import Place, Pulse
+
+GB = 10**9
+PRESSED = MemoryUse(process=4 * GB, node=15 * GB, node_total=16 * GB, is_largest=True)
+Used = dict[int, MemoryUse]
+Make = Callable[..., RayCrew]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    made = FakeRay()
+    for name, do in {"remote": made.remote, "wait": made.wait, "get": made.get, "kill": made.killed.append}.items():
+        monkeypatch.setattr(ray, name, do)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HERE))
+    monkeypatch.setattr(crew_module, "draining_nodes", frozenset)
+    monkeypatch.setattr(os, "kill", made.end)
+    return made
+
+
+@pytest.fixture
+def seated(fake: FakeRay, tmp_path: Path) -> Make:
+    """A group of so many that trains; `used` says what each process uses, by pid."""
+
+    def make(number: int, used: Used, **workers: Any) -> RayCrew:
+        spec = launch(tmp_path, workers=WorkersSpec.model_validate(workers))
+        crew = RayCrew(spec, clock=lambda: fake.now, pause=fake.pass_time, measure=used.get)
+        for _ in range(number):
+            crew.hire()
+        look(crew, fake)
+        crew.seat(range(number), 1, None)
+        return crew
+
+    return make
+
+
+def look(crew: RayCrew, fake: FakeRay, seconds: float = 2 * PULSE_S) -> None:
+    end = fake.now + seconds
+    while fake.now < end:
+        crew.look(0.1)
+
+
+def test_process_above_its_limit_is_ended_as_out_of_memory(fake: FakeRay, seated: Make) -> None:
+    crew = seated(1, used := {}, memory="4GB")
+    used[0] = replace(PRESSED, process=4_100_000_000, node=5 * GB)
+    look(crew, fake)
+    assert str(crew.returned()[0]).startswith("out of memory (4.1 GB; workers.memory is 4.0 GB)")
+    assert failure_of(crew.returned()).cause == "job"
+    assert fake.killed == fake.actors
+
+
+def test_process_on_another_node_tells_what_it_uses_with_its_sign_of_life(fake: FakeRay, seated: Make) -> None:
+    crew = seated(1, {}, memory="4GB")
+    crew.hire()
+    use = replace(PRESSED, process=5 * GB, node=6 * GB)
+    fake.actors[1].answer("pulse", Pulse(step=0, stepped_at=0.0, compute_s=0.0, memory=use))
+    fake.actors[1].calls[0].answer = Place(node=THERE, host="10.0.0.1", pid=7)
+    look(crew, fake)
+    assert fake.signals == [(THERE, 7)]
+    assert [one.number for one in crew.processes] == [0]
+
+
+def test_only_the_largest_process_of_a_node_short_of_memory_is_ended(fake: FakeRay, seated: Make) -> None:
+    crew = seated(2, used := {})
+    used |= {0: replace(PRESSED, process=GB, is_largest=False), 1: PRESSED}
+    look(crew, fake)
+    assert isinstance(crew.returned()[1], OutOfMemory)
+    assert [one.number for one in crew.processes] == [0]
+
+
+def test_small_process_ended_for_want_of_memory_is_not_blamed(fake: FakeRay, seated: Make) -> None:
+    crew = seated(1, used := {})
+    used[0] = replace(PRESSED, process=GB)
+    look(crew, fake)
+    assert failure_of(crew.returned()).cause == "infrastructure"
+    assert "its node used 15.0 of 16.0 GB" in str(crew.returned()[0])
+
+
+def test_process_that_the_kernel_ended_on_a_full_node_is_told_as_out_of_memory(fake: FakeRay, seated: Make) -> None:
+    crew = seated(1, used := {})
+    used[0] = replace(PRESSED, is_largest=False)
+    look(crew, fake)
+    fake.actors[0].die()
+    look(crew, fake)
+    assert str(crew.returned()[0]).startswith("out of memory (4.0 GB; its node used 15.0 of 16.0 GB)")
+
+
+def test_process_within_its_limit_trains_on(fake: FakeRay, seated: Make) -> None:
+    crew = seated(1, used := {}, memory="4GB")
+    used[0] = replace(PRESSED, process=4 * GB, node=5 * GB)
+    look(crew, fake)
+    assert crew.returned() == {}
+
+
+def test_limit_of_memory_is_reserved_in_the_cluster(fake: FakeRay, seated: Make) -> None:
+    seated(1, {}, memory="4GB")
+    seated(1, {})
+    assert [options.get("memory") for options in fake.options] == [4 * GB, None]
+
+
+@pytest.mark.parametrize(("text", "told"), [("4 GB", 4 * GB), ("512MiB", 2**29), (4 * GB, 4 * GB)])
+def test_limit_of_memory_is_a_number_of_bytes_or_a_text_with_a_unit(text: Any, told: int) -> None:
+    assert WorkersSpec.model_validate({"memory": text}).memory == told
+
+
+@pytest.mark.parametrize("text", ["a lot", "4", -1, 0, "1kB", True, float("nan"), "9999999TB"])
+def test_limit_of_memory_that_makes_no_sense_is_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match="memory"):
+        WorkersSpec.model_validate({"memory": text})
+
+
+def test_use_of_a_process_holds_what_it_has_allocated() -> None:
+    before = read_memory_use(os.getpid())
+    held = b"x" * 50_000_000
+    after = read_memory_use(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after.process - before.process > 0.9 * len(held)
+    assert 0 < after.node < after.node_total
+
+
+def test_use_of_a_process_that_is_gone_is_nothing() -> None:
+    use = read_memory_use(2**22 + 1)
+    assert use is None or use.process == 0
