@@ -12,7 +12,7 @@ LEAK_BYTES = 60_000_000
 class Leaks(DigitsMlp):
     """Keeps `LEAK_BYTES` more after each batch, as a list that grows would."""
 
-    def loss(self, *arguments: Any) -> Any:
+    def loss(self, *arguments: Any, **named: Any) -> Any:
         """Compute the loss, and leak."""
         self._kept = [*getattr(self, "_kept", []), b"x" * LEAK_BYTES]
-        return super().loss(*arguments)
+        return super().loss(*arguments, **named)
