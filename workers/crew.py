@@ -34,7 +34,7 @@ which a collective gives up by default."""
 PREPARING_S = 120.0
 """The same of one that prepares: code that loads data may hold Python's lock for minutes, and would do so again in the
 process that takes its place."""
-MEASURE_S = 0.25
+_MEASURE_S = 0.25
 """Distance between two looks at the memory of a process on this machine; elsewhere its signs of life tell."""
 SURVEY_S = 0.5
 """Distance between two looks at nodes that are being drained."""
@@ -335,7 +335,7 @@ class RayCrew:
 
     def _measure_here(self, member: _Member, pid: int) -> None:
         """Look at a process of this machine from outside: one that holds Python's lock does not answer."""
-        if self._clock() - member.measured_at >= MEASURE_S:
+        if self._clock() - member.measured_at >= _MEASURE_S:
             member.measured_at = self._clock()
             member.memory = self._measure(pid) or member.memory
 
