@@ -51,6 +51,9 @@ class Desk(Protocol):
     def has_started(self, generation: int) -> bool:
         """Whether that group began to train."""
 
+    def saved_step(self) -> int:
+        """Return how many steps the job's newest checkpoint holds."""
+
     def say(self, message: str) -> None:
         """What the attempt does or waits for, in one sentence."""
 
@@ -131,7 +134,7 @@ class Attempt:
         if unstarted is not None:
             return self._after(unstarted.failure, progressed=False, fatal=unstarted.fatal, died=unstarted.died)
         if orders.stop is not None:
-            return _stopped(orders.stop, None, "no worker group was running")
+            return self._stopped(orders.stop, self.interruption.step if self.interruption else None)
         if todo.group and self.clock() >= self._not_before:
             return self._start(todo, size)
         self._say_waiting(size)
@@ -206,8 +209,8 @@ class Attempt:
         if outcome == "completed":
             return EndRecord(status="SUCCEEDED", reason="COMPLETED")
         self.interruption = self._interrupted("resize", len(group.members))
-        if outcome == "stopped":
-            return _stopped(self.desk.stopped_by(), self.interruption.step, "its state was saved")
+        if outcome in {"stopped", "unsaved"}:
+            return self._stopped(self.desk.stopped_by(), self.interruption.step)
         return None
 
     def _call_back(self, group: _Group, returned: Mapping[int, object]) -> None:
@@ -296,12 +299,16 @@ class Attempt:
         step, stepped_at = self.crew.last_step() or known
         return Interruption(cause=cause, world_size=world_size, step=step, time=stepped_at)
 
+    def _stopped(self, why: Literal["cancel", "pause"], step: int | None) -> EndRecord | PausedRecord:
+        """Tell how far the job was when it was stopped, and how much of that is saved."""
+        saved = self.desk.saved_step()
+        if why == "pause":
+            return PausedRecord(step=step, saved_step=saved)
+        state = "no worker group was running" if step is None else "its state was saved"
+        if saved < (step or 0):
+            state = f"its newest checkpoint holds {saved} of {step} steps"
+        return EndRecord(status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}")
+
     def _say_waiting(self, size: Size) -> None:
         ready = sum(one.ready_since is not None for one in self.crew.processes)
         self.desk.say(f"{ready} of {size.target} worker processes are ready, {size.min} are needed")
-
-
-def _stopped(why: Literal["cancel", "pause"], step: int | None, state: str) -> EndRecord | PausedRecord:
-    if why == "pause":
-        return PausedRecord(step=step)
-    return EndRecord(status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}")

@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from workers.errors import CheckpointError
+from workers.lineage import Lineage, Survivors, newest_first
 from workers.sampler import Position
 from workers.storage import Storage
 
@@ -103,17 +104,38 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
     storage.put(f"{manifest.name}/{_MANIFEST}", manifest.model_dump_json(indent=1).encode())
 
 
-def candidates(storage: Storage, job_id: str, refused: Callable[[str], None]) -> Iterator[Manifest]:
-    """The job's own finished checkpoints, the newest first; the others are told to `refused`, with why.
+def candidates(
+    storage: Storage, job_id: str, refused: Callable[[str], None], *, lineage: Lineage | None = None
+) -> Iterator[Manifest]:
+    """Yield the job's finished checkpoints on the surviving line, the newest first.
+
+    The others are told to `refused`, with why: those of worker groups that were given up, unfinished and damaged ones,
+    and those that hold epochs which the job's history does not.
 
     Raises:
         OSError: the storage cannot be reached.
     """
-    for name in sorted(storage.names(), reverse=True):
+    past, names = lineage or Lineage(), storage.names()
+    surviving = past.survivors(names)
+    for name in sorted(set(names).difference(surviving), reverse=True):
+        refused(f"checkpoint {name} was saved by a worker group that had been given up; it is not resumed from")
+    for name in surviving:
         try:
-            yield read_manifest(storage, name, job_id)
+            manifest = read_manifest(storage, name, job_id)
+            _check_history(manifest, past)
         except CheckpointError as error:
             refused(str(error))
+        else:
+            yield manifest
+
+
+def _check_history(manifest: Manifest, lineage: Lineage) -> None:
+    missing = lineage.missing_epochs(manifest.epoch)
+    if missing:
+        raise CheckpointError(
+            f"checkpoint {manifest.name} holds {manifest.epoch} epochs, and the job's records lack epoch {missing[0]}; "
+            "the one before it is used"
+        )
 
 
 def read_manifest(storage: Storage, name: str, job_id: str) -> Manifest:
@@ -138,16 +160,23 @@ def read_manifest(storage: Storage, name: str, job_id: str) -> Manifest:
     return manifest
 
 
-def prune(storage: Storage, *, keep: int, newest_name: str) -> None:
-    """Remove all but the newest `keep` complete checkpoints up to this one; torn ones older than it go too.
+def prune(
+    storage: Storage,
+    *,
+    keep: int,
+    newest_name: str,
+    survivors: Survivors = newest_first,
+) -> None:
+    """Remove all but the newest `keep` complete checkpoints on the surviving line, up to this one.
 
-    What is newer than `newest_name` is not touched: it belongs to a later generation.
+    Torn ones that are older, and those of worker groups that were given up, go too. What is newer than `newest_name` is
+    not touched: it belongs to a later generation.
 
     Raises:
         OSError: the storage cannot be reached.
     """
-    ours = sorted((name for name in storage.names() if name <= newest_name), reverse=True)
-    complete = [name for name in ours if storage.holds(f"{name}/{_MANIFEST}")]
+    ours = [name for name in storage.names() if name <= newest_name]
+    complete = [name for name in survivors(ours) if storage.holds(f"{name}/{_MANIFEST}")]
     for name in set(ours) - set(complete[:keep]):
         discard(storage, name)
 

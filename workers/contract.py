@@ -159,14 +159,18 @@ class FailureRecord(Reported):
     """One sentence: type and text of the error, never a traceback (that is in the logs)."""
     final: bool = False
     """No other worker group follows: the job ends with it."""
+    is_storage: bool = False
+    """The job's storage was full or away: it is waited for, and this counts as no failure."""
 
 
 class PausedRecord(Strict):
-    """The attempt is over and the job is not: its state is saved, and another attempt goes on from there."""
+    """The attempt is over and the job is not: another attempt goes on from its newest checkpoint."""
 
     kind: Literal["paused"] = "paused"
     step: int | None
     """Last step known."""
+    saved_step: int | None = None
+    """Steps that the newest checkpoint holds; the rest is trained again. None where it is not known."""
 
 
 EndReason = Literal[

@@ -4,6 +4,7 @@
     ├── TaskRaised        the task's own code raised: the job's fault, with the place where it happened
     ├── LossNotFinite     training went nowhere: no step could be taken any more
     ├── CheckpointError   a saved state does not fit this job
+    ├── StorageError      the storage of the checkpoints cannot serve this job
     ├── CodeError         somebody's own code is not as it must be: the archive, or what it holds
     ├── OutOfMemory       a worker process used more than its limit, or than its node had
     └── ProcessLost       a worker process is gone, or as good as gone
@@ -76,6 +77,14 @@ class CheckpointError(WorkerError):
     """A checkpoint is torn, foreign or does not fit the job."""
 
 
+class StorageError(WorkerError):
+    """The storage of the checkpoints cannot serve this job, and waiting does not mend it."""
+
+
+class StopRequested(SystemExit):
+    """People stopped the job before its worker group had trained a step; no script catches it by mistake."""
+
+
 class CodeError(WorkerError):
     """The archive is not safe to unpack, its modules cannot be found, or they are no task."""
 
@@ -87,6 +96,8 @@ __all__ = [
     "OutOfMemory",
     "ProcessCrashed",
     "ProcessLost",
+    "StopRequested",
+    "StorageError",
     "TaskRaised",
     "WorkerError",
 ]

@@ -25,6 +25,8 @@ class Failures:
     """Failures of the job itself."""
     lost_in_a_row: int = 0
     """Worker groups lost since the last new checkpoint or epoch."""
+    storage_in_a_row: int = 0
+    """Worker groups that the storage ended since the last new checkpoint or epoch; they count as no failure."""
     deaths_in_a_row: int = 0
     """Those of them, one after the other, that lost a process while its node stayed."""
     last: tuple[int | None, str] | None = None
@@ -35,12 +37,14 @@ class Failures:
         """What a supervisor knows that starts again in mid-attempt, from the attempt's records in order."""
         found, reached = cls(), 0
         for payload in payloads:
-            if isinstance(payload, FailureRecord) and payload.cause == "infrastructure":
+            if isinstance(payload, FailureRecord) and payload.is_storage:
+                found = replace(found, storage_in_a_row=found.storage_in_a_row + 1)
+            elif isinstance(payload, FailureRecord) and payload.cause == "infrastructure":
                 found = replace(found, lost_in_a_row=found.lost_in_a_row + 1)
             elif isinstance(payload, FailureRecord):
                 found = cls(own=found.own + 1, last=(payload.step, payload.message))
             elif safe_step(payload) > reached:
-                reached, found = safe_step(payload), replace(found, lost_in_a_row=0)
+                reached, found = safe_step(payload), replace(found, lost_in_a_row=0, storage_in_a_row=0)
         return found
 
 
@@ -78,6 +82,10 @@ def next_move(
     `progressed` says whether it left a new checkpoint or epoch, `fatal` names an error that no retry can cure, `died`
     says whether it lost a process on a node that stayed.
     """
+    if failure.is_storage:
+        away = 0 if progressed else failures.storage_in_a_row
+        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(away, 10))
+        return replace(failures, storage_in_a_row=away + 1), Retry(pause_s=pause_s)
     if failure.cause == "infrastructure":
         before = replace(failures, lost_in_a_row=0, deaths_in_a_row=0) if progressed else failures
         deaths = before.deaths_in_a_row + 1 if died else 0

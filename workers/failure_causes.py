@@ -8,9 +8,14 @@ from typing import Literal
 
 from workers.context import RankProgress
 from workers.contract import EndReason, FailureRecord
-from workers.errors import LossNotFinite, ProcessCrashed, TaskRaised, WorkerError
+from workers.errors import LossNotFinite, ProcessCrashed, StorageError, TaskRaised, WorkerError
 from workers.symptoms import death_of, died_alone, is_collateral, is_dead, sentence_of
 
+_STORAGE_AWAY = frozenset({
+    errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOTCONN, errno.EROFS,
+    errno.ESTALE, errno.ETIMEDOUT,
+})  # fmt: skip
+"""What a directory that is full or not mounted answers: it is waited for."""
 CONTROLLER = -1
 """The rank under which a failure of no rank stands: of what starts and leads the group."""
 
@@ -36,7 +41,8 @@ def failure_of(
     away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
     if away is not None and all(_is_storage(error) for error in own.values()):
         # what the task raises is a TaskRaised: this is the storage.
-        return FailureRecord(cause="infrastructure", rank=away, message=sentence_of(own[away]))
+        is_storage = getattr(own[away], "errno", None) in _STORAGE_AWAY
+        return FailureRecord(cause="infrastructure", rank=away, message=sentence_of(own[away]), is_storage=is_storage)
     return _of_own(own, known) if own else _of_collectives(by_rank, known)
 
 
@@ -44,6 +50,8 @@ def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
     """The end that an error means at once, where every process lived."""
     if any(isinstance(error, LossNotFinite) for error in by_rank.values()):
         return "LOSS_NOT_FINITE"
+    if any(isinstance(error, StorageError) for error in by_rank.values()):
+        return "START_FAILED"
     built = (error for error in by_rank.values() if isinstance(error, TaskRaised))
     return "TASK_RAISED" if any(error.step is None for error in built) else None
 

@@ -19,9 +19,15 @@ from pydantic import ValidationError
 
 from workers.contract import Cursor, Drained, EndRecord, Payload, Record
 
+_FORCED = frozenset({"started", "epoch"})
+"""Kinds of records that checkpoints rest on: they are on the disk before those are."""
 Clock = Callable[[], float]
 """Seconds since 1970."""
 Place = tuple[int, int, int]
+
+
+class SupersededError(Exception):
+    """A newer worker group runs this job: what this one says is not taken any more."""
 
 
 def claim_generation(storage: Path) -> int:
@@ -84,6 +90,9 @@ class Journal:
             with _file(self.storage / "records", self.generation).open("ab") as file:
                 # the newline comes first too: it ends a line that a full disk tore.
                 file.write(b"\n" + record.model_dump_json().encode() + b"\n")
+                if payload.kind in _FORCED:
+                    file.flush()
+                    os.fsync(file.fileno())
             self._seq += 1
             return record
 
@@ -131,4 +140,14 @@ def _lines(file: Path) -> Iterator[Record]:
             continue
 
 
-__all__ = ["Clock", "Journal", "claim_generation", "place_of", "read_end", "read_records", "write_end"]
+__all__ = [
+    "Clock",
+    "Journal",
+    "SupersededError",
+    "claim_generation",
+    "is_superseded",
+    "place_of",
+    "read_end",
+    "read_records",
+    "write_end",
+]

@@ -11,9 +11,9 @@ from accordion.messages import Decision, LayerInfo, Report
 from workers.asking import ActorSilentError, Ask
 from workers.calls import Decided, Question, Receipt, Refused, Registration, Unknown
 from workers.contract import Launch, Orders, Payload, Progress, Started
-from workers.journal import Journal
+from workers.journal import Journal, SupersededError, is_superseded
 from workers.orders import Watch
-from workers.outbox import Outbox, SupersededError
+from workers.outbox import Outbox
 from workers.telemetry import LogShipper
 
 DECIDE_TIMEOUT_S = 2.0
@@ -37,6 +37,7 @@ class ActorLink:
         self._launch = launch
         self._ask = ask
         self._shipper = shipper
+        self._journal = journal
         self._outbox = Outbox(launch.job_id, journal, ask)
         self._layers: tuple[LayerInfo, ...] = ()
         self._watch = Watch(launch.job_id, ask)
@@ -56,7 +57,13 @@ class ActorLink:
         self._watch.on_orders(callback)
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
-        """Post the record, and make the actor hold this controller."""
+        """Post the record, and make the actor hold this controller.
+
+        Raises:
+            SupersededError: a newer worker group runs this job, and may have read the records without this one.
+        """
+        if is_superseded(self._journal.storage, self._journal.generation):
+            raise SupersededError(f"generation {self._journal.generation} is over; this worker group ends")
         self._layers = started.layers
         self._outbox.put(started)
         try:

@@ -16,7 +16,7 @@ from accordion.control import Word
 from workers.buffers import average_buffers, begin_window, keep_memory
 from workers.clock import Clock
 from workers.context import WorkerContext
-from workers.errors import LossNotFinite
+from workers.errors import LossNotFinite, StopRequested
 from workers.evaluation import agree, mean_loss, mean_metrics, summaries
 from workers.reporting import announce, epoch_record, mark, report_progress, report_switch
 from workers.run import LossSum, Run, build, seeded
@@ -24,8 +24,9 @@ from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, s
 from workers.state import is_due, restore, save
 
 logger = logging.getLogger(__name__)
-Outcome = Literal["completed", "stopped", "resized"]
-"""`stopped`: people want it; `resized`: another group goes on from the state that was saved."""
+Outcome = Literal["completed", "stopped", "resized", "unsaved"]
+"""`stopped`: people want it; `resized`: another group goes on from the state that was saved; `unsaved`: people
+cancelled the job while its storage could not take its state."""
 
 MAX_SKIPPED_IN_A_ROW = 10
 """Steps that may be skipped one after the other. One bad batch costs one step and a spike a few; parameters do not
@@ -42,12 +43,16 @@ def train(context: WorkerContext, clock: Clock | None = None) -> Outcome:
     Raises:
         TaskRaised: the task's own code raised.
         LossNotFinite: no step could be taken any more.
-        OSError: the storage cannot be written.
+        StorageError: the storage cannot serve this job.
     """
     torch.set_num_threads(1)
     run = build(context, clock or Clock())
     keep_memory(run)
-    resumed_from = restore(run)
+    try:
+        resumed_from = restore(run)
+    except StopRequested as stop:
+        context.link.log(f"the job stops before its first step here: {stop}")
+        return "stopped"
     begin_window(run)
     announce(run, resumed_from)
     context.helm.listen(run.session.request)
@@ -62,9 +67,9 @@ def train_epochs(run: Run) -> Outcome:
     while run.position.epoch < run.spec.training.epochs:
         outcome = train_epoch(run)
         if outcome != "completed":
-            save(run, wait=True)
-            return outcome
-        close_epoch(run)
+            return outcome if save(run, wait=True) else "unsaved"
+        if not close_epoch(run):
+            return "unsaved"
     return "completed"
 
 
@@ -193,8 +198,8 @@ def rest(run: Run, start: float) -> None:
             run.phases.clock.sleep(missing)
 
 
-def close_epoch(run: Run) -> None:
-    """Evaluate, decide about the next epoch, report, save."""
+def close_epoch(run: Run) -> bool:
+    """Evaluate, decide about the next epoch, report, save; False where people cancelled a job that cannot be saved."""
     epoch, decision = run.position.epoch, run.session.decision
     run.context.helm.enter("epoch end", epoch=epoch, step=run.session.steps)
     with run.phases("evaluate"):
@@ -214,7 +219,8 @@ def close_epoch(run: Run) -> None:
     if last:
         report_progress(run, last=True, loss=loss)
     if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
-        save(run, wait=last)
+        return save(run, wait=last) or not last
+    return True
 
 
 def open_epoch(run: Run, epoch: int) -> None:

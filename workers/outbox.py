@@ -27,10 +27,6 @@ POST_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class SupersededError(Exception):
-    """A newer worker group runs this job: what this one says is not taken any more."""
-
-
 class Outbox:
     """Posts what is put in, in order and until it is confirmed. Any thread may put.
 

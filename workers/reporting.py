@@ -63,6 +63,7 @@ def obey(run: Run, orders: Orders) -> None:
     if orders.overrides != run.overrides:
         run.overrides = orders.overrides
         run.session.override([override for override in orders.overrides if _possible(run, override)])
+    run.stop = orders.stop
     if orders.stop is not None:
         run.session.request(Word.SAVE_STOP)
 

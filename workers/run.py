@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +114,8 @@ class Run:
     """Samples over all workers since then."""
     computed_s: float = 0.0
     """Seconds in `compute` up to the newest step."""
+    stop: Literal["cancel", "pause"] | None = None
+    """What people want, as far as rank 0 has heard; None on the other ranks."""
     saving: Saving = field(default_factory=Saving)
 
     @property

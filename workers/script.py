@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from workers.code import install, put_on_path
 from workers.context import WorkerContext
 from workers.contract import Launch
-from workers.errors import CodeError, TaskRaised, WorkerError
+from workers.errors import CodeError, StopRequested, TaskRaised, WorkerError
 from workers.failure_causes import failure_of
 from workers.symptoms import raised_at
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Leave(SystemExit):
-    """Everything is saved and the script is to end: `outcome` says why."""
+    """The script is to end: `outcome` says why, and whether everything is saved."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(0)
@@ -150,10 +150,15 @@ def _outcome_of(context: WorkerContext) -> Outcome:
             runpy.run_path(str(file), run_name="__main__")
     except Leave as leave:
         return leave.outcome
+    except StopRequested:
+        return "stopped"
     except SystemExit as end:
         if end.code not in (None, 0):
             raise CodeError(f"the script ended with sys.exit({end.code!r}); give 0, or raise what went wrong") from end
-    session.close()
+    try:
+        session.close()
+    except Leave as leave:
+        return leave.outcome
     return "completed"
 
 

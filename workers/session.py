@@ -334,7 +334,9 @@ class ScriptSession:
 
     def _save(self, *, wait: bool) -> None:
         if self._in_job:
-            save(self.run, wait=wait)
+            is_saved = save(self.run, wait=wait)
+            if wait and not is_saved:
+                raise Leave("unsaved")
             self._saved_step = self.run.session.steps
         self._begin_lap()
 

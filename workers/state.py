@@ -1,40 +1,35 @@
-"""What a checkpoint holds: everything that the rest of the run depends on; when it is taken, and who waits for it.
+"""When a checkpoint is taken, who waits for it, and how a run goes on from one; all ranks together.
 
-`shared.pt` is rank 0's and the same for all; `rank-N.pt` holds what differs. Order of samples, learning rate and the
-seeds of dropout are functions of the position and need no place here; records live in the journal.
+`shared.pt` is rank 0's and the same for all; `rank-N.pt` holds what differs (`snapshot.py`). A storage that fails is
+waited for wherever the run cannot go on without it; elsewhere the checkpoint is skipped and training goes on.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import Any, Literal
 
 from accordion.control import Word
 from workers.buffers import average_buffers
-from workers.checkpoint import Manifest, candidates, checkpoint_name, read_part
-from workers.contract import Bytes, CheckpointRecord
-from workers.errors import CheckpointError
-from workers.journal import is_superseded
-from workers.run import Mark, Run
-from workers.sampler import Position
-from workers.schedule import BatchChange
+from workers.checkpoint import Manifest, checkpoint_name
+from workers.contract import CheckpointRecord
+from workers.journal import SupersededError, is_superseded
+from workers.resume import find_checkpoint, read_parts
+from workers.run import Run
+from workers.snapshot import copy_to_cpu, load_state, own_state, shared_state
 from workers.storage import Storage, storage_of
-from workers.upload import Peers, Snapshot, Upload
+from workers.together import FIRST_PAUSE_S, LOOK_S, MOST_PAUSE_S, decide_on_rank_0, gather
+from workers.upload import SHARED, Peers, Snapshot, Upload, rank_file
 
 logger = logging.getLogger(__name__)
 
-_SHARED = "shared.pt"
-_SETTLE_S = 0.5
-"""How long a rank waits for its own upload before it says that it is still there: well below a collective's limit."""
+PATIENCE_S = 10.0
+"""How long training stands still for a checkpoint that is being written when the next one is due: a slow storage gets
+this time once for each checkpoint, one that hangs keeps nobody from training."""
+_Verdict = Literal["again", "cancelled", "superseded"]
 
 
 def is_due(run: Run, words: Container[Word]) -> bool:
@@ -53,33 +48,38 @@ def is_due(run: Run, words: Container[Word]) -> bool:
     return due
 
 
-def save(run: Run, *, wait: bool = False) -> None:
+def save(run: Run, *, wait: bool = False) -> bool:
     """Take a checkpoint of this moment; all ranks together, at a step boundary.
 
-    Returns as soon as the state is copied; a thread writes it. One that is still being written is awaited first. With
-    `wait` the checkpoint is complete on return, on all ranks. Running statistics are averaged over the workers.
+    Returns as soon as the state is copied; a thread writes it. One that is still being written is awaited first, but
+    not for long: then this checkpoint is skipped, which the job's log tells. With `wait` the checkpoint is complete on
+    return: a storage that fails is tried again until it works, or until people cancel the job. Running statistics are
+    averaged over the workers.
+
+    Returns:
+        Whether the state is, or is being, saved; alike on all ranks.
 
     Raises:
-        OSError: with `wait`, the storage cannot be written. Without, that is told to the job's log.
+        SupersededError: another worker group runs the job.
+        RuntimeError: another worker is gone.
     """
-    start = run.phases.clock.elapsed()
     with run.phases("checkpoint"):
-        settle(run)
-        name = checkpoint_name(run.context.generation, run.position)
-        if name == run.saving.newest:
-            return
-        average_buffers(run)
-        run.saving.began_s = start
-        run.saving.begun += 1
-        run.saving.upload = _upload(run, name, start=start, wait=wait)
-        run.saving.upload.start()
-        error = settle(run) if wait else None
-    if error is not None:
-        raise OSError(error)
+        start = run.phases.clock.elapsed()
+        if wait:
+            return _save_surely(run, start)
+        settle(run, give_up=lambda: _is_slow(run))
+        if run.saving.upload is not None:
+            _say_skipped(run)
+            return False
+        if checkpoint_name(run.context.generation, run.position) != run.saving.newest:
+            _begin(run, start=start, wait=False)
+        return True
 
 
-def settle(run: Run) -> str | None:
+def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
     """Wait until no checkpoint is being written; returns why the last could not be. All ranks together.
+
+    Where rank 0 gives up, the checkpoint stays in `run.saving.upload`.
 
     Raises:
         RuntimeError: another worker is gone.
@@ -87,9 +87,12 @@ def settle(run: Run) -> str | None:
     upload = run.saving.upload
     if upload is None:
         return None
+    says = _Patience(run, upload.name)
     # a collective each time round: who waits for a slow storage must not be taken for dead.
-    while None in (ends := _gathered(run, upload.written(_SETTLE_S))):
-        continue
+    while None in (ends := gather(run, upload.written(LOOK_S))):
+        says.look()
+        if decide_on_rank_0(run, give_up):
+            return None
     run.saving.upload = None
     error: str | None = ends[0].error
     if error is None:
@@ -103,28 +106,112 @@ def restore(run: Run) -> str | None:
     """Go on from the newest good checkpoint and return its name; None where there is none, and nothing changed.
 
     Rank 0 picks, every rank reads what it needs: its own part where the group is as large as the one that saved, else
-    all of them. What any rank finds damaged is refused by all.
+    all of them. What any rank finds damaged is refused by all. A storage that is away is waited for.
 
     Raises:
         StateError: it is of another model.
-        OSError: the storage cannot be reached or written.
+        StorageError: the storage cannot serve this job.
+        SupersededError: another worker group runs the job.
     """
     storage = _storage(run)
     run.saving.began_s = run.phases.clock.elapsed()
-    offers = candidates(storage, run.context.launch.job_id, run.context.link.log)
-    while (manifest := _offered(run, storage, offers)) is not None:
-        parts = _read(run, storage, manifest)
+    refused: set[str] = set()
+    while True:
+        manifest, lineage = find_checkpoint(run, storage, refused)
+        parts = read_parts(run, storage, manifest) if manifest is not None else None
+        if manifest is not None and parts is None:
+            refused.add(manifest.name)
+            continue
+        name = manifest.name if manifest is not None else None
         if parts is not None:
-            _load(run, *parts)
-            return manifest.name
-    return None
+            load_state(run, *parts)
+        run.saving.lineage = lineage.begin(run.context.generation, name)
+        run.saving.newest = name
+        return name
 
 
-def _upload(run: Run, name: str, *, start: float, wait: bool) -> Upload:
+def _save_surely(run: Run, start: float) -> bool:
+    """Save, and try again while the storage fails."""
+    pause_s = FIRST_PAUSE_S
+    gives_up = partial(_is_cancelled_and_slow, run, start)
+    while True:
+        settle(run, give_up=gives_up)
+        if run.saving.upload is None and checkpoint_name(run.context.generation, run.position) != run.saving.newest:
+            _begin(run, start=start, wait=True)
+            error = settle(run, give_up=gives_up)
+        else:
+            error = None
+        if run.saving.upload is not None or error is None:
+            return run.saving.upload is None
+        match decide_on_rank_0(run, partial(_judge, run)):
+            case "superseded":
+                raise SupersededError(f"{error}; this worker group ends")
+            case "cancelled":
+                return False
+        run.phases.clock.sleep(pause_s)
+        pause_s = min(2 * pause_s, MOST_PAUSE_S)
+
+
+def _judge(run: Run) -> _Verdict:
+    """Decide on rank 0 what follows a checkpoint that could not be written and that somebody waits for."""
+    if is_superseded(Path(run.context.launch.storage), run.context.generation):
+        return "superseded"
+    return "cancelled" if run.stop == "cancel" else "again"
+
+
+class _Patience:
+    """Tells the job's log, ever more seldom, that training stands still for a checkpoint; rank 0."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self._run, self._name = run, name
+        self._start = run.phases.clock.elapsed()
+        self._next_s = PATIENCE_S
+
+    def look(self) -> None:
+        waited_s = self._run.phases.clock.elapsed() - self._start
+        if self._run.context.rank == 0 and waited_s >= self._next_s:
+            self._next_s *= 2
+            place = _storage(self._run)
+            self._run.context.link.log(
+                f"warning: training stands still for checkpoint {self._name}: {place} has not answered for "
+                f"{waited_s:.0f} s; see that the workers reach it"
+            )
+
+
+def _is_cancelled_and_slow(run: Run, start: float) -> bool:
+    return run.stop == "cancel" and run.phases.clock.elapsed() - start >= PATIENCE_S
+
+
+def _is_slow(run: Run) -> bool:
+    """Whether the checkpoint that is being written has had its time."""
+    return run.phases.clock.elapsed() - run.saving.began_s >= PATIENCE_S
+
+
+def _say_skipped(run: Run) -> None:
+    if run.context.rank == 0 and run.saving.upload is not None:
+        seconds = run.phases.clock.elapsed() - run.saving.began_s
+        run.context.link.log(
+            f"warning: the checkpoint that was due after step {run.session.steps} is skipped: {run.saving.upload.name} "
+            f"has been on its way to {_storage(run)} for {seconds:.0f} s; training goes on, and the newest that can be "
+            f"resumed from is {_newest(run)}"
+        )
+
+
+def _begin(run: Run, *, start: float, wait: bool) -> None:
+    """Copy the state, and let a thread write it."""
+    average_buffers(run)
+    run.saving.began_s = start
+    run.saving.begun += 1
+    run.saving.upload = _upload(run, start=start, wait=wait)
+    run.saving.upload.start()
+
+
+def _upload(run: Run, *, start: float, wait: bool) -> Upload:
     """The state, copied, and who writes it."""
-    parts = {_rank_file(run.context.rank): _copied(_own_state(run))}
+    parts: dict[str, Mapping[str, Any]] = {rank_file(run.context.rank): copy_to_cpu(own_state(run))}
     if run.context.rank == 0:
-        parts[_SHARED] = _copied(_shared_state(run))
+        parts[SHARED] = copy_to_cpu(shared_state(run))
+    name = checkpoint_name(run.context.generation, run.position)
     manifest = Manifest(
         job_id=run.context.launch.job_id,
         name=name,
@@ -140,6 +227,7 @@ def _upload(run: Run, name: str, *, start: float, wait: bool) -> Upload:
         done=partial(_record, run, start=start, blocked_s=blocked_s),
         failed=partial(_warn, run, count=run.saving.failed + 1),
         superseded=partial(is_superseded, Path(run.context.launch.storage), run.context.generation),
+        survivors=run.saving.lineage.survivors,
     )
 
 
@@ -161,12 +249,15 @@ def _record(run: Run, manifest: Manifest, *, start: float, blocked_s: float | No
 
 
 def _warn(run: Run, error: str, *, count: int) -> None:
-    """Say that there is none; likewise."""
-    newest = run.saving.newest or "the one that this worker group began with"
+    """Say that a checkpoint could not be written; rank 0, in the upload's thread."""
     run.context.link.log(
         f"warning: {error}; that was failure {count} of this worker group; the newest that can be resumed from is "
-        f"{newest}, and the next one that is due tries again"
+        f"{_newest(run)}, and the next one that is due tries again"
     )
+
+
+def _newest(run: Run) -> str:
+    return run.saving.newest or "the job's beginning"
 
 
 def _storage(run: Run) -> Storage:
@@ -178,147 +269,6 @@ def _follows(run: Run) -> bool:
     """Whether the end of this epoch takes a checkpoint by itself."""
     done = run.position.epoch + 1
     return done == run.spec.training.epochs or done % run.spec.checkpoint.every_epochs == 0
-
-
-def _offered(run: Run, storage: Storage, offers: Iterator[Manifest]) -> Manifest | None:
-    """Rank 0 looks and all take what it found, so that no two ranks go on from different places.
-
-    Raises:
-        OSError: on all ranks, rank 0 cannot reach the storage.
-    """
-    found: list[Manifest | OSError | None] = [None]
-    if run.context.rank == 0:
-        try:
-            found = [next(offers, None)]
-            if found[0] is None:
-                storage.prepare()
-        except OSError as error:
-            # without its cause: that may be of a kind that cannot be sent.
-            found = [OSError(f"checkpoints of this job cannot be kept: {error}")]
-    dist.broadcast_object_list(found, src=0)
-    if isinstance(found[0], OSError):
-        raise found[0]
-    return found[0]
-
-
-def _read(run: Run, storage: Storage, manifest: Manifest) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """What is shared, and the parts in rank order; None on all ranks where one found it damaged.
-
-    In a group as large as the saved one the own part stands in everybody's place: no other is looked at.
-
-    Raises:
-        OSError: on all ranks, one cannot reach the storage.
-    """
-    ranks = range(manifest.world_size)
-    try:
-        shared = read_part(storage, manifest, _SHARED)
-        if manifest.world_size == run.context.world_size:
-            parts = [read_part(storage, manifest, _rank_file(run.context.rank))] * len(ranks)
-        else:
-            parts = [read_part(storage, manifest, _rank_file(rank)) for rank in ranks]
-        problem = None
-    except (CheckpointError, OSError) as error:
-        problem = error if isinstance(error, CheckpointError) else OSError(str(error))
-    problems = [found for found in _gathered(run, problem) if found is not None]
-    for found in problems:
-        if isinstance(found, OSError):
-            raise found
-    for text in sorted({str(found) for found in problems}) if run.context.rank == 0 else []:
-        run.context.link.log(text)
-    return None if problems else (shared, parts)
-
-
-def _load(run: Run, shared: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
-    run.ddp.module.load_state_dict(shared["model"])
-    run.optimizer.load_state_dict(shared["optimizer"])
-    run.position = Position(**shared["position"])
-    run.overrides = None
-    run.skipped_in_a_row = shared["skipped_in_a_row"]
-    run.batch_change = BatchChange(**shared["batch_change"])
-    if run.scaler is not None and shared.get("scaler"):
-        run.scaler.load_state_dict(shared["scaler"])
-    run.session.load_state_dict(_session_states(run, shared, parts))
-    _restore_own(run, parts)
-
-
-def _session_states(run: Run, shared: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """This rank's own alone where the group is as large as the saved one, else those of all its workers."""
-    size = len(parts)
-    ranks = [run.context.rank] if size == run.context.world_size else range(size)
-    whole = {"controller": shared["controller"], "world_size": size}
-    # rank and size are the manifest's: older checkpoints do not hold them.
-    return [{**parts[rank]["session"], **whole, "rank": rank} for rank in ranks]
-
-
-def _shared_state(run: Run) -> dict[str, Any]:
-    return {
-        "model": run.ddp.module.state_dict(),
-        "optimizer": run.optimizer.state_dict(),
-        "controller": run.session.controller.state_dict(),
-        "scaler": run.scaler.state_dict() if run.scaler is not None else None,
-        "position": asdict(run.position),
-        "skipped_in_a_row": run.skipped_in_a_row,
-        "batch_change": asdict(run.batch_change),
-    }
-
-
-def _own_state(run: Run) -> dict[str, Any]:
-    statistic = run.adviser.statistic
-    return {
-        "session": {**run.session.state_dict(), "controller": None},
-        "rng": torch.get_rng_state(),
-        "cuda_rng": torch.cuda.get_rng_state(run.context.device) if run.context.device.startswith("cuda") else None,
-        "loss": {"total": float(run.epoch_loss.total), "samples": run.epoch_loss.samples},
-        "seconds": dict(run.phases.seconds),
-        "mark": {
-            "bytes": run.epoch_mark.bytes.model_dump(),
-            "seconds": dict(run.epoch_mark.seconds),
-            "skipped_steps": run.epoch_mark.skipped_steps,
-        },
-        "statistic": None if statistic is None else dict(statistic),
-    }
-
-
-def _restore_own(run: Run, parts: Sequence[Mapping[str, Any]]) -> None:
-    """This rank's own part; in a group of another size rank 0 takes over the sums of all, the others begin at zero."""
-    rank = run.context.rank
-    same_size = len(parts) == run.context.world_size
-    owned = [parts[rank]] if same_size else list(parts) if rank == 0 else []
-    run.epoch_loss.total += sum(part["loss"]["total"] for part in owned)
-    run.epoch_loss.samples += sum(part["loss"]["samples"] for part in owned)
-    own = parts[rank if same_size else 0]
-    run.phases.seconds.update(own["seconds"])
-    mark = own["mark"]
-    run.epoch_mark = Mark(bytes=Bytes(**mark["bytes"]), seconds=mark["seconds"], skipped_steps=mark["skipped_steps"])
-    run.adviser.statistic = own["statistic"]
-    torch.set_rng_state(own["rng"])
-    if own["cuda_rng"] is not None and run.context.device.startswith("cuda"):
-        torch.cuda.set_rng_state(own["cuda_rng"], run.context.device)
-
-
-def _gathered(run: Run, own: Any) -> list[Any]:
-    """What every rank says, in rank order."""
-    said = [None] * run.context.world_size
-    dist.all_gather_object(said, own)
-    return said
-
-
-def _copied(state: Any) -> Any:
-    """The same, with tensors in memory of the CPU that nobody else holds."""
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, dict):
-        # a copy keeps what is attached to it, such as the versions of a model's modules.
-        copied = copy.copy(state)
-        copied.update((key, _copied(value)) for key, value in state.items())
-        return copied
-    if isinstance(state, list | tuple):
-        return type(state)(map(_copied, state))
-    return state
-
-
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank}.pt"
 
 
 __all__ = ["is_due", "restore", "save", "settle"]

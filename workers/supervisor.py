@@ -20,6 +20,7 @@ from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRec
 from workers.crew import Crew, RayCrew
 from workers.failure import Failures, safe_step
 from workers.journal import Journal, claim_generation, read_end, read_records, write_end
+from workers.lineage import Lineage
 from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.orders import Watch
 from workers.outbox import Outbox
@@ -144,6 +145,10 @@ class Supervisor:
     def show_placement(self, nodes: tuple[str, ...]) -> None:
         """Tell the scheduler on which nodes the worker processes are."""
         self._placed = nodes
+
+    def saved_step(self) -> int:
+        """Return how many steps the job's newest checkpoint holds."""
+        return Lineage.of_records(read_records(self._storage)).saved_step
 
     def say(self, message: str) -> None:
         """What the attempt does or waits for."""

@@ -11,15 +11,18 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
 
 from workers.checkpoint import FileSum, Manifest, discard, prune, write_manifest, write_part
+from workers.lineage import Lineage, Survivors, newest_first
 from workers.storage import Storage, way_out
 
+SHARED = "shared.pt"
+"""File of a checkpoint that holds what all ranks share."""
 PEERS_POLL_S = 0.02
 """Distance between two looks for what the others wrote, on rank 0."""
 LOOKS_AT_GROUP = 50
@@ -29,6 +32,10 @@ PEERS_TIMEOUT_S = 600.0
 training ends as well; the thread must not stay in a process that goes on in another group."""
 
 logger = logging.getLogger(__name__)
+
+
+class GroupOverError(Exception):
+    """The worker group was given up while its checkpoint was on its way."""
 
 
 class Written(BaseModel):
@@ -108,7 +115,9 @@ class Upload:
         peers: the other ranks' uploads.
         done: called on rank 0 in the thread: with the manifest, once the checkpoint can be resumed from.
         failed: likewise with one sentence, where it never will.
-        superseded: whether another worker group has taken over, who must not find the checkpoint or lose an older one.
+        superseded: whether another worker group has taken over, which must neither resume from this checkpoint nor
+            lose an older one.
+        survivors: picks from names those on the job's surviving line, the newest first; only these are kept.
     """
 
     def __init__(
@@ -120,6 +129,7 @@ class Upload:
         done: Callable[[Manifest], None],
         failed: Callable[[str], None],
         superseded: Callable[[], bool] = bool,
+        survivors: Survivors = newest_first,
     ) -> None:
         self.name = snapshot.manifest.name
         self._snapshot = snapshot
@@ -128,6 +138,7 @@ class Upload:
         self._done = done
         self._failed = failed
         self._superseded = superseded
+        self._survivors = survivors
         self._written: Written | None = None
         # a daemon: a worker that ends before its time must not wait for a storage that hangs.
         self._thread = threading.Thread(target=self._run, name=f"upload {self.name}", daemon=True)
@@ -146,6 +157,8 @@ class Upload:
             written = self._write()
             self._peers.say(written)
             self._written = self._complete() if self._peers.rank == 0 else written
+        except GroupOverError as error:
+            self._written = Written(error=str(error))
         except Exception as error:
             logger.exception("checkpoint %s", self.name)
             self._written = Written(error=f"checkpoint {self.name} is not complete: {type(error).__name__}: {error}")
@@ -183,9 +196,12 @@ class Upload:
             write_manifest(self._storage, manifest)
         except OSError as error:
             return [f"{type(error).__name__}: {error}; {way_out(error)}"]
+        if self._superseded():
+            # it arrived too late. It stays: that group may have found it, and no other will resume from it.
+            raise GroupOverError(f"checkpoint {self.name} came too late: another worker group runs the job")
         self._done(manifest)
         try:
-            prune(self._storage, keep=self._snapshot.keep, newest_name=self.name)
+            prune(self._storage, keep=self._snapshot.keep, newest_name=self.name, survivors=self._survivors)
         except OSError as error:
             logger.warning("older checkpoints stay where they are: %s", error)
         return []
@@ -209,9 +225,16 @@ class Saving:
     failed: int = 0
     """Of these, how many could not be written."""
     newest: str | None = None
-    """The last that was completed."""
+    """The last that was completed, or that this worker group resumed from."""
+    lineage: Lineage = field(default_factory=Lineage)
+    """The surviving line up to this worker group; on rank 0."""
     began_s: float = math.inf
     """When the last began, on the clock's `elapsed`; infinite until the run has begun."""
 
 
-__all__ = ["PEERS_TIMEOUT_S", "Peers", "Saving", "Snapshot", "Upload", "Written"]
+def rank_file(rank: int) -> str:
+    """File of a checkpoint that holds a rank's own part."""
+    return f"rank-{rank}.pt"
+
+
+__all__ = ["PEERS_TIMEOUT_S", "SHARED", "Peers", "Saving", "Snapshot", "Upload", "Written", "rank_file"]

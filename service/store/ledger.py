@@ -26,7 +26,7 @@ from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
 from service.store.outbox import append_event, end_event, step_job
 from service.store.repository import Repository
 from service.store.stored_spec import spec_value
-from workers.contract import Drained, EndRecord, Orders, Size
+from workers.contract import Drained, EndRecord, Orders, PausedRecord, Size
 from workers.plain_text import clean_text
 
 Change = Callable[[Session, JobRow], None]
@@ -161,7 +161,7 @@ class Ledger:
 
         def change(session: Session, job: JobRow) -> None:
             take_over(session, job, drained, now=now)
-            message = "paused; its state is saved"
+            message = _pause_message(drained)
             _close_attempt(session, job, Reason.PAUSED_BY_USER, message=message, now=now)
             if job.desired == Desired.CANCEL:
                 message = "cancelled while it paused"
@@ -243,6 +243,15 @@ def _message_of(job: JobRow, end: EndRecord) -> str:
         epochs = spec_value(job, "training.epochs", 0)
         return f"all {epochs} epochs are trained" if epochs else "all epochs are trained"
     return "cancelled by a person" if end.status == "CANCELLED" else "it ended without a message; its logs say more"
+
+
+def _pause_message(drained: Drained) -> str:
+    """Tell how much of the work is saved."""
+    pauses = [record.payload for record in drained.records if isinstance(record.payload, PausedRecord)]
+    step, saved = (pauses[-1].step, pauses[-1].saved_step) if pauses else (None, None)
+    if step is None or saved is None or saved >= step:
+        return "paused; its state is saved"
+    return f"paused after {step} steps; its newest checkpoint holds {saved} of them, the others are trained again"
 
 
 def _ordered(row: OverrideRow) -> Override:

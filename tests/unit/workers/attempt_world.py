@@ -23,6 +23,7 @@ class FakeDesk:
     records: list[FailureRecord] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     generation: int = 0
+    saved: int = 0
     placed: tuple[str, ...] = ()
     has_progressed: bool = True
 
@@ -43,6 +44,9 @@ class FakeDesk:
 
     def show_placement(self, nodes: tuple[str, ...]) -> None:
         self.placed = nodes
+
+    def saved_step(self) -> int:
+        return self.saved
 
     def say(self, message: str) -> None:
         self.said.append(message)

@@ -298,10 +298,21 @@ def test_a_job_whose_group_stopped_for_a_pause_says_how_far_it_was(world: Callab
         crew.come_back("stopped")
 
     end = here.run(pause)
-    assert end == PausedRecord(step=here.crew.step)
+    assert end == PausedRecord(step=here.crew.step, saved_step=0)
 
 
 def test_of_members_that_say_different_things_the_first_rank_is_believed(world: Callable[..., World]) -> None:
     here = world(least=2)
     here.run(lambda crew: setattr(crew, "back", {1: "completed", 0: "resized"}))
     assert here.crew.seated == [(0, 1), (0, 1)]
+
+
+def test_a_job_that_is_cancelled_while_it_cannot_be_saved_says_what_is_saved(world: Callable[..., World]) -> None:
+    here = world()
+    here.desk.saved = 30
+
+    def cancel(crew: FakeCrew) -> None:
+        here.desk.wanted = Orders(version=1, stop="cancel")
+        crew.come_back("unsaved")
+
+    assert here.run(cancel).message == f"cancelled; its newest checkpoint holds 30 of {here.crew.step} steps"

@@ -16,6 +16,7 @@ from workers.checkpoint import (
     write_part,
 )
 from workers.errors import CheckpointError
+from workers.lineage import Group, Lineage
 from workers.sampler import Position
 from workers.storage import LocalStorage
 
@@ -177,3 +178,21 @@ def test_a_disk_that_is_full_is_the_error_that_is_raised(tmp_path):
     (tmp_path / "c" / "rank-0.pt").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         write_part(LocalStorage(tmp_path), "c/rank-0.pt", {"values": torch.zeros(10**6)})
+
+
+def test_a_checkpoint_that_says_more_than_the_history_holds_is_refused(tmp_path):
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    told: list[str] = []
+    lineage = Lineage(groups=(Group(1, None),), epochs=frozenset({0}))
+    offered = candidates(LocalStorage(tmp_path), "job-1", told.append, lineage=lineage)
+    assert [manifest.epoch for manifest in offered] == [1]
+    assert "holds 2 epochs, and the job's records lack epoch 1" in told[0]
+
+
+def test_checkpoints_of_a_group_that_was_given_up_neither_count_nor_stay(tmp_path):
+    kept = [write(tmp_path, 1, generation=1), write(tmp_path, 2, generation=2)]
+    write(tmp_path, 5, generation=1)
+    line = Lineage(groups=(Group(1, None), Group(2, kept[0].name)))
+    prune(LocalStorage(tmp_path), keep=2, newest_name=kept[1].name, survivors=line.survivors)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [manifest.name for manifest in kept]

@@ -13,7 +13,7 @@ from torch.distributed import DistBackendError
 
 from workers.context import Doing, RankProgress
 from workers.contract import CheckpointRecord, FailureRecord
-from workers.errors import CheckpointError, LossNotFinite, ProcessCrashed, TaskRaised
+from workers.errors import CheckpointError, LossNotFinite, ProcessCrashed, StorageError, TaskRaised
 from workers.failure import (
     FIRST_PAUSE_S,
     MOST_DEATHS,
@@ -45,6 +45,18 @@ def live(*failures: FailureRecord, most_own: int = 3, progressed: bool = True, f
     for failure in failures:
         state, move = next_move(state, failure, progressed=progressed, most_own=most_own, fatal=fatal)
     return move
+
+
+def test_a_storage_that_is_full_or_away_is_waited_for_and_never_ends_the_job() -> None:
+    full = failure_of({0: OSError(errno.ENOSPC, "No space left on device"), 1: GLOO})
+    assert full.is_storage
+    move = live(*[full] * 10 * MOST_LOST_GROUPS, progressed=False)
+    assert move == Retry(pause_s=MOST_PAUSE_S)
+
+
+def test_a_storage_that_cannot_serve_the_job_ends_it_before_it_begins() -> None:
+    refused = StorageError("checkpoints of this job cannot be kept")
+    assert fatal_reason({0: refused, 1: GLOO}) == "START_FAILED"
 
 
 @pytest.mark.parametrize("death", [ActorDiedError(), ActorUnavailableError("", b"0" * 16), NodeDiedError("")])

@@ -16,8 +16,8 @@ from tests.unit.workers.world import JOB, LAYERS, SPEC, STARTED, FakeCluster, jo
 from workers import link as link_module
 from workers import orders
 from workers.contract import Orders
+from workers.journal import SupersededError
 from workers.link import ActorLink
-from workers.outbox import SupersededError
 from workers.spec import BatchSpec
 from workers.telemetry import LogShipper, Source
 

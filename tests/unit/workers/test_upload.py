@@ -94,6 +94,28 @@ def test_a_group_that_was_over_once_stays_so(group, monkeypatch):
     assert group.done == []
 
 
+class Late(LocalStorage):
+    """A storage where the next worker group takes over while the manifest is on its way."""
+
+    group: Group
+
+    def put(self, path: str, content: bytes) -> None:
+        super().put(path, content)
+        self.group.superseded = True
+
+
+def test_a_manifest_that_came_too_late_removes_nothing_and_is_not_told(group, tmp_path):
+    older = tmp_path / "g1-e0-s32"
+    older.mkdir()
+    storage = Late(tmp_path)
+    storage.group = group
+    first = group.upload(0, storage=storage)
+    first.start()
+    group.write(1)
+    assert "came too late: another worker group runs the job" in first.written(TOLD_S).error
+    assert (group.done, older.exists()) == ([], True)
+
+
 class Full(LocalStorage):
     """A storage that takes nothing."""
 

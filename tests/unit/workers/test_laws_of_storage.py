@@ -1,0 +1,85 @@
+"""The history of a job is the samples of its surviving line, whatever its storage does at whichever call.
+
+One call of the first group's goes wrong: it fails, loses its answer, kills the process, or arrives when the next group
+already trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.unit.workers.faulty import FAULTS, Fault, Group
+from tests.unit.workers.storage_world import EPOCHS, SAMPLES, Job, JournalLink
+from workers import state, together
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+"""A killed process's threads end in the middle of what they do."""
+CALLS = 40
+"""At least as many as a group makes that nothing disturbs; the first test looks."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    for module in (state, together):
+        monkeypatch.setattr(module, "LOOK_S", 0.01)
+    return Job(tmp_path)
+
+
+def test_every_call_of_a_group_that_nothing_disturbs_is_among_those_that_go_wrong(job: Job) -> None:
+    assert 0 < job.disturb("error", -1).calls <= CALLS
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("at", range(CALLS))
+def test_the_history_is_the_samples_of_the_surviving_line(job: Job, fault: Fault, at: int) -> None:
+    job.disturb(fault, at)
+    assert sorted(job.history()) == list(range(EPOCHS))
+    assert {row.samples for row in job.history().values()} == {SAMPLES}
+    assert torch.equal(job.visits(), torch.ones(EPOCHS, SAMPLES))
+
+
+@pytest.mark.parametrize("at", [0, 12, 20])
+def test_a_storage_that_is_full_for_a_while_makes_nothing_be_trained_again(job: Job, at: int) -> None:
+    link = job.run(Group(at=at, times=60))
+    assert link.outcome == "completed"
+    assert any("No space left on device" in line for line in link.lines)
+    assert torch.equal(job.visits(), torch.ones(EPOCHS, SAMPLES))
+
+
+def test_a_storage_that_hangs_costs_checkpoints_and_the_job_waits_at_its_end(job: Job) -> None:
+    job = Job(job.folder, every_steps=1)
+    group = Group(at=12, fault="hang")
+    link = job.run(group, on_line=lambda _, line: group.arrives.set() if "stands still" in line else None)
+    assert link.outcome == "completed"
+    assert "due after step 2 is skipped: g000000000001-e000000-s0000000002 has been on its way" in link.lines[0]
+    assert "training stands still for checkpoint" in link.lines[-1]
+    assert torch.equal(job.visits(), torch.ones(EPOCHS, SAMPLES))
+
+
+def test_a_job_that_is_cancelled_does_not_wait_for_a_storage_that_hangs(job: Job) -> None:
+    group = Group(at=12, fault="hang")
+    link = job.run(group, on_line=lambda link, line: link.order("cancel") if "stands still" in line else None)
+    assert link.outcome == "unsaved"
+    group.let_arrive()
+
+
+def order_pause(link: JournalLink, line: str) -> None:
+    link.order("pause")
+
+
+def test_a_job_whose_storage_is_away_can_be_stopped_before_its_first_step(job: Job) -> None:
+    link = job.run(Group(at=0, times=10**6), on_line=order_pause)
+    assert link.outcome == "stopped"
+    assert "it is tried again in 1 s" in link.lines[0]

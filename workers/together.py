@@ -1,0 +1,101 @@
+"""Work that takes its time, such as a storage's, done by all ranks side by side.
+
+While any rank is at work the others meet it in small collectives: who waits for a slow storage is not taken for dead.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch.distributed as dist
+
+from workers.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from workers.run import Run
+
+LOOK_S = 0.5
+"""How long a rank waits for its own work before it tells the others that it is still at it: well below a collective's
+limit."""
+FIRST_PAUSE_S = 1.0
+MOST_PAUSE_S = 20.0
+"""Pauses between two tries of a storage that fails: they double up to this, which is below a collective's limit."""
+
+_T = TypeVar("_T")
+
+
+class Background(Generic[_T]):
+    """A call in a thread of its own, whose result is kept."""
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        self._work = work
+        self._value: list[_T] = []
+        self.error: BaseException | None = None
+        # a daemon: a worker that ends before its time must not wait for a storage that hangs.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait so long for the end of the call; False while it goes on."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def value(self) -> _T:
+        """What the call returned."""
+        return self._value[0]
+
+    def _run(self) -> None:
+        try:
+            self._value = [self._work()]
+        except BaseException as error:  # noqa: BLE001  # raised, or told, by who waits
+            self.error = error
+
+
+def gather(run: Run, own: Any) -> list[Any]:
+    """Return what every rank gives, in rank order."""
+    given = [None] * run.context.world_size
+    dist.all_gather_object(given, own)
+    return given
+
+
+def decide_on_rank_0(run: Run, decide: Callable[[], _T]) -> _T:
+    """Return on all ranks what rank 0 decides."""
+    decided = [decide() if run.context.rank == 0 else None]
+    dist.broadcast_object_list(decided, src=0)
+    value: Any = decided[0]
+    return value  # type: ignore[no-any-return]
+
+
+def work_side_by_side(run: Run, work: Callable[[], _T]) -> tuple[_T | None, list[CheckpointError | OSError]]:
+    """Do the work on every rank; return this rank's result, and what went wrong on any of them.
+
+    Raises:
+        RuntimeError: another worker is gone.
+    """
+    background = Background(work)
+    while True:
+        ended = background.wait(LOOK_S)
+        run.phases.clock.elapsed()
+        if ended and background.error is not None and not isinstance(background.error, CheckpointError | OSError):
+            raise background.error
+        ends = gather(run, (ended, _sendable(background.error)))
+        if all(over for over, _ in ends):
+            break
+    errors = [error for _, error in ends if error is not None]
+    return (None if errors else background.value), errors
+
+
+def _sendable(error: BaseException | None) -> CheckpointError | OSError | None:
+    """Drop the cause, which may be of a kind that cannot be sent."""
+    match error:
+        case CheckpointError():
+            return CheckpointError(str(error))
+        case OSError():
+            return OSError(error.errno, str(error)) if error.errno else OSError(str(error))
+    return None
+
+
+__all__ = ["Background", "decide_on_rank_0", "gather", "work_side_by_side"]
