@@ -1,4 +1,4 @@
-"""The process group of a worker group, made inside the workers: one of them opens a store, and all meet there."""
+"""The process group of a worker group, made inside the workers over the store at which they met (`meeting.py`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from workers.spec import WorkersSpec
 
 PEER_TIMEOUT = timedelta(seconds=60)
 """How long a collective waits for a peer that says nothing."""
-MEETING_TIMEOUT = timedelta(seconds=15)
-"""How long a worker waits for the store of a group that is being formed."""
 _SIOCGIFADDR = 0x8915
 """From linux/sockios.h: the IPv4 address of an interface."""
 
@@ -27,20 +25,6 @@ _SIOCGIFADDR = 0x8915
 def device_of(workers: WorkersSpec) -> str:
     """Where a worker computes: Ray lets each process see the GPUs that it reserved, and no others."""
     return "cuda:0" if workers.gpus else "cpu"
-
-
-def open_store(host: str) -> TCPStore:
-    """A meeting point on a free port of this machine; it lives as long as the object does."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT)
-
-
-def join(host: str, port: int) -> TCPStore:
-    """The store that another worker opened.
-
-    Raises:
-        RuntimeError: nobody answers there in time.
-    """
-    return TCPStore(host, port, is_master=False, timeout=MEETING_TIMEOUT)
 
 
 @contextmanager

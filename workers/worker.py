@@ -30,9 +30,10 @@ from workers.tasks import SCRIPT
 from workers.telemetry import Source, shipping
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import Store
 
     from workers.data import Data
+    from workers.meeting import Address, Meeting
     from workers.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ class Seat:
     generation: int
     rank: int
     world_size: int
-    store: tuple[str, int]
-    """Host and port where the group meets; rank 0's process has opened it."""
+    store: Address
+    """Host and port where the group meets, and the secret that its members know; rank 0's process has opened it."""
     interruption: Interruption | None
 
 
@@ -85,7 +86,7 @@ class Worker:
         self._parts: tuple[Task, Data, Data] | None = None
         self._helm = Helm()
         self._has_note = False
-        self._store: TCPStore | None = None
+        self._meeting: Meeting | None = None
         self._link: Link | None = None
         """Of rank 0, while it trains."""
 
@@ -110,15 +111,15 @@ class Worker:
         with sendable_errors(), shipping(source, RayAsk(self._launch.installation)):
             self._parts = _loaded(self._launch)
 
-    def open(self, generation: int) -> tuple[str, int]:
-        """Open the store of a new group, which this process leads; gives its host and port."""
-        from workers.group import open_store
+    def open(self, generation: int) -> Address:
+        """Open the store of a new group, which this process leads; gives its host, port and secret."""
+        from workers.meeting import Meeting
 
         log.debug("group %d meets here", generation)
         # before the group trains, so that nothing that is asked of it from now on is lost.
         self._helm = self._helm.successor()
-        self._store = open_store(self.place().host)
-        return self._store.host, self._store.port
+        self._meeting = Meeting(self.place().host)
+        return self._meeting.address
 
     def resize(self, note: ResizeRecord) -> None:
         """Have the group save and come back at its next step boundary, and keep the note among its records."""
@@ -152,21 +153,31 @@ class Worker:
                 return self._train(seat)
         finally:
             # sockets of the group close with the last object that holds one: peers wait for that.
-            self._store = None
+            self._meeting = None
             self._helm.let_go()
             gc.collect()
 
+    def _meet(self, seat: Seat) -> Store:
+        """Meet the other members; gives the store of the group."""
+        from workers.group import PEER_TIMEOUT, device_of
+        from workers.meeting import join
+
+        if seat.rank == 0 and self._meeting is not None:
+            # NCCL may connect to the store once more, from threads of its own.
+            on_cpu = device_of(self._launch.spec.workers) == "cpu"
+            return self._meeting.admit(seat.world_size, PEER_TIMEOUT, closed=on_cpu)
+        return join(seat.store, seat.rank, PEER_TIMEOUT)
+
     def _train(self, seat: Seat) -> str:
-        from workers.group import device_of, join, process_group
+        from workers.group import device_of, process_group
 
         if seat.rank != 0:
             self._helm = self._helm.successor()
         device = device_of(self._launch.spec.workers)
-        store = self._store if seat.rank == 0 and self._store is not None else join(*seat.store)
         place = (seat.rank, seat.world_size)
         with (
             _link(self._launch, seat) as link,
-            process_group(store, place, device=device, host=self.place().host),
+            process_group(self._meet(seat), place, device=device, host=self.place().host),
         ):
             context = WorkerContext(
                 launch=self._launch,

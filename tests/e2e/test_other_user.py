@@ -23,6 +23,9 @@ SPEC = {
     "workers": {"min": 2, "max": 2},
 }
 NOBODY = 65534
+LISTENING = "0A"
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+"""127.0.0.1 as Linux writes it in /proc/net/tcp and tcp6."""
 AS_NOBODY = f"""
 import json, os, socket, stat, sys
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
@@ -99,3 +102,10 @@ def test_no_file_or_socket_can_be_opened_by_another_user(training: Up) -> None:
     )
     assert len(made) > 50
     assert json.loads(asked.stdout) == {}
+
+
+def test_every_process_of_a_running_job_listens_on_this_machine_only(training: Up) -> None:
+    opened = {str(target_of(link)) for pid in pids_of(training.home) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    addresses = {row[1].split(":")[0] for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in opened}
+    assert addresses <= LOOPBACK
