@@ -26,6 +26,7 @@ from accordion.errors import HookError
 from accordion.gradients import as_real, gradients_of
 from accordion.ledger import OVERHEAD
 from accordion.messages import LayerInfo
+from accordion.module_checks import check_join
 from accordion.wire import Request
 
 
@@ -68,6 +69,8 @@ class Hook:
             raise HookError(
                 f"DDP refused the hook ({error}); a module takes one hook, attach() to a new DDP"
             ) from error
+        # DDP keeps the hook for a reducer that is not in use; there it would be part of every copy of the module.
+        getattr(module, "_comm_hooks", []).clear()
 
     def take_word(self) -> Tensor:
         """The control word of the step's backward, averaged over the workers.
@@ -103,17 +106,23 @@ class Hook:
         ]
 
     def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002
-        if self._seen is not None:
-            raise HookError(
-                "gradients were exchanged twice for one step; call session.step() after each backward(), or all but "
-                "the last backward() under no_sync()"
-            )
+        self._check_turn()
         if bucket.index() == 0:
             self._engine.loss_scale = self._loss_scale()
         buffer, layers = bucket.buffer(), self._layers(bucket)
         exchange = partial(self._exchange, buffer, layers, is_last=bucket.is_last(), since=time.perf_counter())
         future: torch.futures.Future[Tensor] = self._runner.submit(exchange, buffer)
         return future
+
+    def _check_turn(self) -> None:
+        module = self._module()
+        if module is not None:
+            check_join(module)
+        if self._seen is not None:
+            raise HookError(
+                "gradients were exchanged twice for one step; call session.step() after each backward(), and run all "
+                "other passes (whose gradients are added up, or thrown away) under no_sync(), forward and backward"
+            )
 
     def _exchange(self, buffer: Tensor, layers: list[Layer], *, is_last: bool, since: float) -> None:
         self._engine.observe(layers)

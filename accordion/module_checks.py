@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +28,48 @@ def check_attachable(module: object, optimizer: Optimizer | None, scaler: GradSc
         raise HookError("attach() got a compiled module; give it the DistributedDataParallel inside, then compile that")
     if not isinstance(module, DistributedDataParallel):
         raise HookError(f"attach() got a {type(module).__name__}; wrap the model in DistributedDataParallel first")
+    for condition, sentence in _refusals(module):
+        if condition:
+            raise HookError(sentence)
+
+
+def check_join(module: DistributedDataParallel) -> None:
+    """Refuse uneven inputs under `module.join()`: a worker that ran out of batches takes no steps and no decisions.
+
+    Raises:
+        HookError: the module is inside such a block.
+    """
+    join = getattr(module, "_join_config", None)
+    if join is not None and join.enable and not join.throw_on_early_termination:
+        raise HookError(
+            "DistributedDataParallel.join() with uneven inputs is not supported; give every worker the same number of "
+            "batches (such as DistributedSampler does), or call join(throw_on_early_termination=True)"
+        )
+
+
+def _refusals(module: DistributedDataParallel) -> Iterator[tuple[bool, str]]:
+    sparse = [
+        f"{name}.weight"
+        for name, part in module.module.named_modules()
+        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
+    ]
+    yield (
+        bool(sparse),
+        f"the gradients of {sparse} are sparse, which is not supported; make these layers with sparse=False",
+    )
+    yield (
+        any(hasattr(parameter, "_in_backward_optimizers") for parameter in module.parameters()),
+        "an optimizer that steps inside the backward pass is not supported, since a step that is not finite on one "
+        "worker is skipped on all; give attach() an ordinary optimizer",
+    )
+    yield (
+        getattr(module, "skip_all_reduce_unused_params", False),
+        "skip_all_reduce_unused_params=True is not supported; leave it out of DistributedDataParallel()",
+    )
+    yield (
+        getattr(module, "_use_python_reducer", False),
+        "torch._dynamo's python_reducer is not supported; set torch._dynamo.config.optimize_ddp to another mode",
+    )
 
 
 def _holds_any(optimizer: Optimizer, module: object) -> bool:

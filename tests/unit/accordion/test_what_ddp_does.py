@@ -1,0 +1,153 @@
+"""What plain DDP does, the hook serves or refuses in a sentence; the README's table lists which."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from accordion.config import Config
+from accordion.errors import HookError
+from accordion.session import Session, attach
+
+ROOT = Path(__file__).parents[3]
+README = ROOT / "accordion" / "README.md"
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _trained() -> tuple[DistributedDataParallel, Session]:
+    """A module and its session after one step."""
+    ddp = DistributedDataParallel(nn.Linear(6, 6))
+    session = attach(ddp, Config(method="topk"), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+    _train(ddp, session)
+    return ddp, session
+
+
+def _train(ddp: DistributedDataParallel, session: Session) -> None:
+    ddp(torch.ones(2, 6)).sum().backward()
+    session.step()
+    ddp.zero_grad()
+
+
+def _saved_and_loaded(ddp: DistributedDataParallel) -> DistributedDataParallel:
+    buffer = io.BytesIO()
+    torch.save(ddp, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "torch.save": _saved_and_loaded, "AveragedModel": AveragedModel}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_of_the_module_is_plain_ddp_with_the_same_parameters(way):
+    ddp, session = _trained()
+    copied = COPIES[way](ddp)
+    assert all(torch.equal(a, b) for a, b in zip(ddp.parameters(), copied.parameters(), strict=True))
+    copied(torch.ones(2, 6)).sum().backward()
+    assert session.steps == 1
+    _train(ddp, session)
+    assert session.steps == 2
+
+
+def test_a_module_that_was_attached_is_refused_a_second_session():
+    ddp, _ = _trained()
+    with pytest.raises(HookError, match="a module takes one hook"):
+        attach(ddp, Config())
+
+
+class Table(nn.Module):
+    """An embedding with sparse gradients before a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4, sparse=True)
+        self.leave = nn.Linear(4, 2)
+
+
+def test_sparse_gradients_are_refused_at_attach_by_layer():
+    with pytest.raises(HookError, match=r"'table\.weight'.*sparse=False"):
+        attach(DistributedDataParallel(Table()), Config())
+
+
+def test_uneven_inputs_under_join_are_refused_at_the_first_backward():
+    ddp, session = _trained()
+    with pytest.raises((HookError, RuntimeError), match=r"same number of batches"), ddp.join():
+        _train(ddp, session)
+
+
+def test_join_that_raises_where_inputs_end_unevenly_is_served():
+    ddp, session = _trained()
+    with ddp.join(throw_on_early_termination=True):
+        _train(ddp, session)
+    assert session.steps == 2
+
+
+def test_an_optimizer_inside_the_backward_pass_is_refused():
+    model = nn.Linear(4, 4)
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    with pytest.raises(HookError, match="inside the backward pass"):
+        attach(DistributedDataParallel(model), Config())
+
+
+class Adversaries:
+    """A generator and a discriminator, plain or attached, trained in turns."""
+
+    def __init__(self, *, attached: bool) -> None:
+        torch.manual_seed(0)
+        self.fake, self.judge = (DistributedDataParallel(nn.Linear(4, size)) for size in (4, 1))
+        optimizers = [torch.optim.SGD(ddp.parameters(), lr=0.1) for ddp in (self.fake, self.judge)]
+        pairs = zip((self.fake, self.judge), optimizers, strict=True)
+        self.steppers = [attach(d, Config(method="none"), optimizer=o) for d, o in pairs] if attached else optimizers
+
+    def train(self, real: torch.Tensor) -> None:
+        with self.judge.no_sync():
+            self.judge(real).sum().backward()
+        (-self.judge(self.fake(real).detach()).square().sum()).backward()
+        self.steppers[1].step()
+        with self.judge.no_sync():  # its gradients of this pass are thrown away
+            self.judge(self.fake(real)).sum().backward()
+        self.steppers[0].step()
+        self.fake.zero_grad()
+        self.judge.zero_grad()
+
+
+def test_adversaries_with_two_backward_passes_a_step_train_as_under_plain_ddp():
+    plain, ours = Adversaries(attached=False), Adversaries(attached=True)
+    for step in range(3):
+        for pair in (plain, ours):
+            pair.train(torch.full((2, 4), 0.1 * step))
+    for expected, found in zip(plain.judge.parameters(), ours.judge.parameters(), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_a_second_exchange_before_a_step_is_refused_with_the_way_out():
+    ddp, _ = _trained()
+    ddp(torch.ones(2, 6)).sum().backward()
+    with pytest.raises((HookError, RuntimeError), match=r"no_sync\(\)"):
+        ddp(torch.ones(2, 6)).sum().backward()
+
+
+def test_every_row_of_the_readmes_table_names_a_test_that_is_there():
+    section = README.read_text().split("## What is supported")[1].split("\n## ")[0]
+    rows = re.findall(r"\| `(test_\w+\.py)` (.+) \|$", section, flags=re.MULTILINE)
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    places = {file: sources[file] + sources["compose.py"] for file, _ in rows}
+    assert len(rows) == section.count("\n|") - 2  # less the head
+    assert [name for file, name in rows if f'"{name}"' not in places[file] and f"def {name}(" not in places[file]] == []
