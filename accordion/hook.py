@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.background import Inline, OnStream, OnThread, Runner, own_group, wait_at_exit
+from accordion.bucket_order import fix_buckets
 from accordion.control import Word, empty_word, word_flow
 from accordion.drive import GroupNetwork, drive
 from accordion.engine import Engine, Layer, Stack
@@ -69,7 +70,9 @@ class Hook:
             raise HookError(
                 f"DDP refused the hook ({error}); a module takes one hook, attach() to a new DDP"
             ) from error
-        # DDP keeps the hook for a reducer that is not in use; there it would be part of every copy of the module.
+        if fix_buckets(module):
+            module.register_comm_hook(None, self._on_bucket)  # again: the first one went with the old buckets
+        # DDP keeps hooks for its Python reducer, which is refused; they would be a part of every copy of the module.
         getattr(module, "_comm_hooks", []).clear()
 
     def take_word(self) -> Tensor:
