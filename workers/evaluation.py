@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from workers.data.nested import to_device
 from workers.run import Run, seeded
 from workers.sampler import cut, seed_of, share
 
@@ -113,7 +114,7 @@ def _measured(run: Run, model: nn.Module, piece: range) -> Mapping[str, Tensor]:
     seed, device = seed_of("held out", run.spec.training.seed, piece.start), run.context.device
     with seeded(seed, device):
         inputs, targets = run.held_out.batch(torch.arange(piece.start, piece.stop))
-        return run.task.metrics(run.outputs(model, inputs), targets.to(device))
+        return run.task.metrics(run.outputs(model, inputs), to_device(targets, device))
 
 
 def _log(value: float) -> float:

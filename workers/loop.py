@@ -16,6 +16,7 @@ from accordion.control import Word
 from workers.buffers import average_buffers, begin_window, keep_memory
 from workers.clock import Clock
 from workers.context import WorkerContext
+from workers.data.nested import to_device
 from workers.errors import LossNotFinite, StopRequested
 from workers.evaluation import agree, mean_loss, mean_metrics, summaries
 from workers.reporting import announce, epoch_record, mark, report_progress, report_switch
@@ -155,7 +156,7 @@ def forward(run: Run, order: Tensor, piece: range) -> Tensor:
     with run.task_code(), seeded(seed, device):
         inputs, targets = run.data.batch(order[piece.start : piece.stop])
         outputs = run.outputs(run.ddp, inputs)
-        return run.task.loss(outputs, targets.to(device), step=run.session.steps)
+        return run.task.loss(outputs, to_device(targets, device), step=run.session.steps)
 
 
 def set_rate(run: Run, batch: range) -> None:

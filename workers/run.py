@@ -22,6 +22,7 @@ from workers.clock import Clock, Phases
 from workers.context import Link, WorkerContext
 from workers.contract import Bytes, JobSpec
 from workers.data import Data
+from workers.data.nested import to_device, to_float32
 from workers.errors import TaskRaised
 from workers.sampler import Position, num_batches, seed_of
 from workers.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
@@ -135,17 +136,15 @@ class Run:
         here = num_batches(len(self.data) - self.position.samples, self.session.global_batch)
         return self.session.steps + here + later * self.steps_per_epoch
 
-    def outputs(self, model: nn.Module, inputs: Tensor) -> Tensor:
+    def outputs(self, model: nn.Module, inputs: Any) -> Any:
         """What the model makes of them on the device, computed in the job's precision and cast back to fp32."""
-        inputs = inputs.to(self.context.device)
+        inputs = to_device(inputs, self.context.device)
         dtype = _AUTOCAST.get(self.spec.training.precision)
         if dtype is None:
-            outputs: Tensor = model(inputs)
-            return outputs
-        with torch.autocast(inputs.device.type, dtype=dtype):
+            return model(inputs)
+        with torch.autocast(torch.device(self.context.device).type, dtype=dtype):
             outputs = model(inputs)
-        # a model of people's own that returns something else is left to its loss.
-        return outputs.float() if isinstance(outputs, Tensor) else outputs
+        return to_float32(outputs)
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients, in the scaler's units where there is one."""

@@ -102,6 +102,11 @@ class WorkersSpec(Strict):
             raise ValueError(
                 f"workers.gpus is {self.gpus:g}; give a whole number, or a part of one GPU from {LEAST_SHARE}"
             )
+        if 0 < self.gpus < 1 and self.max > 1:
+            raise ValueError(
+                f"workers.gpus is {self.gpus:g} and workers.max is {self.max}; two workers of a job could share a GPU, "
+                "which NCCL refuses: give whole GPUs, or workers.max 1"
+            )
         return self
 
 
@@ -273,6 +278,11 @@ class JobSpec(Strict):
             raise ValueError(
                 "training.precision is fp16 and workers.gpus is 0; processors lack parts of fp16, so take bf16 or "
                 "fp32, or give workers.gpus"
+            )
+        if self.workers.gpus > 1 and self.task.name != SCRIPT:
+            raise ValueError(
+                f"workers.gpus is {self.workers.gpus:g}, and a worker trains on one GPU; give workers.gpus 1 and more "
+                "workers, or a script of your own that uses several"
             )
         self._settle_batch()
         self.config()

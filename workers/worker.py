@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from workers.asking import RayAsk
 from workers.context import Helm, Interruption, Link, NoLink, RankProgress, WorkerContext
 from workers.contract import Launch, ResizeRecord
+from workers.devices import wait_for_free_memory
 from workers.errors import TaskRaised, WorkerError
 from workers.exit_notes import keep_exit_note, note_file
 from workers.journal import Journal
@@ -109,6 +110,8 @@ class Worker:
         """
         source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
         with sendable_errors(), shipping(source, RayAsk(self._launch.installation)):
+            if self._launch.spec.workers.gpus >= 1:
+                _wait_for_gpu()
             self._parts = _loaded(self._launch)
 
     def open(self, generation: int) -> Address:
@@ -195,6 +198,14 @@ class Worker:
                 return _run(context)
             finally:
                 self._link = None
+
+
+def _wait_for_gpu() -> None:
+    """Ray lets each process see only the GPUs that it reserved."""
+    import torch
+
+    if torch.cuda.is_available():
+        wait_for_free_memory(torch.cuda.mem_get_info)
 
 
 def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -14,8 +14,11 @@ class Data(Protocol):
     def __len__(self) -> int:
         """Number of samples."""
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor) -> tuple[Any, Any]:
         """Inputs and targets of these samples, on the CPU, in this order.
+
+        Each is a tensor, or a tuple, list or dict of tensors. The model is called with the inputs as one argument; the
+        targets go to the task's loss and metrics.
 
         Called with the default generator seeded by the job's seed, the epoch (not where samples are held out) and the
         place, so that augmentation may use it freely and does not depend on the number of workers.

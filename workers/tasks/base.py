@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -30,10 +30,10 @@ class Task(Protocol):
     def eval_data(self) -> Data:
         """Likewise."""
 
-    def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
+    def loss(self, outputs: Any, targets: Any, *, step: int) -> Tensor:
         """Mean over the samples, a scalar; `step` counts from 0 over the whole job."""
 
-    def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+    def metrics(self, outputs: Any, targets: Any) -> Mapping[str, Tensor]:
         """Means over the samples, scalars by name, among them `loss`; the loop weights them by number of samples.
 
         Of those that an attribute `geometric` of the task names, such as perplexity, the geometric mean is kept.

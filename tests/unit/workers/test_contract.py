@@ -117,6 +117,8 @@ def test_a_record_comes_back_from_json_as_what_it_was(payload):
     [
         ({"workers": {"cpus": 5e-324}}, "greater than or equal to 0.001"),
         ({"workers": {"gpus": 1.5}}, "workers.gpus is 1.5; give a whole number"),
+        ({"workers": {"gpus": 0.5, "max": 2}}, "could share a GPU, which NCCL refuses"),
+        ({"workers": {"gpus": 2}}, "workers.gpus is 2, and a worker trains on one GPU"),
         ({"workers": {"max": "2"}}, "valid integer"),
         ({"training": {"epochs": True}}, "valid integer"),
         ({"training": {"optimizer": {"nesterov": True, "momentum": 0}}}, "give a momentum above 0"),
