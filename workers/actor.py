@@ -11,7 +11,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from accordion.controller import Controller
@@ -66,6 +66,8 @@ class AccordionActor:
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
+        self._left_out: list[str] = []
+        """Jobs that the last answer to `drain_many` had no room for."""
         self._claim: tuple[str, float] | None = None
         """Scheduler that serves this installation on this cluster, and until when its claim lasts."""
 
@@ -168,6 +170,21 @@ class AccordionActor:
             logs_dropped=dropped,
             orders_version=job.orders.version,
         )
+
+    async def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
+        """Drain several jobs in one call, by id; those that a large answer has no room for come first the next time."""
+        waiting = dict.fromkeys([*(job_id for job_id in self._left_out if job_id in cursors), *cursors])
+        answer: dict[str, Drained] = {}
+        records = logs_bytes = 0
+        for job_id in waiting:
+            if records >= DRAIN_LIMIT or logs_bytes >= LOG_LIMIT_BYTES:
+                break
+            held = self._jobs.get(job_id)
+            logs_bytes += held.logs_bytes if held is not None else 0
+            answer[job_id] = await self.drain(job_id, cursors[job_id])
+            records += len(answer[job_id].records)
+        self._left_out = [job_id for job_id in waiting if job_id not in answer]
+        return answer
 
     async def progress(self, job_id: str) -> Progress | None:
         """Where the job was, as far as it was told."""

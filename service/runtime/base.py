@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -69,6 +70,9 @@ class Runtime(Protocol):
 
     def drain(self, job_id: str, confirmed: Cursor) -> Drained:
         """Records above the cursor; those up to it are dropped there, since the database holds them."""
+
+    def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
+        """Drain several jobs in one call, by id; a job that is missing in the answer is drained with the next call."""
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """How the job ended, from the end file beside its checkpoints; None while it has not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,16 @@ class RayBackend:
         """What the Accordion actor holds of the job; nothing while it does not answer."""
         with self._connected():
             return self._tell("drain", job_id, confirmed) or Drained()
+
+    def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
+        """What the Accordion actor holds of these jobs; nothing while it does not answer."""
+        with self._connected():
+            ours = {job_id: cursor for job_id, cursor in cursors.items() if job_id not in self._unnamed}
+            try:
+                found = self._ask("drain_many", ours, timeout_s=CALL_TIMEOUT_S) if ours else {}
+            except ActorSilentError:
+                found = {}
+        return {**found, **{job_id: self.drain(job_id, cursors[job_id]) for job_id in cursors.keys() - ours.keys()}}
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """How the job ended."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from accordion.messages import Ack, Decision, Report, plan_digest
 from service.errors import RuntimeUnavailable
@@ -79,6 +79,8 @@ class FakeRuntime:
         self.removed: list[str] = []
         self.others: dict[str, int] = {}
         """Supervisors of other installations, by id."""
+        self.batches: list[list[str]] = []
+        """Jobs that were drained in one call, call by call."""
         self.placed: dict[str, tuple[str, ...]] = {}
         """Nodes of a job's worker processes, where the test says so."""
         self.claimed: tuple[str, float] = ("", 0.0)
@@ -174,6 +176,11 @@ class FakeRuntime:
             return Drained(
                 records=tuple(records), progress=progress, logs=tuple(logs), orders_version=job.orders.version
             )
+
+    def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
+        self._answer()
+        self.batches.append(sorted(cursors))
+        return {job_id: self.drain(job_id, cursor) for job_id, cursor in cursors.items()}
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         self._answer()

@@ -379,3 +379,12 @@ def test_an_unreachable_cluster_is_said_and_survived(world: World) -> None:
     assert world.job(job_id).status == Status.RUNNING
     world.runtime.down = False
     assert world.finish(job_id).attempt == 1
+
+
+def test_running_jobs_are_drained_in_one_call_a_turn(world: World) -> None:
+    jobs = [world.submit(workers={"min": 1, "max": 1}, training={"epochs": 300}) for _ in range(3)]
+    for job_id in jobs:
+        world.train(job_id)
+    world.runtime.batches.clear()
+    world.turn(4)
+    assert world.runtime.batches == [sorted(jobs)] * 4

@@ -15,7 +15,7 @@ from accordion.messages import Report
 from tests.unit.workers.world import JOB, LAYERS, SPEC, FakeCluster, cursor_of, note, record, stamp, until
 from workers import actor as actor_module
 from workers.calls import Decided, Question, Refused, Registration, Unknown
-from workers.contract import LogLine, Orders, Progress
+from workers.contract import Cursor, LogLine, Orders, Progress
 
 
 def controller() -> Controller:
@@ -201,3 +201,19 @@ def test_of_a_forgotten_job_nothing_is_held(cluster: FakeCluster) -> None:
     cluster.call("forget", JOB)
     cluster.call("forget", JOB)
     assert cluster.held() == []
+
+
+def test_several_jobs_are_drained_in_one_call_each_above_its_cursor(cluster: FakeCluster) -> None:
+    for job_id in ("a", "b"):
+        cluster.call("post", job_id, stamp(), [record(0), record(1)])
+    drained = cluster.call("drain_many", {"a": Cursor(), "b": cursor_of(record(0)), "unknown": Cursor()})
+    assert {job_id: len(found.records) for job_id, found in drained.items()} == {"a": 2, "b": 1, "unknown": 0}
+
+
+def test_jobs_that_a_large_answer_has_no_room_for_come_first_the_next_time(cluster: FakeCluster, monkeypatch) -> None:
+    monkeypatch.setattr(actor_module, "DRAIN_LIMIT", 1)
+    cursors = {job_id: Cursor() for job_id in "abc"}
+    for job_id in cursors:
+        cluster.call("post", job_id, stamp(), [record(0)])
+    answers = [set(cluster.call("drain_many", cursors)) for _ in range(3)]
+    assert set().union(*answers) == set(cursors)
