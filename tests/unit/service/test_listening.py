@@ -1,0 +1,38 @@
+"""The socket that the api listens on."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from service.app import serve
+from service.settings import load_settings
+
+
+async def _accept(listener: socket.socket) -> int:
+    """TCP_NODELAY of a connection that asyncio accepted."""
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sock = writer.get_extra_info("socket")
+        accepted.set_result(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async with await asyncio.start_server(note, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        writer.close()
+        return await accepted
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_answers_are_sent_at_once_and_do_not_wait_for_an_acknowledgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    listeners: list[socket.socket] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda _, sockets: listeners.extend(sockets))
+    serve(load_settings(home=tmp_path, host=host, port=0))
+    assert asyncio.run(_accept(listeners[0])) != 0
