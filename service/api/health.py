@@ -11,6 +11,7 @@ from service.api.deps import NO_QUERY, PartsDep
 from service.api.parts import Parts
 from service.api.problems import problems
 from service.api.schemas import CheckResult, Ready
+from service.errors import Unavailable
 from service.metrics import metrics_response
 from service.store.migrations import current, head
 
@@ -59,6 +60,8 @@ def _service(parts: Parts) -> CheckResult:
 def _database(parts: Parts) -> CheckResult:
     try:
         parts.repository.heartbeat()
+    except Unavailable as error:
+        return CheckResult(ok=False, message=str(error))
     except SQLAlchemyError as error:
         return CheckResult(ok=False, message=f"does not answer ({type(error).__name__}); see the log")
     return CheckResult(ok=True, message="answers")

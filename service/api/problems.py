@@ -11,13 +11,14 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from sqlalchemy.exc import InternalError, OperationalError
+from sqlalchemy.exc import DatabaseError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from service.api.schemas import Problem, ProblemItem
 from service.errors import ApiError, Invalid
+from service.store.file_guard import is_damage
 
 MEDIA_TYPE = "application/problem+json"
 _REF = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -69,7 +70,7 @@ def install_problems(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    for kind in (OperationalError, InternalError, PoolTimeout):
+    for kind in (DatabaseError, PoolTimeout):
         app.add_exception_handler(kind, _database_error)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
 
@@ -138,10 +139,14 @@ def _database_error(request: Request, error: Exception) -> Response:
     # SQLite calls a statement that it does not understand by the same name as a file that it cannot open.
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
     broke_off = getattr(error, "connection_invalidated", False)
-    if code == sqlite3.SQLITE_ERROR or (isinstance(error, InternalError) and not broke_off):
+    damaged = is_damage(getattr(error, "orig", None))
+    away = isinstance(error, OperationalError | PoolTimeout) and code != sqlite3.SQLITE_ERROR
+    if not (damaged or away or (isinstance(error, InternalError) and broke_off)):
         return crash_problem(request.scope, error)
     _log.error("database", error=str(error))
     detail = "the database does not answer; try again in a moment"
+    if damaged:
+        detail = "the database is damaged; stop the service, put a backup of it back, and start it again"
     if code == sqlite3.SQLITE_FULL:
         detail = "the disk under the database is full; free space there, and try again"
     return problem(request.scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -13,6 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from service.store.columns import dump_document, load_document
+from service.store.file_guard import FileGuard
 from service.store.postgres import Limits, create_reader, create_writer, lift_limits
 
 _BUSY_S = 30.0
@@ -28,12 +30,15 @@ class Database:
     def __init__(self, url: str, *, limits: Limits | None = None) -> None:
         self.url = url
         if make_url(url).get_backend_name() == "sqlite":
-            self.engine: Engine = _sqlite(url)
+            path = make_url(url).database
+            self._guard = FileGuard(Path(path)) if path and path != ":memory:" else None
+            self.engine: Engine = _sqlite(url, self._guard)
             # Writers of a file take turns anyway: one connection for all of them leaves the others
             # to readers.
-            one = _sqlite(url, pool_size=1, max_overflow=0, pool_timeout=_BUSY_S)
+            one = _sqlite(url, self._guard, pool_size=1, max_overflow=0, pool_timeout=_BUSY_S)
             self._writer: Engine = one.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         else:
+            self._guard = None
             self.engine = create_reader(url, limits or Limits(), **_DOCUMENTS)
             self._writer = create_writer(url, limits or Limits(), **_DOCUMENTS)
 
@@ -48,6 +53,8 @@ class Database:
         """One transaction, begun as a writer: committed at the end, rolled back when the body raises."""
         with Session(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
+        if self._guard is not None:
+            self._guard.check()
 
     @contextmanager
     def connect_writer(self) -> Iterator[Connection]:
@@ -61,14 +68,26 @@ class Database:
         """Give all connections back."""
         self.engine.dispose()
         self._writer.dispose()
+        if self._guard is not None:
+            self._guard.close()
 
 
-def _sqlite(url: str, **pool: float) -> Engine:
+def _sqlite(url: str, guard: FileGuard | None, **pool: float) -> Engine:
     connect_args = {"timeout": _BUSY_S, "check_same_thread": False}
     engine = create_engine(url, connect_args=connect_args, **_DOCUMENTS, **pool)
     event.listen(engine, "connect", _prepare)
+    if guard is not None:
+        _watch(engine, guard)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _watch(engine: Engine, guard: FileGuard) -> None:
+    """Have every connection and transaction check that the file is there, and every commit once more."""
+    event.listen(engine, "do_connect", lambda *_: guard.before_connect())
+    event.listen(engine, "connect", lambda *_: guard.after_connect())
+    event.listen(engine, "close", lambda *_: guard.after_close())
+    event.listen(engine, "begin", lambda _: guard.check())
 
 
 def _prepare(connection: Any, _record: Any) -> None:

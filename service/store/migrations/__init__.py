@@ -10,10 +10,11 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 
 from service.errors import StartError
 from service.store.engine import Database
+from service.store.file_guard import is_damage
 
 _PG_LOCK = 0x4143_434F
 """Any number that nobody else uses for an advisory lock in this database."""
@@ -30,7 +31,9 @@ def upgrade(url: str) -> None:
         if parsed.get_backend_name() == "sqlite" and parsed.database:
             Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _upgrade(url)
-    except (OSError, OperationalError, ModuleNotFoundError) as error:
+    except (OSError, DatabaseError, ModuleNotFoundError) as error:
+        if isinstance(error, DatabaseError) and not (isinstance(error, OperationalError) or is_damage(error.orig)):
+            raise
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(getattr(error, "orig", error)).split())
         raise StartError(
             f"the database {parsed.render_as_string(hide_password=True)} cannot be used ({reason}); "

@@ -1,0 +1,83 @@
+"""A database file that is taken away, replaced or damaged while the service runs: nothing is accepted into the void."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.errors import StartError
+from service.store.migrations import upgrade
+from tests.api.test_bad_input import JOBS, problem_of
+from tests.api.test_health import checks
+from tests.api.world import DIGITS, World
+
+
+def _replace(file: Path) -> None:
+    copy = file.with_suffix(".copy")
+    copy.write_bytes(file.read_bytes())
+    copy.replace(file)
+
+
+def _overwrite(file: Path) -> None:
+    with file.open("r+b") as opened:
+        opened.write(b"garbage" * 1000)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "removed": (lambda file: file.unlink(), "was removed"),
+    "replaced": (_replace, "was replaced by another file"),
+    "truncated": (lambda file: file.write_bytes(b""), "was overwritten"),
+    "overwritten": (_overwrite, "was overwritten"),
+    "log": (lambda file: file.with_name(f"{file.name}-wal").unlink(), "log of changes"),
+    "all": (lambda file: [part.unlink() for part in file.parent.glob("accordion.db*")], "was removed"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_database_that_is_gone_takes_no_job_and_says_what_to_do(client: TestClient, world: World, fault: str) -> None:
+    damage, sentence = FAULTS[fault]
+    assert client.post(JOBS, json=DIGITS).status_code == 201
+    damage(world.settings.home / "accordion.db")
+    detail = problem_of(client.post(JOBS, json=DIGITS), 503)["detail"]
+    assert sentence in detail
+    assert "put the database or a backup of it back" in detail
+    problem_of(client.get(JOBS), 503)
+    assert not checks(client)["database"][0]
+
+
+def test_a_database_that_is_put_back_goes_on(client: TestClient, world: World) -> None:
+    file = world.settings.home / "accordion.db"
+    assert client.post(JOBS, json=DIGITS).status_code == 201
+    file.rename(file.with_suffix(".away"))
+    problem_of(client.post(JOBS, json=DIGITS), 503)
+    file.with_suffix(".away").rename(file)
+    assert client.post(JOBS, json=DIGITS).status_code == 201
+    assert len(client.get(JOBS).json()["items"]) == 2
+
+
+def test_a_damaged_page_is_told_as_damage_and_not_as_a_crash(client: TestClient, world: World) -> None:
+    world.submit()
+    world.database.close()
+    client.app.state.parts.database.close()
+    file = world.settings.home / "accordion.db"
+    file.write_bytes(file.read_bytes()[:4096] + b"\xff" * (file.stat().st_size - 4096))
+    assert "is damaged" in problem_of(client.get(JOBS), 503)["detail"]
+
+
+def test_a_service_does_not_start_on_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "accordion.db").write_bytes(b"garbage" * 1000)
+    with pytest.raises(StartError, match=r"cannot be used .file is not a database"):
+        upgrade(f"sqlite:///{tmp_path}/accordion.db")
+
+
+def test_the_scheduler_leaves_the_cluster_alone_while_its_database_is_gone(world: World) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    (world.settings.home / "accordion.db").unlink()
+    with pytest.raises(Exception, match="was removed"):
+        world.turn(8)
+    assert world.runtime.removed == []
+    assert not (world.settings.home / "accordion.db").exists()
