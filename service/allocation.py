@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.domain.grants import Holding, holding, plan_grants, unplaceable
@@ -24,6 +24,26 @@ class ClusterState:
     nodes: Sequence[Node] = ()
     supervisors: dict[str, SupervisorState] = field(default_factory=dict)
     """By job id."""
+    placed_at: dict[str, float] = field(default_factory=dict)
+    """When a worker process of the job was last seen to have room, by job id; on a clock that no one sets."""
+
+    def note_supervisors(self, found: Iterable[SupervisorState], now: float) -> None:
+        """Take over what was seen of all supervisors."""
+        self.supervisors = {supervisor.job_id: supervisor for supervisor in found}
+        placed = {job_id: now for job_id, supervisor in self.supervisors.items() if supervisor.placed}
+        kept = {job_id: at for job_id, at in self.placed_at.items() if job_id in self.supervisors}
+        self.placed_at = kept | placed
+
+    def extended(self, deadline: float | None, job: JobRow, start_timeout_s: float) -> float | None:
+        """The job's deadline, on the clock of `placed_at`, moved while it starts and its processes have room.
+
+        Loading is not limited here: processes that have room load their data, and the supervisor ends those that do
+        not answer or exceed the job's own limit.
+        """
+        placed_at = self.placed_at.get(job.id)
+        if deadline is None or placed_at is None or job.status != Status.STARTING:
+            return deadline
+        return max(deadline, placed_at + start_timeout_s)
 
     def usable(self) -> list[Size]:
         """What the nodes that take workers have."""

@@ -131,7 +131,7 @@ class Scheduler:
         self._surveyed_at = None
         self._cluster.nodes = self._runtime.nodes()
         found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
-        self._cluster.supervisors = {supervisor.job_id: supervisor for supervisor in found}
+        self._cluster.note_supervisors(found, now)
         # Read after the cluster, which may take its time: every supervisor that was seen has its row by now.
         unfinished = {job.id for job in self._repository.unfinished()}
         unknown = self._remove_ended(self._cluster.supervisors.keys() - unfinished, token)
@@ -178,7 +178,7 @@ class Scheduler:
         seen = Seen(
             status=Status(job.status),
             attempt=job.attempt,
-            deadline=self._deadlines.of(job),
+            deadline=self._cluster.extended(self._deadlines.of(job), job, self._settings.start_timeout_s),
             given_up=given_up,
             unplaceable=self._allocator.unplaceable_for(job.id) >= self._settings.patience_s,
         )

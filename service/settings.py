@@ -65,7 +65,8 @@ class Settings(BaseSettings):
     metrics_retention_s: float = Field(default=300.0, ge=0)
     """How long an ended job stays in `/metrics`."""
     start_timeout_s: float = Field(default=120.0, gt=0)
-    """From admission to the first training step of an attempt; then it is started anew."""
+    """How long a start may take while none of its worker processes has room; then it is begun anew. For loading, the
+    job's spec has a limit of its own."""
     cancel_grace_s: float = Field(default=30.0, gt=0)
     """From the wish to cancel until the workers are removed by force."""
     max_lost_attempts: int = Field(default=5, ge=0)

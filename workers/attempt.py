@@ -13,7 +13,6 @@ from typing import Literal, Protocol
 
 from workers.context import Interruption
 from workers.contract import EndReason, EndRecord, FailureRecord, Launch, Orders, PausedRecord, ResizeRecord, Size
-from workers.crew import Crew
 from workers.elastic import Plan, Situation, placed_nodes, plan
 from workers.errors import ProcessLost
 from workers.failure import (
@@ -24,7 +23,8 @@ from workers.failure import (
     Retry,
     next_move,
 )
-from workers.failure_causes import failure_of, fatal_reason, lost_a_process
+from workers.failure_causes import failure_of, fatal_reason, hang_of, lost_a_process
+from workers.process_pool import Crew
 from workers.starts import AvoidedNodes, FailedStart, StartVerdict, blame_nodes, judge_starts, unbuilt_members
 
 TICK_S = 0.1
@@ -129,6 +129,8 @@ class Attempt:
             returned = self.crew.returned()
             if returned:
                 return self._ending(self._group, returned)
+            if self.crew.idle_s() >= (limit_s := self._limit_s()):
+                return self._end_hung(self._group, limit_s)
             self._resize(self._group, todo, size)
             return None
         if unstarted is not None:
@@ -212,6 +214,22 @@ class Attempt:
         if outcome in {"stopped", "unsaved"}:
             return self._stopped(self.desk.stopped_by(), self.interruption.step)
         return None
+
+    def _limit_s(self) -> float:
+        """How long the group may go without a sign of training."""
+        limits = self.launch.spec.limits
+        has_trained = any(one.doing != "starting" for one in self.crew.progress().values())
+        return limits.step_seconds if has_trained else limits.start_seconds
+
+    def _end_hung(self, group: _Group, limit_s: float) -> EndRecord | None:
+        """End all members of a group in which no rank gets on: nobody else would."""
+        failure = hang_of(self.crew.progress(), self.crew.code_places(), limit_s)
+        self._group = None
+        self.interruption = self._interrupted("recovery", len(group.members))
+        for number in group.members:
+            self.crew.expel(number)
+        self.has_trained = self.has_trained or self.desk.has_started(group.generation)
+        return self._after(failure, progressed=self.desk.progressed(group.generation), fatal=None)
 
     def _call_back(self, group: _Group, returned: Mapping[int, object]) -> None:
         """End those who stay away from a broken group for too long."""

@@ -82,7 +82,7 @@ class RankProgress:
     def __str__(self) -> str:
         match self.doing:
             case "starting":
-                return "while it started"
+                return "at its start"
             case "training":
                 return f"in step {self.step}"
             case "epoch end":
@@ -104,6 +104,8 @@ class Helm:
         self.compute_s_by_rank: tuple[float, ...] = ()
         """Likewise of all ranks, as the supervisor last told."""
         self.progress = RankProgress()
+        self.num_signs = 0
+        """Signs of training given so far: a worker whose number stays does not get on."""
         self._words: set[Word] = set()
         self._listener: Callable[[Word], None] | None = None
         self._lock = threading.Lock()
@@ -116,6 +118,7 @@ class Helm:
     def enter(self, doing: Doing, *, epoch: int, step: int) -> None:
         """Note what the loop does from now on, after so many steps."""
         self.progress = RankProgress(step=step, epoch=epoch, doing=doing)
+        self.num_signs += 1
 
     def successor(self) -> Helm:
         """For the next group: nothing is asked of it yet."""

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from workers.cluster import draining_nodes
 from workers.context import Interruption, RankProgress
 from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
-from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
+from workers.errors import ProcessCrashed, ProcessLost, TaskNotReady, TaskRaised, WorkerError
 from workers.exit_notes import discard_exit_note, note_file, read_exit_note
 from workers.memory import MemoryUse, explain_death, judge_memory, read_memory_use
 from workers.starts import FailedStart
@@ -28,12 +28,13 @@ from workers.worker import Place, Pulse, Seat, Worker
 
 PULSE_S = 1.0
 """Distance between two signs of life that are asked of a process."""
-HUNG_S = 15.0
-"""How long a process may leave one unanswered: far longer than a loaded machine takes, and short beside the 600 s after
-which a collective gives up by default."""
 PREPARING_S = 120.0
-"""The same of one that prepares: code that loads data may hold Python's lock for minutes, and would do so again in the
-process that takes its place."""
+"""How long a process that prepares may leave one unanswered, where the job's limit is not longer: code that loads data
+may hold Python's lock for minutes, and would do so again in the process that takes its place."""
+MOST_SILENCE_S = 960.0
+"""Up to this the job's limit doubles whenever a process was ended for its silence."""
+PEER_TIMEOUT_S = 60.0
+"""Least time that a collective waits for a peer; it waits for twice as long as a process may be silent."""
 _MEASURE_S = 0.25
 """Distance between two looks at the memory of a process on this machine; elsewhere its signs of life tell."""
 SURVEY_S = 0.5
@@ -52,51 +53,6 @@ EXPELLED = "expelled"
 """What a process counts as coming back with that did not come back."""
 
 
-class Crew(Protocol):
-    """The processes of one attempt. One thread uses it."""
-
-    @property
-    def processes(self) -> list[Process]:
-        """Those that live, by number."""
-
-    def hire(self, avoid: Collection[str] = ()) -> None:
-        """Ask for one more process; it starts as soon as the cluster has room on a node that is not to be avoided."""
-
-    def dismiss(self, number: int) -> None:
-        """End a process by force; nothing happens where there is none."""
-
-    def expel(self, number: int) -> None:
-        """End one that trains, by whatever force it takes; it counts as returned, and not as the cause of anything."""
-
-    def look(self, timeout_s: float) -> None:
-        """Take in what happened, or wait so long for something to happen."""
-
-    def failed_starts(self) -> list[FailedStart]:
-        """Processes that ended before they were ready, since the last call."""
-
-    def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
-        """Let these train, in rank order.
-
-        Raises:
-            ProcessLost: the one that leads them does not answer.
-        """
-
-    def returned(self) -> dict[int, str | BaseException]:
-        """What the group's members came back with so far, by rank: the loop's outcome, or what ended them."""
-
-    def resize(self, note: ResizeRecord) -> None:
-        """Have the group save and come back at its next step boundary, and rank 0 keep the note."""
-
-    def last_step(self) -> tuple[int, float] | None:
-        """The newest step that the newest group is known to have made, and when; None where it made none."""
-
-    def progress(self) -> dict[int, RankProgress]:
-        """How far each rank of the newest group was, as far as that was heard; `last_step` asks for it."""
-
-    def close(self) -> None:
-        """End all processes."""
-
-
 @dataclass(slots=True, eq=False)
 class _Member:
     number: int
@@ -104,6 +60,8 @@ class _Member:
     starting: Any
     """Becomes its `Place`, then the word that it is prepared; None where it is ready."""
     place: Place | None = None
+    prepares_s: float = 0.0
+    """How long it has prepared."""
     ready_since: float | None = None
     leaving_since: float | None = None
     training: Any = None
@@ -152,6 +110,12 @@ class RayCrew:
         self._progress: dict[int, RankProgress] = {}
         """Of the newest group's members, by number."""
         self._storage = launch.storage
+        self._limits = launch.spec.limits
+        self._answer_s = self._limits.answer_seconds
+        """How long a process may leave a sign of life unanswered."""
+        self._idle_s = 0.0
+        self._num_signs: dict[int, int] = {}
+        """Signs of training that the newest group's members have given, by number."""
         self._looked_at = self._clock()
         self._surveyed_at: float | None = None
 
@@ -225,8 +189,16 @@ class RayCrew:
             self.dismiss(group[0])
             raise ProcessLost(f"rank 0's process opened no store for its group: {type(error).__name__}") from error
         self._group, self._returned, self._newest, self._progress = tuple(group), {}, None, {}
+        self._num_signs, self._idle_s = {}, 0.0
         for rank, member in enumerate(members):
-            seat = Seat(generation=generation, rank=rank, world_size=len(group), store=store, interruption=interruption)
+            seat = Seat(
+                generation=generation,
+                rank=rank,
+                world_size=len(group),
+                store=store,
+                interruption=interruption,
+                peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._answer_s),
+            )
             member.training = member.actor.train.remote(seat)
 
     def returned(self) -> dict[int, str | BaseException]:
@@ -252,6 +224,21 @@ class RayCrew:
     def progress(self) -> dict[int, RankProgress]:
         """As the members' newest pulses say."""
         return {rank: self._progress[number] for rank, number in enumerate(self._group) if number in self._progress}
+
+    def idle_s(self) -> float:
+        """Counted while this process watches."""
+        return self._idle_s
+
+    def code_places(self) -> dict[int, str]:
+        """Ask all members."""
+        members = {rank: self._members[number] for rank, number in enumerate(self._group) if number in self._members}
+        calls = {member.actor.code_place.remote(): rank for rank, member in members.items()}
+        done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S) if calls else ([], [])
+        places: dict[int, str] = {}
+        for call in done:
+            with suppress(self._ray.exceptions.RayError):
+                places[calls[call]] = self._ray.get(call)
+        return places
 
     def close(self) -> None:
         """Kill all actors."""
@@ -294,6 +281,8 @@ class RayCrew:
     def _hear(self, member: _Member, pulse: Pulse) -> None:
         if member.number in self._group:
             self._progress[member.number] = pulse.progress
+            if self._num_signs.get(member.number) != pulse.num_signs:
+                self._num_signs[member.number], self._idle_s = pulse.num_signs, 0.0
         if pulse.stepped_at:
             newest = self._newest or (0, 0.0)
             self._newest = max(newest, (pulse.step, pulse.stepped_at), key=lambda made: made[1])
@@ -343,13 +332,30 @@ class RayCrew:
         now = self._clock()
         # a supervisor that itself stood still has not heard the answers yet.
         watched_s, self._looked_at = min(now - self._looked_at, PULSE_S), now
+        self._idle_s += watched_s
         for member in list(self._members.values()):
             member.silent_s = member.silent_s + watched_s if member.pulsing is not None else 0.0
-            limit_s = PREPARING_S if member.ready_since is None else HUNG_S
-            if member.silent_s >= limit_s:
-                log.warning("worker process %d has not answered for %g s and is ended", member.number, limit_s)
+            member.prepares_s += watched_s if member.place is not None and member.ready_since is None else 0.0
+            why = self._is_hung(member)
+            if why is not None:
+                log.warning("worker process %d is ended: %s", member.number, why)
                 self._end_process(member)
-                self._lose(member, ProcessLost(f"the process has not answered for {limit_s:g} s, and was ended"))
+                self._lose(member, why)
+
+    def _is_hung(self, member: _Member) -> WorkerError | None:
+        """Why the process is to be ended, if it is."""
+        limit_s = max(PREPARING_S, self._answer_s) if member.ready_since is None else self._answer_s
+        if member.silent_s >= limit_s:
+            # what held Python's lock for so long may do so again.
+            self._answer_s = max(self._answer_s, min(2 * self._answer_s, MOST_SILENCE_S))
+            return ProcessLost(
+                f"it has not answered for {limit_s:g} s; the limit is {self._answer_s:g} s from now on, and "
+                "limits.answer_seconds of the job sets it"
+            )
+        if member.prepares_s >= (limit_s := self._limits.start_seconds):
+            sentence = f"task and data were not loaded within {limit_s:g} s; raise limits.start_seconds of the job"
+            return TaskNotReady(None, None, sentence)
+        return None
 
     def _end_process(self, member: _Member) -> None:
         """A stopped process does not hear Ray: its machine ends it."""

@@ -2,6 +2,7 @@
 
     WorkerError
     ├── TaskRaised        the task's own code raised: the job's fault, with the place where it happened
+    │   └── TaskNotReady  it was not loaded within the job's limit
     ├── LossNotFinite     training went nowhere: no step could be taken any more
     ├── CheckpointError   a saved state does not fit this job
     ├── StorageError      the storage of the checkpoints cannot serve this job
@@ -32,6 +33,13 @@ class TaskRaised(WorkerError):
     def __str__(self) -> str:
         place = "while it was being built" if self.step is None else f"in step {self.step} (epoch {self.epoch})"
         return f"the task raised {place}: {self.error}; the traceback is in the job's log"
+
+
+class TaskNotReady(TaskRaised):
+    """The task, or its data, was not loaded within the job's limit; `error` is a whole sentence."""
+
+    def __str__(self) -> str:
+        return self.error
 
 
 class LossNotFinite(WorkerError):
@@ -98,6 +106,7 @@ __all__ = [
     "ProcessLost",
     "StopRequested",
     "StorageError",
+    "TaskNotReady",
     "TaskRaised",
     "WorkerError",
 ]

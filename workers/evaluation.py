@@ -103,6 +103,7 @@ def _evaluated(run: Run) -> tuple[dict[str, float], int]:
     with run.task_code():
         pieces = cut(range(len(run.held_out)), run.spec.training.micro_batch)
         for piece in share(pieces, rank=run.context.rank, world_size=run.context.world_size):
+            run.context.helm.num_signs += 1
             for name, value in _measured(run, model, piece).items():
                 term = _log(float(value)) if name in geometric else float(value)
                 totals[name] = totals.get(name, 0.0) + term * len(piece)

@@ -16,6 +16,8 @@ _STORAGE_AWAY = frozenset({
     errno.ESTALE, errno.ETIMEDOUT,
 })  # fmt: skip
 """What a directory that is full or not mounted answers: it is waited for."""
+_MOST_RANKS = 4
+"""Ranks of a group that hangs that are told one by one."""
 CONTROLLER = -1
 """The rank under which a failure of no rank stands: of what starts and leads the group."""
 
@@ -59,6 +61,26 @@ def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
 def lost_a_process(by_rank: Mapping[int, BaseException]) -> bool:
     """Whether a process died while its node stayed."""
     return any(map(died_alone, by_rank.values()))
+
+
+def hang_of(progress: Mapping[int, RankProgress], places: Mapping[int, str], limit_s: float) -> FailureRecord:
+    """No rank gets on; `places` are the lines of code where they are, by rank, as far as that is known."""
+    first = min(progress, default=0)
+    ranks = [f"rank {rank} is {_at(rank, progress, places)}" for rank in sorted(progress)[:_MOST_RANKS]]
+    seen = "; ".join(ranks) or "none of them answers"
+    message = f"no rank has given a sign of training for {limit_s:g} s: {seen}; where that is right, raise limits."
+    is_starting = all(one.doing == "starting" for one in progress.values())
+    return FailureRecord(
+        cause="job",
+        rank=first,
+        epoch=progress[first].epoch if progress else None,
+        step=_step(first, progress),
+        message=message + ("start_seconds" if is_starting else "step_seconds"),
+    )
+
+
+def _at(rank: int, progress: Mapping[int, RankProgress], places: Mapping[int, str]) -> str:
+    return f"{progress[rank]} ({places[rank]})" if places.get(rank) else str(progress[rank])
 
 
 def _of_controller(error: BaseException) -> FailureRecord:

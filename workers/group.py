@@ -28,10 +28,13 @@ def device_of(workers: WorkersSpec) -> str:
 
 
 @contextmanager
-def process_group(store: Store, place: tuple[int, int], *, device: str, host: str) -> Iterator[None]:
+def process_group(
+    store: Store, place: tuple[int, int], *, device: str, host: str, timeout: timedelta = PEER_TIMEOUT
+) -> Iterator[None]:
     """Be in a process group with all workers while the block runs: NCCL between GPUs, gloo between CPUs.
 
-    `place` is rank and world size, `host` this machine's address in the cluster.
+    `place` is rank and world size, `host` this machine's address in the cluster, `timeout` how long a collective waits
+    for a peer.
 
     Raises:
         RuntimeError: not all workers came.
@@ -40,7 +43,7 @@ def process_group(store: Store, place: tuple[int, int], *, device: str, host: st
     rank, world_size = place
     backend = "nccl" if device.startswith("cuda") else "gloo"
     try:
-        dist.init_process_group(backend, store=store, timeout=PEER_TIMEOUT, rank=rank, world_size=world_size)
+        dist.init_process_group(backend, store=store, timeout=timeout, rank=rank, world_size=world_size)
     except Exception:
         # torch counts groups that never formed, and names the next one by the count: it could meet no newcomer.
         distributed_c10d._world.group_count = 0

@@ -151,6 +151,7 @@ def forward(run: Run, order: Tensor, piece: range) -> Tensor:
     Raises:
         TaskRaised: the task or its model raised.
     """
+    run.context.helm.num_signs += 1
     seed = seed_of("sample", run.spec.training.seed, run.position.epoch, piece.start)
     device = run.context.device
     with run.task_code(), seeded(seed, device):

@@ -233,6 +233,19 @@ class CheckpointSpec(Strict):
         return None if storage is None else check_url(storage)
 
 
+class LimitsSpec(Strict):
+    """How long worker processes may take before they count as hung; what is right depends on the job."""
+
+    start_seconds: Number = Field(default=3600, ge=1, le=10_000_000)
+    """Time to load the task and its data, and then a checkpoint, for a process that answers all the while."""
+    step_seconds: Number = Field(default=1800, ge=1, le=10_000_000)
+    """Time without a sign of training on any worker: a step, a micro-batch, a piece of the evaluation. For a script, a
+    call of the session."""
+    answer_seconds: Number = Field(default=15, ge=1, le=100_000)
+    """Time that a process may not answer at all, such as in C code that holds Python's lock; it doubles whenever a
+    process was ended for it."""
+
+
 class JobSpec(Strict):
     """What a person asks for. Everything but `task` has a default."""
 
@@ -246,6 +259,7 @@ class JobSpec(Strict):
     batch: BatchSpec | None = None
     policy: PolicySpec = PolicySpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    limits: LimitsSpec = LimitsSpec()
     priority: Whole = Field(default=50, ge=0, le=100)
     max_failures: Whole = Field(default=3, ge=0, le=100)
     """How often the job's own failures are retried; lost machines do not count."""

@@ -17,7 +17,7 @@ from workers.asking import AT_HOME, ActorSilentError, Ask, RayAsk
 from workers.attempt import Attempt
 from workers.context import Interruption
 from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Progress, Started
-from workers.crew import Crew, RayCrew
+from workers.crew import RayCrew
 from workers.failure import Failures, safe_step
 from workers.journal import Journal, claim_generation, read_end, read_records, write_end
 from workers.lineage import Lineage
@@ -25,6 +25,7 @@ from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.orders import Watch
 from workers.outbox import Outbox
 from workers.plain_text import clean_text
+from workers.process_pool import Crew
 from workers.telemetry import Source, shipping
 
 MOST_RESTARTS = 100

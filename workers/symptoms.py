@@ -104,10 +104,14 @@ def _cleaned(error: Exception) -> Exception:
 
 def raised_at(error: BaseException) -> str:
     """`Type: message (file.py:line)`: the innermost line of people's own code, or of a task of the table."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_peoples_own(frame.filename)] or frames[-1:]
-    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"
+    place = code_place(traceback.extract_tb(error.__traceback__))
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+
+
+def code_place(frames: traceback.StackSummary) -> str:
+    """`file.py:line` of the innermost line of people's own code or of a task of the table; else of the innermost."""
+    own = [frame for frame in frames if _is_peoples_own(frame.filename)] or list(frames[-1:])
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
 def _is_peoples_own(filename: str) -> bool:

@@ -10,10 +10,14 @@ import gc
 import importlib
 import logging
 import os
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +30,7 @@ from workers.exit_notes import keep_exit_note, note_file
 from workers.journal import Journal
 from workers.link import ActorLink
 from workers.memory import MemoryUse, read_memory_use
-from workers.symptoms import is_collateral, raised_at, sendable_errors, sentence_of
+from workers.symptoms import code_place, is_collateral, raised_at, sendable_errors, sentence_of
 from workers.tasks import SCRIPT
 from workers.telemetry import Source, shipping
 
@@ -61,6 +65,8 @@ class Seat:
     store: Address
     """Host and port where the group meets, and the secret that its members know; rank 0's process has opened it."""
     interruption: Interruption | None
+    peer_timeout_s: float
+    """How long a collective waits for a peer that says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,8 @@ class Pulse:
     progress: RankProgress = field(default_factory=RankProgress)
     memory: MemoryUse | None = None
     """What the process and its node use; None where the system does not say."""
+    num_signs: int = 0
+    """Signs of training that this worker has given; see `Helm`."""
 
 
 class Worker:
@@ -88,6 +96,8 @@ class Worker:
         self._helm = Helm()
         self._has_note = False
         self._meeting: Meeting | None = None
+        self._trainer: int | None = None
+        """Thread that trains, while one does."""
         self._link: Link | None = None
         """Of rank 0, while it trains."""
 
@@ -142,7 +152,18 @@ class Worker:
     def last_step(self) -> Pulse:
         """How far this worker is, or was when its group ended."""
         helm = self._helm
-        return Pulse(step=helm.step, stepped_at=helm.stepped_at, compute_s=helm.compute_s, progress=helm.progress)
+        return Pulse(
+            step=helm.step,
+            stepped_at=helm.stepped_at,
+            compute_s=helm.compute_s,
+            progress=helm.progress,
+            num_signs=helm.num_signs,
+        )
+
+    def code_place(self) -> str:
+        """Line of people's own code where this worker trains at the moment; empty where it does not."""
+        frame = sys._current_frames().get(self._trainer or 0)
+        return code_place(traceback.extract_stack(frame)) if frame is not None else ""
 
     def train(self, seat: Seat) -> str:
         """Train in this group until it ends; gives the loop's outcome.
@@ -151,10 +172,12 @@ class Worker:
             WorkerError: as `loop.train`.
             RuntimeError: a collective broke, since some peer is gone.
         """
+        self._trainer = threading.get_ident()
         try:
             with sendable_errors():
                 return self._train(seat)
         finally:
+            self._trainer = None
             # sockets of the group close with the last object that holds one: peers wait for that.
             self._meeting = None
             self._helm.let_go()
@@ -180,7 +203,13 @@ class Worker:
         place = (seat.rank, seat.world_size)
         with (
             _link(self._launch, seat) as link,
-            process_group(self._meet(seat), place, device=device, host=self.place().host),
+            process_group(
+                self._meet(seat),
+                place,
+                device=device,
+                host=self.place().host,
+                timeout=timedelta(seconds=seat.peer_timeout_s),
+            ),
         ):
             context = WorkerContext(
                 launch=self._launch,

@@ -62,3 +62,14 @@ def test_job_that_trains_gives_no_worker_to_one_admitted_in_error(two_nodes: Wor
     two_nodes.runtime.stuck = {wide}
     two_nodes.turn(40)
     assert [event.data["new"] for event in two_nodes.events(first, "workers") if event.data["what"] == "granted"] == []
+
+
+def test_a_start_whose_processes_load_for_long_is_left_alone(world: World) -> None:
+    world.runtime.slow_start = 20
+    job_id = world.submit()
+    world.runtime.placed[job_id] = ("node-0",)
+    world.turn_until(lambda: world.job(job_id).status == Status.STARTING)
+    for _ in range(5):
+        world.clock.now += world.settings.start_timeout_s
+        world.turn()
+    assert world.finish(job_id).attempt == 1

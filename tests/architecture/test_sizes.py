@@ -14,6 +14,7 @@ TABLES_OF_RECORDS = {
     "service.api.schemas": "every body of the REST api",
     "service.errors": "every error of the service, one a status",
     "service.store.models": "every table of the database",
+    "workers.errors": "every error of the training side",
     "workers.contract": "every record between service and workers",
     "workers.spec": "what a person asks for, part by part",
 }

@@ -19,6 +19,7 @@ from workers.starts import FailedStart
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 LIMIT_S = 5.0
 """Instead of two minutes; a process that only waits answers in milliseconds."""
+LIMITS = {"answer_seconds": LIMIT_S}
 Hanging = Callable[[str], RayCrew]
 
 
@@ -30,7 +31,7 @@ def hanging(backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def hire(way: str) -> RayCrew:
         task = {"name": "tests.elastic.hanging:HangsOnce", "options": {"folder": str(tmp_path), "hang": way}}
-        spec = JobSpec.model_validate({"task": task, "workers": {"min": 1, "max": 1}})
+        spec = JobSpec.model_validate({"task": task, "workers": {"min": 1, "max": 1}, "limits": LIMITS})
         crews.append(RayCrew(Launch(job_id="starts", attempt=1, workers=1, storage=str(tmp_path), spec=spec)))
         crews[-1].hire()
         look_until(crews[-1], (tmp_path / "hangs").exists)

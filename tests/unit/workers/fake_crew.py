@@ -29,6 +29,8 @@ class FakeCrew:
     note_progress: bool = True
     deaf: bool = False
     """Whether groups train on that are asked to resize."""
+    hangs: bool = False
+    """Whether no rank of a group gives a sign of training."""
     unseated: int = 0
     """How many of the next groups are not seated, since their leader does not answer."""
     nodes: dict[int, str] = field(default_factory=dict)
@@ -143,6 +145,12 @@ class FakeCrew:
 
     def progress(self) -> dict[int, RankProgress]:
         return dict(self.progress_by_rank)
+
+    def idle_s(self) -> float:
+        return self.now - self.seated_when[-1] if self.hangs else 0.0
+
+    def code_places(self) -> dict[int, str]:
+        return {0: "train.py:7"}
 
     def close(self) -> None:
         self.closed = True

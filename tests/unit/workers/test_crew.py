@@ -2,88 +2,40 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from ray.exceptions import RayTaskError
 
-from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE, Actor, FakeRay
-from tests.unit.workers.world import launch
+from tests.unit.workers.crew_world import World, crew_of
+from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE
 from workers import crew as crew_module
 from workers.context import RankProgress
 from workers.contract import ResizeRecord
-from workers.crew import EXPELLED, HUNG_S, PREPARING_S, PULSE_S, SURVEY_S, RayCrew
+from workers.crew import EXPELLED, PREPARING_S, PULSE_S, SURVEY_S
 from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
 from workers.exit_notes import note_file
+from workers.spec import LimitsSpec
 from workers.starts import FailedStart
 from workers.worker import Place, Pulse
 
+HUNG_S = LimitsSpec().answer_seconds
 NOTE = ResizeRecord(cause="joined", old=1, new=2, step=0, message="one more")
 
 
-@dataclass
-class World:
-    crew: RayCrew
-    ray: FakeRay
-
-    def look(self, seconds: float = PULSE_S) -> None:
-        """So long, in steps as the attempt takes them."""
-        end = self.ray.now + seconds
-        while self.ray.now < end:
-            self.crew.look(0.1)
-
-    def hired(self, *numbers: int) -> list[Actor]:
-        """As many, and ready."""
-        for _ in numbers:
-            self.crew.hire()
-        self.look()
-        return self.ray.actors[-len(numbers) :]
-
-    def starting(self, **answers: Any) -> Actor:
-        """One more, whose start goes like this."""
-        self.crew.hire()
-        actor = self.ray.actors[-1]
-        actor.answers |= answers
-        actor.calls[0].answer = actor.answers["place"]
-        return actor
-
-    def seated(self, number: int) -> list[Actor]:
-        """A first group of so many, that trains."""
-        actors = self.hired(*range(number))
-        self.crew.seat(range(number), 1, None)
-        return actors
-
-    @property
-    def ready(self) -> list[int]:
-        return [one.number for one in self.crew.processes if one.ready_since is not None]
-
-    @property
-    def numbers(self) -> list[int]:
-        return [one.number for one in self.crew.processes]
-
-
 @pytest.fixture
-def draining(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def draining() -> set[str]:
     """Nodes that are to go; the test adds some."""
-    nodes: set[str] = set()
-    monkeypatch.setattr(crew_module, "draining_nodes", lambda: frozenset(nodes))
-    return nodes
+    return set()
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, draining: set[str]) -> World:
-    fake = FakeRay()
-    context = SimpleNamespace(get_node_id=lambda: HERE)
-    for name, do in {"remote": fake.remote, "wait": fake.wait, "get": fake.get, "kill": fake.killed.append}.items():
-        monkeypatch.setattr(ray, name, do)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(os, "kill", fake.end)
-    return World(RayCrew(launch(tmp_path), clock=lambda: fake.now, pause=fake.pass_time), fake)
+    world = crew_of(monkeypatch, tmp_path)
+    monkeypatch.setattr(crew_module, "draining_nodes", lambda: frozenset(draining))
+    return world
 
 
 def raised(error: Exception) -> RayTaskError:

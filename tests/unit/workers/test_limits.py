@@ -1,0 +1,102 @@
+"""How long worker processes may take: per job, and longer after each that was ended for its silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.workers.attempt_world import World as AttemptWorld
+from tests.unit.workers.crew_world import World, crew_of
+from tests.unit.workers.fake_crew import FakeCrew
+from tests.unit.workers.fake_ray import OPEN
+from workers.context import RankProgress
+from workers.contract import EndRecord
+from workers.crew import MOST_SILENCE_S, PREPARING_S
+from workers.errors import TaskNotReady
+from workers.failure_causes import hang_of
+from workers.spec import LimitsSpec
+from workers.worker import Pulse
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., World]:
+    return lambda **limits: crew_of(monkeypatch, tmp_path, limits=LimitsSpec(**limits))
+
+
+def test_a_process_may_be_silent_for_as_long_as_the_job_says(here: Callable[..., World]) -> None:
+    world = here(answer_seconds=60)
+    world.seated(1)[0].answer("pulse", OPEN)
+    world.look(55.0)
+    assert world.numbers == [0]
+    world.look(10.0)
+    assert world.numbers == []
+
+
+def test_the_next_process_may_be_silent_for_twice_as_long(here: Callable[..., World]) -> None:
+    world, lived = here(), []
+    for _ in range(8):
+        [actor] = world.hired(0)
+        actor.answer("pulse", OPEN)
+        begin = world.ray.now
+        while world.numbers:
+            world.look()
+        lived.append(world.ray.now - begin)
+    expected = [min(15.0 * 2**times, MOST_SILENCE_S) for times in range(8)]
+    assert lived == pytest.approx(expected, abs=3.0)
+
+
+def test_peers_wait_for_longer_than_a_process_may_be_silent(here: Callable[..., World]) -> None:
+    for limit_s, timeout_s in ((15, 60.0), (120, 240.0)):
+        [actor] = here(answer_seconds=limit_s).seated(1)
+        assert actor.asked("train")[0].arguments[0].peer_timeout_s == timeout_s
+
+
+def test_a_process_that_answers_may_load_for_as_long_as_the_job_says(here: Callable[..., World]) -> None:
+    world = here(start_seconds=1000)
+    world.starting(prepare=OPEN)
+    world.look(max(990.0, PREPARING_S))
+    assert (world.numbers, world.crew.failed_starts()) == ([0], [])
+    world.look(15.0)
+    [failed] = world.crew.failed_starts()
+    assert isinstance(failed.error, TaskNotReady)
+    assert str(failed.error) == "task and data were not loaded within 1000 s; raise limits.start_seconds of the job"
+
+
+def test_a_group_is_idle_from_its_last_sign_of_training_on(here: Callable[..., World]) -> None:
+    world = here()
+    actors = world.seated(2)
+    world.look(20.0)
+    assert world.crew.idle_s() == pytest.approx(20.0, abs=2.0)
+    actors[1].answers["pulse"] = Pulse(step=0, stepped_at=0.0, compute_s=0.0, num_signs=1)
+    world.look(10.0)
+    assert world.crew.idle_s() == pytest.approx(10.0, abs=2.0)
+
+
+def test_a_group_in_which_no_rank_gets_on_is_ended_and_told_with_its_lines(world) -> None:
+    here: AttemptWorld = world(least=2)
+    progress = RankProgress(step=23, epoch=0, doing="epoch end")
+
+    def hang(crew: FakeCrew) -> None:
+        crew.hangs, crew.progress_by_rank = not crew.expelled, {0: progress, 1: progress}
+
+    here.run(hang, lambda _: None, *[hang] * 500)
+    assert (here.crew.seated, here.crew.expelled) == ([(0, 1), (2, 3)], [0, 1])
+    [failure] = here.desk.records
+    assert (failure.cause, failure.step) == ("job", 23)
+    assert "rank 0 is at the end of epoch 0 after 23 steps (train.py:7)" in failure.message
+
+
+def test_a_job_whose_groups_hang_at_the_same_place_ends(world) -> None:
+    here: AttemptWorld = world(least=2, hangs=True)
+    here.crew.progress_by_rank = {0: RankProgress(step=23, epoch=0, doing="epoch end")}
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert (end.reason, len(here.crew.seated)) == ("TASK_RAISED", 2)
+    assert "limits.step_seconds" in end.message
+
+
+def test_a_group_that_hangs_before_it_trains_is_told_the_limit_of_its_start() -> None:
+    failure = hang_of({0: RankProgress()}, {}, 60.0)
+    assert failure.message.endswith("rank 0 is at its start; where that is right, raise limits.start_seconds")
