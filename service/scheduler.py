@@ -133,7 +133,7 @@ class Scheduler:
         found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
         self._cluster.note_supervisors(found, now)
         # Read after the cluster, which may take its time: every supervisor that was seen has its row by now.
-        unfinished = {job.id for job in self._repository.unfinished()}
+        unfinished = self._repository.unfinished_ids()
         unknown = self._remove_ended(self._cluster.supervisors.keys() - unfinished, token)
         self._foreign.note(self._runtime.foreign(), unknown)
         missing = unfinished - self._cluster.supervisors.keys()
@@ -156,8 +156,10 @@ class Scheduler:
 
     def _say_unreachable(self, token: int, message: str) -> None:
         self._ledger.keep_cluster(token, nodes=None, message=message)
+        # The sentence changes from turn to turn; the newest one is the cluster's, and jobs keep the first.
         for job in self._repository.queue():
-            self._ledger.keep_waiting(job, token, reason=Reason.CLUSTER_UNREACHABLE, message=message)
+            if job.reason != Reason.CLUSTER_UNREACHABLE:
+                self._ledger.keep_waiting(job, token, reason=Reason.CLUSTER_UNREACHABLE, message=message)
 
     def _look_after(self, job: JobRow, token: int, *, fresh: bool) -> None:
         supervisor = self._cluster.supervisors.get(job.id)

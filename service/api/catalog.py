@@ -11,6 +11,8 @@ from service.api.deps import NO_QUERY, RepositoryDep
 from service.api.problems import problems
 from service.api.schemas import ClusterView, Named, NamedList, QueueEntry, QueueView
 from service.api.views import cluster_view
+from service.domain.queue import shown_message
+from service.store.models import JobRow
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
 router = APIRouter(tags=["catalog"], dependencies=[NO_QUERY], responses=problems())
@@ -53,9 +55,12 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 @router.get("/queue")
 def get_queue(repository: RepositoryDep) -> QueueView:
     """Waiting jobs in the order in which they will start, each with the reason."""
-    fields = ("id", "name", "priority", "reason", "message", "created_at")
-    entries = [
-        QueueEntry.model_validate({"position": position, **{name: getattr(row, name) for name in fields}})
-        for position, row in enumerate(repository.queue())
-    ]
-    return QueueView(items=entries)
+    rows = repository.queue()
+    first = repository.first_without_room(rows)
+    return QueueView(items=[_entry(position, row, first) for position, row in enumerate(rows)])
+
+
+def _entry(position: int, row: JobRow, first_without_room: str | None) -> QueueEntry:
+    fields = {name: getattr(row, name) for name in ("id", "name", "priority", "reason", "created_at")}
+    message = shown_message(row.message, first_without_room)
+    return QueueEntry.model_validate({"position": position, "message": message, **fields})

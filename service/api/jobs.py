@@ -12,13 +12,13 @@ from pydantic import Field
 
 from service.api.code import check_code
 from service.api.conditions import ETAG, IdempotencyKey, etag
-from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, PartsDep, QueryParams
+from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, PartsDep, QueryParams, RepositoryDep
 from service.api.parts import Parts
 from service.api.problems import problems
 from service.api.schemas import PLAIN, DryRun, JobPage, JobView
 from service.api.views import job_view
 from service.domain.jobs import Reason, Status
-from service.domain.queue import Asked, Waiting, plan_queue, sizes_of, usable_sizes
+from service.domain.queue import Asked, Waiting, plan_queue, shown_message, sizes_of, usable_sizes
 from service.errors import Invalid
 from service.store.commands import Commands, Idempotency, body_hash
 from service.store.models import JobRow
@@ -43,6 +43,7 @@ class ListQuery(QueryParams):
 
     status: list[Status] = Field(default=[], max_length=len(Status), description="any of these")
     name: str | None = Field(default=None, max_length=63, pattern=PLAIN)
+    id: str | None = Field(default=None, pattern=r"^[0-9a-f-]{1,36}$", description="the beginning of the job's id")
     label: list[Annotated[str, Field(max_length=127, pattern=PLAIN)]] = Field(
         default=[], max_length=32, description="`key:value`, all of these"
     )
@@ -93,22 +94,25 @@ def get_list(query: Annotated[ListQuery, Query()], parts: PartsDep) -> JobPage:
     wanted = JobFilter(
         statuses=[status.value for status in query.status],
         name=query.name,
+        id_prefix=query.id,
         labels=labels,
         before=_from_cursor(query.cursor),
         limit=query.limit + 1,
     )
     rows = parts.repository.jobs(wanted)
     page = rows[: query.limit]
+    first = parts.repository.first_without_room(page)
     return JobPage(
-        items=[job_view(row) for row in page], next_cursor=_to_cursor(page[-1]) if len(rows) > len(page) else None
+        items=[job_view(row, first) for row in page],
+        next_cursor=_to_cursor(page[-1]) if len(rows) > len(page) else None,
     )
 
 
 @router.get("/{job_id}", dependencies=[NO_QUERY], responses={200: {"headers": ETAG}, **problems(404)})
-def get_one(job: JobDep, response: Response) -> JobView:
+def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobView:
     """One job: spec, state with its reason, progress, newest metrics."""
     response.headers["ETag"] = etag(job)
-    return job_view(job)
+    return job_view(job, repository.first_without_room([job]))
 
 
 def _idempotency(key: str | None, scope: str, body: Any) -> Idempotency | None:
@@ -123,8 +127,11 @@ def _dry_run(parts: Parts, spec: JobSpec) -> DryRun:
     size = Asked(min=group.min, max=group.max, cpus=group.cpus, gpus=group.gpus, memory=group.memory or 0.0)
     waiting.append(Waiting(id="new", asked=size))
     reserved = [size for row in parts.repository.holding() for size in sizes_of(asked_of(row), row.workers)]
-    verdict = plan_queue(waiting, usable_sizes(cluster.nodes if cluster else []), reserved)["new"]
-    return DryRun(spec=spec, would_wait=verdict.reason is not Reason.ADMITTED, message=verdict.message)
+    verdicts = plan_queue(waiting, usable_sizes(cluster.nodes if cluster else []), reserved)
+    verdict = verdicts["new"]
+    blockers = (id_ for id_, one in verdicts.items() if one.reason is Reason.WAITING_FOR_ROOM)
+    message = shown_message(verdict.message, next(blockers, None))
+    return DryRun(spec=spec, would_wait=verdict.reason is not Reason.ADMITTED, message=message)
 
 
 def _label(text: str, index: int) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from service.api.schemas import (
     ProgressView,
     ScheduleView,
 )
+from service.domain.queue import shown_message
 from service.domain.tally import Tally
 from service.store.models import (
     AckRow,
@@ -50,11 +51,22 @@ _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
 _log = structlog.get_logger()
 
 
-def job_view(row: JobRow) -> JobView:
-    """One job; a column that makes no sense to this version is shown empty, so that no page fails for it."""
+def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
+    """One job; a column that makes no sense to this version is shown empty, so that no page fails for it.
+
+    `first_without_room`: the job that those behind it wait for.
+    """
     plain = {name: getattr(row, name) for name in JobView.model_fields if name not in {"progress", *_EMPTY_COLUMNS}}
     documents = {name: _readable(row, name) for name in _EMPTY_COLUMNS}
-    return JobView.model_validate({**plain, **documents, "spec": stored_spec(row), "progress": progress_view(row)})
+    return JobView.model_validate(
+        {
+            **plain,
+            **documents,
+            "spec": stored_spec(row),
+            "progress": progress_view(row),
+            "message": shown_message(row.message, first_without_room),
+        }
+    )
 
 
 def _readable(row: JobRow, column: str) -> Any:

@@ -12,6 +12,7 @@ Every method may raise Unreachable, ServiceFailed and Refused (see errors.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -43,6 +44,7 @@ from service.api.schemas import (
 from service.client.answers import check, translated
 from service.client.errors import Missing, NotOneJob, Unreachable
 from service.client.stream import LogChunk, Stream, Waiter, follow
+from service.domain.jobs import ENDED, Status
 
 Answer = TypeVar("Answer", bound=BaseModel)
 REQUEST_TIMEOUT_S = 10.0
@@ -51,6 +53,10 @@ UPLOAD_TIMEOUT_S = 120.0
 """The largest upload is unpacked once before it is answered."""
 PAGE_JOBS = 200
 """The most that one page of the list holds."""
+MAX_NAME = 63
+"""Characters of the longest name."""
+_ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
+_UNFINISHED = tuple(status.value for status in Status if status not in ENDED)
 
 
 class Client:
@@ -111,12 +117,14 @@ class Client:
         *,
         status: Sequence[str] = (),
         name: str | None = None,
+        id_prefix: str | None = None,
         label: Sequence[str] = (),
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
         """One page of jobs, newest first; labels are given as `key:value`."""
-        params = {"status": list(status), "name": name, "label": list(label), "limit": limit, "cursor": cursor}
+        params: dict[str, Any] = {"status": list(status), "name": name, "id": id_prefix, "label": list(label)}
+        params |= {"limit": limit, "cursor": cursor}
         return self._ask(JobPage, "GET", "/jobs", params={key: value for key, value in params.items() if value})
 
     def all_jobs(self) -> Iterator[JobView]:
@@ -144,16 +152,27 @@ class Client:
                 return self.job(reference)
             except Missing:
                 pass  # a name may have as many characters as an id
-        found = [job for job in self.all_jobs() if job.name == reference or job.id.startswith(reference)]
+        found = self._matching(reference)
         going = [job for job in found if job.ended_at is None]
+        if not going and len(found) >= PAGE_JOBS:
+            going = self._matching(reference, status=_UNFINISHED)
         if len(found) == 1 or len(going) == 1:
             return (going or found)[0]
         if not found:
             raise NotOneJob(f"there is no job {reference!r}; 'accordion list' shows all")
         shown = ", ".join(f"{job.id} ({job.status})" for job in found[:5])
-        raise NotOneJob(
-            f"{reference!r} fits {len(found)} jobs: {shown}{' ...' if len(found) > 5 else ''}; give more of the id"
-        )
+        count = f"{len(found)} or more" if len(found) >= PAGE_JOBS else len(found)
+        more = " ..." if len(found) > 5 else ""
+        raise NotOneJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id")
+
+    def _matching(self, reference: str, status: Sequence[str] = ()) -> list[JobView]:
+        """Jobs of that name, and those whose id begins so; of each the newest."""
+        found: dict[str, JobView] = {}
+        if len(reference) <= MAX_NAME and reference.isprintable():
+            found |= {job.id: job for job in self.jobs(name=reference, status=status, limit=PAGE_JOBS).items}
+        if _ID_PREFIX.fullmatch(reference):
+            found |= {job.id: job for job in self.jobs(id_prefix=reference, status=status, limit=PAGE_JOBS).items}
+        return list(found.values())
 
     def cancel(self, job_id: str) -> JobView:
         """Cancel; repeating is harmless."""

@@ -61,7 +61,7 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
     if row is None:
         message = f"There is no job {job_id}; the list of jobs shows all that there are."
         return _page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
-    job = job_view(row)
+    job = job_view(row, repository.first_without_room([row]))
     asked = yaml.safe_dump(job.spec, sort_keys=False)
     return _page(request, "job.html", job=job, spec=asked, charts=CHARTS)
 

@@ -16,6 +16,10 @@ from service.domain.jobs import Reason
 _ROUNDING = 1e-6
 """A third of a CPU three times must fill one CPU; this is far below any share that people ask for."""
 
+WAITS_ITS_TURN = "waits its turn behind a job that has no room yet"
+"""Stored for each job behind the first one without room. Which one that is follows when it is shown,
+so that a change at the head of the queue rewrites no row behind it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -75,6 +79,13 @@ def plan_queue(waiting: Sequence[Waiting], nodes: Sequence[Size], reserved: Sequ
     return verdicts
 
 
+def shown_message(message: str, first_without_room: str | None) -> str:
+    """The stored message of a waiting job, with the job that it waits behind."""
+    if message != WAITS_ITS_TURN or first_without_room is None:
+        return message
+    return f"waits behind job {first_without_room}, which is before it"
+
+
 def _verdict(asked: Asked, nodes: Sequence[Size], taken: Sequence[Size], *, blocked_by: str | None) -> Verdict:
     if not nodes:
         message = "the cluster has no live node yet; it starts as soon as one joins"
@@ -87,9 +98,7 @@ def _verdict(asked: Asked, nodes: Sequence[Size], taken: Sequence[Size], *, bloc
         )
         return Verdict(reason=Reason.NEVER_FITS, workers=0, message=message)
     if blocked_by is not None:
-        return Verdict(
-            reason=Reason.WAITING_FOR_ROOM, workers=0, message=f"waits behind job {blocked_by}, which is before it"
-        )
+        return Verdict(reason=Reason.WAITING_FOR_ROOM, workers=0, message=WAITS_ITS_TURN)
     now = fitting(size_of(asked), nodes, taken)
     if now < asked.min:
         message = (

@@ -42,7 +42,12 @@ class JobRow(Base):
     """One job."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index(None, "status"), Index(None, "created_at", "id"))
+    __table_args__ = (
+        Index(None, "status", "created_at", "id"),
+        Index(None, "name", "created_at", "id"),
+        Index(None, "created_at", "id"),
+        Index(None, "ended_at"),
+    )
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     name: Mapped[str] = mapped_column(_NAME)

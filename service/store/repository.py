@@ -12,7 +12,8 @@ from typing import TypeVar
 from sqlalchemy import Select, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from service.domain.jobs import ENDED, Status
+from service.domain.jobs import ENDED, Reason, Status
+from service.domain.queue import WAITS_ITS_TURN
 from service.store.engine import Database
 from service.store.models import (
     AckRow,
@@ -31,7 +32,9 @@ from service.store.models import (
 
 SCHEDULER_LEASE = "scheduler"
 Row = TypeVar("Row")
-_ENDED = tuple(status.value for status in ENDED)
+_UNFINISHED = tuple(status.value for status in Status if status not in ENDED)
+"""Named one by one: an index serves a list of states, and not what is left of them."""
+_LOWEST_ID, _HIGHEST_ID = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class JobFilter:
 
     statuses: Sequence[str] = ()
     name: str | None = None
+    id_prefix: str | None = None
+    """The beginning of an id."""
     labels: Sequence[tuple[str, str]] = ()
     """Key and value; a job has to have all of them."""
     before: tuple[float, str] | None = None
@@ -65,6 +70,10 @@ class Repository:
             query = query.where(JobRow.status.in_(wanted.statuses))
         if wanted.name is not None:
             query = query.where(JobRow.name == wanted.name)
+        if wanted.id_prefix is not None:
+            # A range of whole ids, which the primary key serves in every collation.
+            lowest, highest = (wanted.id_prefix + end[len(wanted.id_prefix) :] for end in (_LOWEST_ID, _HIGHEST_ID))
+            query = query.where(JobRow.id.between(lowest, highest))
         for key, value in wanted.labels:
             query = query.where(JobRow.labels[key].as_string() == value)
         if wanted.before is not None:
@@ -73,11 +82,16 @@ class Repository:
 
     def unfinished(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
-        return self._all(select(JobRow).where(JobRow.status.not_in(_ENDED)).order_by(JobRow.created_at, JobRow.id))
+        return self._all(select(JobRow).where(JobRow.status.in_(_UNFINISHED)).order_by(JobRow.created_at, JobRow.id))
+
+    def unfinished_ids(self) -> set[str]:
+        """Ids of the jobs that have not ended."""
+        with self.database.read() as session:
+            return set(session.scalars(select(JobRow.id).where(JobRow.status.in_(_UNFINISHED))))
 
     def shown(self, ended_after: float) -> list[JobRow]:
         """Jobs that have not ended, and those that ended at that time or later; oldest first."""
-        query = select(JobRow).where(or_(JobRow.status.not_in(_ENDED), JobRow.ended_at >= ended_after))
+        query = select(JobRow).where(or_(JobRow.status.in_(_UNFINISHED), JobRow.ended_at >= ended_after))
         return self._all(query.order_by(JobRow.created_at, JobRow.id))
 
     def queue(self) -> list[JobRow]:
@@ -85,9 +99,16 @@ class Repository:
         query = select(JobRow).where(JobRow.status == Status.QUEUED)
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
+    def first_without_room(self, rows: Sequence[JobRow]) -> str | None:
+        """Id of the job that those behind it in the queue wait for; None where none of these rows waits so."""
+        if all(row.message != WAITS_ITS_TURN for row in rows):
+            return None
+        queue = select(JobRow.id).where(JobRow.status == Status.QUEUED, JobRow.reason == Reason.WAITING_FOR_ROOM)
+        return self._first(queue.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
+
     def holding(self) -> list[JobRow]:
         """Jobs that hold workers, in the order of priority and age."""
-        query = select(JobRow).where(JobRow.status.not_in(_ENDED), JobRow.workers > 0)
+        query = select(JobRow).where(JobRow.status.in_(_UNFINISHED), JobRow.workers > 0)
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
     def named_code(self) -> set[str]:

@@ -134,6 +134,8 @@ def test_the_queue_says_who_is_next_and_why_each_waits(client: TestClient, world
     assert [entry["id"] for entry in entries] == [high, low]
     assert entries[0]["reason"] == "WAITING_FOR_ROOM"
     assert entries[1]["message"].startswith(f"waits behind job {high}")
+    assert client.get(f"{JOBS}/{low}").json()["message"] == entries[1]["message"]
+    assert [job["message"] for job in client.get(JOBS, params={"id": low}).json()["items"]] == [entries[1]["message"]]
 
 
 def test_the_cluster_shows_what_our_jobs_reserve(client: TestClient, world: World) -> None:

@@ -162,7 +162,7 @@ def test_a_stream_of_an_unknown_job_is_not_tried_again() -> None:
 
 
 def jobs_named(*names: str) -> Handler:
-    """A service whose list has one job a page."""
+    """A service whose list has these jobs."""
     times = {"created_at": "2026-01-01T00:00:00Z", "started_at": None, "ended_at": None}
     rest = {"desired": "RUN", "reason": "SUBMITTED", "message": "", "labels": {}, "priority": 50, "attempt": 0}
     rest |= {"status": "QUEUED", "spec": {"task": {"name": "synthetic"}}, "world_size": 0, "metrics": {}}
@@ -170,9 +170,9 @@ def jobs_named(*names: str) -> Handler:
     jobs = [{"id": f"0{n}-abc", "name": name, "progress": None} | rest | times for n, name in enumerate(names)]
 
     def serve(request: httpx2.Request) -> httpx2.Response:
-        page = int(request.url.params.get("cursor") or 0)
-        following = str(page + 1) if page + 1 < len(jobs) else None
-        return httpx2.Response(200, json={"items": jobs[page : page + 1], "next_cursor": following})
+        name, beginning = request.url.params.get("name"), request.url.params.get("id", "")
+        found = [job for job in jobs if name in {None, job["name"]} and job["id"].startswith(beginning)]
+        return httpx2.Response(200, json={"items": found, "next_cursor": None})
 
     return serve
 
@@ -189,14 +189,23 @@ def test_a_reference_that_fits_several_jobs_lists_them() -> None:
 
 def test_of_several_jobs_of_a_name_the_one_that_has_not_ended_is_meant() -> None:
     def serve(request: httpx2.Request) -> httpx2.Response:
-        answer = json.loads(jobs_named("a", "a")(httpx2.Request("GET", request.url.copy_set_param("cursor", "0"))).text)
-        following = json.loads(
-            jobs_named("a", "a")(httpx2.Request("GET", request.url.copy_set_param("cursor", "1"))).text
-        )
-        answer["items"][0] |= {"status": "SUCCEEDED", "ended_at": "2026-01-01T00:00:00Z"}
-        return httpx2.Response(200, json={"items": answer["items"] + following["items"], "next_cursor": None})
+        answer = json.loads(jobs_named("a", "a")(request).text)
+        for job in answer["items"][:1]:
+            job |= {"status": "SUCCEEDED", "ended_at": "2026-01-01T00:00:00Z"}
+        return httpx2.Response(200, json=answer)
 
     assert client_of(serve).find("a").id == "01-abc"
+
+
+def test_a_job_is_found_with_as_many_requests_however_many_there_are() -> None:
+    asked: list[httpx2.Request] = []
+
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        return jobs_named(*(f"job-{number}" for number in range(300)))(request)
+
+    assert client_of(serve).find("job-250").name == "job-250"
+    assert len(asked) == 1
 
 
 def test_a_reference_that_fits_no_job_is_told_with_the_way_out() -> None:

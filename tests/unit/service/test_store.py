@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from service.store.commands import Commands, Idempotency
 from service.store.engine import Database
 from service.store.leases import Lease, holds
 from service.store.migrations import alembic_config, current, head, upgrade
-from service.store.models import Base
+from service.store.models import Base, JobRow
 from service.store.repository import Repository
 from workers.contract import JobSpec
 
@@ -213,3 +214,14 @@ def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     monkeypatch.setattr(commands, "_replayed", lambda *given: next(look, replayed)(*given))
     again, was_replayed = Commands(database, lambda: 1.0).submit(spec, key)
     assert (again.id, was_replayed) == (first.id, True)
+
+
+@pytest.mark.each_database
+def test_a_metric_that_is_no_number_is_kept(database: Database) -> None:
+    job, _ = Commands(database, lambda: 1.0).submit(JobSpec.model_validate({"task": {"name": "digits-mlp"}}), None)
+    with database.write() as session:
+        session.get_one(JobRow, job.id).metrics = {"loss": math.nan, "best": -math.inf, "last": 0.5}
+    with database.read() as session:
+        metrics = session.get_one(JobRow, job.id).metrics
+    assert math.isnan(metrics.pop("loss"))
+    assert metrics == {"best": -math.inf, "last": 0.5}

@@ -1,0 +1,104 @@
+"""How many rows a query touches, by the plan of SQLite: jobs that ended cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from service.store.repository import JobFilter, Repository
+from tests.api.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+@contextmanager
+def selects(world: World) -> Iterator[list[tuple[str, Any]]]:
+    """Reading statements, with their values, in the order in which they ran."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
+        if statement.startswith("SELECT"):
+            seen.append((statement, values))
+
+    event.listen(world.database.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(world.database.engine, "before_cursor_execute", note)
+
+
+def full_scans(world: World, found: list[tuple[str, Any]]) -> list[str]:
+    """Statements that read all rows of a table."""
+    with world.database.engine.connect() as connection:
+        plans = [(s, connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", values)) for s, values in found]
+        return [s for s, plan in plans if any(step[3].startswith("SCAN") and "INDEX" not in step[3] for step in plan)]
+
+
+def test_a_turn_of_the_scheduler_reads_no_job_that_has_ended(world: World) -> None:
+    world.train(world.submit())
+    world.submit(workers={"min": 4, "max": 4})
+    with selects(world) as found:
+        world.turn(8)
+    assert len(found) > 8
+    assert full_scans(world, found) == []
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda repository: repository.jobs(JobFilter()),
+        lambda repository: repository.jobs(JobFilter(statuses=["RUNNING"])),
+        lambda repository: repository.jobs(JobFilter(name="n")),
+        lambda repository: repository.jobs(JobFilter(id_prefix="01a2")),
+        lambda repository: repository.jobs(JobFilter(before=(1.0, "j"))),
+        lambda repository: repository.shown(1.0),
+        lambda repository: repository.count_by_status(),
+    ],
+)
+def test_a_list_reads_no_more_rows_than_it_shows(world: World, read: Callable[[Repository], Any]) -> None:
+    with selects(world) as found:
+        read(world.repository)
+    assert full_scans(world, found) == []
+
+
+@pytest.mark.parametrize("filters", [{"statuses": ["FAILED"]}, {"name": "n"}, {"id_prefix": "01a2"}])
+def test_a_filter_is_served_by_an_index(world: World, filters: dict[str, Any]) -> None:
+    with selects(world) as found:
+        world.repository.jobs(JobFilter(**filters))
+    [(statement, values)] = found
+    with world.database.engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+        assert [step[3][:11] for step in plan if "jobs" in step[3]] == ["SEARCH jobs"]
+
+
+def test_a_change_at_the_head_of_the_queue_rewrites_no_job_behind_it(world: World) -> None:
+    world.train(world.submit(workers={"min": 4, "max": 4}, training={"epochs": 400}))
+    first = world.submit(workers={"min": 3, "max": 3})
+    behind = [world.submit(workers={"min": 2, "max": 2}) for _ in range(3)]
+    world.turn()
+    versions = [world.job(job_id).version for job_id in behind[1:]]
+    world.cancel(first)
+    world.turn(3)
+    assert [world.job(job_id).version for job_id in behind[1:]] == versions
+    assert world.repository.first_without_room([world.job(behind[1])]) == behind[0]
+
+
+def test_a_cluster_that_stays_away_rewrites_no_waiting_job(world: World) -> None:
+    world.submit(workers={"min": 4, "max": 4})
+    waiting = world.submit(workers={"min": 4, "max": 4})
+    world.turn()
+    world.runtime.down = True
+    world.turn(3)
+    version = world.job(waiting).version
+    world.turn(3)
+    assert (world.job(waiting).reason, world.job(waiting).version) == ("CLUSTER_UNREACHABLE", version)
