@@ -7,24 +7,24 @@ say the same, and a restart loses nothing. Only the api's own request times live
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import structlog
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
-from sqlalchemy import Select, select
 
 from service.api.schemas import OverrideState
 from service.domain.jobs import Status
 from service.domain.tally import RECOVERY_CAUSES, RESIZE_CAUSES, Tally
-from service.store.models import CheckpointRow, DecisionRow, EpochRow, JobRow
+from service.store.models import JobRow
 from service.store.repository import Repository
+from service.store.scrape import JobHistory, read_histories
 from service.store.stored_spec import spec_value
 from workers.contract import Progress
 
@@ -133,14 +133,17 @@ class StoreCollector(Collector):
 
     def _samples(self) -> Iterator[_Sample]:
         yield from _service(self._repository)
-        for row in self._repository.shown(self._since):
-            yield from _samples_of(self._repository, row)
+        rows = self._repository.shown(self._since)
+        histories = read_histories(self._repository.database, [row.id for row in rows], look_back=_LOOK_BACK)
+        for row in rows:
+            yield from _samples_of(row, histories.get(row.id, JobHistory()))
 
 
-def _samples_of(repository: Repository, row: JobRow) -> Sequence[_Sample]:
+def _samples_of(row: JobRow, history: JobHistory) -> Sequence[_Sample]:
     """One job's samples; none where its rows make no sense to this version, so that the others are still told."""
     try:
-        return list(_job(_facts(repository, row)))
+        progress = Progress.model_validate(row.progress) if row.progress else None
+        return list(_job(_Facts(row=row, progress=progress, history=history)))
     except (ValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
         _log.error("a job is left out of the metrics", job_id=row.id, error=str(error))
         return ()
@@ -173,34 +176,7 @@ class _Facts:
 
     row: JobRow
     progress: Progress | None
-    epochs: Sequence[EpochRow]
-    """The newest ones, newest first; likewise the decisions."""
-    decisions: Sequence[DecisionRow]
-    num_decisions: int
-    checkpoint: CheckpointRow | None
-    overrides_by_state: Mapping[str, int]
-
-
-def _facts(repository: Repository, row: JobRow) -> _Facts:
-    return _Facts(
-        row=row,
-        progress=Progress.model_validate(row.progress) if row.progress else None,
-        epochs=_newest(repository, select(EpochRow).where(EpochRow.job_id == row.id).order_by(EpochRow.epoch.desc())),
-        decisions=_newest(
-            repository,
-            select(DecisionRow)
-            .where(DecisionRow.job_id == row.id)
-            .order_by(DecisionRow.step.desc(), DecisionRow.epoch.desc()),
-        ),
-        num_decisions=repository.count_decisions(row.id),
-        checkpoint=max(repository.checkpoints(row.id), key=lambda saved: saved.time, default=None),
-        overrides_by_state=Counter(override.state for override in repository.overrides(row.id)),
-    )
-
-
-def _newest(repository: Repository, query: Select[Any]) -> list[Any]:
-    with repository.database.read() as session:
-        return list(session.scalars(query.limit(_LOOK_BACK)))
+    history: JobHistory
 
 
 def _job(facts: _Facts) -> Iterator[_Sample]:
@@ -220,7 +196,9 @@ def _identity(facts: _Facts) -> Iterator[_Sample]:
 
 def _training(facts: _Facts) -> Iterator[_Sample]:
     progress = facts.progress
-    yield _Sample("accordion_job_epochs", facts.epochs[0].epoch + 1 if facts.epochs else 0, {"state": "finished"})
+    yield _Sample(
+        "accordion_job_epochs", facts.history.epochs[0].epoch + 1 if facts.history.epochs else 0, {"state": "finished"}
+    )
     planned = spec_value(facts.row, "training.epochs", math.nan)
     yield _Sample("accordion_job_epochs", planned, {"state": "planned"})
     for metric, value in facts.row.metrics.items():
@@ -251,14 +229,14 @@ def _service_of(facts: _Facts) -> Iterator[_Sample]:
     yield _Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
     yield _Sample("accordion_job_restarts_total", facts.row.failures, {})
     yield from _changes(Tally(**facts.row.tally))
-    yield _Sample("accordion_job_decisions_total", facts.num_decisions, {})
+    yield _Sample("accordion_job_decisions_total", facts.history.num_decisions, {})
     for state in get_args(OverrideState):
-        yield _Sample("accordion_job_overrides", facts.overrides_by_state.get(state, 0), {"state": state})
-    if facts.checkpoint is not None:
-        yield _Sample("accordion_job_checkpoint_timestamp_seconds", facts.checkpoint.time, {})
-        yield _Sample("accordion_job_checkpoint_size_bytes", facts.checkpoint.size_bytes, {})
-        yield _Sample("accordion_job_checkpoint_duration_seconds", facts.checkpoint.seconds, {})
-        yield _Sample("accordion_job_checkpoint_blocked_seconds", facts.checkpoint.blocked_s, {})
+        yield _Sample("accordion_job_overrides", facts.history.overrides_by_state.get(state, 0), {"state": state})
+    if facts.history.checkpoint is not None:
+        yield _Sample("accordion_job_checkpoint_timestamp_seconds", facts.history.checkpoint.time, {})
+        yield _Sample("accordion_job_checkpoint_size_bytes", facts.history.checkpoint.size_bytes, {})
+        yield _Sample("accordion_job_checkpoint_duration_seconds", facts.history.checkpoint.seconds, {})
+        yield _Sample("accordion_job_checkpoint_blocked_seconds", facts.history.checkpoint.blocked_s, {})
 
 
 def _changes(tally: Tally) -> Iterator[_Sample]:
@@ -272,9 +250,9 @@ def _changes(tally: Tally) -> Iterator[_Sample]:
 
 
 def _groups(facts: _Facts) -> Iterator[_Sample]:
-    if not facts.decisions:
+    if not facts.history.decisions:
         return
-    decision = facts.decisions[0].decision
+    decision = facts.history.decisions[0].decision
     group_by_layer = groups_of(list(decision["regime_by_layer"]))
     critical = {group_by_layer[layer] for layer, regime in decision["regime_by_layer"].items() if regime == "critical"}
     levels = _lightest(decision["level_by_layer"], group_by_layer)
@@ -285,10 +263,10 @@ def _groups(facts: _Facts) -> Iterator[_Sample]:
             )
         for level in _LEVELS:
             yield _Sample("accordion_group_level", levels.get(group) == level, _of(group, level=level))
-    changes = _first_with_values(row.decision["change_by_layer"] for row in facts.decisions)
+    changes = _first_with_values(row.decision["change_by_layer"] for row in facts.history.decisions)
     for group, values in _by_group(changes, group_by_layer).items():
         yield _Sample("accordion_group_change_ratio", max(values), _of(group))
-    norms = _first_with_values(row.record["statistic_by_layer"] or {} for row in facts.epochs)
+    norms = _first_with_values(row.record["statistic_by_layer"] or {} for row in facts.history.epochs)
     for group, values in _by_group(norms, group_by_layer).items():
         yield _Sample("accordion_group_gradient_norm", math.hypot(*values), _of(group))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 
+from service.metrics import metrics_response
 from service.store.repository import JobFilter, Repository
 from tests.api.world import World
 
@@ -102,3 +104,17 @@ def test_a_cluster_that_stays_away_rewrites_no_waiting_job(world: World) -> None
     version = world.job(waiting).version
     world.turn(3)
     assert (world.job(waiting).reason, world.job(waiting).version) == ("CLUSTER_UNREACHABLE", version)
+
+
+def test_a_scrape_asks_as_often_however_many_jobs_there_are(world: World) -> None:
+    def scrape() -> int:
+        with selects(world) as found:
+            metrics_response(world.repository, datetime.fromtimestamp(world.clock.now, UTC))
+        return len(found)
+
+    world.train(world.submit())
+    once = scrape()
+    for _ in range(40):
+        world.submit(workers={"min": 4, "max": 4})
+    world.turn()
+    assert scrape() == once
