@@ -75,6 +75,8 @@ class Allocator:
         self._lease = lease
         self._clock = clock
         self._unplaceable_since: dict[str, float] = {}
+        self._settled: tuple[list[Holding], list[Waiting], list[Size]] | None = None
+        """What the last plan was made from, where it changed nothing: it would again."""
 
     def admit(self, cluster: ClusterState, token: int, settings: Settings) -> list[JobRow]:
         """Reserve room for those who are next and tell the others what they wait for; gives the admitted ones."""
@@ -97,7 +99,11 @@ class Allocator:
         self._note_unplaceable(jobs, cluster)
         if not rows:
             return
-        grants = plan_grants(jobs, _waiting(self._repository.queue()), cluster.usable())
+        inputs = (jobs, _waiting(self._repository.queue()), cluster.usable())
+        if inputs == self._settled:
+            return
+        grants = plan_grants(*inputs)
+        self._settled = None if grants else inputs
         for row in rows:
             if row.id in grants and self._lease.hold() == token:
                 self._ledger.regrant(row, token, workers=grants[row.id].workers, why=grants[row.id].why)

@@ -44,7 +44,6 @@ from service.api.schemas import (
 from service.client.answers import check, translated
 from service.client.errors import Missing, NotOneJob, Unreachable
 from service.client.stream import LogChunk, Stream, Waiter, follow
-from service.domain.jobs import ENDED, Status
 
 Answer = TypeVar("Answer", bound=BaseModel)
 REQUEST_TIMEOUT_S = 10.0
@@ -56,7 +55,8 @@ PAGE_JOBS = 200
 MAX_NAME = 63
 """Characters of the longest name."""
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
-_UNFINISHED = tuple(status.value for status in Status if status not in ENDED)
+UNFINISHED = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "RECOVERING", "PAUSING", "PAUSED", "STOPPING")
+"""States of jobs that have not ended."""
 
 
 class Client:
@@ -155,7 +155,7 @@ class Client:
         found = self._matching(reference)
         going = [job for job in found if job.ended_at is None]
         if not going and len(found) >= PAGE_JOBS:
-            going = self._matching(reference, status=_UNFINISHED)
+            going = self._matching(reference, status=UNFINISHED)
         if len(found) == 1 or len(going) == 1:
             return (going or found)[0]
         if not found:

@@ -76,10 +76,16 @@ def plan_grants(jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequ
             plan.shrink(job)
         for job in shrinkable:
             plan.give_back(job)
-    elif nodes and not any(fitting(size_of(job.asked), nodes, ()) >= job.asked.min for job in waiting):
+    elif nodes and not _could_start(waiting, nodes):
         for job in jobs:
             plan.grow(job)
     return plan.changes()
+
+
+def _could_start(waiting: Sequence[Waiting], nodes: Sequence[Size]) -> bool:
+    """Whether one of the jobs would have room in an empty cluster."""
+    capacity = {size: fitting(size, nodes, ()) for size in {size_of(job.asked) for job in waiting}}
+    return any(capacity[size_of(job.asked)] >= job.asked.min for job in waiting)
 
 
 def _without_unplaced(job: Holding) -> Holding:
@@ -97,6 +103,8 @@ class _Plan:
             job.id: Grant(workers=min(job.granted, job.asked.max), why=f"people allow at most {job.asked.max}")
             for job in jobs
         }
+        self._room_by_size: dict[Size, int] = {}
+        """How many more workers of a size fit beside the grants; counted once for all jobs of that size."""
 
     def changes(self) -> dict[str, Grant]:
         """Grants that differ from what jobs hold."""
@@ -130,12 +138,21 @@ class _Plan:
     def grow(self, job: Holding) -> None:
         """Fill what is left; packed anew, more workers may need more room than counting what is left says."""
         kept = self.grants[job.id]
-        room = min(job.asked.max - kept.workers, fitting(size_of(job.asked), self._nodes, self._taken()))
+        wanted = job.asked.max - kept.workers
+        room = min(wanted, self._room(size_of(job.asked))) if wanted > 0 else 0
         for more in range(room, 0, -1):
             self.grants[job.id] = Grant(workers=kept.workers + more, why="there is room and nobody waits for it")
             if self.has_room():
+                self._room_by_size.clear()
                 return
         self.grants[job.id] = kept
+        if room > 0:
+            self._room_by_size[size_of(job.asked)] = 0
+
+    def _room(self, size: Size) -> int:
+        if size not in self._room_by_size:
+            self._room_by_size[size] = fitting(size, self._nodes, self._taken())
+        return self._room_by_size[size]
 
     def _homeless_with(self, job: Holding, workers: int) -> int:
         self.grants[job.id] = replace(self.grants[job.id], workers=workers)

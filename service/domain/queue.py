@@ -69,9 +69,11 @@ def plan_queue(waiting: Sequence[Waiting], nodes: Sequence[Size], reserved: Sequ
     """
     verdicts: dict[str, Verdict] = {}
     taken = list(reserved)
+    capacity = {size: fitting(size, nodes, ()) for size in {size_of(job.asked) for job in waiting}}
     blocked_by: str | None = None
     for job in waiting:
-        verdict = _verdict(job.asked, nodes, taken, blocked_by=blocked_by)
+        room = _Capacity(nodes=nodes, taken=taken, empty=capacity[size_of(job.asked)])
+        verdict = _verdict(job.asked, room, blocked_by=blocked_by)
         verdicts[job.id] = verdict
         taken += [size_of(job.asked)] * verdict.workers
         if verdict.reason is Reason.WAITING_FOR_ROOM and blocked_by is None:
@@ -86,11 +88,20 @@ def shown_message(message: str, first_without_room: str | None) -> str:
     return f"waits behind job {first_without_room}, which is before it"
 
 
-def _verdict(asked: Asked, nodes: Sequence[Size], taken: Sequence[Size], *, blocked_by: str | None) -> Verdict:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Capacity:
+    """What a waiting job finds: the nodes, the workers on them, and how many of its own an empty cluster holds."""
+
+    nodes: Sequence[Size]
+    taken: Sequence[Size]
+    empty: int
+
+
+def _verdict(asked: Asked, room: _Capacity, *, blocked_by: str | None) -> Verdict:
+    nodes, most = room.nodes, room.empty
     if not nodes:
         message = "the cluster has no live node yet; it starts as soon as one joins"
         return Verdict(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
-    most = fitting(size_of(asked), nodes, ())
     if most < asked.min:
         message = (
             f"needs {_group(asked)}, but the whole cluster ({_total(nodes)}) holds at most {most}; "
@@ -99,7 +110,7 @@ def _verdict(asked: Asked, nodes: Sequence[Size], taken: Sequence[Size], *, bloc
         return Verdict(reason=Reason.NEVER_FITS, workers=0, message=message)
     if blocked_by is not None:
         return Verdict(reason=Reason.WAITING_FOR_ROOM, workers=0, message=WAITS_ITS_TURN)
-    now = fitting(size_of(asked), nodes, taken)
+    now = _placeable(asked, room)
     if now < asked.min:
         message = (
             f"needs {_group(asked)}, and only {now} fit beside the jobs that run now ({_total(nodes)} in all); "
@@ -110,6 +121,15 @@ def _verdict(asked: Asked, nodes: Sequence[Size], taken: Sequence[Size], *, bloc
     return Verdict(
         reason=Reason.ADMITTED, workers=workers, message=f"starts with {workers} of at most {asked.max} workers"
     )
+
+
+def _placeable(asked: Asked, room: _Capacity) -> int:
+    """How many workers of the job can start without taking the place of one that was counted before."""
+    homeless = num_homeless(room.taken, room.nodes)
+    count = min(asked.max, fitting(size_of(asked), room.nodes, room.taken))
+    while count and num_homeless([*room.taken, *sizes_of(asked, count)], room.nodes) > homeless:
+        count -= 1
+    return count
 
 
 def fitting(worker: Size, nodes: Sequence[Size], taken: Iterable[Size]) -> int:

@@ -145,11 +145,6 @@ class Repository:
         query = select(DecisionRow).where(DecisionRow.job_id == job_id)
         return self._first(query.order_by(DecisionRow.step.desc(), DecisionRow.epoch.desc()))
 
-    def count_decisions(self, job_id: str) -> int:
-        """Number of decisions."""
-        with self.database.read() as session:
-            return session.scalar(select(func.count()).where(DecisionRow.job_id == job_id)) or 0
-
     def checkpoints(self, job_id: str) -> list[CheckpointRow]:
         """All checkpoints that were reported, oldest first."""
         query = select(CheckpointRow).where(CheckpointRow.job_id == job_id)

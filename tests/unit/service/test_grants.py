@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.domain import grants as grants_module
 from service.domain.grants import Holding, holding, plan_grants
 from service.domain.jobs import Status
 from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, size_of
@@ -161,3 +163,14 @@ def test_only_a_job_that_trains_grows_and_one_that_leaves_is_left_alone() -> Non
     assert grants(*jobs, nodes=[Size(cpus=9, gpus=0)]) == [2, 2]
     assert grants(*jobs, nodes=[Size(cpus=3, gpus=0)]) == [1, 2]
     assert grants(holding("r", Status.RUNNING, wanted, granted=2), nodes=[Size(cpus=9, gpus=0)]) == [4]
+
+
+def test_a_full_cluster_is_packed_a_few_times_however_many_jobs_could_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    for name in ("fitting", "num_homeless"):
+        counted = getattr(grants_module, name)
+        monkeypatch.setattr(grants_module, name, lambda *given, counted=counted: (calls.append(1), counted(*given))[1])
+    jobs = [Holding(id=str(n), asked=asked(1, 8, cpus=1 + n % 2), granted=1) for n in range(40)]
+    waiting = [Waiting(id=f"w{n}", asked=asked(99, 99)) for n in range(40)]
+    assert plan_grants(jobs, waiting, [Size(cpus=60, gpus=0)]) == {}
+    assert len(calls) <= 4

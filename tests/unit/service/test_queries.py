@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from service import allocation
 from service.metrics import metrics_response
 from service.store.repository import JobFilter, Repository
 from tests.api.world import World
@@ -118,3 +119,18 @@ def test_a_scrape_asks_as_often_however_many_jobs_there_are(world: World) -> Non
         world.submit(workers={"min": 4, "max": 4})
     world.turn()
     assert scrape() == once
+
+
+def test_a_turn_without_a_change_plans_no_grants(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Any] = []
+    plan = allocation.plan_grants
+    monkeypatch.setattr(allocation, "plan_grants", lambda *given: (planned.append(given), plan(*given))[1])
+    job_id = world.submit(workers={"min": 4, "max": 4}, training={"epochs": 400})
+    world.train(job_id)
+    world.turn(2)
+    count = len(planned)
+    world.turn(5)
+    assert len(planned) == count
+    world.resize(job_id, 1, 2)
+    world.turn()
+    assert len(planned) > count
