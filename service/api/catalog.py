@@ -11,7 +11,7 @@ from service.api.deps import NO_QUERY, RepositoryDep
 from service.api.problems import problems
 from service.api.schemas import ClusterView, Named, NamedList, QueueEntry, QueueView
 from service.api.views import cluster_view
-from service.domain.queue import shown_message
+from service.domain.waiting_message import shown_message
 from service.store.models import JobRow
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 

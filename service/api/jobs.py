@@ -18,7 +18,8 @@ from service.api.problems import problems
 from service.api.schemas import PLAIN, DryRun, JobPage, JobView
 from service.api.views import job_view
 from service.domain.jobs import Reason, Status
-from service.domain.queue import Asked, Waiting, plan_queue, shown_message, sizes_of, usable_sizes
+from service.domain.queue import Asked, Waiting, plan_queue, sizes_of, usable_sizes
+from service.domain.waiting_message import shown_message
 from service.errors import Invalid
 from service.store.commands import Commands, Idempotency, body_hash
 from service.store.models import JobRow

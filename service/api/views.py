@@ -25,8 +25,8 @@ from service.api.schemas import (
     ProgressView,
     ScheduleView,
 )
-from service.domain.queue import shown_message
 from service.domain.tally import Tally
+from service.domain.waiting_message import shown_message
 from service.store.models import (
     AckRow,
     AttemptRow,

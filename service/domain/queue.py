@@ -12,13 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from service.domain.jobs import Reason
+from service.domain.waiting_message import WAITS_ITS_TURN
 
 _ROUNDING = 1e-6
 """A third of a CPU three times must fill one CPU; this is far below any share that people ask for."""
-
-WAITS_ITS_TURN = "waits its turn behind a job that has no room yet"
-"""Stored for each job behind the first one without room. Which one that is follows when it is shown,
-so that a change at the head of the queue rewrites no row behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +76,6 @@ def plan_queue(waiting: Sequence[Waiting], nodes: Sequence[Size], reserved: Sequ
         if verdict.reason is Reason.WAITING_FOR_ROOM and blocked_by is None:
             blocked_by = job.id
     return verdicts
-
-
-def shown_message(message: str, first_without_room: str | None) -> str:
-    """The stored message of a waiting job, with the job that it waits behind."""
-    if message != WAITS_ITS_TURN or first_without_room is None:
-        return message
-    return f"waits behind job {first_without_room}, which is before it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

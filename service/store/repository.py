@@ -13,7 +13,7 @@ from sqlalchemy import Select, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.domain.jobs import ENDED, Reason, Status
-from service.domain.queue import WAITS_ITS_TURN
+from service.domain.waiting_message import WAITS_ITS_TURN
 from service.store.engine import Database
 from service.store.models import (
     AckRow,
