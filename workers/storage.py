@@ -11,7 +11,8 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import urlsplit
@@ -34,6 +35,10 @@ _WAYS_OUT = {
     errno.EPERM: "let the workers write there",
     errno.EROFS: "mount it writable",
 }
+
+
+DEAD_UPLOAD_S = 3600.0
+"""Age from which an unfinished upload of this job counts as that of a process that is gone."""
 
 
 class Storage(Protocol):
@@ -185,10 +190,26 @@ class UrlStorage:
         """Remove a file or a directory."""
         with self._spoken_of(path):
             self._filesystem.invalidate_cache()
-            try:
+            # a listing that other processes have outdated: it may be gone already.
+            with suppress(FileNotFoundError):
                 self._filesystem.rm(self._at(path), recursive=True)
-            except FileNotFoundError:
-                return
+        self._abort_uploads(self._at(path))
+
+    def _abort_uploads(self, removed: str) -> None:
+        """Free the pieces that killed workers left of large files: S3 keeps them, and no listing of files shows them.
+
+        Those below what is removed go, and those of the job that nobody has finished in `DEAD_UPLOAD_S`.
+        """
+        call = getattr(self._filesystem, "call_s3", None)
+        if call is None:
+            return
+        bucket, _, folder = self._root.partition("/")
+        # rights to list uploads are seldom given, and a job goes on without.
+        with suppress(OSError):
+            for upload in call("list_multipart_uploads", Bucket=bucket, Prefix=f"{folder}/").get("Uploads", ()):
+                age_s = (datetime.now(UTC) - upload["Initiated"]).total_seconds()
+                if age_s >= DEAD_UPLOAD_S or f"{bucket}/{upload['Key']}".startswith(f"{removed}/"):
+                    call("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"

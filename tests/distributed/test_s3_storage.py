@@ -74,6 +74,25 @@ def test_one_that_was_never_finished_is_refused_and_the_one_before_is_offered(st
     assert "g2 was never finished" in reason
 
 
+def test_pieces_of_killed_uploads_go_with_the_checkpoint_they_belong_to(storage, monkeypatch):
+    monkeypatch.setattr("workers.storage.DEAD_UPLOAD_S", float("inf"))
+    path, s3 = storage._root.partition("/")[2], storage._filesystem
+    for key in (f"{path}/g1/rank-0.pt", f"{path}/g2/rank-0.pt", "another-job/g1/rank-0.pt"):
+        s3.call_s3("create_multipart_upload", Bucket=BUCKET, Key=key)
+    storage.remove("g1")
+    left = [upload["Key"] for upload in s3.call_s3("list_multipart_uploads", Bucket=BUCKET)["Uploads"]]
+    assert [key.partition("/g")[2][:1] for key in left if key.startswith(path)] == ["2"]
+    assert "another-job/g1/rank-0.pt" in left
+
+
+def test_pieces_of_uploads_that_nobody_finishes_go_after_a_while(storage):
+    path, s3 = storage._root.partition("/")[2], storage._filesystem
+    s3.call_s3("create_multipart_upload", Bucket=BUCKET, Key=f"{path}/g2/rank-0.pt")
+    storage.remove("g1")  # the server of the tests says that all uploads began years ago
+    uploads = s3.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])
+    assert not any(upload["Key"].startswith(path) for upload in uploads)
+
+
 def test_a_damaged_part_and_a_missing_one_are_refused(storage):
     manifest = write(storage, "g1")
     storage.put("g1/rank-0.pt", b"torn")
