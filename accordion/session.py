@@ -76,8 +76,9 @@ def attach(
     exchanges gradients inside the backward pass, not beside it.
 
     Raises:
-        HookError: the module has a hook already, or is no DistributedDataParallel; a scaler without an optimizer; an
-            optimizer of another module; other arguments on another worker.
+        HookError: the module has a hook already, is no DistributedDataParallel, or uses what is not supported, such as
+            sparse gradients; a scaler without an optimizer; an optimizer of another module; other arguments on another
+            worker.
     """
     check_attachable(module, optimizer, scaler)
     layers = decided_layers(module.module)
