@@ -43,7 +43,12 @@ _RAY_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # The time in which other nodes could take over what runs here; there are none.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    # What workers print is in the jobs' logs; Ray's own copy of it, a file a process, would grow without limit.
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_ROTATION_MAX_BYTES": "5000000",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Processes that a task starts end with the worker, also where that is killed.
+    "RAY_process_group_cleanup_enabled": "1",
     # Ray's memory monitor ends restartable actors first: supervisors, before the worker that leaks. All are on one node
     # here. Supervisors end the largest worker earlier (workers/memory.py), and the kernel takes the largest process.
     "RAY_memory_monitor_refresh_ms": "0",

@@ -30,13 +30,14 @@ logger = logging.getLogger(__name__)
 def install(launch: Launch) -> Path | None:
     """Make the job's own modules importable and return their folder; None where it has none.
 
-    Once a process, however often it is called. The folder is this process's own and goes with it, or with the next one
-    that installs something where this one is ended by force. It comes last on `sys.path`, so that nothing of ours, of
-    the standard library or of an installed package can be replaced.
+    Once a process, however often it is called. The folder is this process's own and goes with it, or with the next
+    worker of any job on this machine where this one is ended by force. It comes last on `sys.path`, so that nothing of
+    ours, of the standard library or of an installed package can be replaced.
 
     Raises:
         TaskRaised: the archive is missing, is not the one that the spec names, or is refused.
     """
+    _remove_abandoned()
     if launch.code is None or launch.spec.code is None:
         return None
     try:
@@ -89,7 +90,6 @@ def put_on_path(folder: Path, files: Sequence[str]) -> None:
 
 @cache
 def _installed(archive: str, sha256: str) -> Path:
-    _remove_abandoned()
     folder, lock = _new_folder()
     try:
         put_on_path(folder, _unpacked(archive, sha256, folder))

@@ -21,7 +21,10 @@ COPY --from=build /opt/accordion /opt/accordion
 COPY --chmod=0755 deploy/docker/scheduler.sh /usr/local/bin/accordion-scheduler
 ENV PATH=/opt/accordion/bin:$PATH \
     ACCORDION_HOME=/srv/accordion \
-    RAY_USAGE_STATS_ENABLED=0
+    RAY_USAGE_STATS_ENABLED=0 \
+    RAY_ROTATION_MAX_BYTES=5000000 \
+    RAY_ROTATION_BACKUP_COUNT=1 \
+    RAY_process_group_cleanup_enabled=1
 USER 10001
 WORKDIR /srv/accordion
 ENTRYPOINT []

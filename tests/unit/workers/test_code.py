@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.distributed.code_jobs import launch, packed
+from workers.code import install
 from workers.contract import Launch
 
 TASK = """
@@ -75,6 +76,15 @@ def test_folders_of_processes_that_were_ended_by_force_are_removed_and_no_others
     with held_open(held):
         said(order(tmp_path, {"tiny.py": TASK}))
     assert sorted(temporary.iterdir()) == [held, pipe]
+
+
+def test_a_worker_of_a_job_without_code_removes_them_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone = tmp_path / "accordion-code-gone"
+    gone.mkdir()
+    without = order(tmp_path, {"tiny.py": TASK}).model_copy(update={"code": None})
+    assert install(without) is None
+    assert not gone.exists()
 
 
 @contextmanager
