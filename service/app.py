@@ -59,7 +59,13 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     install_problems(app)
     # The layer added last is the outermost.
     app.add_middleware(TimedRequests, times=times)
-    app.add_middleware(GuardMiddleware, access=access, max_body_bytes=settings.max_body_bytes, clock=clock)
+    app.add_middleware(
+        GuardMiddleware,
+        access=access,
+        max_body_bytes=settings.max_body_bytes,
+        clock=clock,
+        database=database,
+    )
     return app
 
 

@@ -111,6 +111,13 @@ def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: f
         raise Unauthorized("the token is missing or wrong; send 'Authorization: Bearer TOKEN' or log in at /login")
 
 
+def session_cookie(access: Access, path: str, headers: Mapping[str, str]) -> str | None:
+    """The cookie that a request is let in by; None where it needs none, or brings the token itself."""
+    if access.token is None or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS) or "authorization" in headers:
+        return None
+    return _cookie(headers.get("cookie", "")) or None
+
+
 def _cookie(header: str) -> str:
     try:
         morsel = SimpleCookie(header).get(COOKIE)

@@ -12,7 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from service.api.parts import Parts
-from service.security.tokens import COOKIE, SESSION_S, digest_of, new_session, session_valid, token_matches
+from service.security.tokens import COOKIE, SESSION_S, digest_of, new_session, session_end, session_valid, token_matches
+from service.store.ended_sessions import end_session, is_session_ended
 from service.store.login_links import use_login_link
 
 router = APIRouter(include_in_schema=False)
@@ -30,7 +31,10 @@ async def login(request: Request) -> Response:
     if "link" in form:
         if not await run_in_threadpool(use_login_link, parts.database, digest_of(form["link"]), parts.clock()):
             # A page that is opened once more from the browser's history leads whoever is signed in on.
-            known = session_valid(request.cookies.get(COOKIE, ""), token, parts.clock())
+            cookie = request.cookies.get(COOKIE, "")
+            known = session_valid(cookie, token, parts.clock()) and not await run_in_threadpool(
+                is_session_ended, parts.database, digest_of(cookie)
+            )
             return RedirectResponse(target if known else "/login?failed=link", _SEE_OTHER)
     elif not token_matches(form.get("token", "").strip(), token):
         return RedirectResponse("/login?failed=1", _SEE_OTHER)
@@ -47,8 +51,12 @@ async def login(request: Request) -> Response:
 
 
 @router.post("/logout")
-def logout() -> Response:
-    """Forget the cookie."""
+def logout(request: Request) -> Response:
+    """End the session: the browser forgets the cookie, and a copy of it is worth nothing."""
+    parts: Parts = request.app.state.parts
+    cookie, token = request.cookies.get(COOKIE, ""), parts.settings.token()
+    if token is not None and session_valid(cookie, token, parts.clock()):
+        end_session(parts.database, digest_of(cookie), expires_at=session_end(cookie), now=parts.clock())
     response = RedirectResponse("/login", _SEE_OTHER)
     response.delete_cookie(COOKIE)
     return response

@@ -7,6 +7,7 @@ from time import perf_counter
 
 import structlog
 import uuid_utils
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
@@ -14,8 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import api_problem, crash_problem, problem
 from service.errors import ApiError, Unauthorized
-from service.security.guards import Access, check_host, check_origin, check_token
+from service.security.guards import Access, check_host, check_origin, check_token, session_cookie
 from service.security.request_texts import check_request_texts
+from service.security.tokens import digest_of
+from service.store.ended_sessions import is_session_ended
+from service.store.engine import Database
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CSP = (
@@ -44,9 +48,10 @@ class _TooLarge(Exception):
 class GuardMiddleware:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, *, access: Access, max_body_bytes: int, clock: object) -> None:
+    def __init__(self, app: ASGIApp, *, access: Access, max_body_bytes: int, clock: object, database: Database) -> None:
         self._app = app
         self._access = access
+        self._database = database
         self._max_body_bytes = max_body_bytes
         self._clock = clock
 
@@ -64,7 +69,7 @@ class GuardMiddleware:
             exchange.log()
 
     async def _serve(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        refusal = self._refusal(scope)
+        refusal = self._refusal(scope) or await self._refusal_of_session(scope)
         if refusal is not None:
             await exchange.answer(refusal)
             return
@@ -89,11 +94,28 @@ class GuardMiddleware:
             check_origin(scope["method"], headers)
             check_token(self._access, scope["path"], headers, now=self._clock())  # type: ignore[operator]
         except Unauthorized as error:
-            wants_page = "text/html" in headers.get("accept", "") and not scope["path"].startswith("/api/")
-            return RedirectResponse("/login", 303) if wants_page else api_problem(scope, error)
+            return _ask_to_log_in(scope, error)
         except ApiError as error:
             return api_problem(scope, error)
         return None
+
+    async def _refusal_of_session(self, scope: Scope) -> Response | None:
+        """A cookie that somebody logged out of lets nobody in, whichever process took the logout."""
+        cookie = session_cookie(self._access, scope["path"], Headers(scope=scope))
+        if cookie is None:
+            return None
+        try:
+            ended = await run_in_threadpool(is_session_ended, self._database, digest_of(cookie))
+        except ApiError as error:
+            return api_problem(scope, error)
+        if not ended:
+            return None
+        return _ask_to_log_in(scope, Unauthorized("this session was ended by a logout; log in again at /login"))
+
+
+def _ask_to_log_in(scope: Scope, error: Unauthorized) -> Response:
+    wants_page = "text/html" in Headers(scope=scope).get("accept", "") and not scope["path"].startswith("/api/")
+    return RedirectResponse("/login", 303) if wants_page else api_problem(scope, error)
 
 
 class _Exchange:

@@ -264,6 +264,16 @@ class LoginLinkRow(Base):
     expires_at: Mapped[float]
 
 
+class EndedSessionRow(Base):
+    """A browser session that was ended by a logout, until its cookie ends by itself."""
+
+    __tablename__ = "ended_sessions"
+
+    digest: Mapped[str] = mapped_column(PlainText(64), primary_key=True)
+    """SHA-256 of the cookie."""
+    expires_at: Mapped[float]
+
+
 class ClusterRow(Base):
     """The cluster as the scheduler last saw it; one row."""
 

@@ -76,6 +76,15 @@ def test_a_login_gives_a_cookie_that_scripts_cannot_read_and_that_ends(guarded: 
     assert guarded.get(JOBS).status_code == 401
 
 
+def test_a_cookie_is_worth_nothing_after_its_logout_and_other_logins_go_on(guarded: TestClient) -> None:
+    mine, other = (guarded.post("/login", data={"token": TOKEN}).cookies[COOKIE] for _ in range(2))
+    guarded.cookies.clear()
+    carried = [{"Cookie": f"{COOKIE}={cookie}"} for cookie in (mine, other)]
+    assert guarded.post("/logout", headers=carried[0]).headers["location"] == "/login"
+    assert [guarded.get(JOBS, headers=headers).status_code for headers in carried] == [401, 200]
+    assert guarded.get("/", headers={**carried[0], "Accept": "text/html"}).headers["location"] == "/login"
+
+
 def test_a_forged_cookie_is_refused(guarded: TestClient) -> None:
     guarded.cookies.set(COOKIE, "9999999999." + "0" * 64)
     assert guarded.get(JOBS).status_code == 401
