@@ -89,7 +89,10 @@ class Attempt:
     failures: Failures
     interruption: Interruption | None = None
     """What the newest group was doing when it ended; at first that of a supervisor before this one."""
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    """Never set: pauses and patience are measured by it."""
+    now: Callable[[], float] = time.time
+    """Seconds since 1970, for what is recorded."""
     has_trained: bool = False
     """Whether some group of the job has trained, in this attempt or before."""
     _last: tuple[int, ...] = ()
@@ -313,7 +316,7 @@ class Attempt:
 
     def _interrupted(self, cause: Literal["resize", "recovery"], world_size: int) -> Interruption:
         before = self.interruption
-        known = (before.step, self.clock()) if before is not None else (0, self.clock())
+        known = (before.step, self.now()) if before is not None else (0, self.now())
         step, stepped_at = self.crew.last_step() or known
         return Interruption(cause=cause, world_size=world_size, step=step, time=stepped_at)
 

@@ -80,21 +80,20 @@ class _Member:
 
 
 class RayCrew:
-    """Implements `Crew`. `clock` never jumps, `now` is seconds since 1970, `pause` waits for so many seconds."""
+    """Implements `Crew`. `clock` is never set, `pause` waits for so many seconds."""
 
     def __init__(
         self,
         launch: Launch,
         *,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
         pause: Callable[[float], object] = time.sleep,
         measure: Callable[[int], MemoryUse | None] = read_memory_use,
     ) -> None:
         import ray
 
         self._ray = ray
-        self._clock, self._now, self._pause = clock, now, pause
+        self._clock, self._pause = clock, pause
         self._launch = launch.model_dump_json()
         workers = launch.spec.workers
         self._options = {"num_cpus": workers.cpus, "num_gpus": workers.gpus, "max_concurrency": 4, "max_restarts": 0}
@@ -276,7 +275,7 @@ class RayCrew:
         elif member.place is None:
             member.place, member.starting = answer, member.actor.prepare.remote()
         else:
-            member.starting, member.ready_since, member.silent_s = None, self._now(), 0.0
+            member.starting, member.ready_since, member.silent_s = None, self._clock(), 0.0
 
     def _hear(self, member: _Member, pulse: Pulse) -> None:
         if member.number in self._group:
@@ -378,7 +377,7 @@ class RayCrew:
             leaving = draining_nodes()
             for member in self._members.values():
                 if member.place is not None and member.place.node in leaving:
-                    member.leaving_since = member.leaving_since or self._now()
+                    member.leaving_since = member.leaving_since or self._clock()
 
 
 def _kill(pid: int) -> None:

@@ -46,7 +46,7 @@ def train(context: WorkerContext, clock: Clock | None = None) -> Outcome:
         LossNotFinite: no step could be taken any more.
         StorageError: the storage cannot serve this job.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(context.launch.spec.workers.num_threads)
     run = build(context, clock or Clock())
     keep_memory(run)
     try:

@@ -132,7 +132,7 @@ def run_script(context: WorkerContext) -> Outcome:
     """
     from workers.session import session
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(context.launch.spec.workers.num_threads)
     session.begin(context)
     try:
         with _blamed(context):

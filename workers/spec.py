@@ -94,6 +94,11 @@ class WorkersSpec(Strict):
     """Memory that each worker may use, in bytes or as a text such as `4GB`: reserved on its node, and a worker that
     uses more is ended. Left out, nothing is reserved, and the largest worker of a node that runs out of it is ended."""
 
+    @property
+    def num_threads(self) -> int:
+        """Threads that a worker computes with: as many as the whole CPUs that it reserves."""
+        return max(1, int(self.cpus))
+
     @model_validator(mode="after")
     def _ordered(self) -> WorkersSpec:
         if self.min > self.max:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ from tests.unit.workers.fake_ray import OPEN
 from workers.context import RankProgress
 from workers.contract import EndRecord
 from workers.crew import MOST_SILENCE_S, PREPARING_S
-from workers.errors import TaskNotReady
+from workers.errors import TaskNotReady, TaskRaised
 from workers.failure_causes import hang_of
-from workers.spec import LimitsSpec
+from workers.spec import LimitsSpec, WorkersSpec
 from workers.worker import Pulse
 
 
@@ -95,6 +97,20 @@ def test_a_job_whose_groups_hang_at_the_same_place_ends(world) -> None:
     assert isinstance(end, EndRecord)
     assert (end.reason, len(here.crew.seated)) == ("TASK_RAISED", 2)
     assert "limits.step_seconds" in end.message
+
+
+def test_a_clock_that_is_set_back_lengthens_no_pause(world) -> None:
+    here: AttemptWorld = world(least=2)
+    attempt = replace(here.attempt, now=lambda: 1e9 - 3600.0 * len(here.crew.seated))
+    here.attempt = attempt
+    here.run(lambda crew: crew.come_back({1: TaskRaised(3, 0, "ValueError: no")}))
+    assert here.crew.seated_when[1] - here.crew.seated_when[0] < 10.0
+    assert type(attempt).__dataclass_fields__["clock"].default is time.monotonic
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(0.5, 1), (1, 1), (3, 3), (3.5, 3)])
+def test_a_worker_computes_with_the_cpus_that_it_reserves(cpus: float, threads: int) -> None:
+    assert WorkersSpec(cpus=cpus).num_threads == threads
 
 
 def test_a_group_that_hangs_before_it_trains_is_told_the_limit_of_its_start() -> None:
