@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -46,8 +47,15 @@ def batch_at(samples: int, *, num_samples: int, global_batch: int) -> range:
 
 
 def cut(batch: range, micro_batch: int) -> list[range]:
-    """The batch in micro-batches; the last may be short."""
-    return [batch[start : start + micro_batch] for start in range(0, len(batch), micro_batch)]
+    """The batch in micro-batches; the last may be short.
+
+    BatchNorm cannot train on one sample alone: a last piece of one sample takes another one of the piece before, or
+    joins it where that has two.
+    """
+    starts = list(range(0, len(batch), micro_batch))
+    if micro_batch > 1 and len(starts) > 1 and len(batch) - starts[-1] == 1:
+        starts[-1:] = [starts[-1] - 1] if micro_batch > 2 else []
+    return [batch[start:stop] for start, stop in pairwise([*starts, len(batch)])]
 
 
 def share(pieces: Sequence[range], *, rank: int, world_size: int) -> Sequence[range]:

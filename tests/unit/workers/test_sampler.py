@@ -168,3 +168,17 @@ def test_drawing_an_order_leaves_the_global_generator_alone():
 
 def test_neighbouring_seeds_share_nothing():
     assert len({seed_of("sample", seed, epoch, 0) for seed in range(10) for epoch in range(10)}) == 100
+
+
+@given(st.integers(2, 300), st.integers(2, 40))
+def test_no_piece_has_one_sample_where_micro_batches_have_more(size: int, micro_batch: int) -> None:
+    pieces = cut(range(size), micro_batch)
+    assert [sample for piece in pieces for sample in piece] == list(range(size))
+    assert min(map(len, pieces)) >= 2
+    assert max(map(len, pieces)) <= max(micro_batch, 3)
+
+
+def test_a_last_piece_of_one_sample_takes_one_of_the_piece_before() -> None:
+    assert [len(piece) for piece in cut(range(33), 16)] == [16, 15, 2]
+    assert [len(piece) for piece in cut(range(5), 2)] == [2, 3]
+    assert [len(piece) for piece in cut(range(3), 1)] == [1, 1, 1]
