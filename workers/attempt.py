@@ -253,7 +253,7 @@ class Attempt:
         if (lacking := self._lacking(group, errors)) is not None:
             return self._after(lacking.failure, progressed=progressed, fatal=None)
         fatal = fatal_reason(errors) if failure.cause == "job" else None
-        if fatal == "TASK_RAISED" and self.has_trained:
+        if fatal in {"TASK_RAISED", "START_FAILED"} and self.has_trained:
             # a task that was built before can be built: what it lacks now may come back.
             fatal = None
         if failure.cause == "job" or self.launch.spec.workers.gpus:

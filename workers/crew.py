@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from workers.cluster import draining_nodes
 from workers.context import Interruption, RankProgress
 from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
-from workers.errors import ProcessCrashed, ProcessLost, TaskNotReady, TaskRaised, WorkerError
+from workers.errors import ProcessCrashed, ProcessLost, StorageError, TaskNotReady, TaskRaised, WorkerError
 from workers.exit_notes import discard_exit_note, note_file, read_exit_note
 from workers.memory import MemoryUse, explain_death, judge_memory, read_memory_use
+from workers.shared_storage import write_token
 from workers.starts import FailedStart
 from workers.symptoms import died_alone, is_dead
 from workers.worker import Place, Pulse, Seat, Worker
@@ -95,6 +97,7 @@ class RayCrew:
         self._ray = ray
         self._clock, self._pause = clock, pause
         self._launch = launch.model_dump_json()
+        self._token = write_token(Path(launch.storage), launch.attempt)
         workers = launch.spec.workers
         self._options = {"num_cpus": workers.cpus, "num_gpus": workers.gpus, "max_concurrency": 4, "max_restarts": 0}
         self._options |= {"memory": workers.memory} if workers.memory else {}
@@ -135,7 +138,7 @@ class RayCrew:
     def hire(self, avoid: Collection[str] = ()) -> None:
         """One more actor; Ray starts it where there is room, and never on a node that is to be avoided."""
         selector = {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
-        actor = self._ray.remote(Worker).options(**self._options, **selector).remote(self._launch)
+        actor = self._ray.remote(Worker).options(**self._options, **selector).remote(self._launch, self._token)
         self._members[self._next] = _Member(self._next, actor, actor.place.remote())
         self._next += 1
 
@@ -264,7 +267,7 @@ class RayCrew:
         if call is member.training:
             member.training = None
             self._returned[self._group.index(member.number)] = answer
-        elif isinstance(answer, TaskRaised) and call is member.starting:
+        elif isinstance(answer, TaskRaised | StorageError) and call is member.starting:
             self._lose(member, answer)
         elif isinstance(answer, BaseException):
             self._lose(member, ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"))

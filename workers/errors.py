@@ -6,6 +6,7 @@
     ├── LossNotFinite     training went nowhere: no step could be taken any more
     ├── CheckpointError   a saved state does not fit this job
     ├── StorageError      the storage of the checkpoints cannot serve this job
+    ├── PeerUnfit         another worker of the group cannot take part
     ├── CodeError         somebody's own code is not as it must be: the archive, or what it holds
     ├── OutOfMemory       a worker process used more than its limit, or than its node had
     └── ProcessLost       a worker process is gone, or as good as gone
@@ -89,8 +90,8 @@ class StorageError(WorkerError):
     """The storage of the checkpoints cannot serve this job, and waiting does not mend it."""
 
 
-class StopRequested(SystemExit):
-    """People stopped the job before its worker group had trained a step; no script catches it by mistake."""
+class PeerUnfit(WorkerError):
+    """Another worker of the group cannot take part; it says why itself."""
 
 
 class CodeError(WorkerError):
@@ -102,9 +103,9 @@ __all__ = [
     "CodeError",
     "LossNotFinite",
     "OutOfMemory",
+    "PeerUnfit",
     "ProcessCrashed",
     "ProcessLost",
-    "StopRequested",
     "StorageError",
     "TaskNotReady",
     "TaskRaised",

@@ -17,9 +17,10 @@ from workers.buffers import average_buffers, begin_window, keep_memory
 from workers.clock import Clock
 from workers.context import WorkerContext
 from workers.data.nested import to_device
-from workers.errors import LossNotFinite, StopRequested
+from workers.errors import LossNotFinite
 from workers.evaluation import agree, mean_loss, mean_metrics, summaries
 from workers.reporting import announce, epoch_record, mark, report_progress, report_switch
+from workers.resume import StopRequested
 from workers.run import LossSum, Run, build, seeded
 from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, seed_of, share
 from workers.state import is_due, restore, save

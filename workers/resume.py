@@ -6,23 +6,30 @@ the worker group.
 
 from __future__ import annotations
 
+import secrets
+import socket
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from workers.checkpoint import Manifest, candidates, read_part
-from workers.errors import CheckpointError, StopRequested, StorageError
+from workers.errors import CheckpointError, PeerUnfit, StorageError
 from workers.journal import SupersededError, is_superseded, read_records
 from workers.lineage import Lineage
 from workers.run import Run
+from workers.shared_storage import not_shared, sees_token
 from workers.storage import Storage, way_out
-from workers.together import FIRST_PAUSE_S, MOST_PAUSE_S, decide_on_rank_0, work_side_by_side
+from workers.together import FIRST_PAUSE_S, MOST_PAUSE_S, decide_on_rank_0, gather, work_side_by_side
 from workers.upload import SHARED, rank_file
 
 Parts = tuple[dict[str, Any], list[dict[str, Any]]]
 """What all ranks share, and the parts in rank order."""
 _T = TypeVar("_T")
+
+
+class StopRequested(SystemExit):
+    """People stopped the job before its worker group had trained a step; no script catches it by mistake."""
 
 
 def find_checkpoint(run: Run, storage: Storage, refused: Iterable[str]) -> tuple[Manifest | None, Lineage]:
@@ -35,6 +42,8 @@ def find_checkpoint(run: Run, storage: Storage, refused: Iterable[str]) -> tuple
         StopRequested: people stopped the job while its storage was away.
     """
     told: set[str] = set()
+    if run.context.world_size > 1:
+        _check_shared(run, storage)
 
     def look() -> tuple[Manifest | None, Lineage]:
         return _look(run, storage, refused=refused, told=told) if run.context.rank == 0 else (None, Lineage())
@@ -83,6 +92,52 @@ def wait_for_storage(run: Run, work: Callable[[], _T]) -> _T:
         pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
 
+def _check_shared(run: Run, storage: Storage) -> None:
+    """Prove that all ranks see the same storage: rank 0 writes a token, all read it.
+
+    Raises:
+        StorageError: this rank does not see it.
+        PeerUnfit: another rank does not.
+    """
+    path = f".seen-g{run.context.generation:012d}"
+    token = decide_on_rank_0(run, lambda: secrets.token_hex(16))
+    is_first = run.context.rank == 0
+    wait_for_storage(run, lambda: _keep(run, partial(storage.put, path, token.encode())) if is_first else None)
+    read = partial(storage.read, path)
+    sees = wait_for_storage(run, lambda: sees_token(read, token=token, pause=run.phases.clock.sleep))
+    blind = [rank for rank, there in enumerate(gather(run, sees)) if not there]
+    if not sees:
+        raise StorageError(not_shared(str(storage), socket.gethostname()))
+    if blind:
+        raise PeerUnfit(f"rank {blind[0]} does not see the storage of this job")
+    wait_for_storage(run, lambda: storage.remove(path) if is_first else None)
+
+
+def _keep(run: Run, write: Callable[[], None]) -> None:
+    """Write to the storage.
+
+    Raises:
+        OSError: it cannot be written now.
+        StorageError: it cannot be written, and the job never trained.
+    """
+    try:
+        write()
+    except (FileNotFoundError, PermissionError) as error:
+        _refuse_new(run, error)
+        raise
+
+
+def _refuse_new(run: Run, error: OSError) -> None:
+    """End a job that never trained where its storage cannot be written for good; later that may be an outage.
+
+    Raises:
+        StorageError: it never trained.
+    """
+    if not Lineage.of_records(read_records(Path(run.context.launch.storage))).groups:
+        text = f"checkpoints of this job cannot be kept: {type(error).__name__}: {error}; {way_out(error)}"
+        raise StorageError(text) from error
+
+
 def _raise_final(errors: Iterable[CheckpointError | OSError]) -> None:
     """Raise what no waiting mends: damage, joined to one sentence for all ranks."""
     damaged = sorted({str(error) for error in errors if isinstance(error, CheckpointError)})
@@ -110,18 +165,13 @@ def _look(run: Run, storage: Storage, *, refused: Iterable[str], told: set[str])
     offers = candidates(storage, run.context.launch.job_id, tell, lineage=lineage)
     found = next((manifest for manifest in offers if manifest.name not in refused), None)
     if found is None:
-        _prepare(storage, is_new=not lineage.groups)
+        _keep(run, storage.prepare)
+        if lineage.saved_step:
+            tell(
+                f"warning: {storage} holds none of the checkpoints that the job's records name, the newest of "
+                f"{lineage.saved_step} steps: it was emptied, or is another place than before; training begins anew"
+            )
     return found, lineage
-
-
-def _prepare(storage: Storage, *, is_new: bool) -> None:
-    try:
-        storage.prepare()
-    except (FileNotFoundError, PermissionError) as error:
-        if not is_new:
-            raise
-        text = f"checkpoints of this job cannot be kept: {type(error).__name__}: {error}; {way_out(error)}"
-        raise StorageError(text) from error
 
 
 def _read(run: Run, storage: Storage, manifest: Manifest) -> Parts:
@@ -132,4 +182,4 @@ def _read(run: Run, storage: Storage, manifest: Manifest) -> Parts:
     return shared, [read_part(storage, manifest, rank_file(rank)) for rank in ranks]
 
 
-__all__ = ["find_checkpoint", "read_parts", "wait_for_storage"]
+__all__ = ["StopRequested", "find_checkpoint", "read_parts", "wait_for_storage"]

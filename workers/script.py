@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 from workers.code import install, put_on_path
 from workers.context import WorkerContext
 from workers.contract import Launch
-from workers.errors import CodeError, StopRequested, TaskRaised, WorkerError
+from workers.errors import CodeError, TaskRaised, WorkerError
 from workers.failure_causes import failure_of
+from workers.resume import StopRequested
 from workers.symptoms import raised_at
 
 if TYPE_CHECKING:

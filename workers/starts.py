@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from workers.contract import EndReason, FailureRecord
 from workers.elastic import Process
-from workers.errors import TaskRaised
+from workers.errors import StorageError, TaskRaised
 from workers.failure_causes import CONTROLLER, failure_of, lost_a_process
 from workers.symptoms import sentence_of
 
@@ -64,7 +64,7 @@ def judge_starts(
     A task that another process has built, now or before, can be built: its nodes lack something and are avoided. A
     task that no process could build ends the job. While others still prepare nothing is known: None.
     """
-    unbuilt = [one for one in failed if isinstance(one.error, TaskRaised)]
+    unbuilt = [one for one in failed if isinstance(one.error, TaskRaised | StorageError)]
     if not unbuilt:
         errors = {CONTROLLER: failed[0].error}
         return StartVerdict(failure=failure_of(errors), died=lost_a_process(errors))
@@ -73,13 +73,19 @@ def judge_starts(
         return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
     if any(process.ready_since is None and process.node is not None for process in processes):
         return None
-    message = f"no worker process could build the task; on {_hosts(unbuilt)}: {sentence_of(unbuilt[0].error)}"
+    first = unbuilt[0].error
+    if isinstance(first, StorageError):
+        message = f"no worker process can keep the job's state: {sentence_of(first)}"
+        return StartVerdict(failure=FailureRecord(cause="job", rank=None, message=message), fatal="START_FAILED")
+    message = f"no worker process could build the task; on {_hosts(unbuilt)}: {sentence_of(first)}"
     return StartVerdict(failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED")
 
 
 def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:
-    """Say that processes on some nodes could not build a task that others can build."""
-    message = f"a worker process on {_hosts(unbuilt)} cannot build the task: {sentence_of(unbuilt[0].error)}"
+    """Say that processes on some nodes could not build a task, or see a storage, that others can."""
+    first = unbuilt[0].error
+    lacks = "take part" if isinstance(first, StorageError) else "build the task"
+    message = f"a worker process on {_hosts(unbuilt)} cannot {lacks}: {sentence_of(first)}"
     if avoid:
         message += f"; no process is started there for the next {AVOID_S / 60:g} min"
     failure = FailureRecord(cause="infrastructure", rank=None, message=message)
@@ -93,7 +99,7 @@ def unbuilt_members(
 
     None where the task itself is to blame: nobody built it, or one process did on the same node.
     """
-    unbuilt = {rank for rank, error in errors.items() if isinstance(error, TaskRaised) and error.step is None}
+    unbuilt = {rank for rank, error in errors.items() if _is_of_node(error)}
     nodes = {rank: member.node for rank, member in enumerate(members) if member is not None}
     elsewhere = {node for rank, node in nodes.items() if rank not in unbuilt}
     if not unbuilt or not elsewhere or any(nodes.get(rank) in {None, *elsewhere} for rank in unbuilt):
@@ -104,6 +110,11 @@ def unbuilt_members(
         for rank, member in found.items()
         if member is not None
     }
+
+
+def _is_of_node(error: BaseException) -> bool:
+    """Whether an error may be one of the node: what it lacks another one may have."""
+    return isinstance(error, StorageError) or (isinstance(error, TaskRaised) and error.step is None)
 
 
 def _hosts(failed: Sequence[FailedStart]) -> str:

@@ -57,7 +57,8 @@ def is_collateral(error: BaseException) -> bool:
     text = str(error)
     if "Bad file descriptor" in text:
         return False
-    return any(kind.__name__ == "DistError" for kind in type(error).__mro__) or "gloo/transport" in text
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint({"DistError", "PeerUnfit"}) or "gloo/transport" in text
 
 
 def death_of(error: BaseException) -> str:

@@ -30,6 +30,7 @@ from workers.exit_notes import keep_exit_note, note_file
 from workers.journal import Journal
 from workers.link import ActorLink
 from workers.memory import MemoryUse, read_memory_use
+from workers.shared_storage import check_token
 from workers.symptoms import code_place, is_collateral, raised_at, sendable_errors, sentence_of
 from workers.tasks import SCRIPT
 from workers.telemetry import Source, shipping
@@ -88,9 +89,11 @@ class Worker:
 
     Args:
         launch: the attempt as JSON.
+        token: what the supervisor wrote into the job's directory; empty for no proof that this process sees it.
     """
 
-    def __init__(self, launch: str) -> None:
+    def __init__(self, launch: str, token: str = "") -> None:
+        self._token = token
         self._launch = Launch.model_validate_json(launch)
         self._parts: tuple[Task, Data, Data] | None = None
         self._helm = Helm()
@@ -117,11 +120,15 @@ class Worker:
 
         Raises:
             TaskRaised: the task or its data cannot be loaded here.
+            StorageError: this process does not see the job's directory.
         """
         source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
         with sendable_errors(), shipping(source, RayAsk(self._launch.installation)):
             if self._launch.spec.workers.gpus >= 1:
                 _wait_for_gpu()
+            if self._token:
+                launch, host = self._launch, self.place().host
+                check_token(Path(launch.storage), launch.attempt, token=self._token, host=host)
             self._parts = _loaded(self._launch)
 
     def open(self, generation: int) -> Address:

@@ -22,6 +22,7 @@ from tests.distributed import gate
 from tests.distributed.loop_jobs import RecordingLink, Result, context, equal, parameters, run_job, saved, synthetic
 from workers.clock import Clock
 from workers.contract import JobSpec
+from workers.errors import WorkerError
 from workers.loop import train, train_batch
 from workers.run import Run, build
 from workers.sampler import epoch_order
@@ -310,10 +311,26 @@ def test_a_worker_that_is_killed_in_an_upload_leaves_the_checkpoint_before_it(ru
     assert "was never finished; the one before it is used" in resumed.lines[0]
 
 
+def begin_on_its_own_disk(rank: int, folder: Path) -> str:
+    """Each rank has a directory to itself, as on nodes that share none."""
+    try:
+        begun(rank, folder / f"node-{rank}", synthetic(), RecordingLink(), Clock(sleep=lambda _: None))
+    except WorkerError as error:
+        return f"{type(error).__name__}: {error}"
+    return "it trains"
+
+
+def test_a_rank_that_does_not_see_the_storage_of_the_others_does_not_train(run_group, tmp_path):
+    here, there = run_group(2, begin_on_its_own_disk, tmp_path)
+    assert there.startswith("StorageError: node ")
+    assert "node-1/checkpoints: a checkpoint would lose the part that is saved there; mount the same" in there
+    assert here == "PeerUnfit: rank 1 does not see the storage of this job"
+
+
 def read_again(rank: int, storage: Path, job: JobSpec) -> tuple[list[str], list[torch.Tensor]]:
     gate.READ.clear()
     run = saved(rank, storage, job)
-    return sorted(gate.READ), parameters(run)
+    return sorted(name for name in gate.READ if name.endswith(".pt")), parameters(run)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_crew import FakeCrew
 from workers.contract import EndRecord, Orders, Size
-from workers.errors import TaskRaised
+from workers.errors import StorageError, TaskRaised
 from workers.starts import AVOID_S
 
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
@@ -80,3 +80,22 @@ def test_a_node_is_avoided_for_a_time_only(world: Callable[..., World]) -> None:
     here.run(lambda crew: crew.cannot_start(1, NO_DATA), unplaced)
     assert 2 in here.crew.dismissed
     assert here.crew.avoided[2:] == [{"b"}, frozenset()]
+
+
+NOT_SHARED = StorageError("node 10.0.0.3 does not see the storage of this job, /data; mount the same directory")
+
+
+def test_a_node_that_does_not_see_the_storage_is_avoided_and_the_job_trains_on(world: Callable[..., World]) -> None:
+    here = world(nodes={1: "b"}, slow={1})
+    here.run(lambda crew: crew.cannot_start(1, NOT_SHARED))
+    assert here.crew.avoided[-1] == {"b"}
+    assert any("cannot take part: node 10.0.0.3 does not see" in said for said in here.desk.said)
+
+
+def test_a_job_whose_storage_no_process_sees_ends_with_the_way_out(world: Callable[..., World]) -> None:
+    here = world(least=1, most=1, slow={0})
+    here.crew.on_look = lambda crew: crew.cannot_start(0, NOT_SHARED) if 0 in crew.members else None
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert (end.status, end.reason) == ("FAILED", "START_FAILED")
+    assert "mount the same directory" in end.message
