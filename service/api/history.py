@@ -2,42 +2,98 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+import base64
+import binascii
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
 
 from service.api.conditions import etag
-from service.api.deps import NO_QUERY, JobDep, RepositoryDep
+from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
+from service.api.history_schemas import DecisionPage, EpochPage
 from service.api.problems import problems
-from service.api.schemas import AttemptList, CheckpointList, DecisionList, EpochList, ScheduleView
+from service.api.schemas import AttemptList, CheckpointList, ScheduleView
 from service.api.views import attempt_view, checkpoint_view, decision_view, epoch_view, schedule_view
+from service.errors import Invalid
+from service.store.repository import HistoryPage
 
-router = APIRouter(prefix="/jobs/{job_id}", tags=["history"], dependencies=[NO_QUERY])
+_MOST = 2**31
+"""Above any epoch or step that a database can hold."""
+
+router = APIRouter(prefix="/jobs/{job_id}", tags=["history"])
 
 
-@router.get("/attempts", responses=problems(404))
+class HistoryQuery(QueryParams):
+    """Query of a history that is given in pages."""
+
+    limit: int = Field(default=100, ge=1, le=500)
+    order: Literal["oldest", "newest"] = Field(default="oldest", description="which come first")
+    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the page before")
+
+    def page(self, num_columns: int) -> HistoryPage:
+        """The rows to read: one more than the page holds.
+
+        Raises:
+            Invalid: the cursor is not one of this order and list.
+        """
+        beyond = None if self.cursor is None else self._position(self.cursor, num_columns)
+        return HistoryPage(limit=self.limit + 1, newest_first=self.order == "newest", beyond=beyond)
+
+    def cursor_after(self, *position: int) -> str:
+        """The cursor of the page that follows the item at that position."""
+        text = " ".join([self.order, *map(str, position)])
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    def _position(self, cursor: str, num_columns: int) -> tuple[int, ...]:
+        try:
+            order, *numbers = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
+            position = tuple(int(number) for number in numbers)
+        except (ValueError, binascii.Error):
+            order, position = "", ()
+        if order != self.order or len(position) != num_columns or not all(0 <= one < _MOST for one in position):
+            detail = f"cursor is {cursor!r}; use next_cursor of the page before as it is, with the same order"
+            raise Invalid(detail, "query/cursor")
+        return position
+
+
+@router.get("/attempts", dependencies=[NO_QUERY], responses=problems(404))
 def get_attempts(job: JobDep, repository: RepositoryDep) -> AttemptList:
     """All runs of the job, oldest first; a run that lost its machines is followed by another."""
     return AttemptList(items=[attempt_view(row) for row in repository.attempts(job.id)])
 
 
 @router.get("/epochs", responses=problems(404))
-def get_epochs(job: JobDep, repository: RepositoryDep) -> EpochList:
-    """All finished epochs, oldest first, each exactly once."""
-    return EpochList(items=[epoch_view(row) for row in repository.epochs(job.id)])
+def get_epochs(job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep) -> EpochPage:
+    """Finished epochs, each exactly once; `next_cursor` leads to the next page."""
+    rows = repository.epochs(job.id, query.page(1))
+    items, cursor = rows[: query.limit], None
+    if len(rows) > len(items):
+        cursor = query.cursor_after(items[-1].epoch)
+    return EpochPage(
+        items=[epoch_view(row) for row in items], next_cursor=cursor, total=repository.count_epochs(job.id)
+    )
 
 
 @router.get("/decisions", responses=problems(404))
-def get_decisions(job: JobDep, repository: RepositoryDep) -> DecisionList:
-    """All decisions that every worker switched to, oldest first, with their reasons."""
-    return DecisionList(items=[decision_view(row) for row in repository.decisions(job.id)])
+def get_decisions(job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep) -> DecisionPage:
+    """Decisions that every worker switched to, with their reasons; `next_cursor` leads to the next page."""
+    rows = repository.decisions(job.id, query.page(2))
+    items, cursor = rows[: query.limit], None
+    if len(rows) > len(items):
+        cursor = query.cursor_after(items[-1].epoch, items[-1].step)
+    return DecisionPage(
+        items=[decision_view(row) for row in items], next_cursor=cursor, total=repository.count_decisions(job.id)
+    )
 
 
-@router.get("/checkpoints", responses=problems(404))
+@router.get("/checkpoints", dependencies=[NO_QUERY], responses=problems(404))
 def get_checkpoints(job: JobDep, repository: RepositoryDep) -> CheckpointList:
     """All states that were saved, oldest first."""
     return CheckpointList(items=[checkpoint_view(row) for row in repository.checkpoints(job.id)])
 
 
-@router.get("/schedule", responses=problems(404))
+@router.get("/schedule", dependencies=[NO_QUERY], responses=problems(404))
 def get_schedule(job: JobDep, repository: RepositoryDep, response: Response) -> ScheduleView:
     """What is in force for each layer, who said so, and what the policy would pick."""
     response.headers["ETag"] = etag(job)

@@ -130,12 +130,6 @@ class EpochView(EpochRecord):
     generation: int
 
 
-class EpochList(Answer):
-    """All finished epochs, oldest first."""
-
-    items: list[EpochView]
-
-
 class DecisionView(Answer):
     """One decision that every worker switched to."""
 
@@ -143,12 +137,6 @@ class DecisionView(Answer):
     generation: int
     time: datetime
     decision: Decision
-
-
-class DecisionList(Answer):
-    """All decisions, oldest first."""
-
-    items: list[DecisionView]
 
 
 class AttemptView(Answer):

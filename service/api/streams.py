@@ -34,6 +34,11 @@ class EventsQuery(QueryParams):
     """Query of the events."""
 
     after: int = Field(default=0, ge=0, description="number of the last event that is known; Last-Event-ID wins")
+    last: int | None = Field(default=None, ge=0, le=10_000, description="begin with so many of the newest events")
+
+    def first_after(self, newest: int) -> int:
+        """Number after which the stream begins."""
+        return self.after if self.last is None else max(self.after, newest - self.last)
 
 
 class LogsQuery(QueryParams):
@@ -57,7 +62,7 @@ def get_events(
     `Last-Event-ID` sees every number once.
     """
     after = last_event_id(last_event_id_, job.event_seq)
-    after = query.after if after is None else after
+    after = query.first_after(job.event_seq) if after is None else after
     if after > job.event_seq:
         raise Invalid(f"after is {after}; the newest event is {job.event_seq}", "query/after")
     if Status(job.status) in ENDED and after >= job.event_seq:

@@ -13,22 +13,23 @@ Every method may raise Unreachable, ServiceFailed and Refused (see errors.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from service.api.history_schemas import DecisionPage, EpochPage
 from service.api.login_schemas import LoginLinkView
 from service.api.schemas import (
     AttemptList,
     CheckpointList,
     ClusterView,
     CodeView,
-    DecisionList,
+    DecisionView,
     DryRun,
-    EpochList,
+    EpochView,
     EventView,
     JobPage,
     JobView,
@@ -52,6 +53,8 @@ UPLOAD_TIMEOUT_S = 120.0
 """The largest upload is unpacked once before it is answered."""
 PAGE_JOBS = 200
 """The most that one page of the list holds."""
+PAGE_HISTORY = 100
+"""Epochs or decisions that one page holds unless more are asked for."""
 MAX_NAME = 63
 """Characters of the longest name."""
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
@@ -129,13 +132,7 @@ class Client:
 
     def all_jobs(self) -> Iterator[JobView]:
         """Every job, newest first."""
-        cursor = None
-        while True:
-            page = self.jobs(limit=PAGE_JOBS, cursor=cursor)
-            yield from page.items
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+        yield from _every_item(lambda cursor: self.jobs(limit=PAGE_JOBS, cursor=cursor))
 
     def job(self, job_id: str) -> JobView:
         """One job by its id."""
@@ -194,13 +191,27 @@ class Client:
         """All runs of the job."""
         return self._ask(AttemptList, "GET", f"/jobs/{job_id}/attempts")
 
-    def epochs(self, job_id: str) -> EpochList:
-        """All finished epochs."""
-        return self._ask(EpochList, "GET", f"/jobs/{job_id}/epochs")
+    def epochs(
+        self, job_id: str, *, limit: int = PAGE_HISTORY, cursor: str | None = None, newest_first: bool = False
+    ) -> EpochPage:
+        """One page of finished epochs."""
+        params = _page_params(limit, cursor, newest_first=newest_first)
+        return self._ask(EpochPage, "GET", f"/jobs/{job_id}/epochs", params=params)
 
-    def decisions(self, job_id: str) -> DecisionList:
-        """All decisions."""
-        return self._ask(DecisionList, "GET", f"/jobs/{job_id}/decisions")
+    def all_epochs(self, job_id: str) -> Iterator[EpochView]:
+        """Every finished epoch, oldest first."""
+        yield from _every_item(lambda cursor: self.epochs(job_id, cursor=cursor))
+
+    def decisions(
+        self, job_id: str, *, limit: int = PAGE_HISTORY, cursor: str | None = None, newest_first: bool = False
+    ) -> DecisionPage:
+        """One page of decisions."""
+        params = _page_params(limit, cursor, newest_first=newest_first)
+        return self._ask(DecisionPage, "GET", f"/jobs/{job_id}/decisions", params=params)
+
+    def all_decisions(self, job_id: str) -> Iterator[DecisionView]:
+        """Every decision, oldest first."""
+        yield from _every_item(lambda cursor: self.decisions(job_id, cursor=cursor))
 
     def checkpoints(self, job_id: str) -> CheckpointList:
         """All saved states."""
@@ -296,6 +307,21 @@ class Client:
             raise Unreachable(
                 f"what answers at {self.url} is not an Accordion service of this version; is the address right?"
             ) from error
+
+
+def _page_params(limit: int, cursor: str | None, *, newest_first: bool) -> dict[str, Any]:
+    return {"limit": limit, "order": "newest" if newest_first else "oldest"} | ({"cursor": cursor} if cursor else {})
+
+
+def _every_item(read: Callable[[str | None], Any]) -> Iterator[Any]:
+    """Items of all pages."""
+    cursor = None
+    while True:
+        page = read(cursor)
+        yield from page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return
 
 
 def _address(url: str) -> httpx2.URL:

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from service.api.schemas import EpochView, JobView, OverrideView, ScheduleView
+    from service.api.history_schemas import EpochPage
+    from service.api.schemas import JobView, OverrideView, ScheduleView
+
+SHOWN_EPOCHS = 50
+"""Rows of the table of epochs; --json has all."""
 
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
@@ -21,20 +25,22 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
     with connect(url) as client:
         found = client.find(job)
         schedule, overrides = client.schedule(found.id), client.overrides(found.id).items
-        decisions, epochs = client.decisions(found.id).items, client.epochs(found.id).items
-    if json:
-        parts: dict[str, Any] = {"overrides": overrides, "decisions": decisions, "epochs": epochs}
-        lists = {name: [item.model_dump(mode="json") for item in items] for name, items in parts.items()}
-        print_json({"job": found.model_dump(mode="json"), "schedule": schedule.model_dump(mode="json"), **lists})
-        return
+        if json:
+            whole = {"decisions": client.all_decisions(found.id), "epochs": client.all_epochs(found.id)}
+            parts: dict[str, Any] = {"overrides": overrides, **whole}
+            lists = {name: [item.model_dump(mode="json") for item in items] for name, items in parts.items()}
+            print_json({"job": found.model_dump(mode="json"), "schedule": schedule.model_dump(mode="json"), **lists})
+            return
+        decisions = client.decisions(found.id, limit=1, newest_first=True)
+        epochs = client.epochs(found.id, limit=SHOWN_EPOCHS, newest_first=True)
     out = console()
     for line in _summary(found):
         out.print(line)
     numbers = {override.id: override.number for override in overrides}
-    if decisions:
-        newest = decisions[-1].decision
+    if decisions.items:
+        newest = decisions.items[0].decision
         reason = words.named(newest.reason, numbers)
-        out.print(f"decisions  {len(decisions)}, the newest for epoch {newest.epoch}: {reason}")
+        out.print(f"decisions  {decisions.total}, the newest for epoch {newest.epoch}: {reason}")
     for table in (_schedule(schedule, numbers), _overrides(overrides), _epochs(epochs)):
         if table.row_count:
             out.print()
@@ -108,12 +114,14 @@ def _overrides(overrides: list[OverrideView]) -> Table:
     return table
 
 
-def _epochs(epochs: list[EpochView]) -> Table:
+def _epochs(page: EpochPage) -> Table:
     from service.commands import measures, words
 
+    epochs = page.items[::-1]
     names = measures.measured(row.metrics for row in epochs)
+    title = "epochs" if len(epochs) == page.total else f"epochs, the newest {len(epochs)} of {page.total}"
     columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS AT ITS END")
-    table = _table("epochs", "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
+    table = _table(title, "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
     for row in epochs:
         bytes_ = row.bytes.model_dump()
         table.add_row(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Select, func, or_, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.domain.jobs import ENDED, Reason, Status
 from service.domain.waiting_message import WAITS_ITS_TURN
@@ -50,6 +50,28 @@ class JobFilter:
     before: tuple[float, str] | None = None
     """Creation time and id of the last job of the page before."""
     limit: int = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPage:
+    """Which part of a history is read."""
+
+    limit: int | None = None
+    newest_first: bool = False
+    beyond: tuple[int, ...] | None = None
+    """Position of the last item of the page before."""
+
+    def cut(self, query: Select[Row], position: Sequence[InstrumentedAttribute[int]]) -> Select[Row]:
+        """The part of a query; `position` are the columns that order it."""
+        if self.beyond is not None:
+            here, last = tuple_(*position), tuple_(*self.beyond)
+            query = query.where(here < last if self.newest_first else here > last)
+        return query.order_by(*(column.desc() if self.newest_first else column for column in position)).limit(
+            self.limit
+        )
+
+
+WHOLE_HISTORY = HistoryPage()
 
 
 class Repository:
@@ -127,18 +149,29 @@ class Repository:
         """All attempts, oldest first."""
         return self._all(select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number))
 
-    def epochs(self, job_id: str) -> list[EpochRow]:
-        """All finished epochs, oldest first."""
-        return self._all(select(EpochRow).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch))
+    def epochs(self, job_id: str, page: HistoryPage = WHOLE_HISTORY) -> list[EpochRow]:
+        """Finished epochs, oldest first unless the page says otherwise."""
+        query = select(EpochRow).where(EpochRow.job_id == job_id)
+        return self._all(page.cut(query, [EpochRow.epoch]))
+
+    def count_epochs(self, job_id: str) -> int:
+        """Number of finished epochs."""
+        with self.database.read() as session:
+            return session.scalar(select(func.count()).where(EpochRow.job_id == job_id)) or 0
+
+    def count_decisions(self, job_id: str) -> int:
+        """Number of decisions."""
+        with self.database.read() as session:
+            return session.scalar(select(func.count()).where(DecisionRow.job_id == job_id)) or 0
 
     def newest_epoch(self, job_id: str) -> EpochRow | None:
         """The last finished epoch."""
         return self._first(select(EpochRow).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch.desc()))
 
-    def decisions(self, job_id: str) -> list[DecisionRow]:
-        """All decisions, oldest first."""
+    def decisions(self, job_id: str, page: HistoryPage = WHOLE_HISTORY) -> list[DecisionRow]:
+        """Decisions, oldest first unless the page says otherwise."""
         query = select(DecisionRow).where(DecisionRow.job_id == job_id)
-        return self._all(query.order_by(DecisionRow.step, DecisionRow.epoch))
+        return self._all(page.cut(query, [DecisionRow.epoch, DecisionRow.step]))
 
     def newest_decision(self, job_id: str) -> DecisionRow | None:
         """The decision in force."""

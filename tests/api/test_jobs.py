@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -152,3 +153,36 @@ def test_everything_a_spec_can_name_is_listed_with_its_options(client: TestClien
     assert "digits-mlp" in names["tasks"]
     assert "powersgd" in names["methods"]
     assert "two_level" in names["policies"]
+
+
+def walk(client: TestClient, path: str, **params: Any) -> list[Any]:
+    """Items of all pages."""
+    items, cursor = [], {}
+    while True:
+        page = client.get(path, params={**params, **cursor}).json()
+        assert len(page["items"]) <= params["limit"]
+        items += page["items"]
+        if page["next_cursor"] is None:
+            assert page["total"] == len(items)
+            return items
+        cursor = {"cursor": page["next_cursor"]}
+
+
+def test_epochs_and_decisions_come_in_pages_in_both_directions(client: TestClient, world: World) -> None:
+    job_id = world.submit(training={"epochs": 7})
+    world.finish(job_id)
+    for part in ("epochs", "decisions"):
+        path = f"{JOBS}/{job_id}/{part}"
+        whole = client.get(path).json()["items"]
+        assert len(whole) == 7
+        assert walk(client, path, limit=3) == whole
+        assert walk(client, path, limit=3, order="newest") == whole[::-1]
+
+
+def test_a_cursor_of_another_history_is_refused(client: TestClient, world: World) -> None:
+    job_id = world.submit()
+    world.finish(job_id)
+    cursor = client.get(f"{JOBS}/{job_id}/epochs", params={"limit": 1}).json()["next_cursor"]
+    for part, order, used in (("epochs", "newest", cursor), ("decisions", "oldest", cursor), ("epochs", "oldest", "x")):
+        answer = client.get(f"{JOBS}/{job_id}/{part}", params={"order": order, "cursor": used})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "query/cursor")

@@ -131,3 +131,11 @@ def test_followed_logs_end_with_the_job(live: Live) -> None:
     texts = [line["text"] for fields in found[:-1] for line in json.loads(fields["data"])["lines"]]
     assert texts.count("epoch 3 ended") == 2
     assert found[-1]["event"] == "end"
+
+
+def test_a_stream_may_begin_with_the_newest_events(live: Live) -> None:
+    with live.client() as client:
+        path = f"{JOBS}/{submit(client)}/events"
+        whole = numbers(read(client, path))
+        assert numbers(read(client, f"{path}?last=3")) == whole[-3:]
+        assert numbers(read(client, f"{path}?last=9999")) == whole

@@ -60,7 +60,7 @@ def test_a_page_comes_again_after_something_in_front_refused_its_stream(watched,
 
 def test_a_page_asks_again_for_what_failed_when_it_was_opened(watched, steered):
     page = watched.page
-    page.route("**/epochs", lambda route: route.abort(), times=1)
+    page.route("**/epochs?**", lambda route: route.abort(), times=1)
     page.goto(f"/jobs/{steered}")
     expect(page.locator("#loss .main-svg").first).to_be_visible()
     expect(page.locator("#live")).to_have_text("Live")
@@ -68,7 +68,7 @@ def test_a_page_asks_again_for_what_failed_when_it_was_opened(watched, steered):
 
 def answers(page, path, status):
     """Awaits an answer to the page of that status, from an address that ends so."""
-    return page.expect_response(lambda answer: answer.url.endswith(path) and answer.status == status)
+    return page.expect_response(lambda answer: answer.url.partition("?")[0].endswith(path) and answer.status == status)
 
 
 def test_a_page_is_live_again_when_what_was_refused_once_came(watched, service, steered):
@@ -85,7 +85,7 @@ def test_a_page_of_an_ended_job_says_finished_when_what_was_refused_once_came(wa
     page = watched.page
     page.goto(f"/jobs/{steered}")
     expect(page.locator("#live")).to_have_text("Live")
-    page.route("**/decisions", lambda route: route.fulfill(status=503), times=1)
+    page.route("**/decisions?**", lambda route: route.fulfill(status=503), times=1)
     with answers(page, "/decisions", 200), answers(page, "/decisions", 503):
         service.client.post(f"/api/v1/jobs/{steered}/cancel").raise_for_status()
     expect(page.locator("#live")).to_have_text("Finished")
@@ -158,7 +158,7 @@ def test_many_epochs_of_many_layers_fit_the_page(page, service):
     epochs = many(service.client.get(f"/api/v1/jobs/{job_id}/epochs").json()["items"])
     schedule = service.client.get(f"/api/v1/jobs/{job_id}/schedule").json()
     schedule["layers"] = [schedule["layers"][0] | {"layer": f"block{n}.weight"} for n in range(NUM_LAYERS)]
-    page.route(f"**/{job_id}/epochs", lambda route: route.fulfill(json={"items": epochs}))
+    page.route(f"**/{job_id}/epochs?**", lambda route: route.fulfill(json={"items": epochs}))
     page.route(f"**/{job_id}/schedule", lambda route: route.fulfill(json=schedule))
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#live")).to_have_text("Finished")
@@ -191,7 +191,7 @@ def test_metrics_of_other_sizes_have_an_axis_of_their_own_and_accuracy_comes_fir
     epochs = service.client.get(f"/api/v1/jobs/{job_id}/epochs").json()["items"]
     for row in epochs:
         row["metrics"] = {"loss": 0.5, "perplexity": 62.5, "accuracy": 0.9, "recall": 0.8}
-    page.route(f"**/{job_id}/epochs", lambda route: route.fulfill(json={"items": epochs}))
+    page.route(f"**/{job_id}/epochs?**", lambda route: route.fulfill(json={"items": epochs}))
     page.route("**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body=""))
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#metrics .legendtext")).to_have_text(["accuracy", "perplexity (right)", "recall"])
@@ -205,3 +205,20 @@ def test_metrics_of_other_sizes_have_an_axis_of_their_own_and_accuracy_comes_fir
 
 def open_table(page):
     page.get_by_text("Epochs as a table").click()
+
+
+def test_a_page_opens_with_the_newest_epochs_and_loads_older_ones_when_asked(page, service):
+    job_id = service.submit("long", epochs=3)
+    service.wait_for_end(job_id)
+    path = f"/api/v1/jobs/{job_id}/epochs?order=newest&limit=2"
+    newest = service.client.get(path).json()
+    older = service.client.get(f"{path}&cursor={newest['next_cursor']}").json()
+    page.route("**/epochs?**", lambda route: route.fulfill(json=older if "cursor" in route.request.url else newest))
+    page.route("**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body=""))
+    page.goto(f"/jobs/{job_id}")
+    expect(page.locator("#epoch-text")).to_contain_text("3 of")
+    open_table(page)
+    expect(page.locator("#epochs tr")).to_have_count(2)
+    page.get_by_role("button", name="Older epochs and decisions").click()
+    expect(page.locator("#epochs tr")).to_have_count(3)
+    expect(page.locator("#older")).to_be_hidden()

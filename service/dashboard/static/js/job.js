@@ -13,13 +13,18 @@ import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js"
 const CHARTS_MS = 1000;
 const RETRY_MS = 2000;
 const MAX_ROWS = 300;
+// What the page asks for when it opens, and for each click on "older": a long job has more than a browser can draw.
+const PAGE = 200;
+const PAST_EVENTS = 1000;
 const MAX_LOG_LINES = 400;
 const at = (id) => document.getElementById(id);
 const ID = document.body.dataset.job;
 const PATH = `/jobs/${ID}`;
-const seen = { job: null, epochs: new Map(), decisions: new Map(), overrides: [], schedule: null, changes: [], events: [], lines: [] };
+const seen = { job: null, epochs: new Map(), decisions: new Map(), overrides: [], schedule: null, totals: {}, older: {}, changes: [], events: [], lines: [] };
 const epochs = () => [...seen.epochs.values()].sort((a, b) => a.epoch - b.epoch);
 const decisions = () => [...seen.decisions.values()].sort((a, b) => a.decision.step - b.decision.step || a.decision.epoch - b.decision.epoch);
+// All that there are, of which the page may know only the newest.
+const count = (name) => Math.max(seen[name].size, seen.totals[name] ?? 0);
 const changes = () => allChanges(seen.changes, seen.overrides);
 
 function showHead() {
@@ -35,7 +40,7 @@ function showHead() {
   at("to-override").hidden = hasEnded(job.status);
   if (hasEnded(job.status)) at("no-epochs").textContent = "No epoch was finished, so there is nothing to draw.";
   const planned = job.spec.training?.epochs ?? "?";
-  at("epoch-text").textContent = `${seen.epochs.size} of ${planned} epochs done`;
+  at("epoch-text").textContent = `${count("epochs")} of ${planned} epochs done`;
   at("bar").value = job.status === "SUCCEEDED" ? 1 : progress?.steps ? progress.step / progress.steps : 0;
   at("bar").className = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
   at("pace").textContent = pace(job, progress);
@@ -59,7 +64,7 @@ function figures(job) {
     ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} against fp16` : "against fp32", true],
     ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
     ...main(last?.metrics ?? job.metrics),
-    ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(seen.decisions.size, "decision")],
+    ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(count("decisions"), "decision")],
     ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training?.optimizer?.name ?? ""],
     ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, `${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`],
   ];
@@ -133,10 +138,27 @@ const showEvents = () => fill(at("events"), ...seen.events.slice(-MAX_ROWS).reve
 
 const showAllOverrides = () => showOverrides(ID, seen.overrides, { ended: hasEnded(seen.job.status), changed: () => again("overrides") });
 
+// The newest page of a history; with a cursor the page before it.
+async function page(name, cursor) {
+  const { items, next_cursor: next, total } = await get(`${PATH}/${name}?order=newest&limit=${PAGE}${cursor ? `&cursor=${cursor}` : ""}`);
+  seen.totals[name] = total;
+  if (cursor || !(name in seen.older)) seen.older[name] = next;
+  at("older").hidden = !seen.older.epochs && !seen.older.decisions;
+  return items;
+}
+
+async function showOlder() {
+  const { epochs: epochCursor, decisions: decisionCursor } = seen.older;
+  if (epochCursor) (await page("epochs", epochCursor)).forEach(keepEpoch);
+  if (decisionCursor) (await page("decisions", decisionCursor)).forEach(keepDecision);
+  soonEpochs();
+  soon(showDecisions);
+}
+
 const load = {
   job: async () => { seen.job = await get(PATH); soon(showHead); },
-  epochs: async () => { (await get(`${PATH}/epochs`)).items.forEach(keepEpoch); soonEpochs(); soon(showHead); },
-  decisions: async () => { (await get(`${PATH}/decisions`)).items.forEach(keepDecision); soon(showDecisions); soonEpochs(); },
+  epochs: async () => { (await page("epochs")).forEach(keepEpoch); soonEpochs(); soon(showHead); },
+  decisions: async () => { (await page("decisions")).forEach(keepDecision); soon(showDecisions); soonEpochs(); },
   overrides: async () => { seen.overrides = (await get(`${PATH}/overrides`)).items; soon(showAllOverrides); soon(showAllChanges); soon(showSchedule); soonEpochs(); },
   schedule: async () => { seen.schedule = await get(`${PATH}/schedule`); soon(showSchedule); },
 };
@@ -244,7 +266,7 @@ let newestChunk = 0;
 // Streams that have not come to their end; none is open while nobody sees the page.
 const streams = new Map([["events", null], ["logs", null]]);
 const STREAMS = {
-  events: () => hearEvents(new EventSource(`${BASE}${PATH}/events?after=${newestEvent}`)),
+  events: () => hearEvents(new EventSource(`${BASE}${PATH}/events?${newestEvent ? `after=${newestEvent}` : `last=${PAST_EVENTS}`}`)),
   logs: () => hearLogs(new EventSource(`${BASE}${PATH}/logs?follow=true`)),
 };
 
@@ -320,6 +342,7 @@ async function ask(what) {
 at("cancel").addEventListener("click", () => at("sure").showModal());
 at("sure-no").addEventListener("click", () => at("sure").close());
 at("sure-yes").addEventListener("click", () => { at("sure").close(); ask("cancel"); });
+at("older").addEventListener("click", () => showOlder().catch((error) => { at("message").textContent = error.message; }));
 at("pause").addEventListener("click", () => ask("pause"));
 at("resume").addEventListener("click", () => ask("resume"));
 document.addEventListener("visibilitychange", follow);
