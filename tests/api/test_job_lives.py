@@ -132,8 +132,8 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_removes(world: World, mo
 
     with world.database.write() as session:
         session.merge(world.job(job_id)).status = Status.FAILED.value
-    unfinished = Repository.unfinished
-    monkeypatch.setattr(Repository, "unfinished", lambda it: (monkeypatch.undo(), outlive(), unfinished(it))[-1])
+    unfinished = Repository.unfinished_ids
+    monkeypatch.setattr(Repository, "unfinished_ids", lambda it: (monkeypatch.undo(), outlive(), unfinished(it))[-1])
     world.runtime.removed.clear()
     world.clock.now += 1
     assert not old.turn()
