@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
-from accordion.compressors import ladder_of
+from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
+from accordion.policies import POLICIES
 from workers.plain_text import check_texts
 from workers.storage import check_url
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
@@ -47,10 +48,15 @@ LEAST_MEMORY_BYTES = 300_000_000
 MOST_MEMORY_BYTES = 2**50
 
 
+def _task_names(schema: dict[str, Any]) -> None:
+    own = {"pattern": f"^{OWN_TASK.pattern}$", "description": "a class of your own, `package.module:Class`"}
+    schema["anyOf"] = [{"enum": [*TASKS, SCRIPT]}, own]
+
+
 class TaskSpec(Strict):
     """What is trained: a task of the table, a class of one's own as `package.module:Class`, or one's own `script`."""
 
-    name: Annotated[str, Field(max_length=200)]
+    name: Annotated[str, Field(max_length=200, json_schema_extra=_task_names)]
     options: dict[str, OptionValue] = {}
     """Checked where the task is one of ours; a class of one's own is given them as they are."""
 
@@ -168,7 +174,7 @@ class TrainingSpec(Strict):
 class CompressionSpec(Strict):
     """The method and the options of its two levels; left out, the method's own."""
 
-    method: str = "powersgd"
+    method: str = Field(default="powersgd", json_schema_extra={"enum": list(COMPRESSORS)})
     low: dict[str, OptionValue] | None = None
     high: dict[str, OptionValue] | None = None
 
@@ -211,7 +217,7 @@ class WindowSpec(Strict):
 class PolicySpec(Strict):
     """Who decides the level of a layer, and when a layer counts as critical."""
 
-    name: str = "two_level"
+    name: str = Field(default="two_level", json_schema_extra={"enum": list(POLICIES)})
     threshold: Number = Field(default=0.5, gt=0)
     window: WindowSpec = WindowSpec(epochs=2)
     lr_drop: Number = Field(default=0.5, ge=0, le=1)
@@ -269,6 +275,23 @@ class JobSpec(Strict):
     max_failures: Whole = Field(default=3, ge=0, le=100)
     """How often the job's own failures are retried; lost machines do not count."""
     labels: dict[Label, Label] = {}
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"task": {"name": "digits-mlp"}},
+                {
+                    "name": "digits-topk",
+                    "task": {"name": "digits-mlp", "options": {"hidden": 128}},
+                    "workers": {"min": 1, "max": 2},
+                    "training": {"epochs": 8, "optimizer": {"name": "adamw", "lr": 0.001}},
+                    "compression": {"method": "topk"},
+                    "batch": {"low": 64, "high": 256},
+                    "labels": {"team": "vision"},
+                },
+            ]
+        }
+    )
 
     @model_validator(mode="before")
     @classmethod

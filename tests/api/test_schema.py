@@ -79,3 +79,25 @@ def _ask(operation: Any, mode: GenerationMode, *, ended: str, running: str) -> N
         case.call_and_validate(checks=CHECKS, timeout=20)
 
     ask()
+
+
+def test_every_example_of_a_spec_in_the_schema_makes_a_job(shared_live: Live) -> None:
+    operation = schemathesis.openapi.from_url(f"{shared_live.url}/openapi.json")["/api/v1/jobs"]["POST"]
+    with shared_live.client() as client:
+        parts = client.get("/openapi.json").json()["components"]["schemas"]
+    spec = next(part for name, part in parts.items() if name.startswith("JobSpec"))
+    for example in spec["examples"]:
+        case = operation.Case(body=example, media_type="application/json")
+        assert case.call_and_validate(checks=CHECKS, timeout=20).status_code == 201
+
+
+def test_the_schema_lists_what_a_spec_can_name(shared_live: Live) -> None:
+    with shared_live.client() as client:
+        parts = client.get("/openapi.json").json()["components"]["schemas"]
+        known = {
+            kind: [row["name"] for row in client.get(f"/api/v1/{kind}").json()["items"]]
+            for kind in ("tasks", "methods", "policies")
+        }
+    assert parts["TaskSpec"]["properties"]["name"]["anyOf"][0]["enum"] == known["tasks"]
+    assert parts["CompressionSpec"]["properties"]["method"]["enum"] == known["methods"]
+    assert parts["PolicySpec"]["properties"]["name"]["enum"] == known["policies"]
