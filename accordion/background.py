@@ -36,6 +36,9 @@ class Runner(Protocol):
     def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
         """A future of the buffer, done when the exchange that fills it is."""
 
+    def check(self) -> None:
+        """Raise the error of an exchange that failed and could not raise it where it was submitted."""
+
 
 class Inline:
     """Runs an exchange where it is submitted; its errors are raised there."""
@@ -49,17 +52,25 @@ class Inline:
         future.set_result(buffer)
         return future
 
+    def check(self) -> None:
+        """Implements `Runner`: errors were raised by `submit`."""
+
 
 class OnThread:
-    """Runs exchanges on one thread. After a failure all later ones fail with the same error."""
+    """Runs exchanges on one thread. After a failure no later one runs, and `check` raises the error.
+
+    A future that fails would reach the backward pass as "Unable to cast ... to Tensor": DDP takes tensors only.
+    """
 
     beside = True
 
     def __init__(self, device: torch.device) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._device = device
-        threads = torch.get_num_threads()
-        worker = threading.Thread(target=_work, args=(self._jobs, threads), name="accordion-exchange", daemon=True)
+        self._failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        self._failure = ""
+        arguments = (self._jobs, self._failed, torch.get_num_threads())
+        worker = threading.Thread(target=_work, args=arguments, name="accordion-exchange", daemon=True)
         worker.start()
         weakref.finalize(self, self._jobs.put, None)
 
@@ -72,6 +83,21 @@ class OnThread:
             exchange, future = partial(_after, ready, self._device, exchange), Future(devices=[self._device])
         self._jobs.put((exchange, buffer, future))
         return future
+
+    def check(self) -> None:
+        """Implements `Runner`."""
+        if self._failure:
+            raise HookError(f"an earlier exchange of gradients failed ({self._failure}); start this worker again")
+        if self._failed.empty():
+            return
+        # Not kept: its traceback holds the hook, and whoever holds that keeps the thread alive.
+        error = self._failed.get()
+        self._failure = f"{type(error).__name__}: {error}"
+        error.add_note(
+            "raised while gradients were exchanged beside the backward pass; where a connection broke or timed out, "
+            "another worker ended or waits elsewhere: see the other workers' logs"
+        )
+        raise error
 
 
 class OnStream:
@@ -92,6 +118,9 @@ class OnStream:
             future: Any = Future(devices=[self._device])
             future.set_result(buffer)
         return future
+
+    def check(self) -> None:
+        """Implements `Runner`: errors were raised by `submit`."""
 
 
 def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -151,18 +180,16 @@ def _without_frames(error: Exception) -> Exception:
     return error
 
 
-def _work(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
+def _work(jobs: queue.SimpleQueue[_Job | None], failures: queue.SimpleQueue[Exception], threads: int) -> None:
     torch.set_num_threads(threads)
-    failure: Exception | None = None
+    failed = False
     while (job := jobs.get()) is not None:
         exchange, buffer, future = job
-        if failure is None:
+        if not failed:
             try:
                 exchange()
-            except BaseException as error:  # noqa: BLE001 -- whoever waits for the future gets it
-                failure = _without_frames(_as_exception(error))
-        if failure is None:
-            future.set_result(buffer)
-        else:
-            future.set_exception(failure)
+            except BaseException as error:  # noqa: BLE001 -- whoever calls `check` gets it
+                failures.put(_without_frames(_as_exception(error)))
+                failed = True
+        future.set_result(buffer)
         del job, exchange, buffer, future

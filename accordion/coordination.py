@@ -50,7 +50,7 @@ class Coordinator:
         if others:
             raise HookError(
                 f"attach() got other settings or layers on rank {others[0]} than on rank {self._rank}; give all "
-                "workers the same Config and the same model"
+                "workers the same Config, the same model and the same overlap="
             )
 
     def require_equal_states(self, told: Mapping[str, Any]) -> None:

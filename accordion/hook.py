@@ -52,7 +52,6 @@ class Hook:
     ) -> None:
         wait_at_exit()
         device = next(module.parameters()).device
-        self.network = GroupNetwork(module.process_group, device)
         self._exchange_network, self._runner = _background(module.process_group, device, overlap=overlap)
         self._engine = engine
         self._raised = raised
@@ -80,7 +79,9 @@ class Hook:
 
         Raises:
             HookError: no gradients were exchanged since the last call.
+            Exception: whatever an exchange beside the backward pass failed with, such as a lost connection.
         """
+        self._runner.check()
         if self._seen is None:
             raise HookError("no gradients were exchanged since the last step; call backward() outside no_sync() first")
         word, self._seen = self._seen, None

@@ -9,7 +9,8 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from accordion.errors import HookError
+from accordion.config import Config
+from accordion.errors import HookError, ReportError
 
 
 def check_attachable(module: object, optimizer: Optimizer | None, scaler: GradScaler | None) -> None:
@@ -44,6 +45,19 @@ def check_join(module: DistributedDataParallel) -> None:
         raise HookError(
             "DistributedDataParallel.join() with uneven inputs is not supported; give every worker the same number of "
             "batches (such as DistributedSampler does), or call join(throw_on_early_termination=True)"
+        )
+
+
+def check_rate_known(config: Config, lr: float | None, optimizer: Optimizer | None) -> None:
+    """Check that the learning rate is known where windows are counted in steps, since reports carry it then.
+
+    Raises:
+        ReportError: neither the rate nor an optimizer was given.
+    """
+    if config.detector.window.steps and lr is None and optimizer is None:
+        raise ReportError(
+            "the learning rate is not known, so no drop of it would be seen; set session.lr or give attach() the "
+            "optimizer, since windows are counted in steps"
         )
 
 

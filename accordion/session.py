@@ -13,8 +13,8 @@ Every worker makes the same calls in the same order.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,35 +27,23 @@ from accordion.config import Config
 from accordion.control import Word, raised
 from accordion.controller import Controller, Decider
 from accordion.coordination import Coordinator
+from accordion.drive import GroupNetwork
 from accordion.engine import Engine
-from accordion.errors import StateError
+from accordion.errors import OverrideError, StateError
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
-from accordion.messages import Ack, Decision, LayerInfo, Override, Report, decision_from_json, plan_digest, to_json
-from accordion.module_checks import check_attachable
-from accordion.session_state import complete_states, gathered_state, serialized
+from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
+from accordion.module_checks import check_attachable, check_rate_known
+from accordion.session_state import complete_states, decision_of, gathered_state, serialized
 from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """All workers went over to a decision."""
-
-    decision: Decision
-    acks: tuple[Ack, ...]
-    """One a rank, each read from that rank's own hook after the switch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """How a step ended; the same on all workers."""
-
-    taken: bool
-    """False: a gradient was not finite on some worker, and no worker changed its parameters."""
-    announced: frozenset[Word]
-    """What some worker had raised before its last bucket left."""
-    switch: Switch | None
-    """Set where a new decision came into force at this boundary."""
+from accordion.step_results import StepResult, Switch
+from accordion.training_warnings import (
+    SKIPPED_IN_A_ROW,
+    WindowProgress,
+    warn_if_never_compared,
+    warn_if_too_short,
+    warn_of_skipped_steps,
+)
 
 
 def attach(
@@ -66,6 +54,7 @@ def attach(
     scaler: GradScaler | None = None,
     decider: Decider | None = None,
     global_batch: int = 0,
+    epochs: int | None = None,
     overlap: bool = True,
 ) -> Session:
     """Compress the gradients of a DDP module from now on.
@@ -73,7 +62,8 @@ def attach(
     Every worker calls this with equal arguments, before the first backward pass. Without an optimizer `Session.step`
     leaves the optimizer's step to the caller, who takes it when `StepResult.taken` is true. With a scaler, which needs
     an optimizer, `Session.step` also stands for `scaler.step(optimizer)` and `scaler.update()`. `overlap=False`
-    exchanges gradients inside the backward pass, not beside it.
+    exchanges gradients inside the backward pass, not beside it. `epochs`, the length of the run, is for a warning where
+    it is too short for the detector's window; without it, the warning comes at the session's end.
 
     Raises:
         HookError: the module has a hook already, is no DistributedDataParallel, or uses what is not supported, such as
@@ -89,6 +79,7 @@ def attach(
     session = Session(config, engine, controller, optimizer=optimizer, scaler=scaler, decider=decider)
     session.global_batch = session.global_batch or global_batch
     session.connect(module, overlap=overlap)
+    session.watch_windows(epochs)
     return session
 
 
@@ -121,6 +112,8 @@ class Session:
         self._optimizer = optimizer
         self._scaler = scaler
         self._decider = decider
+        self._skipped_in_a_row = 0
+        self._windows = WindowProgress()
         self._requested: set[Word] = set()
         self._in_flight: frozenset[Word] = frozenset()
         self._overrides: tuple[Override, ...] = ()
@@ -134,9 +127,19 @@ class Session:
         self.world_size: int = dist.get_world_size(module.process_group)
         self.layers: tuple[LayerInfo, ...] = decided_layers(module.module)
         self._device: torch.device = next(module.parameters()).device
+        self._network = GroupNetwork(module.process_group, self._device)
+        self._coordinator = Coordinator(self._network, self.ledger, self._device, rank=self.rank)
+        # Before the hook makes a process group of its own, in which workers with other settings would wait.
+        self._coordinator.require_equal((self._config, self.layers, {"overlap": overlap}))
         self._hook = Hook(module, self._engine, self._raise_now, loss_scale=self._loss_scale, overlap=overlap)
-        self._coordinator = Coordinator(self._hook.network, self.ledger, self._device, rank=self.rank)
-        self._coordinator.require_equal((self._config, self.layers))
+
+    def watch_windows(self, epochs: int | None) -> None:
+        """Warn on rank 0 where the run is too short for its windows; `attach` does this."""
+        if self.rank != 0 or self._decider is not None:
+            return
+        warn_if_too_short(self._config, epochs)
+        if epochs is None:
+            weakref.finalize(self, warn_if_never_compared, self._config, self._windows)
 
     @property
     def ledger(self) -> Ledger:
@@ -149,7 +152,7 @@ class Session:
 
         What passes beside the backward pass is not in it.
         """
-        return self._hook.waited_s + self._hook.network.seconds
+        return self._hook.waited_s + self._network.seconds
 
     def request(self, word: Word) -> None:
         """Raise a word: at the end of the next step that starts, all workers see it. Any rank, any thread."""
@@ -159,8 +162,13 @@ class Session:
         """Put people's overrides in force in place of those given before. Rank 0, any thread.
 
         Raises:
-            OverrideError: one names a level or a layer that is not there; none of them is taken then.
+            OverrideError: one names a level or a layer that is not there, or this is not rank 0; none is taken then.
         """
+        if self.rank != 0:
+            raise OverrideError(
+                f"override() was called on rank {self.rank}, but rank 0 decides for all; call it there, under "
+                "`if session.rank == 0:`"
+            )
         for override in overrides:
             self.controller.check_override(override)
         self._overrides = tuple(overrides)
@@ -171,9 +179,11 @@ class Session:
 
         Raises:
             HookError: there was no backward pass whose gradients were exchanged.
+            ReportError: windows are counted in steps and the learning rate is not known.
             ReportError, ConfigError: as `end_epoch`, where a decision was due at this boundary.
             RuntimeError: another worker is gone.
         """
+        check_rate_known(self._config, self.lr, self._optimizer)
         announced = raised(self._hook.take_word())
         self._requested -= self._in_flight
         taken = Word.NOT_FINITE not in announced
@@ -196,6 +206,8 @@ class Session:
             RuntimeError: another worker is gone.
         """
         switch = self._close_window(epoch_end=True, lr=lr, next_lr=next_lr)
+        self._windows.epochs += 1
+        self._windows.compared |= any(change is not None for change in switch.decision.change_by_layer.values())
         self.epoch += 1
         self.lr = next_lr
         return switch
@@ -254,14 +266,14 @@ class Session:
             self._engine.restore(before[0])
             self.controller.load_state_dict(before[1])
             raise (problem or error) from problem
-        self._go_over_to(_decision_of(loaded["decision"]))
+        self._go_over_to(decision_of(loaded["decision"]))
         self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
     def _load(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Load engine and controller; returns the state that holds what is the same on all workers."""
         first = states[0]
-        _decision_of(first["decision"])
+        decision_of(first["decision"])
         if self.rank == 0 and first["controller"] is None:
             raise StateError("load_state_dict() got a state of rank 0 without its controller; give what rank 0 saved")
         if first["controller"] is not None:
@@ -278,13 +290,20 @@ class Session:
         if taken:
             self._engine.keep(self._hook.unused())
             self._engine.commit()
+            self._skipped_in_a_row = 0
         else:
+            self._count_skipped()
             self._engine.rollback()
-            self.skipped_steps += 1
         if self._scaler is not None:
             self._step_scaled(self._scaler, taken=taken)
         elif taken and self._optimizer is not None:
             self._optimizer.step()
+
+    def _count_skipped(self) -> None:
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row % SKIPPED_IN_A_ROW == 0:
+            warn_of_skipped_steps(self._skipped_in_a_row, self._engine.sums.broken_layers(), rank=self.rank)
 
     def _step_scaled(self, scaler: GradScaler, *, taken: bool) -> None:
         if taken and self._optimizer is not None:
@@ -303,7 +322,7 @@ class Session:
         return steps is not None and self.steps % steps == 0
 
     def _current_lr(self) -> float:
-        """The schedule's rate as far as it is known: before the first epoch's end, the optimizer's."""
+        """Return the schedule's rate; before the first epoch's end, the optimizer's unless the caller set one."""
         if self.lr is None and self._optimizer is not None:
             return float(self._optimizer.param_groups[0]["lr"])
         return self.lr or 0.0
@@ -372,8 +391,4 @@ class Session:
         return plan_digest(self._engine.plan, self.global_batch if self._config.batch else None)
 
 
-def _decision_of(saved: Any) -> Decision:
-    try:
-        return decision_from_json(saved)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"saved decision cannot be read ({error!r}); give what state_dict() gave") from error
+__all__ = ["Session", "StepResult", "Switch", "attach"]

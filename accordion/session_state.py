@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from accordion.errors import StateError
+from accordion.messages import Decision, decision_from_json
 
 _KEYS = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
 """What every state holds, beside the rank and the size of the group that saved it."""
@@ -81,3 +82,15 @@ def _listed(given: object) -> list[State]:
                 "state['rank'] and state['world_size'] in the states of all workers"
             )
     return list(given)
+
+
+def decision_of(saved: Any) -> Decision:
+    """Read the decision of a saved state.
+
+    Raises:
+        StateError: it cannot be read.
+    """
+    try:
+        return decision_from_json(saved)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"saved decision cannot be read ({error!r}); give what state_dict() gave") from error

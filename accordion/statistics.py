@@ -63,6 +63,11 @@ class GradientSums:
         """The sum over the step's sketches: not finite if a gradient of the step was not."""
         return self._step.sum()
 
+    def broken_layers(self) -> list[str]:
+        """Return the layers whose gradient in this step is not finite; waits for the device."""
+        finite = self._step.sum(1).isfinite().tolist()
+        return [layer for layer, row in self._rows.items() if not finite[row]]
+
     def commit(self) -> None:
         """Count the step."""
         self._sums.add_(self._step)

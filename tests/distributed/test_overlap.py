@@ -136,7 +136,7 @@ def test_the_thread_ends_after_a_failure_too(run_group):
     assert run_group(1, _after_a_failure) == [(1, True)]
 
 
-def test_exchanges_on_the_thread_keep_their_order_and_fail_with_the_first_error():
+def test_exchanges_on_the_thread_keep_their_order_and_end_at_the_first_error():
     runner, seen = OnThread(torch.device("cpu")), []
     buffers = [torch.zeros(1) for _ in range(4)]
 
@@ -146,10 +146,10 @@ def test_exchanges_on_the_thread_keep_their_order_and_fail_with_the_first_error(
             raise HookError("planted")
 
     futures = [runner.submit(lambda number=number: exchange(number), buffers[number]) for number in range(4)]
-    assert [future.wait() is not None for future in futures[:2]] == [True, True]
-    for future in futures[2:]:
-        with pytest.raises(HookError, match="planted"):
-            future.wait()
+    assert [future.wait() is buffer for future, buffer in zip(futures, buffers, strict=True)] == [True] * 4
+    for sentence in ("^planted\n", "earlier exchange of gradients failed .HookError: planted"):
+        with pytest.raises(HookError, match=sentence):
+            runner.check()
     assert seen == [0, 1, 2]
 
 
