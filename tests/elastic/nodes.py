@@ -156,9 +156,9 @@ class Cluster:
         """What to run to have the command on the head's host."""
         return [*self._at(_HEAD_HOST), *command]
 
-    def add(self, *, cpus: int | None = None) -> Node:
-        """Another node, registered."""
-        node = self._start_node(self._cpus if cpus is None else cpus)
+    def add(self, *, cpus: int | None = None, private: Path | None = None) -> Node:
+        """Start another node and wait until it is registered; `private` is a directory of which it sees its own."""
+        node = self._start_node(self._cpus if cpus is None else cpus, private)
         self._wait_until_up([node])
         return node
 
@@ -212,18 +212,19 @@ class Cluster:
 
         return start_again
 
-    def _start_node(self, cpus: int) -> Node:
-        node = self._start([f"--address={self.address}", f"--num-cpus={cpus}"])
+    def _start_node(self, cpus: int, private: Path | None = None) -> Node:
+        prefix = with_private(private) if private else ()
+        node = self._start([f"--address={self.address}", f"--num-cpus={cpus}"], prefix)
         self.nodes.append(node)
         return node
 
-    def _start(self, arguments: list[str]) -> Node:
+    def _start(self, arguments: list[str], prefix: Sequence[str] = ()) -> Node:
         self._number += 1
         folder = self._folder / str(self._number)
         host = self._next_host if self._lab else None
         self._next_host += 1
         ports = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export")
-        command = [*self._at(host), _RAY, "start", "--block", *arguments, "--disable-usage-stats"]
+        command = [*self._at(host), *prefix, _RAY, "start", "--block", *arguments, "--disable-usage-stats"]
         command += [f"--{name}-port={_free_port()}" for name in ports]
         # left to themselves, all nodes of one address give the same ports to their workers.
         command += ["--min-worker-port=0", "--max-worker-port=0"]
@@ -257,6 +258,18 @@ class Cluster:
         for node in [*self.nodes, self.head] if hasattr(self, "head") else []:
             _end(node)
         self.nodes.clear()
+
+
+def with_private(directory: Path) -> list[str]:
+    """Return the words before a command that give it an empty file system of its own at a directory; needs root."""
+    script = 'mount -t tmpfs private "$0" && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, str(directory)]
+
+
+def may_mount(directory: Path) -> bool:
+    """Whether this process may give a command a file system of its own."""
+    probe = subprocess.run([*with_private(directory), "true"], capture_output=True, check=False)
+    return probe.returncode == 0
 
 
 def family(pid: int) -> list[int]:

@@ -15,7 +15,7 @@ from service.runtime.ray_backend import RayBackend
 from tests.conftest import Require
 from tests.elastic.conftest import Life, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, job
-from tests.elastic.nodes import Cluster, Node
+from tests.elastic.nodes import Cluster, Node, may_mount
 from workers.contract import FailureRecord, JobSpec, Launch, ResizeRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
@@ -33,7 +33,7 @@ def begin(tmp_path: Path) -> Begin:
         folder.mkdir()
         spec = JobSpec.model_validate(job(folder, **parts))
         job_id = uuid.uuid4().hex
-        storage = str(tmp_path / job_id)
+        storage = str(tmp_path / "jobs" / job_id)
         launch = Launch(job_id=job_id, attempt=1, workers=spec.workers.max, storage=storage, spec=spec)
         life = Life(RayBackend(address=cluster.address), launch)
         life.backend.start(launch)
@@ -117,6 +117,24 @@ def test_a_node_that_lacks_the_data(begin: Begin) -> None:
         assert watched.sizes() == [1]
         assert watched.life.all(FailureRecord) == []
         assert "FileNotFoundError: the digits are not on this node" in avoided(watched)[0]
+
+
+@pytest.mark.parametrize("own", ["jobs", "checkpoints"])
+def test_a_node_that_does_not_see_the_storage(begin: Begin, require: Require, tmp_path: Path, own: str) -> None:
+    require("unshare")
+    private = tmp_path / own
+    private.mkdir()
+    may_mount(private) or require.missing("this user may not mount a file system")
+    with cluster(nodes=1) as made:
+        storage = {"storage": f"file://{tmp_path}/checkpoints"} if own == "checkpoints" else {}
+        watched = begin(made, **ELASTIC, options={"pace_s": 0.15}, checkpoint=storage)
+        watched.reach(AFTER)
+        watched.fault()
+        made.add(private=private)
+        wait_for(lambda: watched.life.look() is not None or avoided(watched), watched.life.story)
+        watched.survived(f"node with {own} of its own added")
+        assert watched.sizes()[-1] == 1
+        assert "does not see the storage of this job" in avoided(watched)[0]
 
 
 def avoided(watched: Watched) -> list[str]:
