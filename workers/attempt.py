@@ -100,6 +100,8 @@ class Attempt:
     _group: _Group | None = None
     _not_before: float = 0.0
     """When another group may begin, after one that failed."""
+    _pause_reason: str = ""
+    """Why no group begins before that."""
     _failed_starts: int = 0
     """Processes in a row that did not come up."""
     _undecided: list[FailedStart] = field(default_factory=list)
@@ -271,7 +273,7 @@ class Attempt:
         for rank in unbuilt:
             self.crew.dismiss(group.members[rank])
         verdict = blame_nodes(list(unbuilt.values()), frozenset(one.node for one in unbuilt.values() if one.node))
-        self._avoided.add(verdict.avoid, self.clock())
+        self._avoided.add(verdict, self.clock())
         return verdict
 
     def _unstarted(self) -> StartVerdict | None:
@@ -288,7 +290,7 @@ class Attempt:
         if verdict is None:
             return None
         self._undecided = []
-        self._avoided.add(verdict.avoid, self.clock())
+        self._avoided.add(verdict, self.clock())
         log.warning("%s", verdict.failure.message)
         self.desk.say(verdict.failure.message)
         return verdict
@@ -309,7 +311,8 @@ class Attempt:
             case Retry(pause_s=pause_s):
                 self._not_before = self.clock() + pause_s
                 log.warning("%s; the job goes on from its newest checkpoint", failure.message)
-                self.desk.say(f"{failure.message}; the job goes on from its newest checkpoint in {pause_s:g} s")
+                self._pause_reason = f"{failure.message}; the job goes on from its newest checkpoint in {pause_s:g} s"
+                self.desk.say(self._pause_reason)
                 return None
             case GiveUp(reason=reason, message=message):
                 return EndRecord(status="FAILED", reason=reason, message=message)
@@ -331,5 +334,9 @@ class Attempt:
         return EndRecord(status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}")
 
     def _say_waiting(self, size: Size) -> None:
+        if self.clock() < self._not_before:
+            self.desk.say(self._pause_reason)
+            return
         ready = sum(one.ready_since is not None for one in self.crew.processes)
-        self.desk.say(f"{ready} of {size.target} worker processes are ready, {size.min} are needed")
+        waiting = f"{ready} of {size.target} worker processes are ready, {size.min} are needed"
+        self.desk.say("; ".join(dict.fromkeys([waiting, *self._avoided.reasons.values()])))

@@ -40,19 +40,23 @@ class StartVerdict:
 
 @dataclass(slots=True)
 class AvoidedNodes:
-    """Nodes where the task could not be built, each until when."""
+    """Nodes on which no process is started for a time: one could not build the task, or not see the storage."""
 
     until: dict[str, float] = field(default_factory=dict)
+    """When each node may be used again."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why each node is avoided, in one sentence."""
 
-    def add(self, nodes: frozenset[str], now: float) -> None:
-        """Avoid these from now on for `AVOID_S`."""
-        self.until |= dict.fromkeys(nodes, now + AVOID_S)
+    def add(self, verdict: StartVerdict, now: float) -> None:
+        """Avoid the verdict's nodes for `AVOID_S` from now on."""
+        self.until |= dict.fromkeys(verdict.avoid, now + AVOID_S)
+        self.reasons |= dict.fromkeys(verdict.avoid, verdict.failure.message)
 
     def expire(self, now: float) -> bool:
         """Forget the nodes whose time is over; says whether there were any."""
         over = [node for node, until in self.until.items() if now >= until]
         for node in over:
-            del self.until[node]
+            del self.until[node], self.reasons[node]
         return bool(over)
 
 

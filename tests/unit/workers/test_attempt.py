@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from workers.attempt import RETURN_S
 from workers.context import Interruption
 from workers.contract import EndRecord, Orders, PausedRecord, Size
 from workers.elastic import LEAVE_PATIENCE_S
-from workers.errors import TaskRaised
+from workers.errors import StorageError, TaskRaised
 from workers.failure import FIRST_PAUSE_S, MOST_PAUSE_S
 from workers.starts import FailedStart
 
@@ -131,6 +131,24 @@ def test_what_the_attempt_waits_for_is_said(world: Callable[..., World]) -> None
     here = world(least=2, slow={1})
     here.run(lambda crew: (crew.dismiss(1), crew.slow.clear()))
     assert "1 of 2 worker processes are ready, 2 are needed" in here.desk.said
+
+
+def test_the_reason_of_a_pause_is_shown_until_the_pause_is_over(world: Callable[..., World]) -> None:
+    here = world(*[{0: OSError(5, "Input/output error")}] * 4, None, least=2)
+    here.desk.has_progressed = False
+    here.run()
+    shown = [message for message, _ in groupby(here.desk.said)]
+    after = [later for earlier, later in pairwise(shown) if "Input/output error" in earlier]
+    assert [message.split(" with ")[0] for message in after] == [f"worker group {n} starts" for n in range(2, 6)]
+
+
+def test_a_job_that_waits_for_workers_names_the_node_that_is_avoided(world: Callable[..., World]) -> None:
+    here = world(least=2, nodes={1: "b"}, slow={1, 2})
+    blind = StorageError("node host-b does not see the storage of this job")
+    here.run(lambda crew: crew.cannot_start(1, blind), lambda crew: (crew.dismiss(2), crew.slow.clear()))
+    shown = next(message for message in reversed(here.desk.said) if "are ready" in message)
+    assert shown.startswith("1 of 2 worker processes are ready, 2 are needed; a worker process on node host-b cannot")
+    assert "does not see the storage of this job" in shown
 
 
 def test_one_newcomer_that_lacks_something_does_not_end_a_job_that_has_trained(world: Callable[..., World]) -> None:
