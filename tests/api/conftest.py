@@ -29,7 +29,10 @@ def plain_logs() -> None:
     """Logs go nowhere: coloured tracebacks take seconds, and printing while pytest changes `sys.stdout` can crash."""
     renderer = structlog.processors.JSONRenderer(default=str)
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, renderer], logger_factory=structlog.ReturnLoggerFactory()
+        processors=[structlog.contextvars.merge_contextvars, renderer],
+        logger_factory=structlog.ReturnLoggerFactory(),
+        # A cached logger would escape `capture_logs` in the tests that follow.
+        cache_logger_on_first_use=False,
     )
 
 
