@@ -15,6 +15,7 @@ from sqlalchemy.exc import DatabaseError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from service.api.schemas import Problem, ProblemItem
 from service.errors import ApiError, Invalid
@@ -136,20 +137,25 @@ def _methods_of(app: FastAPI, path: str) -> list[str]:
 
 
 def _database_error(request: Request, error: Exception) -> Response:
+    return database_problem(request.scope, error)
+
+
+def database_problem(scope: Scope, error: Exception) -> Response:
+    """503 if the database is away or damaged; 500 if our own statement was wrong."""
     # SQLite calls a statement that it does not understand by the same name as a file that it cannot open.
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
     broke_off = getattr(error, "connection_invalidated", False)
     damaged = is_damage(getattr(error, "orig", None))
     away = isinstance(error, OperationalError | PoolTimeout) and code != sqlite3.SQLITE_ERROR
     if not (damaged or away or (isinstance(error, InternalError) and broke_off)):
-        return crash_problem(request.scope, error)
+        return crash_problem(scope, error)
     _log.error("database", error=str(error))
     detail = "the database does not answer; try again in a moment"
     if damaged:
         detail = "the database is damaged; stop the service, put a backup of it back, and start it again"
     if code == sqlite3.SQLITE_FULL:
         detail = "the disk under the database is full; free space there, and try again"
-    return problem(request.scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
+    return problem(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -100,9 +100,9 @@ def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: f
     Raises:
         Unauthorized: neither is there, or neither is right.
     """
-    if access.token is None or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS):
+    if access.token is None or not _is_guarded(access, path):
         return
-    scheme, _, given = headers.get("authorization", "").partition(" ")
+    scheme, given = _authorization(headers)
     if scheme:
         known = scheme.lower() == "bearer" and token_matches(given.strip(), access.token)
     else:
@@ -112,10 +112,21 @@ def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: f
 
 
 def session_cookie(access: Access, path: str, headers: Mapping[str, str]) -> str | None:
-    """The cookie that a request is let in by; None where it needs none, or brings the token itself."""
-    if access.token is None or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS) or "authorization" in headers:
+    """The cookie that authorizes a request; None if the path is open or the token itself was sent."""
+    if not _is_guarded(access, path) or _authorization(headers)[0]:
         return None
     return _cookie(headers.get("cookie", "")) or None
+
+
+def _is_guarded(access: Access, path: str) -> bool:
+    is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
+    return access.token is not None and not is_open
+
+
+def _authorization(headers: Mapping[str, str]) -> tuple[str, str]:
+    """Scheme and credentials; both empty if the header is missing or empty."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return scheme, given
 
 
 def _cookie(header: str) -> str:

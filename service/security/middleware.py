@@ -7,13 +7,15 @@ from time import perf_counter
 
 import structlog
 import uuid_utils
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.problems import api_problem, crash_problem, problem
+from service.api.problems import api_problem, crash_problem, database_problem, problem
 from service.errors import ApiError, Unauthorized
 from service.security.guards import Access, check_host, check_origin, check_token, session_cookie
 from service.security.request_texts import check_request_texts
@@ -100,7 +102,7 @@ class GuardMiddleware:
         return None
 
     async def _refusal_of_session(self, scope: Scope) -> Response | None:
-        """A cookie that somebody logged out of lets nobody in, whichever process took the logout."""
+        """Refuse the cookie of a session that was ended by a logout, in whichever process."""
         cookie = session_cookie(self._access, scope["path"], Headers(scope=scope))
         if cookie is None:
             return None
@@ -108,6 +110,8 @@ class GuardMiddleware:
             ended = await run_in_threadpool(is_session_ended, self._database, digest_of(cookie))
         except ApiError as error:
             return api_problem(scope, error)
+        except (DatabaseError, PoolTimeout) as error:
+            return database_problem(scope, error)
         if not ended:
             return None
         return _ask_to_log_in(scope, Unauthorized("this session was ended by a logout; log in again at /login"))
@@ -169,7 +173,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> Receive:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            # What came so far may look like a whole request.
+            # The part that has arrived may look like a whole request.
             raise ClientDisconnect
         body += message.get("body", b"")
         more = message.get("more_body", False)

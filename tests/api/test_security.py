@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
@@ -19,6 +21,7 @@ from tests.api.world import DIGITS, Clock
 
 TOKEN = "a-token-of-twenty-chars"
 JOBS = "/api/v1/jobs"
+DAY_S = 86_400.0
 METHODS = ["POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -83,6 +86,39 @@ def test_a_cookie_is_worth_nothing_after_its_logout_and_other_logins_go_on(guard
     assert guarded.post("/logout", headers=carried[0]).headers["location"] == "/login"
     assert [guarded.get(JOBS, headers=headers).status_code for headers in carried] == [401, 200]
     assert guarded.get("/", headers={**carried[0], "Accept": "text/html"}).headers["location"] == "/login"
+
+
+def logged_out(guarded: TestClient) -> dict[str, str]:
+    """The header of a cookie whose session was ended by a logout."""
+    cookie = guarded.post("/login", data={"token": TOKEN}).cookies[COOKIE]
+    guarded.cookies.clear()
+    header = {"Cookie": f"{COOKIE}={cookie}"}
+    guarded.post("/logout", headers=header)
+    return header
+
+
+def test_an_empty_authorization_header_does_not_bring_back_a_session(guarded: TestClient) -> None:
+    header = logged_out(guarded)
+    assert guarded.get(JOBS, headers={**header, "Authorization": ""}).status_code == 401
+
+
+def test_an_ended_session_stays_ended_when_a_clock_that_was_ahead_is_set_back(guarded: TestClient) -> None:
+    header, clock = logged_out(guarded), guarded.clock  # type: ignore[attr-defined]
+    clock.jump(DAY_S)
+    logged_out(guarded)
+    clock.jump(-DAY_S)
+    assert guarded.get(JOBS, headers=header).status_code == 401
+
+
+def test_a_database_that_does_not_answer_is_unavailable_to_a_browser_too(guarded: TestClient) -> None:
+    guarded.post("/login", data={"token": TOKEN})
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    event.listen(guarded.app.state.parts.database.engine, "do_execute", fail)  # type: ignore[attr-defined]
+    answer = guarded.get(JOBS)
+    assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2")
 
 
 def test_a_forged_cookie_is_refused(guarded: TestClient) -> None:

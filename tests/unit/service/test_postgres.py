@@ -12,8 +12,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from service.store.commands import Commands
+from service.store.ended_sessions import end_session, is_session_ended
 from service.store.engine import Database
 from service.store.leases import Lease
+from service.store.models import EndedSessionRow
 from service.store.postgres import Limits
 from service.store.repository import JobFilter, Repository
 from tests.postgres import Postgres
@@ -126,6 +128,20 @@ def test_a_job_without_a_name_gets_one_that_can_be_looked_up(connect: Callable[.
     job, _ = Commands(database, lambda: 1.0).submit(spec, None)
     assert len(job.name) <= 63
     assert [row.id for row in Repository(database).jobs(JobFilter(name=job.name))] == [job.id]
+
+
+def test_two_logouts_at_once_end_a_session(connect: Callable[..., Database]) -> None:
+    first, second = connect(), connect()
+    with ThreadPoolExecutor(1) as pool, first.write() as session:
+        session.add(EndedSessionRow(digest="d", expires_at=9.0))
+        session.flush()
+        other = pool.submit(end_session, second, "d", expires_at=9.0, now=1.0)
+        with first.read() as reader:
+            while not reader.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")):
+                assert not other.done()
+        session.commit()
+        assert other.result(timeout=30) is None
+    assert is_session_ended(second, "d")
 
 
 def test_the_server_runs_as_an_ordinary_user(postgres: Postgres) -> None:
