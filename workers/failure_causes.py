@@ -43,7 +43,7 @@ def failure_of(
     away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
     if away is not None and all(_is_storage(error) for error in own.values()):
         # what the task raises is a TaskRaised: this is the storage.
-        is_storage = getattr(own[away], "errno", None) in _STORAGE_AWAY
+        is_storage = is_storage_outage(own[away])
         return FailureRecord(cause="infrastructure", rank=away, message=sentence_of(own[away]), is_storage=is_storage)
     return _of_own(own, known) if own else _of_collectives(by_rank, known)
 
@@ -56,6 +56,11 @@ def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
         return "START_FAILED"
     built = (error for error in by_rank.values() if isinstance(error, TaskRaised))
     return "TASK_RAISED" if any(error.step is None for error in built) else None
+
+
+def is_storage_outage(error: BaseException) -> bool:
+    """Whether an error says that a directory is full or not reachable now."""
+    return isinstance(error, OSError) and getattr(error, "errno", None) in _STORAGE_AWAY
 
 
 def lost_a_process(by_rank: Mapping[int, BaseException]) -> bool:
@@ -86,6 +91,9 @@ def _at(rank: int, progress: Mapping[int, RankProgress], places: Mapping[int, st
 def _of_controller(error: BaseException) -> FailureRecord:
     if isinstance(error, ProcessCrashed):
         return FailureRecord(cause="job", rank=None, message=f"a worker process did not start: {sentence_of(error)}")
+    if is_storage_outage(error):
+        message = f"a worker process cannot reach the directory of this job: {sentence_of(error)}"
+        return FailureRecord(cause="infrastructure", rank=None, message=message, is_storage=True)
     cause: Literal["job", "infrastructure"] = "infrastructure" if is_dead(error) else "job"
     return FailureRecord(cause=cause, rank=None, message=f"the worker group did not run: {sentence_of(error)}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from workers.contract import EndReason, FailureRecord
 from workers.elastic import Process
 from workers.errors import StorageError, TaskRaised
-from workers.failure_causes import CONTROLLER, failure_of, lost_a_process
+from workers.failure_causes import CONTROLLER, failure_of, is_storage_outage, lost_a_process
 from workers.symptoms import sentence_of
 
 AVOID_S = 300.0
@@ -65,14 +65,18 @@ def judge_starts(
 ) -> StartVerdict | None:
     """Decide what failed starts mean.
 
-    A task that another process has built, now or before, can be built: its nodes lack something and are avoided. A
-    task that no process could build ends the job. While others still prepare nothing is known: None.
+    A task that another process has built, now or before, can be built: the nodes that fail lack something and are
+    avoided. A task that no process could build ends the job. A directory that no process reaches is waited for. While
+    other processes still prepare, nothing is known: None.
     """
+    ready = {process.node for process in processes if process.ready_since is not None}
     unbuilt = [one for one in failed if isinstance(one.error, TaskRaised | StorageError)]
+    if ready:
+        # the others reach the directory of the job: it is this node that does not.
+        unbuilt += [one for one in failed if is_storage_outage(one.error)]
     if not unbuilt:
         errors = {CONTROLLER: failed[0].error}
         return StartVerdict(failure=failure_of(errors), died=lost_a_process(errors))
-    ready = {process.node for process in processes if process.ready_since is not None}
     if ready or has_trained:
         return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
     if any(process.ready_since is None and process.node is not None for process in processes):
@@ -88,7 +92,7 @@ def judge_starts(
 def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:
     """Say that processes on some nodes could not build a task, or see a storage, that others can."""
     first = unbuilt[0].error
-    lacks = "take part" if isinstance(first, StorageError) else "build the task"
+    lacks = "build the task" if isinstance(first, TaskRaised) else "take part"
     message = f"a worker process on {_hosts(unbuilt)} cannot {lacks}: {sentence_of(first)}"
     if avoid:
         message += f"; no process is started there for the next {AVOID_S / 60:g} min"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -99,3 +100,23 @@ def test_a_job_whose_storage_no_process_sees_ends_with_the_way_out(world: Callab
     assert isinstance(end, EndRecord)
     assert (end.status, end.reason) == ("FAILED", "START_FAILED")
     assert "mount the same directory" in end.message
+
+
+UNREACHABLE = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+
+def test_a_job_waits_for_a_directory_that_its_first_processes_cannot_read(world: Callable[..., World]) -> None:
+    here = world("completed", most=1, slow=set(range(8)))
+    here.crew.on_look = lambda crew: [
+        crew.cannot_start(number, UNREACHABLE) for number in crew.slow & set(crew.members)
+    ]
+    assert here.attempt.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    assert [(record.cause, record.is_storage) for record in here.desk.records] == [("infrastructure", True)] * 8
+    assert any("cannot reach the directory of this job" in said for said in here.desk.said)
+
+
+def test_a_node_whose_mount_is_broken_is_avoided(world: Callable[..., World]) -> None:
+    here = world(least=2, nodes={1: "b"}, slow={1})
+    here.run(lambda crew: crew.cannot_start(1, UNREACHABLE))
+    assert here.crew.avoided[-1] == {"b"}
+    assert any("node host-b cannot take part: OSError" in said for said in here.desk.said)
