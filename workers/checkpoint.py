@@ -109,8 +109,8 @@ def candidates(
 ) -> Iterator[Manifest]:
     """Yield the job's finished checkpoints on the surviving line, the newest first.
 
-    The others are told to `refused`, with why: those of worker groups that were given up, unfinished and damaged ones,
-    and those that hold epochs which the job's history does not.
+    Calls `refused` with one sentence for every other checkpoint: saved by a worker group that had
+    been given up, unfinished, damaged, or holding epochs that the job's records lack.
 
     Raises:
         OSError: the storage cannot be reached.
@@ -169,8 +169,8 @@ def prune(
 ) -> None:
     """Remove all but the newest `keep` complete checkpoints on the surviving line, up to this one.
 
-    Torn ones that are older, and those of worker groups that were given up, go too. What is newer than `newest_name` is
-    not touched: it belongs to a later generation.
+    Older incomplete checkpoints and those of worker groups that were given up are removed as well.
+    Checkpoints newer than `newest_name` belong to a later generation and stay.
 
     Raises:
         OSError: the storage cannot be reached.

@@ -160,7 +160,7 @@ class FailureRecord(Reported):
     final: bool = False
     """No other worker group follows: the job ends with it."""
     is_storage: bool = False
-    """The job's storage was full or away: it is waited for, and this counts as no failure."""
+    """The job's storage was full or unreachable; the job waits for it, and this is not counted as a failure."""
 
 
 class PausedRecord(Strict):
@@ -170,7 +170,7 @@ class PausedRecord(Strict):
     step: int | None
     """Last step known."""
     saved_step: int | None = None
-    """Steps that the newest checkpoint holds; the rest is trained again. None where it is not known."""
+    """Steps in the newest checkpoint; later steps are trained again. None if not known."""
 
 
 EndReason = Literal[

@@ -26,7 +26,7 @@ class Failures:
     lost_in_a_row: int = 0
     """Worker groups lost since the last new checkpoint or epoch."""
     storage_in_a_row: int = 0
-    """Worker groups that the storage ended since the last new checkpoint or epoch; they count as no failure."""
+    """Worker groups ended by the storage since the last new checkpoint or epoch; not counted as failures."""
     deaths_in_a_row: int = 0
     """Those of them, one after the other, that lost a process while its node stayed."""
     last: tuple[int | None, str] | None = None

@@ -20,14 +20,14 @@ from pydantic import ValidationError
 from workers.contract import Cursor, Drained, EndRecord, Payload, Record
 
 _FORCED = frozenset({"started", "epoch"})
-"""Kinds of records that checkpoints rest on: they are on the disk before those are."""
+"""Kinds of records that checkpoints depend on; they are flushed to the disk before a checkpoint is."""
 Clock = Callable[[], float]
 """Seconds since 1970."""
 Place = tuple[int, int, int]
 
 
 class SupersededError(Exception):
-    """A newer worker group runs this job: what this one says is not taken any more."""
+    """A newer worker group runs this job, and records of this group are ignored."""
 
 
 def claim_generation(storage: Path) -> int:

@@ -1,9 +1,10 @@
 """Which checkpoints a job may resume from: those on the surviving line of its worker groups; pure.
 
-Every worker group records, before its first step, the checkpoint that it resumed from. The line runs back from the
-newest group: its own checkpoints, the one that it resumed from, older ones of the group that saved that one, and so on.
-Whatever else lies in the storage was saved by a group that was given up, perhaps long after it was: an object store may
-complete a write when the next group already trains.
+Every worker group records, before its first step, the checkpoint that it resumed from. The line is
+followed back from the newest group: its own checkpoints, the checkpoint that it resumed from, older
+checkpoints of the group that saved that one, and so on. Every other checkpoint in the storage was saved
+by a group that had been given up. It may appear late: an object store can complete a write after the
+next group has begun to train.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from workers.contract import CheckpointRecord, EpochRecord, Record, Started
 
 _NAME = re.compile(r"g(\d{12})-e\d{6}-s\d{10}")
 
-
 Survivors = Callable[[Iterable[str]], list[str]]
-"""Picks from the names of checkpoints those on the surviving line, the newest first."""
+"""Selects the names of checkpoints on the surviving line, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Group:
 
     generation: int
     resumed_from: str | None
-    """Name of the checkpoint; None where it began from the start."""
+    """Name of the checkpoint; None if training began from scratch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """What a job's records say about its past. Without any record nothing is known, and every checkpoint is allowed."""
+    """Worker groups and epochs in a job's records; without records, every checkpoint may be used."""
 
     groups: tuple[Group, ...] = ()
     """Oldest first."""
@@ -44,7 +44,7 @@ class Lineage:
 
     @classmethod
     def of_records(cls, records: Iterable[Record]) -> Self:
-        """Replay a job's records, which are in order: a group that starts voids the epochs it trains again."""
+        """Build the lineage from a job's records, in order; a new group voids the epochs it repeats."""
         groups: list[Group] = []
         epochs: set[int] = set()
         saved_step = 0
@@ -61,18 +61,18 @@ class Lineage:
         return cls(groups=tuple(groups), epochs=frozenset(epochs), saved_step=saved_step)
 
     def begin(self, generation: int, resumed_from: str | None) -> Lineage:
-        """Return the lineage as of the first step of another group."""
+        """Return the lineage extended by a new group."""
         return Lineage(groups=(*self.groups, Group(generation, resumed_from)), epochs=self.epochs)
 
     def survivors(self, names: Iterable[str]) -> list[str]:
-        """Checkpoints on the line, the newest first."""
+        """Return the names of checkpoints on the line, the newest first."""
         ordered = newest_first(names)
         if not self.groups:
             return ordered
         return list(dict.fromkeys(self._follow_back(ordered)))
 
     def missing_epochs(self, epoch: int) -> list[int]:
-        """Epochs before this one that the history does not hold; none where there is no history to compare with."""
+        """Return the epochs before this one that the history lacks; empty without any records."""
         return [number for number in range(epoch) if number not in self.epochs] if self.groups else []
 
     def _follow_back(self, ordered: Sequence[str]) -> Iterator[str]:
@@ -89,12 +89,12 @@ class Lineage:
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
-    """Order names of checkpoints where nothing is known of the job's past."""
+    """Sort names of checkpoints, the newest first; used if the job has no records."""
     return sorted(names, reverse=True)
 
 
 def generation_of(name: str) -> int | None:
-    """Generation of the worker group that saved a checkpoint; None where the name is no checkpoint's."""
+    """Return the generation that saved a checkpoint; None if the name is not a checkpoint's."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 

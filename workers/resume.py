@@ -1,7 +1,7 @@
-"""Finding the checkpoint that a worker group goes on from, and reading it; all ranks together.
+"""Find the checkpoint that a worker group resumes from and read it; all ranks together.
 
-A storage that is away is waited for, with a word in the job's log, rather than taken for an empty one or for a fault of
-the worker group.
+While the storage is unreachable the group waits and writes warnings to the job's log. An outage is
+neither treated as an empty storage nor counted as a failure of the group.
 """
 
 from __future__ import annotations
@@ -24,22 +24,26 @@ from workers.together import FIRST_PAUSE_S, MOST_PAUSE_S, decide_on_rank_0, gath
 from workers.upload import SHARED, rank_file
 
 Parts = tuple[dict[str, Any], list[dict[str, Any]]]
-"""What all ranks share, and the parts in rank order."""
+"""State shared by all ranks, then the parts in rank order."""
 _T = TypeVar("_T")
 
 
 class StopRequested(SystemExit):
-    """People stopped the job before its worker group had trained a step; no script catches it by mistake."""
+    """The job was paused or cancelled before its worker group had trained a step.
+
+    Derives from `SystemExit`, so that `except Exception` in a user's script does not catch it.
+    """
 
 
 def find_checkpoint(run: Run, storage: Storage, refused: Iterable[str]) -> tuple[Manifest | None, Lineage]:
-    """Return the newest checkpoint on the surviving line, and that line; rank 0 looks and all take what it found.
+    """Return the newest checkpoint on the surviving line, and that line; rank 0 searches for all ranks.
 
-    `refused` names those that a rank found damaged.
+    `refused` holds the names of checkpoints that a rank found damaged.
 
     Raises:
-        StorageError: nothing was ever kept there, and nothing can be.
-        StopRequested: people stopped the job while its storage was away.
+        StorageError: the job has never trained and its storage cannot be written, or is not shared.
+        PeerUnfit: another rank does not see the storage.
+        StopRequested: the job was paused or cancelled while its storage was unreachable.
     """
     told: set[str] = set()
     if run.context.world_size > 1:
@@ -53,12 +57,13 @@ def find_checkpoint(run: Run, storage: Storage, refused: Iterable[str]) -> tuple
 
 
 def read_parts(run: Run, storage: Storage, manifest: Manifest) -> Parts | None:
-    """Read what this rank needs of a checkpoint; None on all ranks where one found it damaged.
+    """Read what this rank needs of a checkpoint; None on all ranks if any rank found it damaged.
 
-    In a group as large as the saved one the own part stands in everybody's place: no other is looked at.
+    In a group of the same size as the saved one, a rank reads its own part only, and the returned list
+    repeats that part for every rank.
 
     Raises:
-        StopRequested: people stopped the job while its storage was away.
+        StopRequested: the job was paused or cancelled while its storage was unreachable.
     """
     try:
         return wait_for_storage(run, partial(_read, run, storage, manifest))
@@ -69,12 +74,12 @@ def read_parts(run: Run, storage: Storage, manifest: Manifest) -> Parts | None:
 
 
 def wait_for_storage(run: Run, work: Callable[[], _T]) -> _T:
-    """Do the work on every rank, and again while the storage is away; returns this rank's result.
+    """Run `work` on every rank, retrying while the storage is unreachable; return this rank's result.
 
     Raises:
-        CheckpointError: on all ranks, what any of them found damaged.
-        StorageError: the storage cannot serve a job that has never trained.
-        StopRequested: people stopped the job meanwhile.
+        CheckpointError: on all ranks, if any rank found a checkpoint damaged.
+        StorageError: the job has never trained and its storage cannot be written.
+        StopRequested: the job was paused or cancelled meanwhile.
     """
     pause_s = FIRST_PAUSE_S
     run.context.link.on_orders(lambda orders: setattr(run, "stop", orders.stop))
@@ -93,11 +98,11 @@ def wait_for_storage(run: Run, work: Callable[[], _T]) -> _T:
 
 
 def _check_shared(run: Run, storage: Storage) -> None:
-    """Prove that all ranks see the same storage: rank 0 writes a token, all read it.
+    """Check that all ranks see the same storage: rank 0 writes a token, and all ranks read it.
 
     Raises:
-        StorageError: this rank does not see it.
-        PeerUnfit: another rank does not.
+        StorageError: this rank does not see the storage.
+        PeerUnfit: another rank does not see the storage.
     """
     path = f".seen-g{run.context.generation:012d}"
     token = decide_on_rank_0(run, lambda: secrets.token_hex(16))
@@ -117,8 +122,8 @@ def _keep(run: Run, write: Callable[[], None]) -> None:
     """Write to the storage.
 
     Raises:
-        OSError: it cannot be written now.
-        StorageError: it cannot be written, and the job never trained.
+        OSError: the storage cannot be written now.
+        StorageError: the storage cannot be written, and the job has never trained.
     """
     try:
         write()
@@ -128,10 +133,10 @@ def _keep(run: Run, write: Callable[[], None]) -> None:
 
 
 def _refuse_new(run: Run, error: OSError) -> None:
-    """End a job that never trained where its storage cannot be written for good; later that may be an outage.
+    """Fail a job that has never trained; for one that has, the error may be an outage that passes.
 
     Raises:
-        StorageError: it never trained.
+        StorageError: the job has never trained.
     """
     if not Lineage.of_records(read_records(Path(run.context.launch.storage))).groups:
         text = f"checkpoints of this job cannot be kept: {type(error).__name__}: {error}; {way_out(error)}"
@@ -139,14 +144,14 @@ def _refuse_new(run: Run, error: OSError) -> None:
 
 
 def _raise_final(errors: Iterable[CheckpointError | OSError]) -> None:
-    """Raise what no waiting mends: damage, joined to one sentence for all ranks."""
+    """Raise errors that a retry cannot fix: damaged checkpoints, joined into one message for all ranks."""
     damaged = sorted({str(error) for error in errors if isinstance(error, CheckpointError)})
     if damaged:
         raise CheckpointError("; ".join(damaged))
 
 
 def _look(run: Run, storage: Storage, *, refused: Iterable[str], told: set[str]) -> tuple[Manifest | None, Lineage]:
-    """Look for the newest checkpoint that the history bears out; rank 0.
+    """Find the newest checkpoint that the job's records confirm; rank 0 only.
 
     Raises:
         OSError: the storage cannot be reached.
@@ -154,7 +159,7 @@ def _look(run: Run, storage: Storage, *, refused: Iterable[str], told: set[str])
     """
     place, generation = Path(run.context.launch.storage), run.context.generation
     if is_superseded(place, generation):
-        raise SupersededError(f"generation {generation} is over: another worker group runs the job")
+        raise SupersededError(f"another worker group runs the job; generation {generation} is over")
     lineage = Lineage.of_records(read_records(place))
 
     def tell(text: str) -> None:
@@ -169,7 +174,8 @@ def _look(run: Run, storage: Storage, *, refused: Iterable[str], told: set[str])
         if lineage.saved_step:
             tell(
                 f"warning: {storage} holds none of the checkpoints that the job's records name, the newest of "
-                f"{lineage.saved_step} steps: it was emptied, or is another place than before; training begins anew"
+                f"{lineage.saved_step} steps; it was emptied, or checkpoint.storage has changed; "
+                "training starts from scratch"
             )
     return found, lineage
 

@@ -1,7 +1,7 @@
-"""Proof that worker processes see the directory that their supervisor sees: a token written by one, read by all.
+"""Checks that worker processes see the same directory as their supervisor: one writes a token, all read it.
 
-A node that has a directory of the same name to itself would keep its part of every checkpoint to itself, and each
-checkpoint would count as done until the first worker is lost.
+If a node had its own directory of the same name, its part of every checkpoint would stay there, and
+checkpoints would count as complete until the first worker is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from workers.errors import StorageError
 
 _TRIES = 5
 _PAUSE_S = 0.5
-"""Pause between two tries to read a token: a network filesystem may show a new file a moment later."""
+"""Pause between two tries to read a token; a network file system may show a new file with a delay."""
 
 
 def write_token(storage: Path, attempt: int) -> str:
@@ -33,17 +33,18 @@ def write_token(storage: Path, attempt: int) -> str:
 def check_token(
     storage: Path, attempt: int, *, token: str, host: str, pause: Callable[[float], object] = time.sleep
 ) -> None:
-    """Check that this process, on that host, reads the token that the supervisor wrote.
+    """Check that this process can read the token that the supervisor wrote; `host` is named in the error.
 
     Raises:
-        StorageError: it does not.
+        StorageError: the token is not there, or is another one.
+        OSError: the directory cannot be read now.
     """
     if not sees_token(lambda: _file(storage, attempt).read_bytes(), token=token, pause=pause):
         raise StorageError(not_shared(str(storage), host))
 
 
 def sees_token(read: Callable[[], bytes], *, token: str, pause: Callable[[float], object] = time.sleep) -> bool:
-    """Whether `read` returns the token, now or a moment later."""
+    """Return whether `read` returns the token within a few tries."""
     for attempt in range(_TRIES):
         if attempt:
             pause(_PAUSE_S)
@@ -56,7 +57,7 @@ def sees_token(read: Callable[[], bytes], *, token: str, pause: Callable[[float]
 
 
 def not_shared(place: str, host: str) -> str:
-    """Say that a node does not see the storage of a job."""
+    """Return the error message for a node that does not see the storage of a job."""
     return (
         f"node {host} does not see the storage of this job, {place}: a checkpoint would lose the part that is saved "
         "there; mount the same directory on all nodes, or, for checkpoints alone, set checkpoint.storage to a place "

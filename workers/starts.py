@@ -1,4 +1,4 @@
-"""Worker processes that did not become ready: what that means for the job, and which nodes are avoided; pure."""
+"""Decides what worker processes that did not become ready mean for the job, and which nodes to avoid; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from workers.failure_causes import CONTROLLER, failure_of, is_storage_outage, lo
 from workers.symptoms import sentence_of
 
 AVOID_S = 300.0
-"""How long no process is started on a node where the task cannot be built: its data may be mounted meanwhile."""
+"""How long a node is avoided where the task cannot be built or the storage is not seen; what it lacks may
+be mounted meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def judge_starts(
     ready = {process.node for process in processes if process.ready_since is not None}
     unbuilt = [one for one in failed if isinstance(one.error, TaskRaised | StorageError)]
     if ready:
-        # the others reach the directory of the job: it is this node that does not.
+        # other processes reach the directory of the job, so the node is to blame.
         unbuilt += [one for one in failed if is_storage_outage(one.error)]
     if not unbuilt:
         errors = {CONTROLLER: failed[0].error}
@@ -90,7 +91,7 @@ def judge_starts(
 
 
 def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:
-    """Say that processes on some nodes could not build a task, or see a storage, that others can."""
+    """Return the verdict for nodes that lack the task's data or the storage, which other nodes have."""
     first = unbuilt[0].error
     lacks = "build the task" if isinstance(first, TaskRaised) else "take part"
     message = f"a worker process on {_hosts(unbuilt)} cannot {lacks}: {sentence_of(first)}"
@@ -103,9 +104,9 @@ def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartV
 def unbuilt_members(
     errors: Mapping[int, BaseException], members: Sequence[Process | None]
 ) -> dict[int, FailedStart] | None:
-    """Members of a failed group whose nodes lack something: the others, on other nodes, could build the task.
+    """Return the members of a failed group whose nodes lack something that the other members' nodes have.
 
-    None where the task itself is to blame: nobody built it, or one process did on the same node.
+    None if the task itself is to blame: no process built it, or another process on the same node did.
     """
     unbuilt = {rank for rank, error in errors.items() if _is_of_node(error)}
     nodes = {rank: member.node for rank, member in enumerate(members) if member is not None}
@@ -121,7 +122,7 @@ def unbuilt_members(
 
 
 def _is_of_node(error: BaseException) -> bool:
-    """Whether an error may be one of the node: what it lacks another one may have."""
+    """Return whether an error may be specific to the node."""
     return isinstance(error, StorageError) or (isinstance(error, TaskRaised) and error.step is None)
 
 

@@ -1,7 +1,8 @@
-"""When a checkpoint is taken, who waits for it, and how a run goes on from one; all ranks together.
+"""When a checkpoint is taken, when training waits for it, and how a run resumes from one; all ranks together.
 
-`shared.pt` is rank 0's and the same for all; `rank-N.pt` holds what differs (`snapshot.py`). A storage that fails is
-waited for wherever the run cannot go on without it; elsewhere the checkpoint is skipped and training goes on.
+`shared.pt` is written by rank 0 and is the same for all ranks; `rank-N.pt` holds what differs
+(`snapshot.py`). If the storage fails, the run retries where it cannot go on without the checkpoint;
+elsewhere the checkpoint is skipped and training goes on.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from workers.upload import SHARED, Peers, Snapshot, Upload, rank_file
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
-"""How long training stands still for a checkpoint that is being written when the next one is due: a slow storage gets
-this time once for each checkpoint, one that hangs keeps nobody from training."""
+"""How long a checkpoint may take before the next one that is due is skipped. Training waits for at most
+this long per checkpoint, so a storage that hangs does not stop it."""
 _Verdict = Literal["again", "cancelled", "superseded"]
 
 
@@ -51,13 +52,13 @@ def is_due(run: Run, words: Container[Word]) -> bool:
 def save(run: Run, *, wait: bool = False) -> bool:
     """Take a checkpoint of this moment; all ranks together, at a step boundary.
 
-    Returns as soon as the state is copied; a thread writes it. One that is still being written is awaited first, but
-    not for long: then this checkpoint is skipped, which the job's log tells. With `wait` the checkpoint is complete on
-    return: a storage that fails is tried again until it works, or until people cancel the job. Running statistics are
-    averaged over the workers.
+    Returns as soon as the state is copied; a thread writes it. If the previous checkpoint is still being
+    written after `PATIENCE_S`, this one is skipped, with a warning in the job's log. With `wait` the
+    checkpoint is complete on return: a failing storage is retried until it works or the job is
+    cancelled. Running statistics are averaged over the workers.
 
     Returns:
-        Whether the state is, or is being, saved; alike on all ranks.
+        Whether the state is saved or being saved; the same on all ranks.
 
     Raises:
         SupersededError: another worker group runs the job.
@@ -77,9 +78,9 @@ def save(run: Run, *, wait: bool = False) -> bool:
 
 
 def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
-    """Wait until no checkpoint is being written; returns why the last could not be. All ranks together.
+    """Wait until no checkpoint is being written; return the error of the last one. All ranks together.
 
-    Where rank 0 gives up, the checkpoint stays in `run.saving.upload`.
+    If `give_up` returns True on rank 0, the checkpoint stays in `run.saving.upload`.
 
     Raises:
         RuntimeError: another worker is gone.
@@ -88,7 +89,7 @@ def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
     if upload is None:
         return None
     says = _Patience(run, upload.name)
-    # a collective each time round: who waits for a slow storage must not be taken for dead.
+    # one collective per round, so that waiting for a slow storage does not run into a timeout.
     while None in (ends := gather(run, upload.written(LOOK_S))):
         says.look()
         if decide_on_rank_0(run, give_up):
@@ -103,13 +104,14 @@ def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
 
 
 def restore(run: Run) -> str | None:
-    """Go on from the newest good checkpoint and return its name; None where there is none, and nothing changed.
+    """Resume from the newest valid checkpoint and return its name; None, with no change, if there is none.
 
-    Rank 0 picks, every rank reads what it needs: its own part where the group is as large as the one that saved, else
-    all of them. What any rank finds damaged is refused by all. A storage that is away is waited for.
+    Rank 0 picks the checkpoint. Every rank reads its own part if the group has the size of the one that
+    saved it, else all parts. A checkpoint that any rank finds damaged is refused by all. While the
+    storage is unreachable, all ranks wait.
 
     Raises:
-        StateError: it is of another model.
+        StateError: the checkpoint is of another model.
         StorageError: the storage cannot serve this job.
         SupersededError: another worker group runs the job.
     """
@@ -131,7 +133,7 @@ def restore(run: Run) -> str | None:
 
 
 def _save_surely(run: Run, start: float) -> bool:
-    """Save, and try again while the storage fails."""
+    """Save, and retry while the storage fails; return whether the state is saved."""
     pause_s = FIRST_PAUSE_S
     gives_up = partial(_is_cancelled_and_slow, run, start)
     while True:
@@ -153,14 +155,14 @@ def _save_surely(run: Run, start: float) -> bool:
 
 
 def _judge(run: Run) -> _Verdict:
-    """Decide on rank 0 what follows a checkpoint that could not be written and that somebody waits for."""
+    """Decide on rank 0 what to do after a checkpoint that the run waits for could not be written."""
     if is_superseded(Path(run.context.launch.storage), run.context.generation):
         return "superseded"
     return "cancelled" if run.stop == "cancel" else "again"
 
 
 class _Patience:
-    """Tells the job's log, ever more seldom, that training stands still for a checkpoint; rank 0."""
+    """Warns in the job's log that training waits for a checkpoint, at doubling intervals; rank 0."""
 
     def __init__(self, run: Run, name: str) -> None:
         self._run, self._name = run, name
@@ -183,7 +185,7 @@ def _is_cancelled_and_slow(run: Run, start: float) -> bool:
 
 
 def _is_slow(run: Run) -> bool:
-    """Whether the checkpoint that is being written has had its time."""
+    """Return whether the checkpoint that is being written has taken longer than `PATIENCE_S`."""
     return run.phases.clock.elapsed() - run.saving.began_s >= PATIENCE_S
 
 
@@ -207,7 +209,7 @@ def _begin(run: Run, *, start: float, wait: bool) -> None:
 
 
 def _upload(run: Run, *, start: float, wait: bool) -> Upload:
-    """The state, copied, and who writes it."""
+    """Copy the state and return the upload that will write it."""
     parts: dict[str, Mapping[str, Any]] = {rank_file(run.context.rank): copy_to_cpu(own_state(run))}
     if run.context.rank == 0:
         parts[SHARED] = copy_to_cpu(shared_state(run))

@@ -133,13 +133,13 @@ class Supervisor:
         self._send(journal)
 
     def progressed(self, generation: int) -> bool:
-        """Whether the group left a checkpoint or an epoch beyond all that groups before it left."""
+        """Return whether the group recorded a checkpoint or epoch beyond those of all earlier groups."""
         records = list(read_records(self._storage))
         before = max((safe_step(r.payload) for r in records if r.generation < generation), default=0)
         return any(safe_step(r.payload) > before for r in records if r.generation == generation)
 
     def has_started(self, generation: int) -> bool:
-        """Whether the group began to train."""
+        """Return whether the group began to train."""
         records = read_records(self._storage)
         return any(isinstance(r.payload, Started) for r in records if r.generation == generation)
 

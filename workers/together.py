@@ -1,6 +1,7 @@
-"""Work that takes its time, such as a storage's, done by all ranks side by side.
+"""Slow work, such as reading from a storage, that all ranks do at the same time.
 
-While any rank is at work the others meet it in small collectives: who waits for a slow storage is not taken for dead.
+While any rank is still working, all ranks take part in small collectives, so that a rank that waits for
+a slow storage does not run into the timeout of a collective.
 """
 
 from __future__ import annotations
@@ -17,52 +18,52 @@ if TYPE_CHECKING:
     from workers.run import Run
 
 LOOK_S = 0.5
-"""How long a rank waits for its own work before it tells the others that it is still at it: well below a collective's
-limit."""
+"""How long a rank waits for its own work before it tells the others that it is not done; well below the
+timeout of a collective."""
 FIRST_PAUSE_S = 1.0
 MOST_PAUSE_S = 20.0
-"""Pauses between two tries of a storage that fails: they double up to this, which is below a collective's limit."""
+"""Pauses between retries of a failing storage double up to this, which is below a collective's timeout."""
 
 _T = TypeVar("_T")
 
 
 class Background(Generic[_T]):
-    """A call in a thread of its own, whose result is kept."""
+    """Runs a call in a thread of its own and keeps its result or error."""
 
     def __init__(self, work: Callable[[], _T]) -> None:
         self._work = work
         self._value: list[_T] = []
         self.error: BaseException | None = None
-        # a daemon: a worker that ends before its time must not wait for a storage that hangs.
+        # daemon: a worker that ends early must not wait for a storage that hangs.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait so long for the end of the call; False while it goes on."""
+        """Wait for the end of the call; return False if it is still running after the timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     @property
     def value(self) -> _T:
-        """What the call returned."""
+        """Result of the call; valid only after it returned without an error."""
         return self._value[0]
 
     def _run(self) -> None:
         try:
             self._value = [self._work()]
-        except BaseException as error:  # noqa: BLE001  # raised, or told, by who waits
+        except BaseException as error:  # noqa: BLE001  # handled by the caller that waits
             self.error = error
 
 
 def gather(run: Run, own: Any) -> list[Any]:
-    """Return what every rank gives, in rank order."""
+    """Return the objects of all ranks, in rank order."""
     given = [None] * run.context.world_size
     dist.all_gather_object(given, own)
     return given
 
 
 def decide_on_rank_0(run: Run, decide: Callable[[], _T]) -> _T:
-    """Return on all ranks what rank 0 decides."""
+    """Call `decide` on rank 0 and return its result on all ranks."""
     decided = [decide() if run.context.rank == 0 else None]
     dist.broadcast_object_list(decided, src=0)
     value: Any = decided[0]
@@ -70,7 +71,7 @@ def decide_on_rank_0(run: Run, decide: Callable[[], _T]) -> _T:
 
 
 def work_side_by_side(run: Run, work: Callable[[], _T]) -> tuple[_T | None, list[CheckpointError | OSError]]:
-    """Do the work on every rank; return this rank's result, and what went wrong on any of them.
+    """Run `work` on every rank; return this rank's result and the errors of all ranks.
 
     Raises:
         RuntimeError: another worker is gone.
@@ -89,7 +90,7 @@ def work_side_by_side(run: Run, work: Callable[[], _T]) -> tuple[_T | None, list
 
 
 def _sendable(error: BaseException | None) -> CheckpointError | OSError | None:
-    """Drop the cause, which may be of a kind that cannot be sent."""
+    """Copy an error without its cause, which may not be picklable."""
     match error:
         case CheckpointError():
             return CheckpointError(str(error))

@@ -22,7 +22,7 @@ from workers.lineage import Lineage, Survivors, newest_first
 from workers.storage import Storage, way_out
 
 SHARED = "shared.pt"
-"""File of a checkpoint that holds what all ranks share."""
+"""Name of the file in a checkpoint that holds the state shared by all ranks."""
 PEERS_POLL_S = 0.02
 """Distance between two looks for what the others wrote, on rank 0."""
 LOOKS_AT_GROUP = 50
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupOverError(Exception):
-    """The worker group was given up while its checkpoint was on its way."""
+    """The worker group was given up while its checkpoint was being written."""
 
 
 class Written(BaseModel):
@@ -117,7 +117,7 @@ class Upload:
         failed: likewise with one sentence, where it never will.
         superseded: whether another worker group has taken over, which must neither resume from this checkpoint nor
             lose an older one.
-        survivors: picks from names those on the job's surviving line, the newest first; only these are kept.
+        survivors: selects the names on the job's surviving line, the newest first; only these are kept.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Upload:
         except OSError as error:
             return [f"{type(error).__name__}: {error}; {way_out(error)}"]
         if self._superseded():
-            # it arrived too late. It stays: that group may have found it, and no other will resume from it.
+            # not removed: the newer group may be reading it, and no later group will resume from it.
             raise GroupOverError(f"checkpoint {self.name} came too late: another worker group runs the job")
         self._done(manifest)
         try:
@@ -225,15 +225,15 @@ class Saving:
     failed: int = 0
     """Of these, how many could not be written."""
     newest: str | None = None
-    """The last that was completed, or that this worker group resumed from."""
+    """Name of the last completed checkpoint, or of the one that this worker group resumed from."""
     lineage: Lineage = field(default_factory=Lineage)
-    """The surviving line up to this worker group; on rank 0."""
+    """Surviving line up to this worker group; set on rank 0."""
     began_s: float = math.inf
     """When the last began, on the clock's `elapsed`; infinite until the run has begun."""
 
 
 def rank_file(rank: int) -> str:
-    """File of a checkpoint that holds a rank's own part."""
+    """Return the name of the file in a checkpoint that holds a rank's own part."""
     return f"rank-{rank}.pt"
 
 
