@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.unit.workers.world import STARTED
 from workers.checkpoint import checkpoint_name
 from workers.contract import CheckpointRecord, EpochRecord, Payload, Record
+from workers.journal import Journal, claim_generation, read_records
 from workers.lineage import Lineage
 from workers.sampler import Position
 
@@ -64,3 +67,15 @@ def test_the_saved_step_is_that_of_the_newest_checkpoint_on_the_line():
     saved = CheckpointRecord(name=name(1, 2), epoch=2, step=8, size_bytes=1, seconds=0.0)
     assert lineage((1, started(0)), (1, saved)).saved_step == 8
     assert lineage((1, started(0)), (1, saved), (2, started(1, name(1, 1)))).saved_step == 4
+
+
+def test_the_line_runs_through_attempts_and_past_generations_that_no_group_used(tmp_path: Path):
+    groups = [(1, 1, started(0)), (1, 3, started(2, name(1, 2))), (2, 7, started(3, name(3, 3)))]
+    for attempt, generation, payload in groups:
+        while claim_generation(tmp_path) < generation:
+            continue
+        Journal(tmp_path, attempt=attempt, generation=generation, clock=lambda: 0.0).write(payload)
+    claim_generation(tmp_path)
+    line = Lineage.of_records(read_records(tmp_path))
+    names = [name(generation, epoch) for generation in (1, 3, 7) for epoch in (2, 3, 4)]
+    assert line.survivors(names) == [*(name(7, epoch) for epoch in (4, 3, 2)), name(3, 3), name(3, 2), name(1, 2)]
