@@ -23,7 +23,7 @@ from workers.failure import (
     Retry,
     next_move,
 )
-from workers.failure_causes import failure_of, fatal_reason, hang_of, lost_a_process
+from workers.failure_causes import CONTROLLER, failure_of, fatal_reason, hang_of
 from workers.process_pool import Crew
 from workers.starts import AvoidedNodes, FailedStart, StartVerdict, blame_nodes, judge_starts, unbuilt_members
 
@@ -131,20 +131,25 @@ class Attempt:
         # before all else: a process that is to take the place of a lost one needs seconds to start.
         todo = self._staffed(size)
         if self._group is not None:
-            returned = self.crew.returned()
-            if returned:
-                return self._ending(self._group, returned)
-            if self.crew.idle_s() >= (limit_s := self._limit_s()):
-                return self._end_hung(self._group, limit_s)
-            self._resize(self._group, todo, size)
-            return None
+            return self._watch_group(self._group, todo, size)
         if unstarted is not None:
-            return self._after(unstarted.failure, progressed=False, fatal=unstarted.fatal, died=unstarted.died)
+            return self._after(unstarted.failure, progressed=False, fatal=unstarted.fatal)
         if orders.stop is not None:
             return self._stopped(orders.stop, self.interruption.step if self.interruption else None)
         if todo.group and self.clock() >= self._not_before:
             return self._start(todo, size)
         self._say_waiting(size)
+        return None
+
+    def _watch_group(self, group: _Group, todo: Plan, size: Size) -> EndRecord | PausedRecord | None:
+        returned = self.crew.returned()
+        over = self._ending(group, returned) if returned else None
+        if over is not None or self._group is None or group.broken_at is not None:
+            return over
+        if self.crew.idle_s() >= (limit_s := self._limit_s()):
+            return self._end_hung(group, limit_s)
+        if not returned:
+            self._resize(group, todo, size)
         return None
 
     def _staffed(self, size: Size) -> Plan:
@@ -179,7 +184,7 @@ class Attempt:
         try:
             self.crew.seat(todo.group, generation, self.interruption)
         except ProcessLost as error:
-            return self._failed(self._group, {0: error})
+            return self._failed(self._group, {CONTROLLER: error})
         return None
 
     def _resize(self, group: _Group, todo: Plan, size: Size) -> None:
@@ -212,12 +217,12 @@ class Attempt:
         if errors:
             return self._failed(group, errors)
         # where a script of people's own lets its ranks end differently: this one keeps the state and the records.
-        self._group, outcome = None, returned[0]
+        outcome = returned[0]
+        interruption = self._close_group(group, "resize")
         if outcome == "completed":
             return EndRecord(status="SUCCEEDED", reason="COMPLETED")
-        self.interruption = self._interrupted("resize", len(group.members))
         if outcome in {"stopped", "unsaved"}:
-            return self._stopped(self.desk.stopped_by(), self.interruption.step)
+            return self._stopped(self.desk.stopped_by(), interruption.step)
         return None
 
     def _limit_s(self) -> float:
@@ -229,11 +234,9 @@ class Attempt:
     def _end_hung(self, group: _Group, limit_s: float) -> EndRecord | None:
         """End all members of a group in which no rank gets on: nobody else would."""
         failure = hang_of(self.crew.progress(), self.crew.code_places(), limit_s)
-        self._group = None
-        self.interruption = self._interrupted("recovery", len(group.members))
+        self._close_group(group, "recovery")
         for number in group.members:
             self.crew.expel(number)
-        self.has_trained = self.has_trained or self.desk.has_started(group.generation)
         return self._after(failure, progressed=self.desk.progressed(group.generation), fatal=None)
 
     def _call_back(self, group: _Group, returned: Mapping[int, object]) -> None:
@@ -247,11 +250,9 @@ class Attempt:
 
     def _failed(self, group: _Group, errors: Mapping[int, BaseException]) -> EndRecord | None:
         """Record what ended the group, and say how the job ends, if it does."""
-        self._group = None
-        self.interruption = self._interrupted("recovery", len(group.members))
+        self._close_group(group, "recovery")
         failure = failure_of(errors, self.crew.progress())
         progressed = self.desk.progressed(group.generation)
-        self.has_trained = self.has_trained or self.desk.has_started(group.generation)
         if (lacking := self._lacking(group, errors)) is not None:
             return self._after(lacking.failure, progressed=progressed, fatal=None)
         fatal = fatal_reason(errors) if failure.cause == "job" else None
@@ -262,7 +263,7 @@ class Attempt:
             # what raised in a process may have left it broken; a GPU is not trusted after a peer was lost.
             for number in group.members:
                 self.crew.dismiss(number)
-        return self._after(failure, progressed=progressed, fatal=fatal, died=lost_a_process(errors))
+        return self._after(failure, progressed=progressed, fatal=fatal)
 
     def _lacking(self, group: _Group, errors: Mapping[int, BaseException]) -> StartVerdict | None:
         """Where members of a failed group could not build what the others can, end these and avoid their nodes."""
@@ -295,16 +296,13 @@ class Attempt:
         self.desk.say(verdict.failure.message)
         return verdict
 
-    def _after(
-        self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None, died: bool = False
-    ) -> EndRecord | None:
+    def _after(self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None) -> EndRecord | None:
         self.failures, move = next_move(
             self.failures,
             failure,
             progressed=progressed,
             most_own=self.launch.spec.max_failures,
             fatal=fatal,
-            died=died,
         )
         self.desk.record(failure.model_copy(update={"final": isinstance(move, GiveUp)}))
         match move:
@@ -316,6 +314,13 @@ class Attempt:
                 return None
             case GiveUp(reason=reason, message=message):
                 return EndRecord(status="FAILED", reason=reason, message=message)
+
+    def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> Interruption:
+        """Note that the group has ended, and how far it was."""
+        self._group = None
+        self.interruption = self._interrupted(cause, len(group.members))
+        self.has_trained = self.has_trained or self.desk.has_started(group.generation)
+        return self.interruption
 
     def _interrupted(self, cause: Literal["resize", "recovery"], world_size: int) -> Interruption:
         before = self.interruption

@@ -161,6 +161,8 @@ class FailureRecord(Reported):
     """No other worker group follows: the job ends with it."""
     is_storage: bool = False
     """The job's storage was full or unreachable; the job waits for it, and this is not counted as a failure."""
+    process_died: bool = False
+    """A process died while its node stayed."""
 
 
 class PausedRecord(Strict):

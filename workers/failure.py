@@ -28,24 +28,29 @@ class Failures:
     storage_in_a_row: int = 0
     """Worker groups ended by the storage since the last new checkpoint or epoch; not counted as failures."""
     deaths_in_a_row: int = 0
-    """Those of them, one after the other, that lost a process while its node stayed."""
+    """Consecutive ones among them that lost a process while its node stayed."""
     last: tuple[int | None, str] | None = None
     """Step and sentence of the job's last own failure."""
 
     @classmethod
     def recorded(cls, payloads: Iterable[Payload]) -> Self:
-        """What a supervisor knows that starts again in mid-attempt, from the attempt's records in order."""
+        """Restore the counts from the attempt's records, in order, when a supervisor restarts in mid-attempt."""
         found, reached = cls(), 0
         for payload in payloads:
             if isinstance(payload, FailureRecord) and payload.is_storage:
                 found = replace(found, storage_in_a_row=found.storage_in_a_row + 1)
             elif isinstance(payload, FailureRecord) and payload.cause == "infrastructure":
-                found = replace(found, lost_in_a_row=found.lost_in_a_row + 1)
+                found = found.after_loss(payload)
             elif isinstance(payload, FailureRecord):
                 found = cls(own=found.own + 1, last=(payload.step, payload.message))
             elif safe_step(payload) > reached:
-                reached, found = safe_step(payload), replace(found, lost_in_a_row=0, storage_in_a_row=0)
+                reached, found = safe_step(payload), cls(own=found.own, last=found.last)
         return found
+
+    def after_loss(self, failure: FailureRecord) -> Self:
+        """Return the counts with one more lost group."""
+        deaths = self.deaths_in_a_row + 1 if failure.process_died else 0
+        return replace(self, lost_in_a_row=self.lost_in_a_row + 1, deaths_in_a_row=deaths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +80,10 @@ def next_move(
     progressed: bool,
     most_own: int,
     fatal: EndReason | None,
-    died: bool = False,
 ) -> tuple[Failures, Retry | GiveUp]:
-    """What to do after a worker group failed.
+    """Decide what to do after a worker group failed.
 
-    `progressed` says whether it left a new checkpoint or epoch, `fatal` names an error that no retry can cure, `died`
-    says whether it lost a process on a node that stayed.
+    `progressed` says whether it left a new checkpoint or epoch, `fatal` names an error that no retry can cure.
     """
     if failure.is_storage:
         away = 0 if progressed else failures.storage_in_a_row
@@ -88,8 +91,7 @@ def next_move(
         return replace(failures, storage_in_a_row=away + 1), Retry(pause_s=pause_s)
     if failure.cause == "infrastructure":
         before = replace(failures, lost_in_a_row=0, deaths_in_a_row=0) if progressed else failures
-        deaths = before.deaths_in_a_row + 1 if died else 0
-        now = replace(before, lost_in_a_row=before.lost_in_a_row + 1, deaths_in_a_row=deaths)
+        now = before.after_loss(failure)
         return now, _after_loss(now, failure)
     place = (failure.step, failure.message)
     repeated = failure.step is not None and place == failures.last

@@ -63,11 +63,6 @@ def is_storage_outage(error: BaseException) -> bool:
     return isinstance(error, OSError) and getattr(error, "errno", None) in _STORAGE_AWAY
 
 
-def lost_a_process(by_rank: Mapping[int, BaseException]) -> bool:
-    """Whether a process died while its node stayed."""
-    return any(map(died_alone, by_rank.values()))
-
-
 def hang_of(progress: Mapping[int, RankProgress], places: Mapping[int, str], limit_s: float) -> FailureRecord:
     """No rank gets on; `places` are the lines of code where they are, by rank, as far as that is known."""
     first = min(progress, default=0)
@@ -95,7 +90,8 @@ def _of_controller(error: BaseException) -> FailureRecord:
         message = f"a worker process cannot reach the directory of this job: {sentence_of(error)}"
         return FailureRecord(cause="infrastructure", rank=None, message=message, is_storage=True)
     cause: Literal["job", "infrastructure"] = "infrastructure" if is_dead(error) else "job"
-    return FailureRecord(cause=cause, rank=None, message=f"the worker group did not run: {sentence_of(error)}")
+    message = f"the worker group did not run: {sentence_of(error)}"
+    return FailureRecord(cause=cause, rank=None, message=message, process_died=died_alone(error))
 
 
 def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:
@@ -109,7 +105,9 @@ def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress
     first = next(iter(dead))
     listed, place = ", ".join(map(str, dead)), _place(first, known)
     message = f"the process of rank {listed} is gone{place}{death_of(dead[first])}"
-    return FailureRecord(cause="infrastructure", rank=first, step=_step(first, known), message=message)
+    died = any(map(died_alone, dead.values()))
+    step = _step(first, known)
+    return FailureRecord(cause="infrastructure", rank=first, step=step, message=message, process_died=died)
 
 
 def _of_own(own: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from workers.contract import EndReason, FailureRecord
 from workers.elastic import Process
 from workers.errors import StorageError, TaskRaised
-from workers.failure_causes import CONTROLLER, failure_of, is_storage_outage, lost_a_process
+from workers.failure_causes import CONTROLLER, failure_of, is_storage_outage
 from workers.symptoms import sentence_of
 
 AVOID_S = 300.0
@@ -33,8 +33,6 @@ class StartVerdict:
 
     failure: FailureRecord
     fatal: EndReason | None = None
-    died: bool = False
-    """Whether a process died by itself, on a node that stayed."""
     avoid: frozenset[str] = frozenset()
     """Nodes to start no process on for `AVOID_S`."""
 
@@ -66,28 +64,34 @@ def judge_starts(
 ) -> StartVerdict | None:
     """Decide what failed starts mean.
 
-    A task that another process has built, now or before, can be built: the nodes that fail lack something and are
-    avoided. A task that no process could build ends the job. A directory that no process reaches is waited for. While
-    other processes still prepare, nothing is known: None.
+    If another process has built the task, now or before, the nodes of those that could not are avoided. A task that
+    no process could build ends the job. Returns None while other processes still prepare: nothing is known yet. If
+    one of them died, or no process reaches the job's directory, their replacements try again.
     """
     ready = {process.node for process in processes if process.ready_since is not None}
     unbuilt = [one for one in failed if isinstance(one.error, TaskRaised | StorageError)]
     if ready:
         # other processes reach the directory of the job, so the node is to blame.
         unbuilt += [one for one in failed if is_storage_outage(one.error)]
+    lost = [one for one in failed if one not in unbuilt]
     if not unbuilt:
-        errors = {CONTROLLER: failed[0].error}
-        return StartVerdict(failure=failure_of(errors), died=lost_a_process(errors))
+        return _judge_loss(lost)
     if ready or has_trained:
         return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
     if any(process.ready_since is None and process.node is not None for process in processes):
         return None
+    if lost:
+        return _judge_loss(lost)
     first = unbuilt[0].error
     if isinstance(first, StorageError):
         message = f"no worker process can keep the job's state: {sentence_of(first)}"
         return StartVerdict(failure=FailureRecord(cause="job", rank=None, message=message), fatal="START_FAILED")
     message = f"no worker process could build the task; on {_hosts(unbuilt)}: {sentence_of(first)}"
     return StartVerdict(failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED")
+
+
+def _judge_loss(lost: Sequence[FailedStart]) -> StartVerdict:
+    return StartVerdict(failure=failure_of({CONTROLLER: lost[0].error}))
 
 
 def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:

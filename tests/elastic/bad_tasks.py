@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,13 +30,19 @@ class BadDigits(DigitsMlp):
         """The digits, unless loading fails."""
         if self._way == "exit while loading":
             os._exit(3)
-        return _Uneven(super().train_data()) if self._way == "uneven" else super().train_data()
+        return super().train_data()
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
         """Called for each micro-batch."""
         if step == STEP and dist.get_rank() == 0:
             self._fail()
         return super().loss(outputs, targets, step=step)
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Called for each piece of the evaluation."""
+        if self._way == "hang":
+            time.sleep(3600)
+        return super().metrics(outputs, targets)
 
     def _fail(self) -> None:
         match self._way:
@@ -45,17 +52,3 @@ class BadDigits(DigitsMlp):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "interrupt":
                 raise KeyboardInterrupt
-
-
-class _Uneven:
-    """Rank 1 has a batch less than the others."""
-
-    def __init__(self, data: Data) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return 256 - 64 * dist.get_rank() if dist.is_initialized() else 256
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The same."""
-        return self._data.batch(indices)

@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,11 +158,18 @@ Start = Callable[..., Life]
 @pytest.fixture
 def start(backend: RayBackend, tmp_path: Path) -> Iterator[Start]:
     """Starts jobs from specs; none of them is left at the end."""
+    with started_jobs(backend, tmp_path) as begin:
+        yield begin
+
+
+@contextmanager
+def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
+    """Give what starts jobs below the folder; remove them at the end."""
     lives: list[Life] = []
 
     def begin(spec: dict[str, Any], *, workers: int = 2) -> Life:
         job_id = uuid.uuid4().hex
-        storage = str(tmp_path / job_id)
+        storage = str(folder / job_id)
         launch = Launch(job_id=job_id, attempt=1, workers=workers, storage=storage, spec=JobSpec.model_validate(spec))
         lives.append(Life(backend, launch))
         backend.start(launch)

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.elastic.conftest import Start
+from service.runtime.ray_backend import RayBackend
+from tests.elastic.conftest import Life, started_jobs
 from workers.contract import FailureRecord, Started
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+IDLE_S = 10.0
+"""Instead of half an hour; a step of these jobs takes milliseconds."""
 
 
-def bad(way: str, **parts: Any) -> dict[str, Any]:
+def bad(way: str, *, workers: int = 1, **parts: Any) -> dict[str, Any]:
     return {
         "task": {"name": "tests.elastic.bad_tasks:BadDigits", "options": {"way": way}},
-        "workers": {"min": 2, "max": 2},
-        "max_failures": 1,
+        "workers": {"min": workers, "max": workers, "cpus": 0.1},
+        "max_failures": 0,
         **parts,
     }
+
+
+JOBS = {
+    "exit while loading": bad("exit while loading", max_failures=1),
+    "crash": bad("crash"),
+    "interrupt": bad("interrupt"),
+    "killed": bad("killed", workers=2),
+    "hang": bad("hang", workers=2, limits={"step_seconds": IDLE_S}),
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(backend: RayBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Life]]:
+    """One job for each way to fail, by that; they run beside each other."""
+    with started_jobs(backend, tmp_path_factory.mktemp("bad")) as start:
+        yield {way: start(spec, workers=spec["workers"]["max"]) for way, spec in JOBS.items()}
 
 
 @pytest.mark.parametrize(
@@ -29,17 +49,25 @@ def bad(way: str, **parts: Any) -> dict[str, Any]:
         ("interrupt", "TASK_RAISED", "rank 0: the task raised in step 3 (epoch 0): KeyboardInterrupt:  (bad_tasks.py:"),
     ],
 )
-def test_a_task_that_ends_its_own_process_ends_the_job(start: Start, way: str, reason: str, told: str) -> None:
-    life = start(bad(way))
-    end = life.end()
+def test_a_task_that_ends_its_own_process_ends_the_job(jobs: dict[str, Life], way: str, reason: str, told: str) -> None:
+    end = jobs[way].end()
     assert (end.status, end.reason) == ("FAILED", reason)
     assert told in end.message
-    assert [failure.cause for failure in life.all(FailureRecord)] == ["job", "job"]
+    assert {failure.cause for failure in jobs[way].all(FailureRecord)} == {"job"}
+    assert len(jobs[way].all(FailureRecord)) == JOBS[way]["max_failures"] + 1
 
 
-def test_a_process_that_is_killed_at_the_same_place_again_and_again_ends_the_job(start: Start) -> None:
-    life = start(bad("killed"))
-    end = life.end()
+def test_a_process_that_is_killed_at_the_same_place_again_and_again_ends_the_job(jobs: dict[str, Life]) -> None:
+    end = jobs["killed"].end()
     assert (end.status, end.reason) == ("FAILED", "NO_PROGRESS")
     assert "the process of rank 0 is gone, in step 3: it was killed" in end.message
-    assert len(life.all(Started)) == 6
+    assert len(jobs["killed"].all(Started)) == 6
+
+
+def test_a_group_whose_ranks_all_hang_in_the_evaluation_is_ended_with_their_lines(jobs: dict[str, Life]) -> None:
+    end = jobs["hang"].end()
+    assert (end.status, end.reason) == ("FAILED", "TASK_RAISED")
+    assert f"no rank has given a sign of training for {IDLE_S:g} s: rank 0 is at the end of epoch 0" in end.message
+    assert "rank 1 is at the end of epoch 0" in end.message
+    assert end.message.count("(bad_tasks.py:") == 2
+    assert "limits.step_seconds" in end.message

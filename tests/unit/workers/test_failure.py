@@ -29,6 +29,7 @@ from workers.failure_causes import CONTROLLER, failure_of, fatal_reason
 RAISED = TaskRaised(3, 0, "ValueError: no such label")
 GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4")
 LOST = FailureRecord(cause="infrastructure", rank=1, message="the process of rank 1 is gone")
+DIED = LOST.model_copy(update={"process_died": True})
 
 
 def own(step: int | None, message: str = "it raised") -> FailureRecord:
@@ -213,7 +214,7 @@ def test_a_process_that_crashes_while_it_starts_is_the_jobs_failure() -> None:
 def test_groups_that_lose_a_process_again_and_again_without_progress_end_the_job() -> None:
     state = Failures()
     for _ in range(MOST_DEATHS):
-        state, move = next_move(state, LOST, progressed=False, most_own=3, fatal=None, died=True)
+        state, move = next_move(state, DIED, progressed=False, most_own=3, fatal=None)
     assert isinstance(move, GiveUp)
     assert move.reason == "NO_PROGRESS"
     assert move.message.startswith("6 worker groups in a row lost a process without a new checkpoint or epoch")
@@ -223,7 +224,7 @@ def test_groups_that_lose_a_process_again_and_again_without_progress_end_the_job
 def test_however_groups_are_lost_the_job_ends_unless_it_gets_further(deaths: list[bool], progressed: bool) -> None:
     state, moves = Failures(), []
     for died in deaths:
-        state, move = next_move(state, LOST, progressed=progressed, most_own=3, fatal=None, died=died)
+        state, move = next_move(state, DIED if died else LOST, progressed=progressed, most_own=3, fatal=None)
         moves.append(isinstance(move, GiveUp))
     assert any(moves) <= (not progressed)
     assert progressed or len(deaths) <= MOST_LOST_GROUPS or any(moves)

@@ -1,0 +1,73 @@
+"""Faults that meet: more than one cause at once, or a fault in the middle of another change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ray.exceptions import ActorDiedError, NodeDiedError
+
+from tests.unit.workers.attempt_world import World
+from tests.unit.workers.fake_crew import FakeCrew
+from workers.context import RankProgress
+from workers.contract import EndRecord, FailureRecord
+from workers.errors import TaskRaised
+from workers.failure import MOST_DEATHS, MOST_LOST_GROUPS, Failures
+from workers.starts import FailedStart, judge_starts
+
+NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
+COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")
+
+
+def test_a_newcomer_that_cannot_build_the_task_after_a_drain_does_not_end_the_job(world: Callable[..., World]) -> None:
+    here = world(least=1, most=1, slow={1}, nodes={1: "b"})
+
+    def fail(crew: FakeCrew) -> None:
+        crew.cannot_start(1, NO_DATA)
+
+    assert here.run(lambda crew: crew.leave(0), lambda _: None, fail) == COMPLETED
+    assert here.crew.seated == [(0,), (2,)]
+    assert here.crew.avoided[-1] == {"b"}
+
+
+def test_a_rank_that_hangs_after_its_peer_returned_is_ended(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    finished = RankProgress(step=46, doing="finished")
+
+    def hang(crew: FakeCrew) -> None:
+        crew.hangs, crew.progress_by_rank = not crew.expelled, {0: finished, 1: finished}
+        if crew.hangs:
+            crew.back = {1: "completed"}
+
+    assert here.run(hang, *[lambda _: None] * 500) == COMPLETED
+    assert (here.crew.seated, here.crew.expelled) == ([(0, 1), (2, 3)], [0, 1])
+    assert "limits.step_seconds" in here.desk.records[0].message
+
+
+def test_a_process_that_died_while_it_started_leaves_the_task_untried() -> None:
+    failed = [FailedStart(error=NO_DATA, node="a", host="a"), FailedStart(error=NodeDiedError(""), node="b", host="b")]
+    for order in (failed, failed[::-1]):
+        verdict = judge_starts(order, [], has_trained=False)
+        assert verdict is not None
+        assert verdict.fatal is None
+        assert verdict.failure.cause == "infrastructure"
+
+
+def test_a_spot_fleet_that_leaves_checkpoints_may_lose_nodes_for_ever(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    gone = {0: NodeDiedError(""), 1: NodeDiedError("")}
+    assert here.run(*[lambda crew: crew.come_back(gone)] * (3 * MOST_LOST_GROUPS)) == COMPLETED
+    assert len(here.desk.records) == 3 * MOST_LOST_GROUPS
+
+
+def test_processes_that_die_on_stable_nodes_without_a_checkpoint_end_the_job(world: Callable[..., World]) -> None:
+    here = world({1: ActorDiedError()}, least=2)
+    here.desk.has_progressed = False
+    end = here.run()
+    assert isinstance(end, EndRecord)
+    assert (end.reason, len(here.crew.seated)) == ("NO_PROGRESS", MOST_DEATHS)
+
+
+def test_a_supervisor_that_starts_again_knows_how_often_processes_died() -> None:
+    died = FailureRecord(cause="infrastructure", rank=1, message="gone", process_died=True)
+    assert Failures.recorded([died] * 3).deaths_in_a_row == 3
+    assert Failures.recorded([died, died.model_copy(update={"process_died": False})]).deaths_in_a_row == 0
