@@ -67,9 +67,9 @@ class AccordionActor:
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
         self._left_out: list[str] = []
-        """Jobs that the last answer to `drain_many` had no room for."""
+        """Jobs left out of the last answer of `drain_many` because it was full."""
         self._claim: tuple[str, float] | None = None
-        """Scheduler that serves this installation on this cluster, and until when its claim lasts."""
+        """Scheduler that holds the claim on this cluster, and when the claim expires."""
 
     async def register(self, job_id: str, stamp: Stamp, registration: Registration) -> Receipt | Refused:
         """Hold this controller for the job, in place of the one held before.
@@ -172,7 +172,7 @@ class AccordionActor:
         )
 
     async def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
-        """Drain several jobs in one call, by id; those that a large answer has no room for come first the next time."""
+        """Drain several jobs in one call, by id; jobs left out of a full answer come first next time."""
         waiting = dict.fromkeys([*(job_id for job_id in self._left_out if job_id in cursors), *cursors])
         answer: dict[str, Drained] = {}
         records = logs_bytes = 0
@@ -192,9 +192,9 @@ class AccordionActor:
         return job.progress if job is not None else None
 
     async def claim(self, scheduler: str, last_s: float) -> str:
-        """Claim the cluster for a scheduler, or renew its claim; gives the scheduler that holds the claim then.
+        """Claim the cluster for a scheduler, or renew its claim; return the scheduler that now holds it.
 
-        Schedulers over one database take turns by its lease. A claim held by another one tells of a second database.
+        Schedulers of one database take turns by its lease, so a foreign claim means a second database.
         """
         now = time.monotonic()
         if self._claim is None or self._claim[0] == scheduler or now >= self._claim[1]:

@@ -46,10 +46,10 @@ class Desk(Protocol):
         """Keep it, in a generation of its own: what the dead group's zombies say from now on is refused."""
 
     def progressed(self, generation: int) -> bool:
-        """Whether that group left a new checkpoint or epoch."""
+        """Return whether the group of that generation saved a new checkpoint or epoch."""
 
     def has_started(self, generation: int) -> bool:
-        """Whether that group began to train."""
+        """Return whether the group of that generation began to train."""
 
     def saved_step(self) -> int:
         """Return how many steps the job's newest checkpoint holds."""
@@ -58,7 +58,7 @@ class Desk(Protocol):
         """What the attempt does or waits for, in one sentence."""
 
     def show_placement(self, nodes: tuple[str, ...]) -> None:
-        """Tell on which nodes the worker processes are that have found room, the most useful process first."""
+        """Publish the nodes of the placed worker processes, the most useful process first."""
 
     def orders(self) -> Orders:
         """What people want now."""
@@ -90,22 +90,22 @@ class Attempt:
     interruption: Interruption | None = None
     """What the newest group was doing when it ended; at first that of a supervisor before this one."""
     clock: Callable[[], float] = time.monotonic
-    """Never set: pauses and patience are measured by it."""
+    """Monotonic clock in seconds, for pauses and timeouts."""
     now: Callable[[], float] = time.time
-    """Seconds since 1970, for what is recorded."""
+    """Wall clock in seconds since 1970, for records."""
     has_trained: bool = False
-    """Whether some group of the job has trained, in this attempt or before."""
+    """Whether a worker group of the job has trained, in this attempt or an earlier one."""
     _last: tuple[int, ...] = ()
     """Members of the newest group."""
     _group: _Group | None = None
     _not_before: float = 0.0
-    """When another group may begin, after one that failed."""
+    """Earliest time of the next group, after one that failed."""
     _pause_reason: str = ""
-    """Why no group begins before that."""
+    """Why the next group is delayed until then."""
     _failed_starts: int = 0
     """Processes in a row that did not come up."""
     _undecided: list[FailedStart] = field(default_factory=list)
-    """Starts that failed while other processes, which still prepare, may succeed."""
+    """Failed starts that cannot be judged while other processes still prepare."""
     _avoided: AvoidedNodes = field(default_factory=AvoidedNodes)
     _hire_not_before: float = 0.0
     """When others may be hired, after that."""
@@ -226,13 +226,13 @@ class Attempt:
         return None
 
     def _limit_s(self) -> float:
-        """How long the group may go without a sign of training."""
+        """Return for how many seconds the group may make no progress."""
         limits = self.launch.spec.limits
         has_trained = any(one.doing != "starting" for one in self.crew.progress().values())
         return limits.step_seconds if has_trained else limits.start_seconds
 
     def _end_hung(self, group: _Group, limit_s: float) -> EndRecord | None:
-        """End all members of a group in which no rank gets on: nobody else would."""
+        """Kill all members of a group in which no rank makes progress."""
         failure = hang_of(self.crew.progress(), self.crew.code_places(), limit_s)
         self._close_group(group, "recovery")
         for number in group.members:
@@ -257,7 +257,7 @@ class Attempt:
             return self._after(lacking.failure, progressed=progressed, fatal=None)
         fatal = fatal_reason(errors) if failure.cause == "job" else None
         if fatal in {"TASK_RAISED", "START_FAILED"} and self.has_trained:
-            # a task that was built before can be built: what it lacks now may come back.
+            # The task has been built before: whatever is missing now may come back.
             fatal = None
         if failure.cause == "job" or self.launch.spec.workers.gpus:
             # what raised in a process may have left it broken; a GPU is not trusted after a peer was lost.
@@ -266,7 +266,7 @@ class Attempt:
         return self._after(failure, progressed=progressed, fatal=fatal)
 
     def _lacking(self, group: _Group, errors: Mapping[int, BaseException]) -> StartVerdict | None:
-        """Where members of a failed group could not build what the others can, end these and avoid their nodes."""
+        """Stop the members that could not build what their peers could, and avoid their nodes."""
         processes = {process.number: process for process in self.crew.processes}
         unbuilt = unbuilt_members(errors, [processes.get(number) for number in group.members])
         if unbuilt is None:
@@ -278,7 +278,7 @@ class Attempt:
         return verdict
 
     def _unstarted(self) -> StartVerdict | None:
-        """Why processes did not come up; others are hired after a pause that grows, whoever trains meanwhile."""
+        """Judge failed starts; replacements are started after a pause that grows."""
         failed = self.crew.failed_starts()
         if failed:
             self._undecided += failed
@@ -316,7 +316,7 @@ class Attempt:
                 return EndRecord(status="FAILED", reason=reason, message=message)
 
     def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> Interruption:
-        """Note that the group has ended, and how far it was."""
+        """Forget the group and keep how far it was."""
         self._group = None
         self.interruption = self._interrupted(cause, len(group.members))
         self.has_trained = self.has_trained or self.desk.has_started(group.generation)
@@ -329,7 +329,7 @@ class Attempt:
         return Interruption(cause=cause, world_size=world_size, step=step, time=stepped_at)
 
     def _stopped(self, why: Literal["cancel", "pause"], step: int | None) -> EndRecord | PausedRecord:
-        """Tell how far the job was when it was stopped, and how much of that is saved."""
+        """Record how far the job was when it was stopped, and how much of that is saved."""
         saved = self.desk.saved_step()
         if why == "pause":
             return PausedRecord(step=step, saved_step=saved)

@@ -72,10 +72,10 @@ Doing = Literal["starting", "training", "epoch end", "finished"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgress:
-    """How far one rank of a worker group is, or was when it ended."""
+    """Progress of one rank of a worker group, or its last progress after the group ended."""
 
     step: int = 0
-    """Steps that it had completed, since the start of the job, when it began what it does."""
+    """Steps completed since the start of the job when the current phase began."""
     epoch: int = 0
     doing: Doing = "starting"
 
@@ -105,7 +105,7 @@ class Helm:
         """Likewise of all ranks, as the supervisor last told."""
         self.progress = RankProgress()
         self.num_signs = 0
-        """Signs of training given so far: a worker whose number stays does not get on."""
+        """Activity counter: a worker whose counter stands still makes no progress."""
         self._words: set[Word] = set()
         self._listener: Callable[[Word], None] | None = None
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class Helm:
             self._listener = None
 
     def enter(self, doing: Doing, *, epoch: int, step: int) -> None:
-        """Note what the loop does from now on, after so many steps."""
+        """Record the phase that the loop enters and the steps completed so far."""
         self.progress = RankProgress(step=step, epoch=epoch, doing=doing)
         self.num_signs += 1
 

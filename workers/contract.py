@@ -17,7 +17,7 @@ from workers.spec import Strict
 
 
 class Reported(Strict):
-    """What a job's own code has a part in: NUL and lone surrogates in its texts are replaced as it is made."""
+    """Base of records with text from a job's own code: NUL and lone surrogates are replaced."""
 
     @model_validator(mode="before")
     @classmethod
@@ -166,7 +166,7 @@ class FailureRecord(Reported):
 
 
 class PausedRecord(Strict):
-    """The attempt is over and the job is not: another attempt goes on from its newest checkpoint."""
+    """The attempt was paused; the next one resumes from the newest checkpoint."""
 
     kind: Literal["paused"] = "paused"
     step: int | None
@@ -300,7 +300,7 @@ class Launch(Strict):
     """Directory for checkpoints and the end file, the same for all attempts of the job."""
     spec: JobSpec
     installation: str = ""
-    """Id of the installation that runs the attempt: its part of the names of actors; empty before ids existed."""
+    """Id of the installation that runs the attempt, part of its actors' names; empty in old launches."""
     code: str | None = None
     """Path of the user's own modules as a zip, where every worker reaches it; None where the spec names none."""
 

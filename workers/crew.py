@@ -31,20 +31,20 @@ from workers.worker import Place, Pulse, Seat, Worker
 PULSE_S = 1.0
 """Distance between two signs of life that are asked of a process."""
 PREPARING_S = 120.0
-"""How long a process that prepares may leave one unanswered, where the job's limit is not longer: code that loads data
-may hold Python's lock for minutes, and would do so again in the process that takes its place."""
+"""Minimum silence allowed while a process prepares: code that loads data may hold Python's lock for
+minutes, and would do so again in a replacement."""
 MOST_SILENCE_S = 960.0
-"""Up to this the job's limit doubles whenever a process was ended for its silence."""
+"""Upper bound of the silence limit, which doubles whenever a process is killed for its silence."""
 PEER_TIMEOUT_S = 60.0
-"""Least time that a collective waits for a peer; it waits for twice as long as a process may be silent."""
+"""Minimum timeout of a collective; it is at least twice the silence limit."""
 _MEASURE_S = 0.25
-"""Distance between two looks at the memory of a process on this machine; elsewhere its signs of life tell."""
+"""Interval between memory readings of local processes; remote ones report in their heartbeats."""
 SURVEY_S = 0.5
 """Distance between two looks at nodes that are being drained."""
 OPEN_S = 10.0
 """How long rank 0's process may take to open the store of a group."""
 _NODE_LABEL = "ray.io/node-id"
-"""Label that Ray gives every node."""
+"""Label that Ray sets on every node."""
 FAREWELL_S = 1.0
 """How long to wait for the last signs of life of a group that ended."""
 
@@ -63,7 +63,7 @@ class _Member:
     """Becomes its `Place`, then the word that it is prepared; None where it is ready."""
     place: Place | None = None
     prepares_s: float = 0.0
-    """How long it has prepared."""
+    """Seconds spent preparing."""
     ready_since: float | None = None
     leaving_since: float | None = None
     training: Any = None
@@ -74,7 +74,7 @@ class _Member:
     """How long it has been awaited."""
     pulse: Pulse | None = None
     memory: MemoryUse | None = None
-    """What it and its node used when that was looked at last."""
+    """Newest memory reading of the process and its node."""
     measured_at: float = -math.inf
 
     def calls(self) -> list[Any]:
@@ -82,7 +82,7 @@ class _Member:
 
 
 class RayCrew:
-    """Implements `Crew`. `clock` is never set, `pause` waits for so many seconds."""
+    """Implements `Crew`. `clock` is monotonic, `pause` sleeps for the given seconds."""
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class RayCrew:
         self._newest: tuple[int, float] | None = None
         """Step that is known to have been made last, and when."""
         self._progress: dict[int, RankProgress] = {}
-        """Of the newest group's members, by number."""
+        """Progress of the newest group's members, by process number."""
         self._storage = launch.storage
         self._limits = launch.spec.limits
         self._answer_s = self._limits.answer_seconds
-        """How long a process may leave a sign of life unanswered."""
+        """Seconds for which a process may leave a heartbeat unanswered."""
         self._idle_s = 0.0
         self._num_signs: dict[int, int] = {}
-        """Signs of training that the newest group's members have given, by number."""
+        """Activity counters of the newest group's members, by process number."""
         self._looked_at = self._clock()
         self._surveyed_at: float | None = None
 
@@ -136,7 +136,7 @@ class RayCrew:
         ]
 
     def hire(self, avoid: Collection[str] = ()) -> None:
-        """One more actor; Ray starts it where there is room, and never on a node that is to be avoided."""
+        """Start one more actor, on any node that has room and is not to be avoided."""
         selector = {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
         actor = self._ray.remote(Worker).options(**self._options, **selector).remote(self._launch, self._token)
         self._members[self._next] = _Member(self._next, actor, actor.place.remote())
@@ -174,7 +174,7 @@ class RayCrew:
         self._survey()
 
     def failed_starts(self) -> list[FailedStart]:
-        """Processes that ended before they were ready, since the last call."""
+        """Return and clear the processes that ended before they were ready."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -224,15 +224,15 @@ class RayCrew:
         return self._newest
 
     def progress(self) -> dict[int, RankProgress]:
-        """As the members' newest pulses say."""
+        """Return each rank's progress as of its newest heartbeat."""
         return {rank: self._progress[number] for rank, number in enumerate(self._group) if number in self._progress}
 
     def idle_s(self) -> float:
-        """Counted while this process watches."""
+        """Return the seconds without progress, counted only while this process watches."""
         return self._idle_s
 
     def code_places(self) -> dict[int, str]:
-        """Ask all members."""
+        """Ask all members which line of user code they execute."""
         members = {rank: self._members[number] for rank, number in enumerate(self._group) if number in self._members}
         calls = {member.actor.code_place.remote(): rank for rank, member in members.items()}
         done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S) if calls else ([], [])
@@ -303,7 +303,7 @@ class RayCrew:
             self._failed.append(FailedStart(error=why, node=node, host=host))
 
     def _explained(self, member: _Member, why: BaseException) -> BaseException:
-        """What the process wrote down before it died, where it did."""
+        """Replace Ray's error by the process's exit note or its lack of memory, if there is one."""
         if member.place is None or not is_dead(why):
             return why
         note = read_exit_note(note_file(self._storage, member.place.node, member.place.pid))
@@ -313,19 +313,19 @@ class RayCrew:
         return starved or why
 
     def _watch_memory(self) -> None:
-        """End processes above their limit, and the largest one of a node that is short of memory."""
+        """Kill processes above their memory limit, and the largest one on a node short of memory."""
         here = self._ray.get_runtime_context().get_node_id()
         for member in list(self._members.values()):
             if member.place is not None and member.place.node == here:
                 self._measure_here(member, member.place.pid)
             why = judge_memory(member.memory, self._memory_limit) if member.memory is not None else None
             if why is not None:
-                log.warning("worker process %d is ended: %s", member.number, why)
+                log.warning("killing worker process %d: %s", member.number, why)
                 self._end_process(member)
                 self._lose(member, why)
 
     def _measure_here(self, member: _Member, pid: int) -> None:
-        """Look at a process of this machine from outside: one that holds Python's lock does not answer."""
+        """Read a local process's memory from outside: one that holds Python's lock does not answer."""
         if self._clock() - member.measured_at >= _MEASURE_S:
             member.measured_at = self._clock()
             member.memory = self._measure(pid) or member.memory
@@ -340,22 +340,22 @@ class RayCrew:
             member.prepares_s += watched_s if member.place is not None and member.ready_since is None else 0.0
             why = self._is_hung(member)
             if why is not None:
-                log.warning("worker process %d is ended: %s", member.number, why)
+                log.warning("killing worker process %d: %s", member.number, why)
                 self._end_process(member)
                 self._lose(member, why)
 
     def _is_hung(self, member: _Member) -> WorkerError | None:
-        """Why the process is to be ended, if it is."""
+        """Return why the process must be killed; None if it need not be."""
         limit_s = max(PREPARING_S, self._answer_s) if member.ready_since is None else self._answer_s
         if member.silent_s >= limit_s:
-            # what held Python's lock for so long may do so again.
+            # Its replacement may hold Python's lock for as long.
             self._answer_s = max(self._answer_s, min(2 * self._answer_s, MOST_SILENCE_S))
             return ProcessLost(
-                f"it has not answered for {limit_s:g} s; the limit is {self._answer_s:g} s from now on, and "
-                "limits.answer_seconds of the job sets it"
+                f"the process did not answer for {limit_s:g} s and was killed; raise limits.answer_seconds if its "
+                f"code may hold Python's lock that long (limit from now on: {self._answer_s:g} s)"
             )
         if member.prepares_s >= (limit_s := self._limits.start_seconds):
-            sentence = f"task and data were not loaded within {limit_s:g} s; raise limits.start_seconds of the job"
+            sentence = f"task and data were not loaded within {limit_s:g} s; raise limits.start_seconds"
             return TaskNotReady(None, None, sentence)
         return None
 

@@ -1,4 +1,4 @@
-"""Waits until the GPU of a new worker process is free of what a process before it has left there."""
+"""Waits until the GPU of a new worker process has no memory of an earlier process left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 FREE_SHARE = 0.9
-"""Part of a GPU's memory that is free when nobody uses it: the driver keeps some for itself."""
+"""Share of a GPU's memory that is free when the GPU is idle: the driver reserves the rest."""
 LONGEST_WAIT_S = 30.0
 _TRY_AGAIN_S = 0.2
 
@@ -20,10 +20,10 @@ def wait_for_free_memory(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> bool:
-    """Wait until the memory of a GPU is free, at most `LONGEST_WAIT_S`; says whether it was.
+    """Wait up to `LONGEST_WAIT_S` for the memory of a GPU to be free; return whether it is.
 
-    Ray gives a GPU to the next process as soon as the one before has died, and the driver needs seconds more to free
-    its memory. `measure` gives free and total bytes.
+    Ray reassigns a GPU as soon as a process has died, seconds before the driver has freed its memory.
+    `measure` returns free and total bytes.
     """
     deadline = clock() + LONGEST_WAIT_S
     while True:
@@ -31,7 +31,9 @@ def wait_for_free_memory(
         if free >= FREE_SHARE * total:
             return True
         if clock() >= deadline:
-            log.warning("only %.1f of %.1f GB of the GPU are free; another process uses it", free / 1e9, total / 1e9)
+            log.warning(
+                "only %.1f of %.1f GB of the GPU are free; another process is using it", free / 1e9, total / 1e9
+            )
             return False
         pause(_TRY_AGAIN_S)
 

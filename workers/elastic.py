@@ -72,7 +72,7 @@ def plan(seen: Situation) -> Plan:
 
 
 def placed_nodes(processes: Sequence[Process], group: Sequence[int]) -> tuple[str, ...]:
-    """Nodes of the processes that have found room, in the order in which they are kept: the first one the longest."""
+    """Return the nodes of the placed processes; the process to be removed last comes first."""
     ordered = sorted(processes, key=lambda process: _use(process, group), reverse=True)
     return tuple(process.node for process in ordered if process.node is not None)
 

@@ -37,7 +37,7 @@ class TaskRaised(WorkerError):
 
 
 class TaskNotReady(TaskRaised):
-    """The task, or its data, was not loaded within the job's limit; `error` is a whole sentence."""
+    """The task or its data did not load within `limits.start_seconds`; `error` is a full sentence."""
 
     def __str__(self) -> str:
         return self.error
@@ -64,11 +64,11 @@ class ProcessLost(WorkerError):
 
 
 class ProcessCrashed(ProcessLost):
-    """A worker process was ended by the code that ran in it: a crash, or `os._exit`."""
+    """The code running in a worker process ended it: a crash or `os._exit`."""
 
 
 class OutOfMemory(WorkerError):
-    """A worker process used `used_bytes`, and was ended; `limit` is a sentence about what there was."""
+    """A worker process was killed at `used_bytes`; `limit` states how much memory there was."""
 
     def __init__(self, used_bytes: int, limit: str) -> None:
         super().__init__(used_bytes, limit)
@@ -91,7 +91,7 @@ class StorageError(WorkerError):
 
 
 class PeerUnfit(WorkerError):
-    """Another worker of the group cannot take part; it says why itself."""
+    """Another worker of the group cannot take part; its own error holds the reason."""
 
 
 class CodeError(WorkerError):

@@ -1,7 +1,7 @@
-"""Why a worker process ended, as it writes down itself: Ray's notice of death holds neither signals nor `os._exit`.
+"""Exit notes: a worker process records its own crash or `os._exit`, which Ray does not report.
 
-Each process keeps one file in the job's storage: Python writes there where it crashed, and `os._exit` who called it. A
-process that is killed from outside leaves it empty.
+A note is a file in the job's storage. faulthandler writes the stack of a crash into it, and a wrapped
+`os._exit` its caller. A process that is killed from outside leaves it empty.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import IO, NoReturn
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _CRASH = re.compile(r"Fatal Python error: (?P<what>[^\n]+)")
 _open_notes: list[IO[str]] = []
-"""Files that must stay open as long as the process lives."""
+"""Files that stay open for the life of the process."""
 
 
 def note_file(storage: str, node: str, pid: int) -> Path:
-    """Where the process of this id writes down how it ends."""
+    """Return the path of a process's exit note."""
     return Path(storage, "exits", f"{node[:12]}-{pid}.txt")
 
 
 def keep_exit_note(file: Path) -> None:
-    """Have this process write down a crash or an `os._exit` in this file from now on.
+    """Record a crash or an `os._exit` of this process in this file from now on.
 
-    A storage that cannot be written costs the note and nothing else.
+    If the storage cannot be written, only the note is lost.
     """
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         note = file.open("w", encoding="utf-8")
         _open_notes.append(note)
         faulthandler.enable(note, all_threads=False)
-        # children that are forked end by os._exit, or crash, without ending this process.
+        # Forked children crash or call os._exit without ending this process.
         os.register_at_fork(after_in_child=faulthandler.disable)
         _note_exits(note)
 
 
 def read_exit_note(file: Path) -> str | None:
-    """One sentence about how the process ended, and the file is removed; None where it wrote nothing."""
+    """Return how the process ended, in one sentence, and remove the file; None if it is empty."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -74,7 +74,7 @@ def _note_exits(note: IO[str]) -> None:
 
 
 def _place_of(text: str) -> str:
-    """The innermost line of the dump that is nobody's library."""
+    """Return ` at file:line` of the innermost frame outside of installed packages."""
     frames = [(found["file"], found["line"]) for found in _FRAME.finditer(text)]
     own = [(file, line) for file, line in frames if "site-packages" not in file and f"lib{os.sep}python" not in file]
     return f" at {Path(own[0][0]).name}:{own[0][1]}" if own else ""

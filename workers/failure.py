@@ -1,4 +1,4 @@
-"""Whether to try again after a worker group failed, and how often; pure."""
+"""Decides whether to start another worker group after a failure; pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Self
 from workers.contract import CheckpointRecord, EndReason, EpochRecord, FailureRecord, Payload
 
 MOST_LOST_GROUPS = 20
-"""Worker groups that may be lost in a row without a new checkpoint or epoch: then something is broken, not unlucky."""
+"""Worker groups that may be lost in a row without a new checkpoint or epoch."""
 MOST_DEATHS = 6
-"""The same of groups that lost a process on a node that stayed: something in the job, or its memory, kills it."""
+"""Worker groups in a row that may lose a process whose node stayed, without a new checkpoint or epoch:
+something in the job, or its memory use, kills it."""
 FIRST_PAUSE_S = 0.5
 MOST_PAUSE_S = 30.0
-"""Pauses before groups are started again that are lost again and again without progress: they double up to this."""
+"""Upper bound of the pause before the next group, which doubles while groups are lost without progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Failures:
     storage_in_a_row: int = 0
     """Worker groups ended by the storage since the last new checkpoint or epoch; not counted as failures."""
     deaths_in_a_row: int = 0
-    """Consecutive ones among them that lost a process while its node stayed."""
+    """The newest of them without a gap that lost a process while its node stayed."""
     last: tuple[int | None, str] | None = None
     """Step and sentence of the job's last own failure."""
 
@@ -69,7 +70,7 @@ class GiveUp:
 
 
 def safe_step(payload: Payload) -> int:
-    """The step up to which this record says that the job got: a checkpoint or the end of an epoch; else 0."""
+    """Return the step of a checkpoint or of the end of an epoch; 0 for other records."""
     return payload.step if isinstance(payload, CheckpointRecord | EpochRecord) else 0
 
 

@@ -1,4 +1,4 @@
-"""What the errors of a worker group mean: whose fault it was, told in one sentence with rank and step; pure."""
+"""Classifies the errors of a worker group as the job's or the cluster's, with rank and step; pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _STORAGE_AWAY = frozenset({
     errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOTCONN, errno.EROFS,
     errno.ESTALE, errno.ETIMEDOUT,
 })  # fmt: skip
-"""What a directory that is full or not mounted answers: it is waited for."""
+"""Errors of a directory that is full or not mounted; the job waits for it."""
 _MOST_RANKS = 4
-"""Ranks of a group that hangs that are told one by one."""
+"""Number of ranks of a hung group that the message lists."""
 CONTROLLER = -1
-"""The rank under which a failure of no rank stands: of what starts and leads the group."""
+"""Key of a failure that belongs to no rank: starting or leading the group failed."""
 
 
 def failure_of(
     by_rank: Mapping[int, BaseException], progress: Mapping[int, RankProgress] | None = None
 ) -> FailureRecord:
-    """The failure that explains the others; `progress` says how far each rank was, as far as that is known.
+    """Return the failure that caused the others; `progress` is the last known progress by rank.
 
-    A worker whose process died takes its peers' collectives down with it, so what they raise says nothing; and a
-    collective that broke says only that some peer is gone. What a rank raised itself explains the rest.
+    A dead process breaks its peers' collectives, so their errors carry no information, and a broken
+    collective alone only shows that some peer is gone. An error that a rank itself raised explains the rest.
     """
     known = progress or {}
     if CONTROLLER in by_rank:
@@ -42,14 +42,14 @@ def failure_of(
         return disagreement
     away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
     if away is not None and all(_is_storage(error) for error in own.values()):
-        # what the task raises is a TaskRaised: this is the storage.
+        # Errors of the task are TaskRaised, so the storage raised this one.
         is_storage = is_storage_outage(own[away])
         return FailureRecord(cause="infrastructure", rank=away, message=sentence_of(own[away]), is_storage=is_storage)
     return _of_own(own, known) if own else _of_collectives(by_rank, known)
 
 
 def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
-    """The end that an error means at once, where every process lived."""
+    """Return why the job must end at once; None if a retry may help. No process may have died."""
     if any(isinstance(error, LossNotFinite) for error in by_rank.values()):
         return "LOSS_NOT_FINITE"
     if any(isinstance(error, StorageError) for error in by_rank.values()):
@@ -64,11 +64,11 @@ def is_storage_outage(error: BaseException) -> bool:
 
 
 def hang_of(progress: Mapping[int, RankProgress], places: Mapping[int, str], limit_s: float) -> FailureRecord:
-    """No rank gets on; `places` are the lines of code where they are, by rank, as far as that is known."""
+    """Describe a group in which no rank makes progress; `places` holds known lines of code by rank."""
     first = min(progress, default=0)
     ranks = [f"rank {rank} is {_at(rank, progress, places)}" for rank in sorted(progress)[:_MOST_RANKS]]
     seen = "; ".join(ranks) or "none of them answers"
-    message = f"no rank has given a sign of training for {limit_s:g} s: {seen}; where that is right, raise limits."
+    message = f"no rank has made progress for {limit_s:g} s: {seen}; if that is expected, raise limits."
     is_starting = all(one.doing == "starting" for one in progress.values())
     return FailureRecord(
         cause="job",
@@ -95,34 +95,35 @@ def _of_controller(error: BaseException) -> FailureRecord:
 
 
 def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:
-    """A process that its own code ended is the job's failure; who ended the others is not known."""
-    # what the dead said last may be a second old, and ranks make every step together.
+    """Blame the job if its own code ended the process; otherwise the cause is unknown."""
+    # The last heartbeat of a dead rank may be a second old, and ranks make every step together.
     furthest = max(known.values(), key=lambda progress: progress.step, default=None)
+    seen = "" if known.keys() - dead.keys() else "last seen "
     known = dict.fromkeys(dead, furthest) if furthest is not None else {}
     crashed = {rank: error for rank, error in dead.items() if isinstance(error, ProcessCrashed)}
     if crashed:
-        return _of_own(crashed, known)
+        return _of_own(crashed, known, seen=seen)
     first = next(iter(dead))
-    listed, place = ", ".join(map(str, dead)), _place(first, known)
+    listed, place = ", ".join(map(str, dead)), _place(first, known, seen)
     message = f"the process of rank {listed} is gone{place}{death_of(dead[first])}"
     died = any(map(died_alone, dead.values()))
     step = _step(first, known)
     return FailureRecord(cause="infrastructure", rank=first, step=step, message=message, process_died=died)
 
 
-def _of_own(own: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:
+def _of_own(own: Mapping[int, BaseException], known: Mapping[int, RankProgress], *, seen: str = "") -> FailureRecord:
     rank, error = min(own.items(), key=lambda item: (not isinstance(item[1], WorkerError), item[0]))
     placed = isinstance(error, TaskRaised | LossNotFinite)
     epoch = getattr(error, "epoch", None) if placed or rank not in known else known[rank].epoch
     step = getattr(error, "step", None) if placed else _step(rank, known)
-    place = "" if placed else _place(rank, known)
+    place = "" if placed else _place(rank, known, seen)
     return FailureRecord(
         cause="job", rank=rank, epoch=epoch, step=step, message=f"rank {rank}{place}: {sentence_of(error)}"
     )
 
 
 def _of_collectives(by_rank: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:
-    """All that came back lost their peers; who did not come back may be why."""
+    """Every rank that returned lost its peers; one that did not return may be the cause."""
     rank = min(by_rank, default=None)
     message = f"rank {rank} lost its peers in a collective"
     silent = [other for other in known if other not in by_rank and known[other].doing != "finished"]
@@ -133,9 +134,9 @@ def _of_collectives(by_rank: Mapping[int, BaseException], known: Mapping[int, Ra
 
 
 def _disagreement(known: Mapping[int, RankProgress]) -> FailureRecord | None:
-    """Whether a rank left its loop after as many steps as another one, in the same epoch, goes on to make more.
+    """Find a rank that left its loop while a peer waits for it in the next step of the same epoch.
 
-    Ranks make every step together, so this is no race: the scripts, or the data, of these ranks differ.
+    Ranks make every step together, so this is no race: their scripts or their data differ.
     """
     for rank, here in known.items():
         waiting = [
@@ -154,12 +155,12 @@ def _disagreement(known: Mapping[int, RankProgress]) -> FailureRecord | None:
 
 
 def _is_storage(error: BaseException) -> bool:
-    """Whether an error is of the storage: a descriptor that the process itself closed is not."""
+    """Whether the storage raised the error; a bad descriptor was closed by the process itself."""
     return isinstance(error, OSError) and error.errno != errno.EBADF
 
 
-def _place(rank: int, known: Mapping[int, RankProgress]) -> str:
-    return f", {known[rank]}" if rank in known else ""
+def _place(rank: int, known: Mapping[int, RankProgress], seen: str) -> str:
+    return f", {seen}{known[rank]}" if rank in known else ""
 
 
 def _step(rank: int, known: Mapping[int, RankProgress]) -> int | None:

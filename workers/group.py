@@ -1,4 +1,4 @@
-"""The process group of a worker group, made inside the workers over the store at which they met (`meeting.py`)."""
+"""The process group of a worker group, built on the store that its members joined (`meeting.py`)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def process_group(
 ) -> Iterator[None]:
     """Be in a process group with all workers while the block runs: NCCL between GPUs, gloo between CPUs.
 
-    `place` is rank and world size, `host` this machine's address in the cluster, `timeout` how long a collective waits
-    for a peer.
+    `place` is rank and world size, `host` this machine's address in the cluster, `timeout` that of
+    a collective.
 
     Raises:
         RuntimeError: not all workers came.

@@ -27,8 +27,8 @@ from workers.state import is_due, restore, save
 
 logger = logging.getLogger(__name__)
 Outcome = Literal["completed", "stopped", "resized", "unsaved"]
-"""`stopped`: people want it; `resized`: another group goes on from the state that was saved; `unsaved`: people
-cancelled the job while its storage could not take its state."""
+"""`stopped`: a user stopped the job; `resized`: another group continues from the saved state; `unsaved`:
+a user cancelled the job while its storage could not take its state."""
 
 MAX_SKIPPED_IN_A_ROW = 10
 """Steps that may be skipped one after the other. One bad batch costs one step and a spike a few; parameters do not
@@ -202,7 +202,7 @@ def rest(run: Run, start: float) -> None:
 
 
 def close_epoch(run: Run) -> bool:
-    """Evaluate, decide about the next epoch, report, save; False where people cancelled a job that cannot be saved."""
+    """Evaluate, decide about the next epoch, report, save; False if a cancelled job could not be saved."""
     epoch, decision = run.position.epoch, run.session.decision
     run.context.helm.enter("epoch end", epoch=epoch, step=run.session.steps)
     with run.phases("evaluate"):

@@ -1,8 +1,8 @@
-"""Where the workers of a group meet: a key-value store of torch that no stranger can use.
+"""Rendezvous of a worker group: a torch TCPStore that outsiders cannot use.
 
-torch's store asks nobody for a credential. So it listens on the node's own address only, each member proves that it
-knows a secret that travels with the call that seats it, and then the door is closed: the kernel drops whatever else
-comes to the listening port. Keys of the group are written only after that, below the secret.
+TCPStore has no authentication. It therefore listens on the node's own address only, each member proves
+that it knows a secret sent with its seat, and then the port is closed: the kernel drops all further
+packets to it. The group's keys are written only after that, with the secret as their prefix.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 CONNECT_TIMEOUT = timedelta(seconds=15)
-"""How long a worker waits for the store of a group that is being formed."""
+"""Timeout for connecting to the store of a group that is being formed."""
 Address = tuple[str, int, str]
-"""Host, port and secret of a meeting."""
+"""Host, port and secret of a group's store."""
 _SO_ATTACH_FILTER = 26
-"""From asm-generic/socket.h: the kernel asks a program of ours about every packet to a socket."""
+"""From asm-generic/socket.h: attach a BPF program that filters the packets to a socket."""
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
-"""Such a program, of one instruction: BPF_RET 0, keep no byte of the packet."""
+"""BPF program of one instruction, BPF_RET 0: drop every packet."""
 _ESTABLISHED = "01"
-"""State of a connection in /proc/net/tcp."""
+"""TCP_ESTABLISHED in /proc/net/tcp."""
 
 log = logging.getLogger(__name__)
 
 
 class Meeting:
-    """A store that this process, rank 0 of a group, has opened on a free port of one address of this machine."""
+    """Store opened by this process, rank 0 of a group, on a free port of one local address."""
 
     def __init__(self, host: str) -> None:
         self._secret = secrets.token_hex(16)
@@ -56,10 +56,10 @@ class Meeting:
         self.address: Address = (host, port, self._secret)
 
     def admit(self, world_size: int, timeout: timedelta, *, closed: bool = True) -> Store:
-        """Wait for all members, close the door unless it shall stay open, and give the store of the group.
+        """Wait for all members, close the port if `closed`, and return the group's store.
 
         Raises:
-            DistStoreError: not all came in time, or somebody else is connected too.
+            DistStoreError: a member is missing after the timeout, or an outsider is connected.
         """
         others = range(1, world_size)
         if others:
@@ -67,13 +67,13 @@ class Meeting:
         for rank in others:
             _check_proof(self._store, self._secret, _member_key(rank))
         if closed:
-            _close_door(self._listener)
+            _close_port(self._listener)
         self._listener.close()
         connected = _num_connections(self.address[1])
         if connected is not None and connected > world_size:
             raise dist.DistStoreError(
-                f"{connected} connections to the store of a group of {world_size}: somebody else is in the network of "
-                "the workers; the group is formed anew"
+                f"{connected} connections to the store of a group of {world_size}: an unknown process is connected; "
+                "the group is formed again"
             )
         self._store.set(_CLOSED_KEY, _proof(self._secret, _CLOSED_KEY))
         return PrefixStore(self._secret, self._store)
@@ -83,10 +83,10 @@ _CLOSED_KEY = "closed"
 
 
 def join(address: Address, rank: int, timeout: timedelta) -> Store:
-    """Come to the meeting that rank 0 opened, and give the store of the group once all are there.
+    """Connect to the store that rank 0 opened; return the group's store once all members are connected.
 
     Raises:
-        DistStoreError: nobody answers there in time, not all came, or a stranger did.
+        DistStoreError: no answer in time, a member is missing, or an outsider is connected.
     """
     host, port, secret = address
     store = TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
@@ -106,21 +106,21 @@ def _proof(secret: str, key: str) -> str:
 
 def _check_proof(store: Store, secret: str, key: str) -> None:
     if not hmac.compare_digest(store.get(key), _proof(secret, key).encode()):
-        raise dist.DistStoreError(f"who wrote {key!r} into the store of a group does not know its secret")
+        raise dist.DistStoreError(f"the writer of {key!r} in the group's store does not know its secret")
 
 
 def _listen(host: str) -> socket.socket:
-    """Listen on one address; on all of them only where the cluster knows this machine by one that it does not have."""
+    """Listen on one address, or on all if no interface has the address that the cluster uses."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, 0), family=family)
     except OSError as error:
-        log.warning("no socket can be bound to %s (%s): the group meets on all addresses", host, error.strerror)
+        log.warning("cannot bind to %s (%s); the group's store listens on all addresses", host, error.strerror)
         return socket.create_server(("", 0), family=family)
 
 
-def _close_door(listener: socket.socket) -> None:
-    """Let nobody else connect: torch has no way to stop listening. Connections that exist go on."""
+def _close_port(listener: socket.socket) -> None:
+    """Refuse new connections; torch cannot stop listening. Existing connections continue."""
     if sys.platform != "linux":
         return
     program = ctypes.create_string_buffer(_DROP_ALL)
@@ -129,7 +129,7 @@ def _close_door(listener: socket.socket) -> None:
 
 
 def _num_connections(port: int) -> int | None:
-    """How many are connected to a port of this machine; None where the system does not say."""
+    """Count the connections to a local port; None if the system does not report them."""
     tables = [path for name in ("tcp", "tcp6") if (path := Path(f"/proc/self/net/{name}")).exists()]
     return sum(_rows(tables, port)) if tables else None
 

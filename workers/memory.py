@@ -1,8 +1,8 @@
-"""Memory of worker processes and their nodes, and who has to go before a node has none left; Linux.
+"""Memory limits of worker processes, and which one is killed before its node runs out; Linux.
 
-Ray's memory monitor ends restartable actors first, the newest one first, however small they are: that is supervisors
-and the Accordion actor before the worker that leaks. So workers are watched here, and the largest one of a node is
-ended before Ray's monitor or the kernel has to choose.
+Ray's memory monitor kills restartable actors first, newest first, whatever their size: supervisors and
+the Accordion actor before the worker that leaks. Workers are therefore watched here, and the largest one
+on a node is killed before Ray's monitor or the kernel has to choose.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from pathlib import Path
 from workers.errors import OutOfMemory, ProcessLost, WorkerError
 
 PRESSURE = 0.92
-"""Part of a node's memory from which its largest worker is ended: Ray's monitor acts at 0.95."""
+"""Share of a node's memory in use from which its largest worker is killed; Ray acts at 0.95."""
 GUILTY_SHARE = 0.25
-"""Part of a node's memory from which a worker that is ended for want of memory counts as the cause of it."""
+"""Share of a node's memory from which a killed worker counts as the cause of the shortage."""
 _TITLE = b"ray::Worker"
-"""Begin of the command line of our worker processes: Ray puts the actor's class there."""
+"""Start of a worker process's command line, where Ray puts the actor's class."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CGROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Version 2 and 1: folder, files of limit and use, and the part of the use that the kernel gives back when asked."""
+"""cgroup v2 and v1: folder, files with limit and use, and the reclaimable part of the use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What a worker process and its node use, in bytes."""
+    """Memory use of a worker process and its node, in bytes."""
 
     process: int
-    """Of the process and its children, memory shared with others left out."""
+    """Use of the process and its children, without memory shared with others."""
     node: int
     node_total: int
     is_largest: bool = False
-    """No other worker process of the node uses more; looked at only while the node is short of memory."""
+    """No other worker process on the node uses more; determined only while memory is short."""
 
     @property
     def is_pressed(self) -> bool:
@@ -46,14 +46,14 @@ class MemoryUse:
 
 
 def judge_memory(use: MemoryUse, limit: int | None) -> WorkerError | None:
-    """Why a worker process has to be ended now; None where it has not."""
+    """Return why a worker process must be killed now; None if it need not be."""
     if limit is not None and use.process > limit:
         return OutOfMemory(use.process, f"workers.memory is {limit / 1e9:.1f} GB")
     return _blame(use) if use.is_pressed and use.is_largest else None
 
 
 def explain_death(use: MemoryUse) -> WorkerError | None:
-    """The want of memory of which a process died that was ended by the kernel or by Ray; None where there was none."""
+    """Return the memory shortage that explains a process's death; None if there was none."""
     return _blame(use) if use.is_pressed else None
 
 
@@ -61,11 +61,11 @@ def _blame(use: MemoryUse) -> WorkerError:
     node = f"its node used {use.node / 1e9:.1f} of {use.node_total / 1e9:.1f} GB"
     if use.process >= GUILTY_SHARE * use.node_total:
         return OutOfMemory(use.process, node)
-    return ProcessLost(f"the process was ended for want of memory: it used {use.process / 1e9:.1f} GB, and {node}")
+    return ProcessLost(f"the process was killed because memory ran out: it used {use.process / 1e9:.1f} GB, and {node}")
 
 
 def read_memory_use(pid: int) -> MemoryUse | None:
-    """What a process of this machine and its node use; None where the process is gone, or the system does not say."""
+    """Read the use of a local process and its node; None if it is gone or /proc has no numbers."""
     try:
         used, total = _node_memory()
         use = MemoryUse(process=_tree_bytes(pid), node=used, node_total=total)
@@ -78,7 +78,7 @@ def read_memory_use(pid: int) -> MemoryUse | None:
 
 
 def _tree_bytes(pid: int) -> int:
-    """Memory of a process and its children; 0 for one that is gone."""
+    """Return the memory of a process and its descendants; 0 if it is gone."""
     try:
         resident, shared = (Path(f"/proc/{pid}/statm").read_text().split()[n] for n in (1, 2))
         children = [int(child) for path in _tasks(pid) for child in path.read_text().split()]
@@ -92,7 +92,7 @@ def _tasks(pid: int) -> Iterator[Path]:
 
 
 def _worker_pids() -> Iterator[int]:
-    """Worker processes of this machine, of whatever job."""
+    """Yield the ids of this machine's worker processes, of all jobs."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if (folder / "cmdline").read_bytes().startswith(_TITLE):
@@ -102,7 +102,7 @@ def _worker_pids() -> Iterator[int]:
 
 
 def _node_memory() -> tuple[int, int]:
-    """Bytes in use and in all: the machine's, or the container's where it has a limit that is reached earlier."""
+    """Return bytes used and total: the machine's, or the container's if it is closer to its limit."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
     machine = (sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemTotal"])

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 NAMESPACE = "accordion"
 _ACTOR = "accordion-v1"
-"""The number grows when the calls change, so that old and new supervisors never talk past each other."""
+"""The version grows when the calls change, so that old and new supervisors use separate actors."""
 _SUPERVISOR = re.compile(
     r"(?:accordion-(?P<installation>[0-9a-f]+)-)?job-(?P<job_id>.+)\.(?P<attempt>[0-9]+)", re.ASCII
 )
 
 
 class SupervisorName(NamedTuple):
-    """What the name of a supervisor tells without a call."""
+    """Parts of a supervisor's name."""
 
     installation: str
     """Empty for an actor of a version that had no installation ids."""
@@ -27,18 +27,18 @@ class SupervisorName(NamedTuple):
 
 
 def actor_name(installation: str) -> str:
-    """Name of the installation's Accordion actor."""
+    """Return the name of the installation's Accordion actor."""
     return f"{_ACTOR}-{installation}" if installation else _ACTOR
 
 
 def supervisor_name(name: SupervisorName) -> str:
-    """Name of the supervisor of one attempt."""
+    """Return the name of the supervisor of one attempt."""
     prefix = f"accordion-{name.installation}-" if name.installation else ""
     return f"{prefix}job-{name.job_id}.{name.attempt}"
 
 
 def parse_supervisor_name(name: str) -> SupervisorName | None:
-    """Parts of a supervisor's name; None for other actors."""
+    """Parse a supervisor's name; None for other actors."""
     found = _SUPERVISOR.fullmatch(name)
     if found is None:
         return None

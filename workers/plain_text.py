@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 REPLACEMENT = "\ufffd"
-"""Unicode's own sign for a character that could not be read."""
+"""Unicode's replacement character."""
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
 _MAX_SHOWN = 60
-"""Characters of a refused text that the sentence shows."""
+"""Characters of a refused text that the message shows."""
 
 
 def clean_text(text: str) -> str:
@@ -45,7 +45,7 @@ def clean_texts(value: Any) -> Any:
 
 
 def describe_refused_text(text: str) -> str | None:
-    """Say in a sentence why a text is not taken; None where it is."""
+    """Return why a text is refused, in one sentence; None if it is accepted."""
     found = _REFUSED.search(text)
     if found is None:
         return None

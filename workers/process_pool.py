@@ -1,4 +1,4 @@
-"""What an attempt asks of the worker processes it has: `crew.RayCrew` is the one on Ray."""
+"""Interface between an attempt and its worker processes; `crew.RayCrew` implements it on Ray."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ class Crew(Protocol):
 
     @property
     def processes(self) -> list[Process]:
-        """Those that live, by number."""
+        """Return the live processes, by number."""
 
     def hire(self, avoid: Collection[str] = ()) -> None:
-        """Ask for one more process; it starts as soon as the cluster has room on a node that is not to be avoided."""
+        """Request one more process; it starts once a node has room that is not to be avoided."""
 
     def dismiss(self, number: int) -> None:
-        """End a process by force; nothing happens where there is none."""
+        """Kill a process; do nothing if it is gone."""
 
     def expel(self, number: int) -> None:
-        """End one that trains, by whatever force it takes; it counts as returned, and not as the cause of anything."""
+        """Kill a member of the group by any means; it counts as returned, not as the cause of a failure."""
 
     def look(self, timeout_s: float) -> None:
-        """Take in what happened, or wait so long for something to happen."""
+        """Process pending events, or wait up to `timeout_s` for one."""
 
     def failed_starts(self) -> list[FailedStart]:
-        """Processes that ended before they were ready, since the last call."""
+        """Return and clear the processes that ended before they were ready."""
 
     def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
-        """Let these train, in rank order.
+        """Start a group of these processes, in rank order.
 
         Raises:
-            ProcessLost: the one that leads them does not answer.
+            ProcessLost: rank 0's process does not answer.
         """
 
     def returned(self) -> dict[int, str | BaseException]:
-        """What the group's members came back with so far, by rank: the loop's outcome, or what ended them."""
+        """Return the results so far by rank: the loop's outcome, or the error that ended the member."""
 
     def resize(self, note: ResizeRecord) -> None:
-        """Have the group save and come back at its next step boundary, and rank 0 keep the note."""
+        """Have the group save and return at its next step boundary; rank 0 records the note."""
 
     def last_step(self) -> tuple[int, float] | None:
-        """The newest step that the newest group is known to have made, and when; None where it made none."""
+        """Return the newest known step of the newest group, and its time; None if there is none."""
 
     def progress(self) -> dict[int, RankProgress]:
-        """How far each rank of the newest group was, as far as that was heard; `last_step` asks for it."""
+        """Return the last known progress by rank of the newest group; `last_step` refreshes it."""
 
     def idle_s(self) -> float:
-        """How long no rank of the newest group has given a sign of training."""
+        """Return for how many seconds no rank of the newest group has made progress."""
 
     def code_places(self) -> dict[int, str]:
-        """The lines of people's own code where the ranks of the newest group are, of those that answer."""
+        """Return the line of user code that each responding rank of the newest group executes."""
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""

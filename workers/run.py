@@ -116,7 +116,7 @@ class Run:
     computed_s: float = 0.0
     """Seconds in `compute` up to the newest step."""
     stop: Literal["cancel", "pause"] | None = None
-    """What people want, as far as rank 0 has heard; None on the other ranks."""
+    """Stop that a user requested, as far as rank 0 knows; None on other ranks."""
     saving: Saving = field(default_factory=Saving)
 
     @property

@@ -47,10 +47,10 @@ def batch_at(samples: int, *, num_samples: int, global_batch: int) -> range:
 
 
 def cut(batch: range, micro_batch: int) -> list[range]:
-    """The batch in micro-batches; the last may be short.
+    """Cut the batch into micro-batches; the last may be short.
 
-    BatchNorm cannot train on one sample alone: a last piece of one sample takes another one of the piece before, or
-    joins it where that has two.
+    BatchNorm cannot train on a single sample: a last micro-batch of one sample takes another one from its
+    predecessor, or joins it if that has only two.
     """
     starts = list(range(0, len(batch), micro_batch))
     if micro_batch > 1 and len(starts) > 1 and len(batch) - starts[-1] == 1:

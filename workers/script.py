@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Leave(SystemExit):
-    """The script is to end: `outcome` says why, and whether everything is saved."""
+    """Ends the script; `outcome` is the reason, and whether everything is saved."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(0)

@@ -97,12 +97,12 @@ class WorkersSpec(Strict):
     cpus: Number = Field(default=1.0, ge=LEAST_SHARE, le=1024)
     gpus: Number = Field(default=0.0, ge=0, le=64)
     memory: ByteSize | None = Field(default=None, ge=LEAST_MEMORY_BYTES, le=MOST_MEMORY_BYTES)
-    """Memory that each worker may use, in bytes or as a text such as `4GB`: reserved on its node, and a worker that
-    uses more is ended. Left out, nothing is reserved, and the largest worker of a node that runs out of it is ended."""
+    """Memory limit of each worker, in bytes or as text such as `4GB`. It is reserved on the node, and a worker
+    that exceeds it is killed. Without it, the largest worker of a node that runs out of memory is killed."""
 
     @property
     def num_threads(self) -> int:
-        """Threads that a worker computes with: as many as the whole CPUs that it reserves."""
+        """Number of compute threads of a worker: the whole CPUs that it reserves, at least one."""
         return max(1, int(self.cpus))
 
     @model_validator(mode="after")
@@ -222,8 +222,8 @@ class PolicySpec(Strict):
     window: WindowSpec = WindowSpec(epochs=2)
     lr_drop: Number = Field(default=0.5, ge=0, le=1)
     statistic: StatisticKind = "mean"
-    """What two windows are compared by; `paper` does what the paper's code does, for comparison only; its window is in
-    epochs."""
+    """Statistic by which two windows are compared; `paper` reproduces the paper's code, for comparison only,
+    and needs a window in epochs."""
     options: dict[str, Any] = {}
 
 
@@ -245,16 +245,16 @@ class CheckpointSpec(Strict):
 
 
 class LimitsSpec(Strict):
-    """How long worker processes may take before they count as hung; what is right depends on the job."""
+    """Timeouts after which worker processes count as hung."""
 
     start_seconds: Number = Field(default=3600, ge=1, le=10_000_000)
-    """Time to load the task and its data, and then a checkpoint, for a process that answers all the while."""
+    """Seconds to load the task and its data, and then a checkpoint, while the process responds."""
     step_seconds: Number = Field(default=1800, ge=1, le=10_000_000)
-    """Time without a sign of training on any worker: a step, a micro-batch, a piece of the evaluation. For a script, a
-    call of the session."""
+    """Seconds without progress on any worker: a step, a micro-batch, a piece of the evaluation or, in a
+    script, a call of the session."""
     answer_seconds: Number = Field(default=15, ge=1, le=100_000)
-    """Time that a process may not answer at all, such as in C code that holds Python's lock; it doubles whenever a
-    process was ended for it."""
+    """Seconds that a process may be unresponsive, such as in C code that holds Python's lock; the limit
+    doubles whenever a process is killed for it."""
 
 
 class JobSpec(Strict):

@@ -18,28 +18,28 @@ be mounted meanwhile."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStart:
-    """A worker process that ended, or was ended, before it was ready."""
+    """A worker process that ended, or was killed, before it was ready."""
 
     error: BaseException
     node: str | None = None
-    """Ray's id of its node; None where it was never placed."""
+    """Ray's id of its node; None if it was never placed."""
     host: str | None = None
     """Address of that node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartVerdict:
-    """What failed starts mean."""
+    """Consequences of failed starts."""
 
     failure: FailureRecord
     fatal: EndReason | None = None
     avoid: frozenset[str] = frozenset()
-    """Nodes to start no process on for `AVOID_S`."""
+    """Nodes on which no process is started for `AVOID_S`."""
 
 
 @dataclass(slots=True)
 class AvoidedNodes:
-    """Nodes on which no process is started for a time: one could not build the task, or not see the storage."""
+    """Nodes temporarily avoided because a process there could not build the task or see the storage."""
 
     until: dict[str, float] = field(default_factory=dict)
     """When each node may be used again."""
@@ -52,7 +52,7 @@ class AvoidedNodes:
         self.reasons |= dict.fromkeys(verdict.avoid, verdict.failure.message)
 
     def expire(self, now: float) -> bool:
-        """Forget the nodes whose time is over; says whether there were any."""
+        """Drop the nodes whose time is over; return whether there were any."""
         over = [node for node, until in self.until.items() if now >= until]
         for node in over:
             del self.until[node], self.reasons[node]

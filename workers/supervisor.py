@@ -70,9 +70,9 @@ class Supervisor:
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
     def state(self) -> tuple[Phase, str, tuple[str, ...] | None]:
-        """Where the attempt is, what it waits for in one sentence, and on which nodes its worker processes are.
+        """Return the phase, the current activity in one sentence, and the nodes of the worker processes.
 
-        One node id a process that has found room, the most useful process first; None before any was asked for.
+        One node id per placed process, the most useful process first; None before any was requested.
         """
         return (*self._state, self._placed)
 
@@ -144,7 +144,7 @@ class Supervisor:
         return any(isinstance(r.payload, Started) for r in records if r.generation == generation)
 
     def show_placement(self, nodes: tuple[str, ...]) -> None:
-        """Tell the scheduler on which nodes the worker processes are."""
+        """Publish the nodes of the placed worker processes to the scheduler."""
         self._placed = nodes
 
     def saved_step(self) -> int:

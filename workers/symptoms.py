@@ -1,4 +1,4 @@
-"""What an error says: of whose process, in one line, and where in people's code it was raised."""
+"""Classifies errors (process died, peer lost, user code raised) and formats them with their place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGNS_OF_DEATH = frozenset(
 _NODE_LOSS = re.compile(r"\bnode (has |was |is )?(died|dead|terminated|removed)", re.IGNORECASE)
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _ENDED = "connection error code 2"
-"""Of Ray's notice, where a process was killed, crashed, or closed its connection to Ray."""
+"""Part of Ray's message for a process that was killed, crashed, or closed its connection to Ray."""
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _OURS = Path(__file__).parent
 
@@ -39,12 +39,12 @@ def is_dead(error: BaseException) -> bool:
 
 
 def is_node_loss(error: BaseException) -> bool:
-    """Whether the process is gone because its node is."""
+    """Whether a process is gone because its node is."""
     return "NodeDiedError" in _ray_types(error) or (is_dead(error) and bool(_NODE_LOSS.search(str(error))))
 
 
 def died_alone(error: BaseException) -> bool:
-    """Whether a process died while its node stayed; one that we ended for its silence did not."""
+    """Whether a process died while its node stayed; one that we killed for its silence does not count."""
     died = not {"ActorDiedError", "WorkerCrashedError", "OutOfMemoryError"}.isdisjoint(_ray_types(error))
     return died and not is_node_loss(error)
 
@@ -52,7 +52,7 @@ def died_alone(error: BaseException) -> bool:
 def is_collateral(error: BaseException) -> bool:
     """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known by their source.
 
-    A descriptor that was closed in this process is its own doing.
+    A bad descriptor does not count: this process closed it itself.
     """
     text = str(error)
     if "Bad file descriptor" in text:
@@ -62,7 +62,7 @@ def is_collateral(error: BaseException) -> bool:
 
 
 def death_of(error: BaseException) -> str:
-    """What a notice of death says of its cause, to be added to a sentence; empty where it says nothing."""
+    """Describe the cause of a death as a clause to append to a sentence; empty if it is unknown."""
     text = str(error)
     if isinstance(error, ProcessLost):
         return f": {text}"
@@ -71,7 +71,7 @@ def death_of(error: BaseException) -> str:
     if found := _EXIT_CODE.search(text):
         return f": it ended with exit code {found[1]}"
     if _ENDED in text:
-        return ": it was killed, most often by the kernel for want of memory, or its connection to Ray was closed"
+        return ": it was killed, usually by the kernel when memory ran out, or its connection to Ray was closed"
     return ""
 
 
@@ -83,7 +83,7 @@ def sentence_of(error: BaseException) -> str:
 
 @contextmanager
 def sendable_errors() -> Iterator[None]:
-    """Clean the texts of what the block raises: Ray ends a process whose error and traceback are not Unicode."""
+    """Clean the texts of errors raised in the block: Ray kills a process whose error is not Unicode."""
     try:
         yield
     except Exception as error:
@@ -94,7 +94,7 @@ def sendable_errors() -> Iterator[None]:
 
 
 def _cleaned(error: Exception) -> Exception:
-    """The error without the chain that led to it, of the same type where that can hold a cleaned text."""
+    """Return the error without its chain, of the same type if that can hold a cleaned text."""
     if isinstance(error, WorkerError):
         return type(error)(*clean_texts(error.args))
     error.args = clean_texts(error.args)
@@ -104,18 +104,18 @@ def _cleaned(error: Exception) -> Exception:
 
 
 def raised_at(error: BaseException) -> str:
-    """`Type: message (file.py:line)`: the innermost line of people's own code, or of a task of the table."""
+    """Format an error as `Type: message (file.py:line)`, with the innermost line of user code."""
     place = code_place(traceback.extract_tb(error.__traceback__))
     return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
 
 
 def code_place(frames: traceback.StackSummary) -> str:
-    """`file.py:line` of the innermost line of people's own code or of a task of the table; else of the innermost."""
-    own = [frame for frame in frames if _is_peoples_own(frame.filename)] or list(frames[-1:])
+    """Return `file.py:line` of the innermost user code or built-in task; else of the innermost frame."""
+    own = [frame for frame in frames if _is_user_code(frame.filename)] or list(frames[-1:])
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
-def _is_peoples_own(filename: str) -> bool:
+def _is_user_code(filename: str) -> bool:
     file = Path(filename)
     if filename.startswith(("<", *_INSTALLED)) or "site-packages" in file.parts:
         return False

@@ -153,7 +153,7 @@ class _Tee(io.TextIOBase):
         self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
-        # A stream of UTF-8 raises where a text is none, and what a job prints is no reason to end it.
+        # A UTF-8 stream raises on invalid text, and a job must not end because of what it prints.
         self._stream.write(clean_text(text))
         with self._lock:
             lines = list(self._split(text))

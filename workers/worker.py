@@ -64,10 +64,10 @@ class Seat:
     rank: int
     world_size: int
     store: Address
-    """Host and port where the group meets, and the secret that its members know; rank 0's process has opened it."""
+    """Host, port and secret of the group's store, which rank 0's process has opened."""
     interruption: Interruption | None
     peer_timeout_s: float
-    """How long a collective waits for a peer that says nothing."""
+    """Timeout of a collective, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,9 @@ class Pulse:
     compute_s: float
     progress: RankProgress = field(default_factory=RankProgress)
     memory: MemoryUse | None = None
-    """What the process and its node use; None where the system does not say."""
+    """Memory use of the process and its node; None if the system does not report it."""
     num_signs: int = 0
-    """Signs of training that this worker has given; see `Helm`."""
+    """Activity counter of this worker; see `Helm`."""
 
 
 class Worker:
@@ -89,7 +89,7 @@ class Worker:
 
     Args:
         launch: the attempt as JSON.
-        token: what the supervisor wrote into the job's directory; empty for no proof that this process sees it.
+        token: written by the supervisor into the job's directory; empty skips the check.
     """
 
     def __init__(self, launch: str, token: str = "") -> None:
@@ -100,7 +100,7 @@ class Worker:
         self._has_note = False
         self._meeting: Meeting | None = None
         self._trainer: int | None = None
-        """Thread that trains, while one does."""
+        """Id of the thread that trains, while one does."""
         self._link: Link | None = None
         """Of rank 0, while it trains."""
 
@@ -116,7 +116,7 @@ class Worker:
         return place
 
     def prepare(self) -> None:
-        """Load all that takes long, so that a group can begin at once: it stands still for its newcomers.
+        """Load everything slow in advance: a group waits for its new members.
 
         Raises:
             TaskRaised: the task or its data cannot be loaded here.
@@ -132,7 +132,7 @@ class Worker:
             self._parts = _loaded(self._launch)
 
     def open(self, generation: int) -> Address:
-        """Open the store of a new group, which this process leads; gives its host, port and secret."""
+        """Open the store of a new group that this process leads; return its host, port and secret."""
         from workers.meeting import Meeting
 
         log.debug("group %d meets here", generation)
@@ -168,7 +168,7 @@ class Worker:
         )
 
     def code_place(self) -> str:
-        """Line of people's own code where this worker trains at the moment; empty where it does not."""
+        """Return the line of user code that the training thread executes; empty if nothing trains."""
         frame = sys._current_frames().get(self._trainer or 0)
         return code_place(traceback.extract_stack(frame)) if frame is not None else ""
 
@@ -191,7 +191,7 @@ class Worker:
             gc.collect()
 
     def _meet(self, seat: Seat) -> Store:
-        """Meet the other members; gives the store of the group."""
+        """Join the other members; return the group's store."""
         from workers.group import PEER_TIMEOUT, device_of
         from workers.meeting import join
 
@@ -237,7 +237,7 @@ class Worker:
 
 
 def _wait_for_gpu() -> None:
-    """Ray lets each process see only the GPUs that it reserved."""
+    """Wait for the reserved GPU; Ray hides the others from this process."""
     import torch
 
     if torch.cuda.is_available():
@@ -273,7 +273,7 @@ def _run(context: WorkerContext) -> str:
     except WorkerError:
         raise
     except (SystemExit, KeyboardInterrupt) as error:
-        # Ray would take one for the end of the process and the other for a call that was cancelled.
+        # Ray treats SystemExit as the end of the process and KeyboardInterrupt as a cancelled call.
         log.exception("rank %d ends", context.rank)
         progress = context.helm.progress
         raise TaskRaised(progress.step, progress.epoch, raised_at(error)) from error

@@ -1,4 +1,4 @@
-"""Batches and outputs that may be one tensor, or tuples, lists and dicts of them."""
+"""Maps over the tensors of batches and outputs: one tensor, or nested tuples, lists and dicts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def to_device(batch: Any, device: str) -> Any:
-    """Bring all tensors of a batch to the device.
+    """Copy all tensors of a batch to the device.
 
-    A GPU copies from pinned memory while the processor goes on; what uses the copy waits for it by itself.
+    To a GPU the copy is asynchronous, from pinned memory; kernels that use it are ordered after it.
     """
     if not device.startswith("cuda"):
         return map_tensors(lambda tensor: tensor.to(device), batch)
@@ -20,13 +20,13 @@ def to_device(batch: Any, device: str) -> Any:
 
 
 def to_float32(outputs: Any) -> Any:
-    """Cast tensors of lower precision to fp32; whole numbers and double precision stay as they are."""
+    """Cast tensors of lower precision to fp32; integers and fp64 stay as they are."""
     lower = (torch.bfloat16, torch.float16)
     return map_tensors(lambda tensor: tensor.float() if tensor.dtype in lower else tensor, outputs)
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Replace each tensor in nested tuples, lists and mappings; what is none of these is left as it is."""
+    """Replace each tensor in nested tuples, lists and mappings; leave other values as they are."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

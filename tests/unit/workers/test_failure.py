@@ -205,6 +205,12 @@ def test_a_process_that_its_own_code_ended_is_the_jobs_failure_with_its_line() -
     assert failure.message == "rank 1, in step 4: the process crashed with segmentation fault at train.py:17"
 
 
+def test_a_dead_process_without_a_survivor_is_told_with_its_last_known_step() -> None:
+    crashed = ProcessCrashed("the process crashed with aborted at train.py:17")
+    assert failure_of({0: crashed}, {0: at(2)}).message.startswith("rank 0, last seen in step 2: the process crashed")
+    assert "rank 0 is gone, last seen in step 2" in failure_of({0: ActorDiedError()}, {0: at(2)}).message
+
+
 def test_a_process_that_crashes_while_it_starts_is_the_jobs_failure() -> None:
     failure = failure_of({CONTROLLER: ProcessCrashed("the process ended itself with os._exit(3) at task.py:9")})
     assert (failure.cause, failure.rank) == ("job", None)
@@ -235,7 +241,7 @@ def test_however_groups_are_lost_the_job_ends_unless_it_gets_further(deaths: lis
     [
         ("The actor died because its node has died. Node Id: 5", "its node is gone"),
         ("Worker exit detail: Worker exits with an exit code 4.", "it ended with exit code 4"),
-        ("unexpectedly exits with a connection error code 2. End of file.", "it was killed, most often by the kernel"),
+        ("unexpectedly exits with a connection error code 2. End of file.", "it was killed, usually by the kernel"),
     ],
 )
 def test_what_ray_knows_of_a_death_is_told(notice: str, told: str) -> None:

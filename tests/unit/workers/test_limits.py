@@ -63,7 +63,7 @@ def test_a_process_that_answers_may_load_for_as_long_as_the_job_says(here: Calla
     world.look(15.0)
     [failed] = world.crew.failed_starts()
     assert isinstance(failed.error, TaskNotReady)
-    assert str(failed.error) == "task and data were not loaded within 1000 s; raise limits.start_seconds of the job"
+    assert str(failed.error) == "task and data were not loaded within 1000 s; raise limits.start_seconds"
 
 
 def test_a_group_is_idle_from_its_last_sign_of_training_on(here: Callable[..., World]) -> None:
@@ -115,4 +115,4 @@ def test_a_worker_computes_with_the_cpus_that_it_reserves(cpus: float, threads: 
 
 def test_a_group_that_hangs_before_it_trains_is_told_the_limit_of_its_start() -> None:
     failure = hang_of({0: RankProgress()}, {}, 60.0)
-    assert failure.message.endswith("rank 0 is at its start; where that is right, raise limits.start_seconds")
+    assert failure.message.endswith("rank 0 is at its start; if that is expected, raise limits.start_seconds")

@@ -75,7 +75,7 @@ def test_an_address_that_this_machine_does_not_have_is_met_on_all(
     monkeypatch.setattr("workers.meeting.CONNECT_TIMEOUT", timedelta(seconds=0.2))
     with pytest.raises(DistNetworkError):
         Meeting("192.0.2.1")
-    assert "the group meets on all addresses" in caplog.text
+    assert "group's store listens on all addresses" in caplog.text
 
 
 def test_the_door_stays_open_for_engines_that_connect_again_later(meeting: Meeting) -> None:
