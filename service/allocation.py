@@ -1,4 +1,4 @@
-"""Gives the room of the cluster to jobs: which waiting job starts, and how many workers a running one may hold."""
+"""Allocates cluster capacity: which waiting job starts, and how many workers a running job holds."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class ClusterState:
     supervisors: dict[str, SupervisorState] = field(default_factory=dict)
     """By job id."""
     placed_at: dict[str, float] = field(default_factory=dict)
-    """When a worker process of the job was last seen to have room, by job id; on a clock that no one sets."""
+    """When a worker process of the job was last seen placed on a node, by job id; monotonic clock."""
 
     def note_supervisors(self, found: Iterable[SupervisorState], now: float) -> None:
-        """Take over what was seen of all supervisors."""
+        """Store the state of all supervisors of one survey."""
         self.supervisors = {supervisor.job_id: supervisor for supervisor in found}
         placed = {job_id: now for job_id, supervisor in self.supervisors.items() if supervisor.placed}
         kept = {job_id: at for job_id, at in self.placed_at.items() if job_id in self.supervisors}
         self.placed_at = kept | placed
 
     def extended(self, deadline: float | None, job: JobRow, start_timeout_s: float) -> float | None:
-        """The job's deadline, on the clock of `placed_at`, moved while it starts and its processes have room.
+        """The job's deadline, extended while it starts and its processes are placed; monotonic clock.
 
-        Loading is not limited here: processes that have room load their data, and the supervisor ends those that do
-        not answer or exceed the job's own limit.
+        Loading is not limited here: placed processes load their data, and the supervisor ends those
+        that are unresponsive or exceed the job's own limit.
         """
         placed_at = self.placed_at.get(job.id)
         if deadline is None or placed_at is None or job.status != Status.STARTING:
@@ -46,7 +46,7 @@ class ClusterState:
         return max(deadline, placed_at + start_timeout_s)
 
     def usable(self) -> list[Size]:
-        """What the nodes that take workers have."""
+        """Capacity of the nodes that accept workers."""
         return [
             Size(cpus=node.cpus, gpus=node.gpus, memory=node.memory_bytes, node=node.id)
             for node in self.nodes
@@ -54,12 +54,12 @@ class ClusterState:
         ]
 
     def placed(self, job: JobRow) -> tuple[str, ...]:
-        """Nodes of the job's worker processes, the most useful ones first; empty where that is not known."""
+        """Nodes of the job's worker processes, in the order in which they are kept; empty if unknown."""
         found = self.supervisors.get(job.id)
         return found.placed or () if found is not None and found.attempt == job.attempt else ()
 
     def unplaced(self, job: JobRow) -> int:
-        """Processes of the job that have found no room, of those without which it cannot train."""
+        """Number of processes that the job still needs for its minimum and that have no node yet."""
         found = self.supervisors.get(job.id)
         if found is None or found.placed is None or found.attempt != job.attempt:
             return 0
@@ -67,7 +67,7 @@ class ClusterState:
 
 
 class Allocator:
-    """Admits waiting jobs and changes grants of running ones, by where the workers really are."""
+    """Admits waiting jobs and resizes running ones, based on the actual nodes of the workers."""
 
     def __init__(self, repository: Repository, ledger: Ledger, lease: Lease, *, clock: Callable[[], float]) -> None:
         self._repository = repository
@@ -76,10 +76,10 @@ class Allocator:
         self._clock = clock
         self._unplaceable_since: dict[str, float] = {}
         self._settled: tuple[list[Holding], list[Waiting], list[Size]] | None = None
-        """What the last plan was made from, where it changed nothing: it would again."""
+        """Inputs of the last plan if it changed nothing; the same inputs need no new plan."""
 
     def admit(self, cluster: ClusterState, token: int, settings: Settings) -> list[JobRow]:
-        """Reserve room for those who are next and tell the others what they wait for; gives the admitted ones."""
+        """Admit the next jobs, store why the others wait, and return the admitted ones."""
         queue = [job for job in self._repository.queue() if job.id not in cluster.supervisors]
         if not queue:
             return []
@@ -90,7 +90,7 @@ class Allocator:
         return [job for job in admitted if job is not None]
 
     def regrant(self, cluster: ClusterState, token: int) -> None:
-        """Fit what running jobs hold to the cluster, to the queue, and to what people allow."""
+        """Resize running jobs to fit the cluster, the queue, and the limits that people set."""
         rows = self._repository.holding()
         jobs = [
             holding(row.id, Status(row.status), asked_of(row), granted=row.workers, placed=cluster.placed(row))
@@ -109,7 +109,7 @@ class Allocator:
                 self._ledger.regrant(row, token, workers=grants[row.id].workers, why=grants[row.id].why)
 
     def unplaceable_for(self, job_id: str) -> float:
-        """Seconds for which a job that starts has had no room for its minimum; 0 where it has some."""
+        """How long a starting job has had no capacity for its minimum, in seconds; 0 if it has some."""
         since: Mapping[str, float] = self._unplaceable_since
         return max(0.0, self._clock() - since[job_id]) if job_id in since else 0.0
 

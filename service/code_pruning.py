@@ -1,4 +1,4 @@
-"""Removes uploads that no job needs any more, now and then."""
+"""Periodically removes uploads that no job needs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from service.code import CodeStore
 from service.store.repository import Repository
 
 _MOST_INTERVAL_S = 3600.0
-"""Distance between two looks; a small part of the time that uploads are kept."""
+"""Longest pause between two runs; short compared with the retention time of uploads."""
 _log = structlog.get_logger()
 
 
 class CodePruning:
-    """Prunes the store of uploads once an interval. Two schedulers may do so at the same time."""
+    """Prunes the upload store once per interval; safe to run in two schedulers at once."""
 
     def __init__(self, code: CodeStore, repository: Repository, *, passed: Callable[[], float], kept_s: float) -> None:
         self._code = code
@@ -25,7 +25,7 @@ class CodePruning:
         self._pruned_at: float | None = None
 
     def prune_if_due(self) -> None:
-        """Remove uploads that no job names and that nobody asked for in `kept_s` seconds."""
+        """Remove uploads that no job names and that were not requested for `kept_s` seconds."""
         now = self._passed()
         if self._pruned_at is not None and now - self._pruned_at < min(_MOST_INTERVAL_S, self._kept_s):
             return

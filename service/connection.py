@@ -1,11 +1,11 @@
-"""Find the service that a person means, and the token that it asks for.
+"""Find the address of the service and its token.
 
     from service.connection import connect
 
     with connect() as client:
         client.submit({"task": {"name": "digits-mlp"}})
 
-Without an address that is the service of this home directory (`ACCORDION_HOME`), started by `accordion up`.
+By default this is the service that `accordion up` runs on this home directory (`ACCORDION_HOME`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.settings import Settings, load_settings
 
 
 def connect(url: str = "", *, waiter: Waiter | None = None) -> Client:
-    """The client of the service at `url`, else the one that the settings or the home directory name.
+    """Create a client of the service at `url`; by default the one named by the settings or the home.
 
     Raises:
         SettingsError: a setting is wrong, or the token's file cannot be read.
@@ -31,7 +31,7 @@ def connect(url: str = "", *, waiter: Waiter | None = None) -> Client:
 
 
 def service_url(settings: Settings, url: str = "") -> str:
-    """Where the service is: what is asked for, what runs on this home directory, or the default address."""
+    """Address of the service: the given or configured one, the one running on this home, or the default."""
     if url or settings.url:
         return url or settings.url
     running = Home(settings.home).running()
@@ -39,7 +39,7 @@ def service_url(settings: Settings, url: str = "") -> str:
 
 
 def service_token(settings: Settings, address: str) -> str | None:
-    """The token for an address: the one that is set, else this home's, which no other service is ever shown.
+    """Token for an address: the configured one, else this home's token if its own service is addressed.
 
     Raises:
         SettingsError: the token's file cannot be read.

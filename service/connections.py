@@ -1,8 +1,8 @@
-"""Connections of the api: a request has to arrive in time, and strangers cannot use up all connections.
+"""HTTP connections of the api, with limits on slow requests and on the number of connections.
 
 uvicorn offers a time limit only for connections that wait between two requests (`timeout_keep_alive`), and
-`limit_concurrency` answers 503 to everybody once enough half requests are open. So a connection here closes when its
-request stalls, and when there are too many, the one that has waited longest for the rest of a request makes room.
+`limit_concurrency` answers 503 to all clients once enough incomplete requests are open. So a connection here closes
+when its request stalls, and when there are too many, the one with the oldest incomplete request is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _SPARE_FILES = 128
-"""Open files that are left to the database, uploads and libraries."""
+"""File descriptors reserved for the database, uploads and libraries."""
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 2\r\n"
     b"connection: close\r\n\r\ntoo many connections are in use; close some, or raise ACCORDION_MAX_CONNECTIONS\n"
@@ -27,17 +27,17 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How long a client may take to send a request, and how many may be connected."""
+    """Time limits of a request, and the maximum number of connections."""
 
     header_s: float = 10.0
-    """From the connection, or the answer before, to the end of the request's header."""
+    """From the connection, or the previous response, to the end of the request header."""
     body_silence_s: float = 30.0
-    """Between two pieces of a request's body."""
+    """Between two chunks of a request body."""
     connections: int = 1000
 
 
 class BoundedConnection(H11Protocol):
-    """One connection of a client, closed when its request stalls."""
+    """A client connection that is closed when its request stalls."""
 
     def __init__(self, *given: Any, limits: ConnectionLimits, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -46,7 +46,7 @@ class BoundedConnection(H11Protocol):
         self._waits_for: object = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, where there is room or room can be made."""
+        """Accept the connection, if necessary by closing one with an incomplete request."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections and not self._make_room():
             _log.warning("too many connections", limit=self._limits.connections)
@@ -56,7 +56,7 @@ class BoundedConnection(H11Protocol):
             self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request."""
+        """Receive a part of a request."""
         super().data_received(data)
         self._watch()
 
@@ -72,17 +72,17 @@ class BoundedConnection(H11Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the client has yet to send the rest of a request."""
+        """Whether the request is incomplete."""
         return self._waits_for is not None and not self.transport.is_closing()
 
     def _watch(self) -> None:
-        """Limit the wait for what the client has to send next: a whole header, or another piece of the body."""
+        """Start the time limit of the next expected input: a whole header, or a chunk of the body."""
         state = self.conn.their_state
         is_busy = self.cycle is not None and not self.cycle.response_complete
         if state is h11.SEND_BODY:
             self._wait_for(h11.SEND_BODY, self._limits.body_silence_s)
         elif state is h11.IDLE and not is_busy:
-            # A header has its time as a whole: pieces that trickle in do not extend it.
+            # The limit is for the whole header: bytes that trickle in do not extend it.
             if self._waits_for is not h11.IDLE:
                 self._wait_for(h11.IDLE, self._limits.header_s)
         else:
@@ -107,7 +107,7 @@ class BoundedConnection(H11Protocol):
         self.transport.abort()
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for the rest of a request; False where none waits."""
+        """Close the connection with the oldest incomplete request; False if there is none."""
         others = (other for other in self.connections if isinstance(other, BoundedConnection) and other is not self)
         waiting = [other for other in others if other.waits_for_client and other._timer is not None]
         if not waiting:
@@ -122,7 +122,7 @@ class BoundedConnection(H11Protocol):
 
 
 def raise_file_limit(connections: int) -> int:
-    """Let this process have as many open files as so many connections need; the connections there is room for."""
+    """Raise the limit of open files for that many connections; return how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""How long jobs have until their deadlines, however the wall clock is set meanwhile."""
+"""Deadlines of jobs on the monotonic clock, unaffected by changes of the wall clock."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from service.store.models import JobRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Anchor:
-    """A deadline as it was first seen."""
+    """A stored deadline and its time on the monotonic clock."""
 
     stored: float
-    """The row's, on the wall clock."""
+    """Deadline in the row, on the wall clock."""
     ends_at: float
-    """The same on the clock that no one sets."""
+    """Deadline on the monotonic clock."""
 
 
 class Deadlines:
-    """Deadlines of rows, which hold wall-clock times, on a clock that no one sets.
+    """Converts deadlines of rows from the wall clock to the monotonic clock.
 
-    The wall clock is asked once for each deadline, when this process sees it first. One that is further away than
-    `longest_s` was written before the clock was set back; it gets that long.
+    Each deadline is converted once, when this process first reads it. One that is further away than
+    `longest_s` was written before the clock was set back, and is limited to that.
     """
 
     def __init__(self, *, clock: Callable[[], float], passed: Callable[[], float], longest_s: float) -> None:
@@ -32,7 +32,7 @@ class Deadlines:
         self._anchors: dict[str, _Anchor] = {}
 
     def of(self, job: JobRow) -> float | None:
-        """When the job's start counts as failed, or its stop is forced; on the clock `passed`."""
+        """When the job's start counts as failed, or its stop is forced; monotonic clock."""
         if job.deadline is None:
             return None
         anchor = self._anchors.get(job.id)
@@ -43,5 +43,5 @@ class Deadlines:
         return anchor.ends_at
 
     def keep_only(self, job_ids: Container[str]) -> None:
-        """Forget all other jobs."""
+        """Drop the deadlines of all other jobs."""
         self._anchors = {job_id: anchor for job_id, anchor in self._anchors.items() if job_id in job_ids}

@@ -1,4 +1,4 @@
-"""Keeps the scheduler away from what belongs to others in a shared Ray cluster, and says what was left alone."""
+"""Protects jobs of other installations on a shared Ray cluster, and reports them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from service.errors import RuntimeUnavailable
 from service.runtime.base import Runtime
 
 CONFLICT_S = 10.0
-"""How long another scheduler must hold the claim before it counts as one over another database: a predecessor over the
-same database holds it no longer than its lease."""
+"""How long another scheduler must hold the claim before it counts as one with another database; a
+predecessor with the same database holds it no longer than its lease."""
 _RENEWALS = 3
-"""Renewals within the life of a claim: two may come late before it runs out."""
+"""Renewals within the lifetime of a claim; two may be late before it expires."""
 _log = structlog.get_logger()
 
 
 class ClusterClaim:
-    """The right of one scheduler to serve its installation on the cluster.
+    """Exclusive right of one scheduler to serve its installation on the cluster.
 
     The lease in the database keeps two schedulers apart that share it. This claim, held by the installation's Accordion
     actor, keeps those apart whose databases are copies of each other, such as a restored backup beside the original.
@@ -35,7 +35,7 @@ class ClusterClaim:
         self._conflict = ""
 
     def hold(self) -> bool:
-        """Claim the cluster, or renew the claim where that is due; False while a predecessor's claim has not run out.
+        """Claim the cluster, or renew a claim that is due; False until a predecessor's claim expires.
 
         Raises:
             RuntimeUnavailable: the cluster cannot be reached, or another scheduler has kept its claim for `CONFLICT_S`;
@@ -55,7 +55,7 @@ class ClusterClaim:
         return False
 
     def release(self) -> None:
-        """Let a successor over the same database begin at once."""
+        """Release the claim, so that a successor with the same database can start at once."""
         if self._held_at is not None:
             self._held_at = None
             with suppress(RuntimeUnavailable):
@@ -75,14 +75,19 @@ class ClusterClaim:
 
 
 class ForeignJobs:
-    """Tells of supervisors in the cluster that are not this database's; they are never touched."""
+    """Reports supervisors on the cluster that do not belong to this database; they are never touched."""
 
     def __init__(self) -> None:
         self.message = ""
-        """What was last seen, in one sentence; empty where all supervisors are ours."""
+        """One sentence about the supervisors last seen; empty if all of them are ours."""
 
     def note(self, by_installation: Mapping[str, int], unknown: Collection[str]) -> None:
-        """Take in who runs there: supervisors by foreign installation, and jobs of ours that have no row."""
+        """Update the message.
+
+        Args:
+            by_installation: number of supervisors of other installations, by installation id.
+            unknown: ids of jobs of this installation that the database does not have.
+        """
         told = [_of_others(by_installation)] if by_installation else []
         if unknown:
             told.append(

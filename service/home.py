@@ -26,11 +26,11 @@ class Running:
     url: str
     ray_address: str
     ray_dir: str
-    """Private folder of the Ray cluster's temporary directory; removed at the end."""
+    """Private parent folder of Ray's temporary directory; removed on shutdown."""
     pids: dict[str, int]
     """Process ids of `ray`, `api` and `scheduler` as they are now."""
     token_file: str = ""
-    """Where clients of this home read the admin token; empty where it came in a variable, or there is none."""
+    """File with the admin token, for clients of this home; empty if there is none."""
 
 
 class Home:
@@ -59,7 +59,7 @@ class Home:
             raise self._unusable(error) from error
 
     def make_secrets(self) -> None:
-        """Make the tokens that are missing, and close those that others may read. The lock must be held.
+        """Create missing tokens and make all of them private. The lock must be held.
 
         Raises:
             StartError: they cannot be written.

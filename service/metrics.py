@@ -140,7 +140,7 @@ class StoreCollector(Collector):
 
 
 def _samples_of(row: JobRow, history: JobHistory) -> Sequence[_Sample]:
-    """One job's samples; none where its rows make no sense to this version, so that the others are still told."""
+    """Samples of one job; none if this version cannot read its rows, so that other jobs are still exported."""
     try:
         progress = Progress.model_validate(row.progress) if row.progress else None
         return list(_job(_Facts(row=row, progress=progress, history=history)))

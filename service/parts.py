@@ -43,11 +43,11 @@ _RAY_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # The time in which other nodes could take over what runs here; there are none.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    # What workers print is in the jobs' logs; Ray's own copy of it, a file a process, would grow without limit.
+    # Output of workers is in the jobs' logs; Ray's own copy, one file per process, would grow without limit.
     "RAY_ROTATION_BACKUP_COUNT": "1",
     "RAY_ROTATION_MAX_BYTES": "5000000",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Processes that a task starts end with the worker, also where that is killed.
+    # Child processes of a task end with its worker, even if the worker is killed.
     "RAY_process_group_cleanup_enabled": "1",
     # Ray's memory monitor ends restartable actors first: supervisors, before the worker that leaks. All are on one node
     # here. Supervisors end the largest worker earlier (workers/memory.py), and the kernel takes the largest process.
@@ -65,16 +65,16 @@ class Place:
     ray_dir: Path
     """Private, and short: a socket's path may have 107 characters."""
     temp_dir: Path
-    """Private; what workers put into their temporary directory ends with the service."""
+    """Private temporary directory of workers, removed on shutdown."""
     ray_port: int
     passed: tuple[str, ...] = ()
     """Names of variables that workers see besides those that Ray needs."""
     token_file: Path | None = None
-    """Where the admin token is read; None where it is in a variable, or there is none."""
+    """File with the admin token; None if it comes from a variable, or there is none."""
 
     @property
     def ray_temp_dir(self) -> Path:
-        """What Ray is given: one level below the private folder, since Ray opens it to everybody."""
+        """Temporary directory passed to Ray: one level below a private folder, since Ray makes it world-writable."""
         return self.ray_dir / RAY_TEMP_NAME
 
     @property

@@ -45,7 +45,7 @@ from workers.contract import Drained, EndRecord, PausedRecord
 from workers.contract import Launch as LaunchOrder
 
 Clock = Callable[[], float]
-"""Seconds: since 1970 on the wall, or `passed` since any moment on a clock that no one sets."""
+"""Returns seconds: since 1970 for `clock`, monotonic for `passed`."""
 _CANCELLED = EndRecord(
     status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled; its workers were gone or did not stop in time"
 )
@@ -76,7 +76,7 @@ class Scheduler:
         self._pruning = CodePruning(self._code, self._repository, passed=passed, kept_s=kept_s)
         self._unstored = Unstored()
         self._drained: dict[str, Drained] = {}
-        """What running jobs reported in this turn, until each is looked after."""
+        """Reports drained in this turn and not processed yet, by job id."""
         longest_s = max(settings.start_timeout_s, settings.cancel_grace_s)
         self._deadlines = Deadlines(clock=clock, passed=passed, longest_s=longest_s)
         self._missing_since: dict[str, float] = {}
@@ -145,18 +145,18 @@ class Scheduler:
         return True
 
     def _remove_ended(self, job_ids: Set[str], token: int) -> Set[str]:
-        """Remove supervisors of jobs that have ended; gives those of jobs that the database does not know."""
+        """Remove supervisors of ended jobs; return ids of jobs that the database does not have."""
         known = self._repository.known(job_ids)
         for job_id in known:
             self._remove(job_id, token, why="the job has ended")
         for job_id in job_ids - known:
-            # another database's: one that was there before a backup was restored, or one that has this database's copy
+            # It belongs to another copy of this database, or to its state before a backup was restored.
             self._cluster.supervisors.pop(job_id)
         return job_ids - known
 
     def _say_unreachable(self, token: int, message: str) -> None:
         self._ledger.keep_cluster(token, nodes=None, message=message)
-        # The sentence changes from turn to turn; the newest one is the cluster's, and jobs keep the first.
+        # The message changes every turn: the cluster row has the newest one, jobs keep the first.
         for job in self._repository.queue():
             if job.reason != Reason.CLUSTER_UNREACHABLE:
                 self._ledger.keep_waiting(job, token, reason=Reason.CLUSTER_UNREACHABLE, message=message)
@@ -234,9 +234,9 @@ class Scheduler:
         self._order(job, drained.orders_version, token)
 
     def _drain_followed(self, jobs: Sequence[JobRow]) -> None:
-        """Fetch what all running jobs report in one call: one a job kept the Accordion actor busy with 240 jobs."""
+        """Drain all running jobs in one call: a call per job saturated the Accordion actor at 240 jobs."""
         for job_id, drained in self._drained.items():
-            # output is handed over once; the job was not looked after, since the lease was lost.
+            # Output is delivered only once, and this job was not processed because the lease was lost.
             self._unstored.add(job_id, drained)
         followed = {job.id: cursor_of(job) for job in jobs if self._is_followed(job)}
         self._drained = dict.fromkeys(followed, Drained())
@@ -326,7 +326,10 @@ class Scheduler:
             self._unstored.forget(job.id)
 
     def _requeue(self, job: JobRow, message: str, token: int) -> None:
-        """Its processes found no room: they must not take any later, beside those of the next attempt."""
+        """Return the job to the queue.
+
+        Its supervisor is removed first, so that no process starts beside the next attempt.
+        """
         self._remove(job.id, token, why=message)
         if self._ledger.requeue(job, token, message=message, history=self._history(job)):
             self._unstored.forget(job.id)
@@ -381,7 +384,7 @@ def serve(settings: Settings) -> None:
 
 
 def _installation(url: str) -> str:
-    """The id of the installation, from its database."""
+    """Read the installation id from the database."""
     upgrade(url)
     database = Database(url)
     try:

@@ -39,11 +39,11 @@ class Settings(BaseSettings):
     admin_token: SecretStr | None = None
     admin_token_file: Path | None = None
     no_auth: bool = False
-    """Let everybody in who can reach the loopback address: any user of this machine can then run code as this one."""
+    """Require no token on loopback: any user of this machine can then run code as the service's user."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names under which the service may be asked, besides loopback; with a token set and nothing given: any.
+    """Accepted `Host` names besides loopback. If empty, any name is accepted when a token is set.
 
-    With the token of the home directory and a loopback address: none.
+    With the home directory's token and a loopback address, only loopback names are accepted.
     """
     ray_address: str = Field(default="auto", validation_alias=AliasChoices("ACCORDION_RAY_ADDRESS", "RAY_ADDRESS"))
     ray_token: SecretStr | None = Field(
@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
     max_connections: int = Field(default=1000, ge=1)
-    """Connections of clients to one api process; fewer where it may not open as many files."""
+    """Maximum client connections of one api process; fewer if its limit of open files is lower."""
     max_code_bytes: int = Field(default=67_108_864, ge=1024)
     """Largest upload of code."""
     code_retention_s: float = Field(default=86_400.0, ge=60)
@@ -65,8 +65,8 @@ class Settings(BaseSettings):
     metrics_retention_s: float = Field(default=300.0, ge=0)
     """How long an ended job stays in `/metrics`."""
     start_timeout_s: float = Field(default=120.0, gt=0)
-    """How long a start may take while none of its worker processes has room; then it is begun anew. For loading, the
-    job's spec has a limit of its own."""
+    """How long a start may take while no worker process is placed; then it is retried. Loading has its own
+    limit, in the job's spec."""
     cancel_grace_s: float = Field(default=30.0, gt=0)
     """From the wish to cancel until the workers are removed by force."""
     max_lost_attempts: int = Field(default=5, ge=0)
@@ -123,7 +123,7 @@ class Settings(BaseSettings):
 
     @property
     def home_token(self) -> Path:
-        """The token that `accordion up` makes where none is set."""
+        """File of the token that `accordion up` creates if none is set."""
         return self.home / "token"
 
     @property

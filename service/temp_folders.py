@@ -1,4 +1,4 @@
-"""Private temporary folders: removed with the process that made them, or by the next one that looks."""
+"""Private temporary folders, removed when their process ends or at the next start after it was killed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 
 _LOCK_NAME = "lock"
 _GIVEN_UP_S = 60.0
-"""Age from which a folder without a lock file is one whose maker died before it made that."""
+"""Age above which a folder without a lock file is abandoned: its process died before creating the lock."""
 
 
 @contextmanager
 def private_folder(prefix: str, parent: Path) -> Iterator[Path]:
-    """Have a new folder inside the block that no other user can enter, and remove it at the end.
+    """Create a folder that no other user can enter, and remove it when the block ends.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         with (folder / f"{_LOCK_NAME}.new").open("x") as lock:
-            # The kernel lets go of it when this process dies in any way; children do not inherit it.
+            # The kernel releases the lock when this process ends, however it ends; children do not inherit it.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Whoever sees it under its name finds it locked.
+            # The file gets its final name only after it is locked.
             (folder / f"{_LOCK_NAME}.new").rename(folder / _LOCK_NAME)
             yield folder
     finally:
@@ -35,7 +35,7 @@ def private_folder(prefix: str, parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned_folders(prefix: str, parent: Path, now: float) -> None:
-    """Remove the folders of this user's processes that were killed."""
+    """Remove the folders of this user's killed processes."""
     for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):
             found = folder.lstat()

@@ -37,7 +37,7 @@ LOOK_INTERVAL_S = 0.1
 READY_INTERVAL_S = 0.2
 FOLDER_PREFIX = "accordion-up-"
 _RAY_FOLDERS = Path("/tmp")  # noqa: S108 - for folders that no other user can enter
-"""Where Ray's folders are made: elsewhere the paths of its sockets could be too long."""
+"""Parent of Ray's folders; a longer path could exceed the limit of socket paths."""
 
 Say = Callable[[str], None]
 """Takes one line for people."""
@@ -76,10 +76,10 @@ def up(settings: Settings, say: Say) -> None:
 
 
 def _with_token(settings: Settings) -> Settings:
-    """The settings, with the token of the home directory where none is set and --no-auth was not asked for.
+    """Use the home directory's token unless another one is set or --no-auth was given.
 
     Raises:
-        SettingsError: the token that is set cannot be read or used.
+        SettingsError: the configured token cannot be read or used.
     """
     given = settings.admin_token is not None or settings.admin_token_file is not None
     if given:
@@ -107,9 +107,9 @@ def _place(settings: Settings, home: Home, at_end: ExitStack) -> Place:
 
 
 def _how_to_open(url: str, token: str | None) -> str:
-    """What a person with a browser does next."""
+    """Instructions for opening the dashboard."""
     if token is None:
-        return f"it asks for no token: every user of this machine can run code as you, by opening {url} for instance"
+        return f"open {url} (no token is required: any user of this machine can run code as you)"
     try:
         with Client(url, token) as client:
             return f"open {client.login_link()} (works once, for 15 minutes; 'accordion login' prints another)"

@@ -19,29 +19,29 @@ from service.errors import Invalid
 from service.store.repository import HistoryPage
 
 _MOST = 2**31
-"""Above any epoch or step that a database can hold."""
+"""Exclusive upper bound of epochs and steps: the columns hold 32-bit integers."""
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["history"])
 
 
 class HistoryQuery(QueryParams):
-    """Query of a history that is given in pages."""
+    """Query parameters of a paged history."""
 
     limit: int = Field(default=100, ge=1, le=500)
-    order: Literal["oldest", "newest"] = Field(default="oldest", description="which come first")
-    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the page before")
+    order: Literal["oldest", "newest"] = Field(default="oldest", description="which items come first")
+    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the previous page")
 
     def page(self, num_columns: int) -> HistoryPage:
-        """The rows to read: one more than the page holds.
+        """Select the rows to read: one more than the page holds.
 
         Raises:
-            Invalid: the cursor is not one of this order and list.
+            Invalid: the cursor is malformed, or belongs to another list or order.
         """
         beyond = None if self.cursor is None else self._position(self.cursor, num_columns)
         return HistoryPage(limit=self.limit + 1, newest_first=self.order == "newest", beyond=beyond)
 
     def cursor_after(self, *position: int) -> str:
-        """The cursor of the page that follows the item at that position."""
+        """Encode the cursor of the page that follows the item at `position`."""
         text = " ".join([self.order, *map(str, position)])
         return base64.urlsafe_b64encode(text.encode()).decode()
 
@@ -52,7 +52,7 @@ class HistoryQuery(QueryParams):
         except (ValueError, binascii.Error):
             order, position = "", ()
         if order != self.order or len(position) != num_columns or not all(0 <= one < _MOST for one in position):
-            detail = f"cursor is {cursor!r}; use next_cursor of the page before as it is, with the same order"
+            detail = f"cursor is {cursor!r}; pass next_cursor of the previous page unchanged, with the same order"
             raise Invalid(detail, "query/cursor")
         return position
 
@@ -65,7 +65,7 @@ def get_attempts(job: JobDep, repository: RepositoryDep) -> AttemptList:
 
 @router.get("/epochs", responses=problems(404))
 def get_epochs(job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep) -> EpochPage:
-    """Finished epochs, each exactly once; `next_cursor` leads to the next page."""
+    """List finished epochs, each exactly once, in pages; pass `next_cursor` as `cursor` for the next page."""
     rows = repository.epochs(job.id, query.page(1))
     items, cursor = rows[: query.limit], None
     if len(rows) > len(items):
@@ -77,7 +77,7 @@ def get_epochs(job: JobDep, query: Annotated[HistoryQuery, Query()], repository:
 
 @router.get("/decisions", responses=problems(404))
 def get_decisions(job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep) -> DecisionPage:
-    """Decisions that every worker switched to, with their reasons; `next_cursor` leads to the next page."""
+    """List the decisions applied by all workers, with reasons; pass `next_cursor` as `cursor` for the next page."""
     rows = repository.decisions(job.id, query.page(2))
     items, cursor = rows[: query.limit], None
     if len(rows) > len(items):

@@ -6,20 +6,20 @@ from service.api.schemas import Answer, DecisionView, EpochView
 
 
 class EpochPage(Answer):
-    """Finished epochs, oldest first unless the newest were asked for."""
+    """One page of finished epochs, in the requested order."""
 
     items: list[EpochView]
     next_cursor: str | None = None
     """Leads to the next page; null on the last one."""
     total: int = 0
-    """Finished epochs on all pages."""
+    """Number of finished epochs on all pages."""
 
 
 class DecisionPage(Answer):
-    """Decisions, oldest first unless the newest were asked for."""
+    """One page of decisions, in the requested order."""
 
     items: list[DecisionView]
     next_cursor: str | None = None
     """Leads to the next page; null on the last one."""
     total: int = 0
-    """Decisions on all pages."""
+    """Number of decisions on all pages."""

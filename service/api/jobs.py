@@ -44,12 +44,12 @@ class ListQuery(QueryParams):
 
     status: list[Status] = Field(default=[], max_length=len(Status), description="any of these")
     name: str | None = Field(default=None, max_length=63, pattern=PLAIN)
-    id: str | None = Field(default=None, pattern=r"^[0-9a-f-]{1,36}$", description="the beginning of the job's id")
+    id: str | None = Field(default=None, pattern=r"^[0-9a-f-]{1,36}$", description="prefix of the job id")
     label: list[Annotated[str, Field(max_length=127, pattern=PLAIN)]] = Field(
         default=[], max_length=32, description="`key:value`, all of these"
     )
     limit: int = Field(default=50, ge=1, le=200)
-    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the page before")
+    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the previous page")
 
 
 @router.post(
@@ -155,5 +155,5 @@ def _from_cursor(cursor: str | None) -> tuple[float, str] | None:
     except (ValueError, binascii.Error):
         before, job_id = math.nan, ""
     if not (math.isfinite(before) and job_id.isprintable()):
-        raise Invalid(f"cursor is {cursor!r}; use next_cursor of the page before as it is", "query/cursor")
+        raise Invalid(f"cursor is {cursor!r}; pass next_cursor of the previous page unchanged", "query/cursor")
     return before, job_id

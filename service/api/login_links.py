@@ -1,4 +1,4 @@
-"""One-time links that sign a browser in, for whoever knows the token."""
+"""Route that creates one-time login links; requires the admin token or a session."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ router = APIRouter(prefix="/login-links", tags=["login"], dependencies=[NO_QUERY
 
 @router.post("", status_code=201, dependencies=WRITES_ROWS, responses=problems(400, 415))
 def add_link(body: LoginLinkRequest, parts: PartsDep) -> LoginLinkView:
-    """Make a link that signs one browser in, once and within 15 minutes, without the token in it.
+    """Create a link that logs one browser in. It works once, expires after 15 minutes, and does not contain the token.
 
-    Where the service asks for no token, the path is the page itself.
+    If the service runs without a token, `path` is the page itself.
     """
     if parts.settings.token() is None:
         return LoginLinkView(path=body.next, expires_at=None)

@@ -1,4 +1,4 @@
-"""What the api takes and gives about one-time login links."""
+"""Request and response schemas of one-time login links."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from service.api.schemas import Answer, Request
 
 
 class LoginLinkRequest(Request):
-    """What a login link is for."""
+    """Request for a one-time login link."""
 
     next: str = Field(default="/", max_length=2000, pattern=r"^/([^/\\\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$")
-    """Path of the page that the link leads to."""
+    """Path of the page to open after the login."""
 
 
 class LoginLinkView(Answer):
-    """A link that signs a browser in."""
+    """A one-time login link."""
 
     path: str
     """Append it to the service's address."""
     expires_at: datetime | None
-    """None where the service asks for no token."""
+    """Null if the service runs without a token."""

@@ -21,7 +21,7 @@ Clock = Callable[[], float]
 NUM_WRITERS = 20
 """Requests that may write at a time: half of the 40 threads that AnyIO gives to routes, so that readers have theirs."""
 NUM_UPLOAD_CHECKS = 2
-"""Uploads that are unpacked and compared at a time; the others wait without a thread."""
+"""Maximum number of uploads checked concurrently; the others wait without holding a thread."""
 _PLACE_WAIT_S = 10.0
 """A write takes milliseconds, so hundreds have had their turn by then."""
 

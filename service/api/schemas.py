@@ -69,7 +69,7 @@ class JobView(Answer):
     message: str
     """One sentence: why the job is where it is, with the way out where there is one."""
     spec: dict[str, Any]
-    """As it was submitted and stored, with its defaults: the fields of `JobSpec`, or what an older version knew."""
+    """The spec as submitted, with defaults: the fields of `JobSpec`, or those of the version that stored it."""
     labels: dict[str, str]
     priority: int
     attempt: int
@@ -342,7 +342,7 @@ class ClusterView(Answer):
 
     reachable: bool
     message: str
-    """Why it cannot be reached, or which jobs of other installations run there too and are left alone."""
+    """Why the cluster is unreachable, or which jobs of other installations also run there; empty if none."""
     seen_at: datetime | None
     cpus: float
     """Of the nodes that take workers: alive and not being drained; likewise the GPUs."""

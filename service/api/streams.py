@@ -34,10 +34,10 @@ class EventsQuery(QueryParams):
     """Query of the events."""
 
     after: int = Field(default=0, ge=0, description="number of the last event that is known; Last-Event-ID wins")
-    last: int | None = Field(default=None, ge=0, le=10_000, description="begin with so many of the newest events")
+    last: int | None = Field(default=None, ge=0, le=10_000, description="start with this many of the newest events")
 
     def first_after(self, newest: int) -> int:
-        """Number after which the stream begins."""
+        """Sequence number after which the stream starts."""
         return self.after if self.last is None else max(self.after, newest - self.last)
 
 

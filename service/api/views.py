@@ -47,14 +47,14 @@ _COLUMN_TYPES: dict[str, TypeAdapter[Any]] = {
 }
 _EMPTY_COLUMNS: dict[str, Any] = {"labels": {}, "metrics": {}, "tally": {}}
 _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
-"""Where neither a decision nor the spec says which level holds."""
+"""Placeholder if neither a decision nor the spec determines the level."""
 _log = structlog.get_logger()
 
 
 def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
-    """One job; a column that makes no sense to this version is shown empty, so that no page fails for it.
+    """Build the view of one job. A column that this version cannot read is shown empty.
 
-    `first_without_room`: the job that those behind it wait for.
+    `first_without_room` is the id of the first queued job without capacity, which blocks the queue.
     """
     plain = {name: getattr(row, name) for name in JobView.model_fields if name not in {"progress", *_EMPTY_COLUMNS}}
     documents = {name: _readable(row, name) for name in _EMPTY_COLUMNS}
@@ -70,7 +70,7 @@ def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
 
 
 def _readable(row: JobRow, column: str) -> Any:
-    """The document of a column, or an empty one where it does not fit the answer."""
+    """Read a JSON column; an empty document if it does not match the response schema."""
     value = getattr(row, column)
     try:
         _COLUMN_TYPES[column].validate_python(value)
@@ -81,7 +81,7 @@ def _readable(row: JobRow, column: str) -> Any:
 
 
 def progress_view(row: JobRow) -> ProgressView | None:
-    """Where the job is; None before the first word from its workers, and where what is stored makes no sense."""
+    """Progress of the job; None before the first report, or if the stored progress is unreadable."""
     if row.progress is None:
         return None
     try:
@@ -161,7 +161,7 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
 
 
 def _config_of(job: JobRow) -> Config | None:
-    """The library's settings; None where this version refuses the stored spec."""
+    """The library's settings; None if this version rejects the stored spec."""
     try:
         return submitted_spec(job).config()
     except UnreadableSpec:

@@ -18,7 +18,7 @@ def translated(url: str) -> Iterator[None]:
 
     Raises:
         Unreachable: nothing listens at the address, or the answer broke off.
-        Refused: the request holds a text that is no Unicode, or a header that is not ASCII; nothing was sent.
+        Refused: the request contains invalid Unicode or a non-ASCII header; nothing was sent.
     """
     try:
         yield

@@ -5,7 +5,7 @@
         for event in client.events(job.id):
             ...
 
-On the machine where `accordion up` runs, `service.connection.connect()` finds address and token by itself.
+On the machine that runs `accordion up`, `service.connection.connect()` finds the address and the token.
 
 Every method may raise Unreachable, ServiceFailed and Refused (see errors.py).
 """
@@ -54,9 +54,9 @@ UPLOAD_TIMEOUT_S = 120.0
 PAGE_JOBS = 200
 """The most that one page of the list holds."""
 PAGE_HISTORY = 100
-"""Epochs or decisions that one page holds unless more are asked for."""
+"""Default number of epochs or decisions per page."""
 MAX_NAME = 63
-"""Characters of the longest name."""
+"""Maximum length of a job name, in characters."""
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
 UNFINISHED = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "RECOVERING", "PAUSING", "PAUSED", "STOPPING")
 """States of jobs that have not ended."""
@@ -98,7 +98,7 @@ class Client:
         self._http.close()
 
     def login_link(self, page: str = "/") -> str:
-        """Address that signs one browser in, once and within 15 minutes, and leads to a page of the dashboard."""
+        """Create a URL that logs one browser in and opens `page`; it works once, within 15 minutes."""
         return self.url + self._ask(LoginLinkView, "POST", "/login-links", json={"next": page}).path
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
@@ -163,7 +163,7 @@ class Client:
         raise NotOneJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id")
 
     def _matching(self, reference: str, status: Sequence[str] = ()) -> list[JobView]:
-        """Jobs of that name, and those whose id begins so; of each the newest."""
+        """Newest jobs with that name or id prefix, at most one page of each."""
         found: dict[str, JobView] = {}
         if len(reference) <= MAX_NAME and reference.isprintable():
             found |= {job.id: job for job in self.jobs(name=reference, status=status, limit=PAGE_JOBS).items}
@@ -314,7 +314,7 @@ def _page_params(limit: int, cursor: str | None, *, newest_first: bool) -> dict[
 
 
 def _every_item(read: Callable[[str | None], Any]) -> Iterator[Any]:
-    """Items of all pages."""
+    """Iterate over the items of all pages."""
     cursor = None
     while True:
         page = read(cursor)

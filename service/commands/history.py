@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from service.api.schemas import JobView, OverrideView, ScheduleView
 
 SHOWN_EPOCHS = 50
-"""Rows of the table of epochs; --json has all."""
+"""Maximum rows of the epoch table; --json prints all epochs."""
 
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HostOption = Annotated[str | None, typer.Option("--host", help="address to bind; beyond loopback a token is needed")]
 NoAuthOption = Annotated[
     bool,
-    typer.Option("--no-auth", help="ask for no token: every user of this machine can then run code as you"),
+    typer.Option("--no-auth", help="require no token; any user of this machine can then run code as you"),
 ]
 PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes any free one; default 8080")]
 
@@ -24,8 +24,8 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
     """Run everything on this machine: Ray, the api with its dashboard, the scheduler. Ctrl-C stops it.
 
     State lives in ACCORDION_HOME (default ~/.accordion). Jobs that are unfinished at the end go on from their
-    checkpoints the next time. The service asks for a token: where none is set, one is made in the home directory, the
-    other commands read it there, and a browser gets a link that works once.
+    checkpoints the next time. The service requires a token. If none is set, it creates one in the home directory,
+    where the other commands read it; open the dashboard with the one-time link that is printed.
     """
     from service.up import up as run_all
 
@@ -40,9 +40,11 @@ def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOpti
 
 
 def login(
-    page: Annotated[str, typer.Argument(metavar="[PAGE]", help="path to open")] = "/", *, url: UrlOption = ""
+    page: Annotated[str, typer.Argument(metavar="[PAGE]", help="path of the page to open")] = "/",
+    *,
+    url: UrlOption = "",
 ) -> None:
-    """Print a link that signs one browser in: it works once, within 15 minutes."""
+    """Print a link that logs one browser in. It works once, within 15 minutes."""
     with connect(url) as client:
         typer.echo(client.login_link(page))
 
@@ -70,10 +72,10 @@ def demo(
 
 
 def _settings(host: str | None, port: int | None, *, no_auth: bool) -> Settings:
-    """Settings with the options that were given.
+    """Load the settings and apply the given options.
 
     Raises:
-        SettingsError: one is wrong, or there is a token that --no-auth would not ask for.
+        SettingsError: a setting is invalid, or --no-auth was given although a token is set.
     """
     from service.errors import SettingsError
     from service.settings import load_settings
@@ -82,7 +84,8 @@ def _settings(host: str | None, port: int | None, *, no_auth: bool) -> Settings:
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
     if no_auth and settings.token() is not None:
         raise SettingsError(
-            "--no-auth contradicts ACCORDION_ADMIN_TOKEN (or its _FILE), which is set; leave one of them out"
+            "--no-auth contradicts ACCORDION_ADMIN_TOKEN (or ACCORDION_ADMIN_TOKEN_FILE), which is set; "
+            "leave one of them out"
         )
     return settings
 

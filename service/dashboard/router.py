@@ -74,7 +74,7 @@ def show_cluster(request: Request) -> Response:
 
 @router.get("/login")
 def show_login(request: Request) -> Response:
-    """Where a browser hands in the admin token or a one-time link; looking at it uses no link up."""
+    """Page that submits the admin token or a one-time link; opening it does not use the link."""
     query = request.query_params
     failed, link = query.get("failed", ""), query.get("link", "")
     return _page(request, "login.html", next=query.get("next", "/"), failed=failed, link=link)

@@ -39,7 +39,7 @@ class Lose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """The attempt's processes found no room: the job waits again, and nothing is counted against it."""
+    """Return the job to the queue: its processes were not placed, which counts as no failure."""
 
     message: str
 

@@ -1,4 +1,4 @@
-"""Single values of a stored document, each with a default; pure."""
+"""Read single values of stored documents, each with a default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Value = TypeVar("Value", bound=str | float)
 
 
 def value_at(document: Any, place: str, default: Value) -> Any:
-    """The value at a place such as `training.epochs`; the default where it is missing or of another kind."""
+    """Value at a path such as `training.epochs`; the default if it is missing or of another type."""
     for name in place.split("."):
         document = document.get(name) if isinstance(document, Mapping) else None
     kinds = (str,) if isinstance(default, str) else (int, float)

@@ -26,9 +26,9 @@ class Holding:
     asked: Asked
     granted: int
     placed: tuple[str, ...] = ()
-    """Nodes of its processes, the most useful ones first; the others have no place yet, or none that is known."""
+    """Nodes of its placed processes, in the order in which they are kept."""
     starting: bool = False
-    """It has not trained since it was admitted."""
+    """Whether the job has not trained since it was admitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def holding(job_id: str, status: Status, asked: Asked, *, granted: int, placed: 
 
 
 def unplaceable(jobs: Sequence[Holding], nodes: Sequence[Size]) -> set[str]:
-    """Jobs that start and whose minimum has no place beside the processes that run: they were admitted in error."""
+    """Starting jobs whose minimum does not fit beside the placed processes: admitted in error."""
     settled = [size for job in jobs for size in sizes_of(job.asked, len(job.placed), job.placed)]
     homeless = num_homeless(settled, nodes)
     missing = {job.id: min(job.asked.min, job.granted) - len(job.placed) for job in jobs if job.starting}
@@ -69,7 +69,7 @@ def plan_grants(jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequ
     """
     plan = _Plan(jobs, nodes)
     if nodes and not plan.has_room():
-        # where only processes of jobs that start have no room, nobody who trains makes room for them.
+        # If only processes of starting jobs do not fit, jobs that train keep their workers.
         only_starts = _Plan([_without_unplaced(job) for job in jobs], nodes).has_room()
         shrinkable = [job for job in jobs if job.starting or not only_starts]
         for job in reversed(shrinkable):
@@ -83,13 +83,13 @@ def plan_grants(jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequ
 
 
 def _could_start(waiting: Sequence[Waiting], nodes: Sequence[Size]) -> bool:
-    """Whether one of the jobs would have room in an empty cluster."""
+    """Whether one of the jobs would fit into an empty cluster."""
     capacity = {size: fitting(size, nodes, ()) for size in {size_of(job.asked) for job in waiting}}
     return any(capacity[size_of(job.asked)] >= job.asked.min for job in waiting)
 
 
 def _without_unplaced(job: Holding) -> Holding:
-    """A job that starts, with only those of its processes that have found a place."""
+    """Reduce a starting job to its placed processes."""
     return replace(job, granted=len(job.placed)) if job.starting and len(job.placed) < job.granted else job
 
 
@@ -104,10 +104,10 @@ class _Plan:
             for job in jobs
         }
         self._room_by_size: dict[Size, int] = {}
-        """How many more workers of a size fit beside the grants; counted once for all jobs of that size."""
+        """Number of additional workers that fit, by size; cached for all jobs of that size."""
 
     def changes(self) -> dict[str, Grant]:
-        """Grants that differ from what jobs hold."""
+        """Grants that differ from the current number of workers."""
         return {job.id: self.grants[job.id] for job in self._jobs if self.grants[job.id].workers != job.granted}
 
     def has_room(self) -> bool:

@@ -52,7 +52,7 @@ class Reason(StrEnum):
     """A node is being drained."""
     START_TIMED_OUT = "START_TIMED_OUT"
     NOT_PLACED = "NOT_PLACED"
-    """Its processes found no room in the cluster: it waits again, and nothing is counted against it."""
+    """Its processes were not placed on the cluster; it waits again, which counts as no failure."""
     CLUSTER_UNREACHABLE = "CLUSTER_UNREACHABLE"
     PAUSE_REQUESTED = "PAUSE_REQUESTED"
     PAUSED_BY_USER = "PAUSED_BY_USER"
@@ -64,7 +64,7 @@ class Reason(StrEnum):
     LOSS_NOT_FINITE = "LOSS_NOT_FINITE"
     TOO_MANY_FAILURES = "TOO_MANY_FAILURES"
     NO_PROGRESS = "NO_PROGRESS"
-    """Group after group lost a process without a new checkpoint or epoch."""
+    """Several worker groups in a row failed without a new checkpoint or epoch."""
     START_FAILED = "START_FAILED"
     LOST = "LOST"
 

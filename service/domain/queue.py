@@ -27,7 +27,7 @@ class Asked:
     cpus: float
     gpus: float
     memory: float = 0.0
-    """Bytes; 0 where the job names no limit."""
+    """Bytes per worker; 0 if the job sets no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class Size:
     cpus: float
     gpus: float
     memory: float = 0.0
-    """Bytes: all that a node offers, or the limit of a worker that has one."""
+    """Bytes: capacity of a node, or memory limit of a worker; 0 for a worker without a limit."""
     node: str = ""
-    """Id of the node, or of the node on which the worker's process runs; empty where that is not known."""
+    """Id of the node, or of the node that runs the worker; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def plan_queue(waiting: Sequence[Waiting], nodes: Sequence[Size], reserved: Sequ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Capacity:
-    """What a waiting job finds: the nodes, the workers on them, and how many of its own an empty cluster holds."""
+    """Inputs of one job's verdict: nodes, workers on them, and how many of its workers an empty cluster holds."""
 
     nodes: Sequence[Size]
     taken: Sequence[Size]
@@ -114,7 +114,7 @@ def _verdict(asked: Asked, room: _Capacity, *, blocked_by: str | None) -> Verdic
 
 
 def _placeable(asked: Asked, room: _Capacity) -> int:
-    """How many workers of the job can start without taking the place of one that was counted before."""
+    """Number of workers that can start without displacing one that is already counted."""
     homeless = num_homeless(room.taken, room.nodes)
     count = min(asked.max, fitting(size_of(asked), room.nodes, room.taken))
     while count and num_homeless([*room.taken, *sizes_of(asked, count)], room.nodes) > homeless:
@@ -134,9 +134,9 @@ def num_homeless(taken: Iterable[Size], nodes: Sequence[Size]) -> int:
 
 
 def _pack(taken: Iterable[Size], nodes: Sequence[Size]) -> tuple[list[_Room], int]:
-    """What is left of each node, and how many workers have no place.
+    """Free capacity of each node, and the number of workers that do not fit.
 
-    A worker whose node is known is there; one whose node takes no workers any more needs another place.
+    A worker with a known node counts on that node; if the node accepts no workers, it is packed elsewhere.
     """
     free = [_Room(node.cpus, node.gpus, node.memory) for node in nodes]
     rooms = {node.node: room for node, room in zip(nodes, free, strict=True) if node.node}
@@ -153,7 +153,7 @@ def _pack(taken: Iterable[Size], nodes: Sequence[Size]) -> tuple[list[_Room], in
 
 @dataclass(slots=True)
 class _Room:
-    """What is left of a node."""
+    """Free capacity of a node."""
 
     cpus: float
     gpus: float
@@ -189,7 +189,7 @@ def size_of(asked: Asked) -> Size:
 
 
 def sizes_of(asked: Asked, workers: int, placed: Sequence[str] = ()) -> list[Size]:
-    """One entry a worker of a group of so many; `placed` are the nodes of its processes, the most useful ones first."""
+    """Sizes of a group's workers, one entry each; `placed` are the nodes of its placed processes."""
     one = size_of(asked)
     known = [replace(one, node=node) for node in placed[:workers]]
     return [*known, *[one] * (workers - len(known))]

@@ -16,11 +16,11 @@ class Seen:
     status: Status
     attempt: int
     deadline: float | None
-    """When a start counts as failed, or a stop is forced; seconds on the clock that gives `now`."""
+    """When a start counts as failed, or a stop is forced; seconds on the clock of `now`."""
     given_up: bool = False
     """Nothing of it has been seen in the cluster for longer than a restart takes."""
     unplaceable: bool = False
-    """It starts, and for a while there has been no room for its minimum beside the processes that run."""
+    """Whether it is starting and its minimum has not fitted beside the running processes for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Supervisor:
     attempt: int
     phase: Literal["starting", "running", "ended"]
     unplaced: int = 0
-    """Worker processes that have found no room yet, of those without which it cannot train."""
+    """Number of processes that it still needs for its minimum and that have no node yet."""
 
 
 def next_action(seen: Seen, supervisor: Supervisor | None, *, has_ended: bool, now: float) -> Action:

@@ -34,7 +34,7 @@ class SupervisorState:
     message: str = ""
     """What it is waiting for, in one sentence."""
     placed: tuple[str, ...] | None = None
-    """Nodes of its worker processes that have found room, the most useful ones first; None where that is not known."""
+    """Nodes of its placed worker processes, in the order in which they are kept; None if unknown."""
 
 
 class Runtime(Protocol):
@@ -47,13 +47,13 @@ class Runtime(Protocol):
         """All nodes known, the dead ones included."""
 
     def supervisors(self) -> list[SupervisorState]:
-        """All supervisors of this installation that live, and those of versions without installation ids."""
+        """Live supervisors of this installation, and those of versions without installation ids."""
 
     def foreign(self) -> dict[str, int]:
         """Number of living supervisors of other installations, by the installation's id."""
 
     def claim(self, scheduler: str, *, last_s: float) -> str:
-        """Claim the cluster for a scheduler of this installation; gives the scheduler that holds the claim then."""
+        """Claim the cluster for a scheduler of this installation; return the holder of the claim."""
 
     def start(self, launch: Launch) -> None:
         """Start the job's supervisor; one that already runs this attempt is left as it is.
@@ -72,7 +72,7 @@ class Runtime(Protocol):
         """Records above the cursor; those up to it are dropped there, since the database holds them."""
 
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
-        """Drain several jobs in one call, by id; a job that is missing in the answer is drained with the next call."""
+        """Drain several jobs in one call, by id; jobs missing in the result are drained by the next call."""
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """How the job ended, from the end file beside its checkpoints; None while it has not."""

@@ -34,7 +34,7 @@ class RayBackend:
     Args:
         address: `host:port` of the cluster's GCS. The cluster's token must be in the environment (`RAY_AUTH_MODE` and
             `RAY_AUTH_TOKEN`) before this module is imported: Ray reads it then.
-        installation: id in the names of this installation's actors; all others are left alone.
+        installation: id in the names of this installation's actors; others are never touched.
     """
 
     def __init__(self, *, address: str | None, installation: str = "") -> None:
@@ -44,9 +44,9 @@ class RayBackend:
         """Where GCS was when this process connected; `auto` is looked up by Ray."""
         self._ask = RayAsk(installation)
         self._ask_unnamed = RayAsk("")
-        """Of jobs that a version without installation ids started."""
+        """Client of the Accordion actor of a version without installation ids."""
         self._unnamed: set[str] = set()
-        """Those jobs."""
+        """Ids of jobs that such a version started."""
 
     def nodes(self) -> list[Node]:
         """All nodes known, the dead ones included."""
@@ -57,7 +57,7 @@ class RayBackend:
     def supervisors(self) -> list[SupervisorState]:
         """All supervisors of this installation that live; one that Ray is restarting counts as starting.
 
-        One whose name holds no id was started by a version that had none; whether it is ours, the database knows.
+        A name without an id comes from a version that had none; the scheduler looks such jobs up in the database.
         """
         with self._connected():
             names = [name for name in _supervisor_names() if name.installation in ("", self._installation)]
@@ -74,7 +74,7 @@ class RayBackend:
         return dict(Counter(id_ for id_ in ids if id_ not in ("", self._installation)))
 
     def claim(self, scheduler: str, *, last_s: float) -> str:
-        """Claim the cluster; an Accordion actor that is silent, as while it restarts, holds no claim."""
+        """Claim the cluster; an unresponsive Accordion actor counts as holding no claim."""
         with self._connected():
             return str(self._tell("claim", scheduler, last_s) or scheduler)
 
@@ -104,7 +104,7 @@ class RayBackend:
             return self._tell("drain", job_id, confirmed) or Drained()
 
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
-        """What the Accordion actor holds of these jobs; nothing while it does not answer."""
+        """Drain these jobs from the Accordion actor; nothing if it is unresponsive."""
         with self._connected():
             ours = {job_id: cursor for job_id, cursor in cursors.items() if job_id not in self._unnamed}
             try:
@@ -126,7 +126,7 @@ class RayBackend:
         return found[1] if found else Drained(records=tuple(read_records(Path(storage))))
 
     def _tell(self, method: str, subject: str, *arguments: Any) -> Any:
-        """Call the Accordion actor; `subject` is the job, or the scheduler that claims the cluster."""
+        """Call the Accordion actor about a job, or a scheduler that claims the cluster; None if it is unresponsive."""
         ask = self._ask_unnamed if subject in self._unnamed else self._ask
         try:
             return ask(method, subject, *arguments, timeout_s=CALL_TIMEOUT_S)
@@ -203,7 +203,7 @@ def _state(name: SupervisorName, call: Any) -> SupervisorState | None:
     """What the supervisor answered; None where its end is final."""
     placed: list[tuple[str, ...]] = []
     try:
-        # the third part is missing where an older version started the supervisor.
+        # Supervisors of older versions do not send the third item.
         phase, message, *placed = ray.get(call, timeout=0)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
         phase, message = "starting", "Ray starts its supervisor"
@@ -214,7 +214,7 @@ def _state(name: SupervisorName, call: Any) -> SupervisorState | None:
 
 
 def _supervisor_names() -> list[SupervisorName]:
-    """Of all supervisors that live, whosever they are."""
+    """Names of all live supervisors, of every installation."""
     return [found for name in ray.util.list_named_actors() if (found := parse_supervisor_name(name)) is not None]
 
 

@@ -33,12 +33,12 @@ def access_of(settings: Settings) -> Access:
     """The guards' settings.
 
     Raises:
-        SettingsError: others could use the service without a token, or the token is unusable.
+        SettingsError: the service would be open to other users, or the token is unusable.
     """
     token = settings.token()
     if token is None:
         _refuse_open_service(settings)
-    # A token of the home directory is for people on this machine, whatever name their browser was given for it.
+    # The home directory's token is for users of this machine: accept loopback names only.
     is_local = settings.admin_token_file == settings.home_token and is_loopback(settings.host)
     if token is not None and not settings.allowed_hosts and not is_local:
         return Access(token=token, hosts=None)

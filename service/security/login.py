@@ -1,4 +1,4 @@
-"""Log in and out in a browser: a token or a one-time link is changed for a cookie that scripts cannot read.
+"""Log in and out in a browser: exchanges a token or a one-time link for an HTTP-only cookie.
 
 The page itself is in `service/dashboard`.
 """
@@ -22,7 +22,7 @@ _SEE_OTHER = 303
 
 @router.post("/login")
 async def login(request: Request) -> Response:
-    """Take the form field `token` or `link`; on to `next` (a path of ours) or back to the form."""
+    """Check the form field `token` or `link`; redirect to `next` (a local path) or back to the form."""
     parts: Parts = request.app.state.parts
     form = _fields(await request.body())
     token, target = parts.settings.token(), _own_path(form.get("next", "/"))
@@ -30,7 +30,7 @@ async def login(request: Request) -> Response:
         return RedirectResponse(target, _SEE_OTHER)
     if "link" in form:
         if not await run_in_threadpool(use_login_link, parts.database, digest_of(form["link"]), parts.clock()):
-            # A page that is opened once more from the browser's history leads whoever is signed in on.
+            # Reopening a used link from the browser's history still works for a logged-in user.
             cookie = request.cookies.get(COOKIE, "")
             known = session_valid(cookie, token, parts.clock()) and not await run_in_threadpool(
                 is_session_ended, parts.database, digest_of(cookie)
@@ -52,7 +52,7 @@ async def login(request: Request) -> Response:
 
 @router.post("/logout")
 def logout(request: Request) -> Response:
-    """End the session: the browser forgets the cookie, and a copy of it is worth nothing."""
+    """End the session: delete the cookie in the browser and refuse copies of it."""
     parts: Parts = request.app.state.parts
     cookie, token = request.cookies.get(COOKIE, ""), parts.settings.token()
     if token is not None and session_valid(cookie, token, parts.clock()):

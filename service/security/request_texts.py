@@ -1,4 +1,4 @@
-"""Checks the texts of a request outside its body: address, query and headers."""
+"""Validates the texts of a request outside its body: path, query and headers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from service.errors import Invalid
 from workers.plain_text import describe_refused_text
 
 _STORED_HEADERS = (b"idempotency-key", b"if-match", b"last-event-id", b"x-request-id")
-"""Headers whose text we store, compare or repeat; the others only have to be free of NUL."""
+"""Headers whose text we store, compare or return; all others must only be free of NUL."""
 
 
 def check_request_texts(scope: Scope) -> None:
-    """Accept a request whose address and headers are Unicode text without NUL.
+    """Check that path, query and headers are UTF-8 without NUL.
 
     Raises:
-        Invalid: a part of it is not; the sentence names the part.
+        Invalid: a part is not; the message names it.
     """
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     parts = [("path", unquote_to_bytes(path)), ("query", unquote_to_bytes(scope["query_string"].replace(b"+", b" ")))]

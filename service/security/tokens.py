@@ -1,6 +1,6 @@
-"""The admin token, and what stands for it in a browser: a one-time link, then a cookie.
+"""The admin token, and its substitutes in a browser: a one-time link, then a session cookie.
 
-Comparisons take the same time for every guess.
+Comparisons take constant time.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ def token_matches(given: str, token: str) -> bool:
 
 
 def new_session(token: str, now: float) -> str:
-    """Value of the cookie: its end and a number of its own, signed with the token; a new token ends all sessions."""
+    """Create the cookie: expiry and a random id, signed with the token; a new token ends all sessions."""
     named = f"{int(now + SESSION_S)}-{secrets.token_hex(8)}"
     return f"{named}.{_sign(named, token)}"
 
 
 def session_valid(cookie: str, token: str, now: float) -> bool:
-    """Whether the cookie was signed with this token and its time is not over; a logout is kept in the database."""
+    """Whether the cookie is signed with this token and not expired; logouts are in the database."""
     named, _, signature = cookie.partition(".")
     signed = hmac.compare_digest(signature.encode(), _sign(named, token).encode())
     return signed and now < session_end(cookie)
 
 
 def session_end(cookie: str) -> float:
-    """When a signed cookie ends, in seconds since 1970; 0 where it says nothing of that."""
+    """Expiry of a signed cookie, in seconds since 1970; 0 if it contains none."""
     expires = cookie.partition(".")[0].partition("-")[0]
     return float(expires) if expires.isascii() and expires.isdecimal() else 0.0
 
 
 def new_link_secret() -> str:
-    """Secret of a one-time link; only its digest is stored."""
+    """Create the secret of a one-time link; only its digest is stored."""
     return secrets.token_urlsafe(32)
 
 
 def digest_of(secret: str) -> str:
-    """What is stored of a link's secret or a session's cookie."""
+    """Digest under which a link's secret or a session cookie is stored."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""How texts and JSON documents are written and read: no text that a database refuses, no document that fails a page."""
+"""Column types that clean texts and tolerate unreadable JSON documents."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sqlalchemy.types import TypeDecorator
 from workers.plain_text import clean_text, clean_texts
 
 _REFUSED_ESCAPE = re.compile(r"\\u(0000|[dD][89a-fA-F])")
-"""How JSON in ASCII writes NUL and the halves of characters, the two halves of a whole one included."""
+"""JSON escapes of NUL and of surrogates, including valid surrogate pairs."""
 _NUMBER = "$number"
-"""Key of the object that stands for a number which is not finite."""
+"""Key of the object that represents a non-finite number."""
 _NUMBERS = ("nan", "inf", "-inf")
 _log = structlog.get_logger()
 
 
 class PlainText(TypeDecorator[str]):
-    """A text column; NUL and lone surrogates are replaced on the way in, in conditions too."""
+    """A text column; NUL and lone surrogates are replaced in stored values and in conditions."""
 
     impl = String
     cache_ok = True
 
     def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
-        """Clean what is written."""
+        """Replace characters that databases reject."""
         return value if value is None else clean_text(value)
 
 
@@ -41,9 +41,9 @@ class LongPlainText(PlainText):
 
 
 def dump_document(value: Any) -> str:
-    """A JSON column's document, its texts cleaned.
+    """Serialize a document for a JSON column, with cleaned texts.
 
-    Numbers that JSON does not know, such as NaN, are objects there: PostgreSQL refuses Python's way to write them.
+    Non-finite numbers are stored as objects: PostgreSQL rejects Python's notation of them.
     """
     try:
         text = json.dumps(value, allow_nan=False)
@@ -54,7 +54,7 @@ def dump_document(value: Any) -> str:
 
 
 def _mark_numbers(value: Any) -> Any:
-    """Replace numbers that are not finite by objects that name them."""
+    """Replace non-finite numbers by objects that name them."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_NUMBER: repr(value)}
     if isinstance(value, dict):
@@ -67,11 +67,11 @@ def _read_marked(found: dict[str, Any]) -> Any:
 
 
 def load_document(text: str | bytes) -> Any:
-    """A JSON column's document as it was stored, its texts cleaned; an empty one where it is no JSON."""
+    """Parse the document of a JSON column, with cleaned texts; an empty one if it is not JSON."""
     text = text.decode(errors="replace") if isinstance(text, bytes) else text
     try:
         value = json.loads(text, object_hook=_read_marked)
     except ValueError as error:
-        _log.error("a stored document is no JSON", error=str(error), begin=text[:80])
+        _log.error("a stored document is not JSON", error=str(error), begin=text[:80])
         return {}
     return clean_texts(value) if _REFUSED_ESCAPE.search(text) else value

@@ -28,7 +28,7 @@ MAX_OVERRIDES = 1000
 """Of one job, all states together; they travel to the workers in one message."""
 
 _MAX_TASK_IN_NAME = 56
-"""Characters of a task's name in the name of a job that was given none, which so has at most the 63 of a given name."""
+"""Characters of the task name in a generated job name, which stays within the limit of 63."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ def _sqlite(url: str, guard: FileGuard | None, **pool: float) -> Engine:
 
 
 def _watch(engine: Engine, guard: FileGuard) -> None:
-    """Have every connection and transaction check that the file is there, and every commit once more."""
+    """Check on every connection and transaction that the database file is still the same."""
     event.listen(engine, "do_connect", lambda *_: guard.before_connect())
     event.listen(engine, "connect", lambda *_: guard.after_connect())
     event.listen(engine, "close", lambda *_: guard.after_close())

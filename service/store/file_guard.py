@@ -1,6 +1,6 @@
-"""Notices that a SQLite database was removed, replaced or overwritten while the service has it open.
+"""Detects that a SQLite database was removed, replaced or overwritten while the service has it open.
 
-Without it a process goes on in the file that is in no directory any more: jobs are accepted, and gone with the process.
+Without this check a process would write to an unlinked file: accepted jobs would be lost when it ends.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from threading import Lock
 from service.errors import Unavailable
 
 _HEADER = b"SQLite format 3\0"
-"""How every SQLite database begins."""
+"""First bytes of every SQLite database."""
 _LOG_SUFFIX = "-wal"
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _PRIMARY_CODE = 0xFF
-"""The part of SQLite's error codes that names the kind."""
+"""Mask of the primary code in SQLite's extended error codes."""
 
 Identity = tuple[int, int]
 """Device and inode."""
 
 
 class FileGuard:
-    """The file of one database, as it was when it was opened first; threads share it."""
+    """Identity of one database file since it was first opened; shared by threads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = Lock()
         self._descriptor: int | None = None
-        # Open until `close`: closing any descriptor of a file ends all locks that the process holds on it.
+        # Kept open until `close`: closing any descriptor of a file releases all locks of the process on it.
         self._identity: Identity | None = None
         self._log_identity: Identity | None = None
-        """Of the log of changes, while any connection is open."""
+        """Identity of the write-ahead log while any connection is open."""
         self._connections = 0
 
     def before_connect(self) -> None:
-        """Let a new connection open the file, which must be the one that the others have open.
+        """Check that a new connection would open the same file as the others.
 
         Raises:
-            Unavailable: it is gone or another one; SQLite would make an empty one in its place.
+            Unavailable: the file is gone or was replaced; SQLite would create an empty one.
         """
         if self._identity is not None:
             self._check_file()
 
     def after_connect(self) -> None:
-        """Keep which files they are, at the first connection."""
+        """Record the identity of the file at the first connection."""
         with self._lock:
             if self._identity is None:
                 self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -54,17 +54,17 @@ class FileGuard:
             self._connections += 1
 
     def after_close(self) -> None:
-        """Forget the log of changes with the last connection: SQLite removes it then."""
+        """Reset the identity of the write-ahead log after the last connection: SQLite removes the log then."""
         with self._lock:
             self._connections = max(0, self._connections - 1)
             if self._connections == 0:
                 self._log_identity = None
 
     def check(self) -> None:
-        """Let a transaction begin, or tell of its success.
+        """Check the files before a transaction begins, and after it is committed.
 
         Raises:
-            Unavailable: the file or its log of changes is gone, another one, or no database any more.
+            Unavailable: the database or its write-ahead log was removed, replaced or overwritten.
         """
         self._check_file()
         found = _identity_of(self._log)
@@ -72,10 +72,10 @@ class FileGuard:
             self._log_identity = self._log_identity or found
             is_ours = found == self._log_identity
         if not is_ours:
-            raise Unavailable(f"the database's log of changes {self._log} was removed or replaced; {_WAY_OUT}")
+            raise Unavailable(f"the database's write-ahead log {self._log} was removed or replaced; {_WAY_OUT}")
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         with self._lock:
             if self._descriptor is not None:
                 os.close(self._descriptor)
@@ -92,14 +92,14 @@ class FileGuard:
             what = "was removed" if found is None else "was replaced by another file"
             raise Unavailable(f"the database {self._path} {what} while the service has it open; {_WAY_OUT}")
         if self._descriptor is not None and os.pread(self._descriptor, len(_HEADER), 0) != _HEADER:
-            raise Unavailable(f"the database {self._path} was overwritten and is no database any more; {_WAY_OUT}")
+            raise Unavailable(f"the database {self._path} was overwritten and is no longer a database; {_WAY_OUT}")
 
 
 _WAY_OUT = "nothing is stored; stop the service, put the database or a backup of it back, and start it again"
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Whether SQLite found that a database is damaged."""
+    """Whether SQLite reported a damaged database."""
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(code, int) and code & _PRIMARY_CODE in _DAMAGED
 

@@ -70,7 +70,7 @@ def take_over(session: Session, job: JobRow, drained: Drained, *, now: float) ->
         intake.take_progress(drained.progress, now=now)
     for record in drained.records:
         if place(record) > place(cursor_of(job)):
-            # A worker's clock may be ahead; what is told of a job has already happened.
+            # A worker's clock may be ahead, but every record describes the past.
             intake.take_record(record.model_copy(update={"time": min(record.time, now)}))
             job.cursor_attempt, job.cursor_generation, job.cursor_seq = place(record)
 
@@ -250,7 +250,7 @@ class _Intake:
 def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
     if old is None:
         return True
-    # Not by time: the workers' clock may be set back. An epoch's end and its last step share a step.
+    # Not ordered by time: a worker's clock may be set back. An epoch's end and its last step have the same step.
     places = ("attempt", "generation", "step", "epoch")
     new_place, old_place = tuple(getattr(progress, name) for name in places), tuple(old[name] for name in places)
     return new_place > old_place or (new_place == old_place and progress.time != old["time"])

@@ -37,7 +37,7 @@ class Lease:
         self._clock = clock
         self._passed = passed
         self._watched: tuple[int, float, float] | None = None
-        """Token and renewal of another scheduler's lease, and since when, on the clock `passed`, it has been so."""
+        """Token and renewal time of another scheduler's lease, and when they were first seen (monotonic)."""
         self._lease_s = lease_s
         self._token: int | None = None
         self._renewed_at = 0.0
@@ -88,11 +88,11 @@ class Lease:
         return row.token
 
     def _is_abandoned(self, row: LeaseRow) -> bool:
-        """Whether another scheduler has not renewed its lease for the lease's own length.
+        """Whether another scheduler has not renewed its lease for the length of the lease.
 
-        That is measured here, on a clock that no one sets: after the wall clock was set back, a lease that nobody
-        renews would run for as long as it was set back. Comparing with the wall clock alone would take the lease from a
-        living scheduler whose machine's clock is ahead.
+        Measured on the monotonic clock of this process: after the wall clock was set back, an abandoned
+        lease would otherwise last until the wall clock reaches its expiry. A limit in wall-clock time would
+        take the lease from a live scheduler whose clock is ahead.
         """
         now, seen = self._passed(), (row.token, row.renewed_at)
         if self._watched is None or self._watched[:2] != seen:

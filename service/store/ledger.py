@@ -143,14 +143,14 @@ class Ledger:
         return self._decide(seen, token, change)
 
     def requeue(self, seen: JobRow, token: int, *, message: str, history: Drained) -> bool:
-        """The attempt found no room in the cluster: the job waits again, and no attempt counts as lost."""
+        """Return a job whose processes were not placed to the queue; the attempt does not count as lost."""
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
             take_over(session, job, history, now=now)
             _close_attempt(session, job, Reason.NOT_PLACED, message=message, now=now)
             job.workers, job.world_size, job.deadline = 0, 0, None
-            text = f"{message}; it waits for room again, which counts as no lost attempt"
+            text = f"{message}; it waits for capacity again, and the attempt does not count as lost"
             step_job(session, job, Status.QUEUED, reason=Reason.NOT_PLACED, message=text, now=now)
 
         return self._decide(seen, token, change)
@@ -246,12 +246,12 @@ def _message_of(job: JobRow, end: EndRecord) -> str:
 
 
 def _pause_message(drained: Drained) -> str:
-    """Tell how much of the work is saved."""
+    """Describe how much of the work is saved."""
     pauses = [record.payload for record in drained.records if isinstance(record.payload, PausedRecord)]
     step, saved = (pauses[-1].step, pauses[-1].saved_step) if pauses else (None, None)
     if step is None or saved is None or saved >= step:
         return "paused; its state is saved"
-    return f"paused after {step} steps; its newest checkpoint holds {saved} of them, the others are trained again"
+    return f"paused after {step} steps; its newest checkpoint has {saved} of them, the rest is trained again"
 
 
 def _ordered(row: OverrideRow) -> Override:

@@ -1,4 +1,4 @@
-"""One-time login links in the database, known by the digest of their secret only."""
+"""One-time login links in the database; only the digest of the secret is stored."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from service.store.engine import Database
 from service.store.models import LoginLinkRow
 
 LINK_LIFETIME_S = 900.0
-"""How long a login link can be used."""
+"""Lifetime of a login link, in seconds."""
 
 
 def add_login_link(database: Database, digest: str, now: float) -> float:
-    """Store a link and remove those whose time is over; returns when it ends."""
+    """Store a link, remove expired ones, and return the expiry of the new one."""
     expires_at = now + LINK_LIFETIME_S
     with database.write() as session:
         session.execute(delete(LoginLinkRow).where(LoginLinkRow.expires_at <= now))
@@ -22,13 +22,13 @@ def add_login_link(database: Database, digest: str, now: float) -> float:
 
 
 def use_login_link(database: Database, digest: str, now: float) -> bool:
-    """Remove a link; whether there was one whose time is not over. Of several requests at once one gets True."""
+    """Use a link up: True if it existed and had not expired. Of several concurrent requests one gets True."""
     with database.write() as session:
         found = session.execute(
             delete(LoginLinkRow).where(
                 LoginLinkRow.digest == digest,
                 LoginLinkRow.expires_at > now,
-                # A clock that was set back does not lengthen its life.
+                # A clock that was set back does not extend its lifetime.
                 LoginLinkRow.expires_at <= now + LINK_LIFETIME_S,
             )
         )

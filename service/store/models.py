@@ -15,7 +15,7 @@ from service.store.columns import LongPlainText, PlainText
 
 _ID = PlainText(36)
 _NAME = PlainText(128).with_variant(LongPlainText(), "postgresql")
-"""SQLite does not look at the length; PostgreSQL would refuse a longer text."""
+"""SQLite ignores the length; PostgreSQL rejects longer texts."""
 _TEXT = LongPlainText()
 _JSON = JSON(none_as_null=True)
 
@@ -244,18 +244,18 @@ class IdempotencyRow(Base):
 
 
 class InstallationRow(Base):
-    """The id of this installation, made with the tables; one row."""
+    """Id of this installation, created with the tables; one row."""
 
     __tablename__ = "installation"
 
     key: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     id: Mapped[str] = mapped_column(PlainText(32))
-    """Part of the names of its actors in the cluster."""
+    """Part of the names of the installation's actors on the cluster."""
     created_at: Mapped[float]
 
 
 class LoginLinkRow(Base):
-    """A one-time link that signs a browser in; it is removed when it is used."""
+    """A one-time login link; removed when it is used."""
 
     __tablename__ = "login_links"
 
@@ -265,7 +265,7 @@ class LoginLinkRow(Base):
 
 
 class EndedSessionRow(Base):
-    """A browser session that was ended by a logout, until its cookie ends by itself."""
+    """A browser session that was ended by a logout; kept for 30 days after its cookie expires."""
 
     __tablename__ = "ended_sessions"
 

@@ -20,7 +20,7 @@ class ForbiddenStep(Exception):
 
 
 def append_event(session: Session, job: JobRow, kind: str, *, data: dict[str, Any], now: float) -> None:
-    """One more event of the job, at `now` or, where clocks differ or were set back, at the time of the one before."""
+    """Append an event, dated `now` but never earlier than the previous event of the job."""
     before = session.get(EventRow, (job.id, job.event_seq)) if job.event_seq else None
     job.event_seq += 1
     time = max(now, before.time) if before is not None else now

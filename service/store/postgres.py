@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL: bounded waits, and pools of their own for readers and writers.
+"""Connections to PostgreSQL with timeouts, and separate pools for readers and writers.
 
-A process that is frozen, or whose machine is gone, keeps the locks of its open transaction. The server ends such a
-transaction, and keepalives show each end that the other one is gone, so that nobody waits for it for ever.
+A frozen process, or one whose machine is gone, keeps the locks of its open transaction. Session timeouts end such a
+transaction, and TCP keepalives detect a lost peer on both ends, so that no process waits for it indefinitely.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 
 _POOL_WAIT_S = 30.0
-"""How long a thread waits for a connection of its pool."""
+"""How long a thread waits for a pooled connection, in seconds."""
 _NUM_READERS, _EXTRA_READERS = 10, 10
 _NUM_WRITERS = 10
-"""Writers of one row take turns anyway: however many wait for it, they leave the readers' connections alone."""
+"""Writers of one row are serialized anyway; waiting writers use no connections of readers."""
 _UNBOUNDED = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long a session may wait for others, or keep others waiting; seconds."""
+    """Timeouts of a database session, in seconds."""
 
     connect_s: float = 10.0
     statement_s: float = 30.0
     lock_s: float = 20.0
-    """Longer than a transaction may stand idle: who waits behind a frozen process gets the lock after it."""
+    """Longer than `idle_in_transaction_s`, so that a lock held by a frozen process can still be obtained."""
     idle_in_transaction_s: float = 10.0
-    """Nothing slow happens inside a transaction: one that stands still this long was left by a
-    frozen process."""
+    """No slow work happens inside a transaction: one that is idle this long belongs to a frozen
+    process."""
     keepalive_s: float = 10.0
-    """A silent connection is tested after this time; after half of it again, three times."""
+    """Idle time before the first keepalive probe; three probes follow at half this interval."""
 
 
 def create_reader(url: str, limits: Limits, **options: Any) -> Engine:
-    """Create the engine for reading; each session sees one state of the database."""
+    """Create the engine for reading; each session reads one snapshot."""
     engine = _create(url, limits, pool_size=_NUM_READERS, max_overflow=_EXTRA_READERS, **options)
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
@@ -47,7 +47,7 @@ def create_writer(url: str, limits: Limits, **options: Any) -> Engine:
 
 
 def lift_limits(connection: Connection) -> None:
-    """Let the open transaction take as long as it needs, as a migration of large tables does."""
+    """Disable the timeouts of the open transaction, for migrations of large tables."""
     for name in _UNBOUNDED:
         connection.execute(text(f"SET LOCAL {name} = 0"))
 
@@ -58,7 +58,7 @@ def _create(url: str, limits: Limits, **options: Any) -> Engine:
 
 
 def _connect_args(url: URL, limits: Limits) -> dict[str, Any]:
-    """Arguments of the driver; what the URL says of one of them wins."""
+    """Arguments of the driver; parameters of the URL take precedence."""
     repeat_s, silent_s = limits.keepalive_s / 2, limits.keepalive_s * 2.5
     of_session = {
         "statement_timeout": _ms(limits.statement_s),
@@ -78,7 +78,7 @@ def _connect_args(url: URL, limits: Limits) -> dict[str, Any]:
     }
     given = url.query.get("options", "")
     options = [f"-c {name}={value}" for name, value in of_session.items()]
-    # Of two values of one option the server takes the later.
+    # The server uses the last value of a repeated option.
     options += [given] if isinstance(given, str) else [*given]
     return {**{name: value for name, value in of_socket.items() if name not in url.query}, "options": " ".join(options)}
 

@@ -33,7 +33,7 @@ from service.store.models import (
 SCHEDULER_LEASE = "scheduler"
 Row = TypeVar("Row")
 _UNFINISHED = tuple(status.value for status in Status if status not in ENDED)
-"""Named one by one: an index serves a list of states, and not what is left of them."""
+"""Listed explicitly: an index serves `IN`, but not `NOT IN`."""
 _LOWEST_ID, _HIGHEST_ID = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
@@ -44,7 +44,7 @@ class JobFilter:
     statuses: Sequence[str] = ()
     name: str | None = None
     id_prefix: str | None = None
-    """The beginning of an id."""
+    """Prefix of the job id."""
     labels: Sequence[tuple[str, str]] = ()
     """Key and value; a job has to have all of them."""
     before: tuple[float, str] | None = None
@@ -54,15 +54,15 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPage:
-    """Which part of a history is read."""
+    """Part of a history to read."""
 
     limit: int | None = None
     newest_first: bool = False
     beyond: tuple[int, ...] | None = None
-    """Position of the last item of the page before."""
+    """Position of the last item of the previous page."""
 
     def cut(self, query: Select[Row], position: Sequence[InstrumentedAttribute[int]]) -> Select[Row]:
-        """The part of a query; `position` are the columns that order it."""
+        """Restrict and order a query; `position` are the columns that order it."""
         if self.beyond is not None:
             here, last = tuple_(*position), tuple_(*self.beyond)
             query = query.where(here < last if self.newest_first else here > last)
@@ -93,7 +93,7 @@ class Repository:
         if wanted.name is not None:
             query = query.where(JobRow.name == wanted.name)
         if wanted.id_prefix is not None:
-            # A range of whole ids, which the primary key serves in every collation.
+            # A range of full ids can use the primary key in every collation.
             lowest, highest = (wanted.id_prefix + end[len(wanted.id_prefix) :] for end in (_LOWEST_ID, _HIGHEST_ID))
             query = query.where(JobRow.id.between(lowest, highest))
         for key, value in wanted.labels:
@@ -122,7 +122,7 @@ class Repository:
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
     def first_without_room(self, rows: Sequence[JobRow]) -> str | None:
-        """Id of the job that those behind it in the queue wait for; None where none of these rows waits so."""
+        """Id of the first queued job without capacity; None if none of these rows waits behind one."""
         if all(row.message != WAITS_ITS_TURN for row in rows):
             return None
         queue = select(JobRow.id).where(JobRow.status == Status.QUEUED, JobRow.reason == Reason.WAITING_FOR_ROOM)
@@ -150,7 +150,7 @@ class Repository:
         return self._all(select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number))
 
     def epochs(self, job_id: str, page: HistoryPage = WHOLE_HISTORY) -> list[EpochRow]:
-        """Finished epochs, oldest first unless the page says otherwise."""
+        """Finished epochs; the whole history, oldest first, by default."""
         query = select(EpochRow).where(EpochRow.job_id == job_id)
         return self._all(page.cut(query, [EpochRow.epoch]))
 
@@ -169,7 +169,7 @@ class Repository:
         return self._first(select(EpochRow).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch.desc()))
 
     def decisions(self, job_id: str, page: HistoryPage = WHOLE_HISTORY) -> list[DecisionRow]:
-        """Decisions, oldest first unless the page says otherwise."""
+        """Decisions; the whole history, oldest first, by default."""
         query = select(DecisionRow).where(DecisionRow.job_id == job_id)
         return self._all(page.cut(query, [DecisionRow.epoch, DecisionRow.step]))
 
@@ -210,7 +210,7 @@ class Repository:
         return self._all(query.order_by(LogChunkRow.number).limit(limit))
 
     def known(self, job_ids: Collection[str]) -> set[str]:
-        """Those of the ids that have a row, ended or not."""
+        """Subset of the ids that have a row, including ended jobs."""
         with self.database.read() as session:
             return set(session.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids)))) if job_ids else set()
 

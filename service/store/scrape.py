@@ -1,4 +1,4 @@
-"""What `/metrics` reads of many jobs: a few queries for all of them, however many there are."""
+"""Database reads of `/metrics`: a fixed number of queries per 500 jobs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from service.store.engine import Database
 from service.store.models import CheckpointRow, DecisionRow, EpochRow, OverrideRow
 
 _JOBS_PER_QUERY = 500
-"""Ids in one condition; databases limit the values of a statement."""
+"""Ids per query; databases limit the number of bound values."""
 History = TypeVar("History", EpochRow, DecisionRow, CheckpointRow)
 
 
 @dataclass(slots=True)
 class JobHistory:
-    """What the metrics of one job need besides its row."""
+    """Data that the metrics of one job need besides its row."""
 
     epochs: list[EpochRow] = field(default_factory=list)
     """The newest ones, newest first."""
@@ -28,12 +28,12 @@ class JobHistory:
     """The newest ones, newest first."""
     num_decisions: int = 0
     checkpoint: CheckpointRow | None = None
-    """The newest one."""
+    """The newest checkpoint."""
     overrides_by_state: dict[str, int] = field(default_factory=dict)
 
 
 def read_histories(database: Database, job_ids: Sequence[str], *, look_back: int) -> Mapping[str, JobHistory]:
-    """Histories by job id; of epochs and decisions the newest `look_back`."""
+    """Read histories by job id, with the newest `look_back` epochs and decisions of each job."""
     found: dict[str, JobHistory] = defaultdict(JobHistory)
     with database.read() as session:
         for first in range(0, len(job_ids), _JOBS_PER_QUERY):
@@ -59,7 +59,7 @@ def _read(session: Session, ids: Sequence[str], found: Mapping[str, JobHistory],
 def _newest(
     session: Session, ids: Sequence[str], order: Sequence[InstrumentedAttribute[Any]], *, count: int
 ) -> Iterator[Any]:
-    """The newest rows of each job, newest first; `order` are columns of one table."""
+    """Read the newest rows of each job, newest first; `order` are columns of one table."""
     table = order[0].class_
     newest_first = [column.desc() for column in order]
     place = func.row_number().over(partition_by=table.job_id, order_by=newest_first).label("place")

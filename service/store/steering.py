@@ -155,7 +155,7 @@ def _check_limits(job: JobRow, least: int, most: int) -> None:
 
     Raises:
         Invalid: as one sentence, the spec's own.
-        UnreadableSpec: this version refuses the stored spec.
+        UnreadableSpec: this version rejects the stored spec.
     """
     spec = spec_of(job).model_dump(mode="json")
     try:

@@ -1,7 +1,7 @@
-"""What a job's row says of its spec, also where this version of the service would refuse it.
+"""Reads specs from job rows, including those that this version of the service would reject.
 
-A spec is checked when it is submitted and kept as it was then. A later version may know other tasks and fields, and its
-answers, queue and metrics must go on nevertheless: they read single values here, each with a default.
+A spec is validated when it is submitted and stored unchanged. A later version may have other tasks and fields, but its
+responses, queue and metrics must still work: they read single values here, each with a default.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from workers.contract import JobSpec
 
 
 class UnreadableSpec(Conflict):
-    """This version of the service refuses the spec that a job was submitted with."""
+    """This version of the service rejects the stored spec of a job."""
 
 
 def spec_of(job: JobRow) -> JobSpec:
-    """What people want of the job now: what they submitted, with the numbers of workers that they allow since.
+    """Read the effective spec: as submitted, with the current limits on workers.
 
     Raises:
         UnreadableSpec: this version refuses the stored spec.
@@ -34,7 +34,7 @@ def spec_of(job: JobRow) -> JobSpec:
 
 
 def submitted_spec(job: JobRow) -> JobSpec:
-    """What people submitted.
+    """Read the spec as submitted.
 
     Raises:
         UnreadableSpec: this version refuses the stored spec.
@@ -43,7 +43,7 @@ def submitted_spec(job: JobRow) -> JobSpec:
 
 
 def read_spec(job: JobRow, spec: Mapping[str, Any]) -> JobSpec:
-    """Read the spec of a job, in which numbers of workers may have been replaced.
+    """Validate a stored spec of a job, in which the limits on workers may have been replaced.
 
     Raises:
         UnreadableSpec: this version refuses it.
@@ -61,17 +61,17 @@ def read_spec(job: JobRow, spec: Mapping[str, Any]) -> JobSpec:
 
 
 def stored_spec(job: JobRow) -> dict[str, Any]:
-    """The spec as it was stored; an empty one where the row holds something else."""
+    """The stored spec; an empty one if the column is not an object."""
     return job.spec if isinstance(job.spec, dict) else {}
 
 
 def spec_value(job: JobRow, place: str, default: Value) -> Any:
-    """One value of the stored spec, such as `training.epochs`; the default where it is missing or of another kind."""
+    """One value of the stored spec, such as `training.epochs`; the default if missing or of another type."""
     return value_at(job.spec, place, default)
 
 
 def asked_of(job: JobRow) -> Asked:
-    """The worker group that people allow the job now."""
+    """Resources that the job requests, with its current limits on workers."""
     cpus, gpus = spec_value(job, "workers.cpus", 1.0), spec_value(job, "workers.gpus", 0.0)
     return Asked(
         min=job.min_workers,

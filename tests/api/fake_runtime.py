@@ -82,7 +82,7 @@ class FakeRuntime:
         self.batches: list[list[str]] = []
         """Jobs that were drained in one call, call by call."""
         self.placed: dict[str, tuple[str, ...]] = {}
-        """Nodes of a job's worker processes, where the test says so."""
+        """Nodes of worker processes by job id, for tests that set them."""
         self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
         self._clock = clock

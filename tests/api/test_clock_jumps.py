@@ -1,4 +1,4 @@
-"""A clock that is set back or forward stops nobody: what lasts is measured by time that passes."""
+"""Changes of the wall clock stop no job and no scheduler: durations are measured on a monotonic clock."""
 
 from __future__ import annotations
 

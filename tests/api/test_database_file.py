@@ -1,4 +1,4 @@
-"""A database file that is taken away, replaced or damaged while the service runs: nothing is accepted into the void."""
+"""A database file that is removed, replaced or damaged while the service runs: no job is accepted and lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "replaced": (_replace, "was replaced by another file"),
     "truncated": (lambda file: file.write_bytes(b""), "was overwritten"),
     "overwritten": (_overwrite, "was overwritten"),
-    "log": (lambda file: file.with_name(f"{file.name}-wal").unlink(), "log of changes"),
+    "log": (lambda file: file.with_name(f"{file.name}-wal").unlink(), "write-ahead log"),
     "all": (lambda file: [part.unlink() for part in file.parent.glob("accordion.db*")], "was removed"),
 }
 
@@ -58,7 +58,7 @@ def test_a_database_that_is_put_back_goes_on(client: TestClient, world: World) -
     assert len(client.get(JOBS).json()["items"]) == 2
 
 
-def test_a_damaged_page_is_told_as_damage_and_not_as_a_crash(client: TestClient, world: World) -> None:
+def test_a_damaged_page_is_reported_as_damage_and_not_as_a_crash(client: TestClient, world: World) -> None:
     world.submit()
     world.database.close()
     client.app.state.parts.database.close()

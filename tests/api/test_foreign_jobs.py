@@ -1,4 +1,4 @@
-"""Several databases over one cluster: none of their schedulers touches what is not its own."""
+"""Several databases with one cluster: no scheduler touches jobs of another installation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_scheduler_with_another_database_leaves_running_jobs_alone(world: World,
     assert world.job(job_id).attempt == 1
 
 
-def test_job_of_another_installation_is_told_in_readyz_and_cluster_view(world: World, client: TestClient) -> None:
+def test_job_of_another_installation_is_reported_in_readyz_and_cluster_view(world: World, client: TestClient) -> None:
     world.runtime.others = {"ab12": 2}
     world.turn()
     message = "left alone: 2 jobs of other installations (ab12: 2)"

@@ -1,4 +1,4 @@
-"""One-time links that sign a browser in: who gets one, how often it works, and for how long."""
+"""One-time login links: authorization, single use, and expiry."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def browser(tmp_path: Path) -> Iterator[TestClient]:
 
 
 def new_link(browser: TestClient, **body: str) -> str:
-    """Path of a new link, asked for by somebody who knows the token."""
+    """Create a link with the admin token and return its path."""
     answer = browser.post(LINKS, json=body, headers=BEARER)
     assert answer.status_code == 201
     return str(answer.json()["path"])
 
 
 def follow(browser: TestClient, path: str) -> tuple[int, str]:
-    """Status and target of what the page behind the link sends."""
+    """Submit the form of the login page; return status and redirect target."""
     form = dict(pair.split("=", 1) for pair in path.partition("?")[2].split("&"))
     answer = browser.post("/login", data=form)
     return answer.status_code, answer.headers["location"]
@@ -57,7 +57,7 @@ def test_a_link_works_once(browser: TestClient) -> None:
     assert "used already, or is older than 15 minutes" in browser.get("/login?failed=link").text
 
 
-def test_a_link_that_was_used_leads_on_whoever_is_signed_in(browser: TestClient) -> None:
+def test_a_used_link_still_redirects_a_logged_in_browser(browser: TestClient) -> None:
     link = new_link(browser)
     follow(browser, link)
     assert follow(browser, link) == (303, "/")
@@ -76,7 +76,7 @@ def test_a_link_ends_after_its_time_and_when_the_clock_was_set_back(browser: Tes
     assert follow(browser, link) == (303, "/login?failed=link")
 
 
-def test_only_somebody_with_the_token_gets_a_link(browser: TestClient) -> None:
+def test_a_link_is_created_only_with_the_token(browser: TestClient) -> None:
     assert browser.post(LINKS, json={}).status_code == 401
 
 
@@ -90,7 +90,7 @@ def test_a_link_leads_to_pages_of_ours_only(browser: TestClient) -> None:
         assert browser.post(LINKS, json={"next": target}, headers=BEARER).status_code == 422
 
 
-def test_a_link_stands_in_no_log(browser: TestClient) -> None:
+def test_a_link_appears_in_no_log(browser: TestClient) -> None:
     with capture_logs() as logs:
         link = new_link(browser)
         browser.get(link)

@@ -1,4 +1,4 @@
-"""Rooms by real placement: what the accounts allow and Ray cannot place costs a job nothing."""
+"""Capacity is counted by real placement; an attempt that Ray cannot place costs a job nothing."""
 
 from __future__ import annotations
 

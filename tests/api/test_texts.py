@@ -1,4 +1,4 @@
-"""Texts that no database or JSON reader takes: refused where people send them, cleaned where workers do."""
+"""Invalid Unicode and NUL: refused in requests, replaced in texts of workers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_texts_of_workers_that_are_not_unicode_are_stored_with_a_replacement_cha
     assert client.get(JOBS).status_code == 200
 
 
-def test_a_supervisors_message_that_is_not_unicode_is_told_once(world: World) -> None:
+def test_a_supervisors_message_that_is_not_unicode_is_stored_once(world: World) -> None:
     world.runtime.slow_start = 10**6
     job_id = world.submit()
     world.turn(2)

@@ -1,4 +1,4 @@
-"""What a task leaves beside its job, on a real service: processes of its own, and gigabytes that it prints."""
+"""Leftovers of a task on a real service: child processes, and gigabytes of output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 CHILD = "sleep 4711"
 PRINTED_BYTES = 30_000_000
 MOST_BYTES = 15_000_000
-"""Of Ray's copies of what one process printed: a file of 5 MB, the one before, and what is on its way."""
+"""Limit of Ray's copies of one process's output: a 5 MB file, its predecessor, and buffered output."""
 TASK = f"""
 import subprocess
 from workers.tasks.digits import DigitsMlp

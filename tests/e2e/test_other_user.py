@@ -1,4 +1,4 @@
-"""What another user of the machine can reach of a running service: nothing that it or Ray makes."""
+"""No file or socket of a running service, or of its Ray, is accessible to another user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which service a person means, and who is shown this home directory's token."""
+"""Finding the service, and the addresses to which the home directory's token is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that send half a request, and too many clients: the api goes on answering the others."""
+"""Incomplete requests and too many clients: the api still answers the others."""
 
 from __future__ import annotations
 

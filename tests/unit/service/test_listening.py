@@ -34,7 +34,7 @@ def test_answers_are_sent_at_once_and_do_not_wait_for_an_acknowledgement(
 ) -> None:
     listeners: list[socket.socket] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda _, sockets: listeners.extend(sockets))
-    # It sets up the logs of a whole process, and loggers used after that would keep the setting.
+    # It configures logging of the whole process, and later tests would keep that.
     monkeypatch.setattr("service.app.configure_logs", lambda *_: None)
     serve(load_settings(home=tmp_path, host=host, port=0))
     assert asyncio.run(_accept(listeners[0])) != 0

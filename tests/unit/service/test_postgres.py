@@ -1,4 +1,4 @@
-"""PostgreSQL: nobody waits for ever for one who holds a lock, readers have connections of their own, long names fit."""
+"""PostgreSQL: waits for locks are bounded, readers have their own connections, and long names fit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_scheduler_that_is_frozen_within_a_transaction_is_succeeded(connect: C
         assert session.scalar(text("SELECT token FROM leases")) == 2
 
 
-def test_who_waits_for_a_lock_or_for_an_answer_gives_up(connect: Callable[..., Database]) -> None:
+def test_waiting_for_a_lock_or_an_answer_times_out(connect: Callable[..., Database]) -> None:
     first, second = connect(), connect(Limits(lock_s=0.1, statement_s=0.5))
     Lease(first, owner="old", clock=lambda: 0.0, lease_s=3.0).hold()
     with first.write() as session:

@@ -1,4 +1,4 @@
-"""How many rows a query touches, by the plan of SQLite: jobs that ended cost nothing."""
+"""Rows that a query reads, by SQLite's query plan: ended jobs cost nothing."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js"
 const CHARTS_MS = 1000;
 const RETRY_MS = 2000;
 const MAX_ROWS = 300;
-// What the page asks for when it opens, and for each click on "older": a long job has more than a browser can draw.
+// Items per request, on opening and for each click on "older": a long job has more than a browser can draw.
 const PAGE = 200;
 const PAST_EVENTS = 1000;
 const MAX_LOG_LINES = 400;
@@ -23,7 +23,7 @@ const PATH = `/jobs/${ID}`;
 const seen = { job: null, epochs: new Map(), decisions: new Map(), overrides: [], schedule: null, totals: {}, older: {}, changes: [], events: [], lines: [] };
 const epochs = () => [...seen.epochs.values()].sort((a, b) => a.epoch - b.epoch);
 const decisions = () => [...seen.decisions.values()].sort((a, b) => a.decision.step - b.decision.step || a.decision.epoch - b.decision.epoch);
-// All that there are, of which the page may know only the newest.
+// The total, of which the page may have loaded only the newest.
 const count = (name) => Math.max(seen[name].size, seen.totals[name] ?? 0);
 const changes = () => allChanges(seen.changes, seen.overrides);
 
@@ -138,7 +138,7 @@ const showEvents = () => fill(at("events"), ...seen.events.slice(-MAX_ROWS).reve
 
 const showAllOverrides = () => showOverrides(ID, seen.overrides, { ended: hasEnded(seen.job.status), changed: () => again("overrides") });
 
-// The newest page of a history; with a cursor the page before it.
+// Loads the newest page of a history, or with a cursor the page before it.
 async function page(name, cursor) {
   const { items, next_cursor: next, total } = await get(`${PATH}/${name}?order=newest&limit=${PAGE}${cursor ? `&cursor=${cursor}` : ""}`);
   seen.totals[name] = total;

@@ -1,3 +1,3 @@
-// Behind a one-time link: hand it in at once, so that opening the link is all that a person does.
+// Submit a one-time link at once, so that opening it is enough to log in.
 const form = document.querySelector("form[data-link]");
 if (form) form.requestSubmit();
