@@ -32,8 +32,8 @@ by cancels, and the error of a layer's sum is as small as with a number for each
 than all the rest.
 """
 _NOISE_BITS = 15
-"""The noise lies in the middles of 2**15 steps. Then value·levels / norm, off by its own rounding, is still coded as
-`levels` where the value is the norm, never as one more, which 8 bits do not hold."""
+"""Random bits of a number. All numbers of a step are moved by one more draw within their 2**-15, so that values smaller
+than that part of a step are rounded without bias, too."""
 
 
 def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
@@ -104,7 +104,8 @@ def _encode(parts: Iterator[Part], levels: int, context: Context) -> None:
         start = next(starts)
         u_BKD = noise[start : start + scaled_BKD.numel()].view(scaled_BKD.shape)
         torch.addcmul(u_BKD, values_BKD, levels / norm_BK1.to(values_BKD.dtype), out=scaled_BKD)
-        codes_BKD.copy_(scaled_BKD.floor_())
+        # Noise close to 1 and the product's own rounding could code the norm as one more, which 8 bits do not hold.
+        codes_BKD.copy_(scaled_BKD.floor_().clamp_(max=levels + _lift(levels)))
 
 
 def _noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
@@ -114,8 +115,9 @@ def _noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
     words = torch.empty(size // 8, dtype=torch.int64, device="cpu").random_(-(1 << 63), None, generator=draw)
     drawn = words.view(torch.int16).bitwise_right_shift_(16 - _NOISE_BITS)
     noise = context.scratch.take("noise", (size + block_size(update.device),), update.dtype)
-    noise[: size // 2].copy_(drawn)
-    noise[size // 2 : size].copy_(drawn.bitwise_not_())
+    offset = float(torch.rand((), generator=draw, dtype=torch.float64, device="cpu")) - 0.5
+    noise[: size // 2].copy_(drawn).add_(offset)
+    noise[size // 2 : size].copy_(drawn.bitwise_not_()).sub_(offset)
     noise[:size].add_(0.5).mul_(0.5**_NOISE_BITS).add_(0.5 + lift)
     for place in range(size, len(noise), size):
         noise[place : place + size].copy_(noise[: len(noise) - place][:size])
