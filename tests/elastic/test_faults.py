@@ -80,6 +80,23 @@ def test_a_worker_killed_while_it_writes_a_checkpoint(watch: Watch) -> None:
     watched.survived("worker kill -9 in checkpoint upload")
 
 
+def test_a_checkpoint_that_becomes_whole_when_the_next_group_trains(watch: Watch) -> None:
+    watched = watch(options={"pace_s": 0.0, "hold_from": 21}, checkpoint={"keep": 2})
+    checkpoints = Path(watched.life.launch.storage, "checkpoints")
+    # the end of epoch 0, after 23 steps, is the third checkpoint; the first one goes when all is written.
+    wait_for(lambda: watched.life.look() is not None or len(watched.life.all(CheckpointRecord)) == 3)
+    wait_for(lambda: len(list(checkpoints.iterdir())) == 2)
+    [manifest] = checkpoints.glob("g*-e000001-s*/manifest.json")
+    late = manifest.rename(manifest.with_suffix(".late"))
+    kill("ray::Worker")
+    watched.wait_for_sizes(2, 2)
+    late.rename(manifest)
+    kill("ray::Worker")
+    watched.wait_for_sizes(2, 2, 2)
+    watched.survived("checkpoint whole after its group's end")
+    assert [started.epoch for started in watched.life.all(Started)] == [0, 0, 0]
+
+
 def test_a_worker_that_hangs(watch: Watch, undisturbed: dict[str, torch.Tensor]) -> None:
     watched = watch()
     watched.reach(AFTER)
