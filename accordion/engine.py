@@ -230,7 +230,7 @@ class Engine:
         """
         try:
             self._load(states, rank)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise StateError(f"saved state cannot be read ({error!r}); give what state_dict() gave") from error
 
     def _load(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:

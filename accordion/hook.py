@@ -59,6 +59,7 @@ class Hook:
         self._names = {id(parameter): name for name, parameter in named_layers(module.module).items()}
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)  # DDP holds the hook
+        self._handed_over: set[str] = set()
         self._word = empty_word(device)
         self._seen: Tensor | None = None
         self.waited_s = 0.0
@@ -83,7 +84,10 @@ class Hook:
         """
         self._runner.check()
         if self._seen is None:
-            raise HookError("no gradients were exchanged since the last step; call backward() outside no_sync() first")
+            raise HookError(
+                "not all gradients were exchanged since the last step; call backward() outside no_sync() first, attach() "
+                "before the first forward pass, and use find_unused_parameters=True where layers can be unused"
+            )
         word, self._seen = self._seen, None
         return word
 
@@ -114,9 +118,27 @@ class Hook:
         if bucket.index() == 0:
             self._engine.loss_scale = self._loss_scale()
         buffer, layers = bucket.buffer(), self._layers(bucket)
-        exchange = partial(self._exchange, buffer, layers, is_last=bucket.is_last(), since=time.perf_counter())
+        is_last = self._is_last(bucket, layers)
+        exchange = partial(self._exchange, buffer, layers, is_last=is_last, since=time.perf_counter())
         future: torch.futures.Future[Tensor] = self._runner.submit(exchange, buffer)
         return future
+
+    def _is_last(self, bucket: GradBucket, layers: list[Layer]) -> bool:
+        """Return whether a bucket completes the step.
+
+        In a static graph's first step DDP numbers every bucket 0, so the parameters are counted there.
+        """
+        module = self._module()
+        if module is None or not module.static_graph:
+            return bool(bucket.is_last())
+        names = {layer.name for layer in layers}
+        if not names.isdisjoint(self._handed_over):  # an earlier backward pass was given up
+            self._handed_over.clear()
+        self._handed_over |= names
+        if len(self._handed_over) < len(self._reduced):
+            return False
+        self._handed_over.clear()
+        return True
 
     def _check_turn(self) -> None:
         module = self._module()
@@ -199,12 +221,11 @@ def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
 
 
 def reduced_layers(module: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
-    """The parameters whose gradients DDP exchanges, in the order in which it counts them."""
-    return {
-        _layer_name(name): parameter
-        for name, parameter in module.module.named_parameters()
-        if parameter.requires_grad and name not in module.parameters_to_ignore
-    }
+    """Return the parameters whose gradients DDP exchanges, in the order in which it counts them."""
+    names = {id(parameter): name for name, parameter in named_layers(module.module).items()}
+    ddp: Any = module  # its own list: DDP compares the names of ignored parameters in a way of its own
+    parameters, _ = ddp._build_params_for_reducer()
+    return {names[id(parameter)]: parameter for parameter in parameters}
 
 
 def named_layers(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -81,6 +81,11 @@ def _listed(given: object) -> list[State]:
                 "load_state_dict() got a state that does not say whose it is, saved by an older version; set "
                 "state['rank'] and state['world_size'] in the states of all workers"
             )
+        if not (isinstance(state["rank"], int) and isinstance(state["world_size"], int)):
+            raise StateError(
+                f"load_state_dict() got a state of rank {state['rank']!r} and world_size "
+                f"{state['world_size']!r}; both must be whole numbers"
+            )
     return list(given)
 
 

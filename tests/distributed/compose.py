@@ -183,6 +183,7 @@ WAYS: Mapping[str, Way] = {
     "one bucket": Way(ddp={"bucket_cap_mb": 100}),
     "fifty buckets": Way(model=Deep, ddp={"bucket_cap_mb": 0.0001}),
     "static graph": Way(ddp={"static_graph": True}),
+    "static graph of several dtypes": Way(model=Complex, ddp={"static_graph": True}),
     "gradients as bucket views": Way(ddp={"gradient_as_bucket_view": True}),
     "compiled, then DDP": Way(model=compiled, ddp={"bucket_cap_mb": 25}),
     "DDP, then compiled": Way(compiled=True, ddp={"bucket_cap_mb": 25}),

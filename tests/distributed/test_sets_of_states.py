@@ -83,6 +83,17 @@ def test_a_state_without_rank_and_group_size_is_refused(run_group, two):
     assert "state['rank'] and state['world_size']" in text
 
 
+def test_states_that_cannot_be_combined_are_refused(run_group, two):
+    first, second = (_read(own[0]) for own in two)
+    cut = {layer: value[:1] for layer, value in second["engine"]["residuals"].items()}
+    other = {**second, "engine": {**second["engine"], "residuals": cut}}
+    of_three = [{**state, "rank": rank, "world_size": 3} for rank, state in enumerate((first, second, other))]
+    sizeless = [{**state, "world_size": None} for state in (first, second)]
+    ((mixed, unsized), _) = _refusals(run_group, 2, of_three, sizeless)
+    assert "saved state cannot be read" in mixed
+    assert "world_size None" in unsized
+
+
 def _continue(rank, states_by_rank, rest):
     ddp, session = small.start("topk")
     parameters, optimizer = _read(rest)

@@ -144,6 +144,36 @@ def test_a_second_exchange_before_a_step_is_refused_with_the_way_out():
         ddp(torch.ones(2, 6)).sum().backward()
 
 
+class Scaled(nn.Module):
+    """A model with a parameter of its own, outside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+        self.enter = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.enter(x * self.scale)
+
+
+def test_parameters_that_ddp_ignores_may_be_named_where_layers_can_be_unused():
+    model = Scaled()
+    # DDP looks for ".scale" and "enter.bias", so that it ignores only the second.
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["scale", "enter.bias"])
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    session = attach(ddp, Config(), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+    _train(ddp, session)
+    assert session.steps == 1
+
+
+def test_a_step_without_all_gradients_says_what_may_have_been_left_out():
+    ddp = DistributedDataParallel(nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]))
+    session = attach(ddp, Config(), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+    ddp.module[0](torch.ones(2, 6)).sum().backward()
+    with pytest.raises(HookError, match="find_unused_parameters=True"):
+        session.step()
+
+
 def test_every_row_of_the_readmes_table_names_a_test_that_is_there():
     section = README.read_text().split("## What is supported")[1].split("\n## ")[0]
     rows = re.findall(r"\| `(test_\w+\.py)` (.+) \|$", section, flags=re.MULTILINE)
