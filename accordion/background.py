@@ -37,7 +37,7 @@ class Runner(Protocol):
         """A future of the buffer, done when the exchange that fills it is."""
 
     def check(self) -> None:
-        """Raise the error of an exchange that failed and could not raise it where it was submitted."""
+        """Raise the error of an exchange that failed after `submit` had returned."""
 
 
 class Inline:
@@ -57,9 +57,9 @@ class Inline:
 
 
 class OnThread:
-    """Runs exchanges on one thread. After a failure no later one runs, and `check` raises the error.
+    """Runs exchanges on one thread; after a failure it runs no more, and `check` raises the error.
 
-    A future that fails would reach the backward pass as "Unable to cast ... to Tensor": DDP takes tensors only.
+    The error is not set on the future, because DDP would report it as "Unable to cast ... to Tensor".
     """
 
     beside = True
@@ -87,15 +87,15 @@ class OnThread:
     def check(self) -> None:
         """Implements `Runner`."""
         if self._failure:
-            raise HookError(f"an earlier exchange of gradients failed ({self._failure}); start this worker again")
+            raise HookError(f"an earlier exchange of gradients failed ({self._failure}); restart this worker")
         if self._failed.empty():
             return
-        # Not kept: its traceback holds the hook, and whoever holds that keeps the thread alive.
+        # Keep only the text: the traceback refers to the hook, which would keep the thread alive.
         error = self._failed.get()
         self._failure = f"{type(error).__name__}: {error}"
         error.add_note(
-            "raised while gradients were exchanged beside the backward pass; where a connection broke or timed out, "
-            "another worker ended or waits elsewhere: see the other workers' logs"
+            "raised while gradients were exchanged in parallel with the backward pass; if a connection "
+            "broke or timed out, another worker has exited or is blocked: see the other workers' logs"
         )
         raise error
 
@@ -188,7 +188,7 @@ def _work(jobs: queue.SimpleQueue[_Job | None], failures: queue.SimpleQueue[Exce
         if not failed:
             try:
                 exchange()
-            except BaseException as error:  # noqa: BLE001 -- whoever calls `check` gets it
+            except BaseException as error:  # noqa: BLE001 -- `check` raises it
                 failures.put(_without_frames(_as_exception(error)))
                 failed = True
         future.set_result(buffer)

@@ -1,4 +1,4 @@
-"""Fixes how DDP cuts parameters into buckets, so that every step of every process adds gradients in the same order."""
+"""Fixes DDP's assignment of parameters to buckets, so that every step sums in the same order."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def fix_buckets(module: DistributedDataParallel) -> bool:
-    """Cut a module's buckets once and for all, as DDP would after its first backward pass; every worker calls this.
+    """Rebuild a module's buckets now, so that they never change later; every worker calls this.
 
-    DDP puts all parameters into one bucket at first, and cuts them anew in the order in which the first backward pass
-    made their gradients. Where gloo adds an entry from three workers on, and what PowerSGD stacks, follows the place in
-    the bucket: a process that resumes would end with other last bits than one that was never stopped. Here the buckets
-    are cut in the reversed order of registration, which is that of the backward pass where layers are registered in the
-    order of their use.
+    DDP starts with one bucket and rebuilds its buckets after the first backward pass, in the order in
+    which the gradients became ready. With three or more workers gloo's order of summation depends on
+    an entry's position in its bucket, and so does which layers PowerSGD stacks: a resumed process
+    would differ from an uninterrupted one in the last bits. Here the buckets follow the reversed
+    order of registration, which is the order of the backward pass if layers are registered in the
+    order in which they are used.
 
-    Nothing is done with `find_unused_parameters`, where DDP never cuts anew, nor with `static_graph`, where it
-    exchanges the first step as one bucket.
+    Modules with `find_unused_parameters` are left alone because DDP never rebuilds their buckets, and
+    those with `static_graph` because DDP treats their first step as a special case.
 
-    Returns True where the buckets were cut anew: hooks then have to be registered again.
+    Returns True if the buckets were rebuilt; the caller then has to register its hook again.
     """
     if module.find_unused_parameters or module.static_graph:
         return False
-    ddp: Any = module  # DDP itself makes its reducer again in this way, when it is unpickled
+    ddp: Any = module  # DDP recreates its reducer by the same calls when it is unpickled
     parameters, sparse = ddp._build_params_for_reducer()
     parameters.reverse()
     sparse.reverse()

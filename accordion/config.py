@@ -41,20 +41,25 @@ class DetectorConfig:
     window: Window = field(default_factory=lambda: Window(epochs=10))
     """Distance between two checks (arXiv:2010.16248: 10 epochs, 5 for its LSTM)."""
     lr_drop: float = 0.5
-    """The regime is critical when the next rate is at most this part of the rate at the last check, and lower than it.
+    """Fraction of the learning rate at the last check; a next rate at or below it makes layers critical.
 
-    The paper reacts to any drop, which is 1.0; under cosine or linear decay that is every epoch, and nothing is ever
-    compressed hard.
+    The next rate must also be lower than the rate at the last check. The paper reacts to any drop,
+    which is 1.0; cosine and linear decay drop the rate every epoch, so no layer would ever reach the
+    high level.
     """
 
     statistic: StatisticKind = "mean"
-    """What the detector compares. `mean`: the norm of the mean gradient of two windows in a row.
+    """Statistic that the detector compares.
 
-    `paper` is for comparison only and does what the code of arXiv:2010.16248 does: the norm of the sum of rank 0's
-    gradients over one epoch is compared with that of the epoch `window.epochs` before, after the epochs 0, 10, 20 and
-    so on for a window of 10, and a layer whose former norm is zero is critical. It changes with batch and world size.
-    Three things stay ours: norms of layers above 1,024 values are sketched (2.2 %), a drop of the rate counts by
-    `lr_drop` until a whole window has passed, and a window in which batch or world size changed is not compared."""
+    `mean` compares the norms of the mean gradient in two consecutive windows. `paper` reproduces the
+    code of arXiv:2010.16248, for comparison only: it compares the norm of the sum of rank 0's
+    gradients over one epoch with the norm `window.epochs` epochs earlier, at the end of epochs 0, 10,
+    20 and so on for a window of 10; a layer whose earlier norm is zero is critical. This statistic
+    depends on the batch and world size. Three differences from the paper's code remain: the norms of
+    layers with more than 1,024 values are estimated (standard error 2.2 %), learning-rate drops
+    follow `lr_drop` and hold until a whole window has passed, and a window in which the batch or
+    world size changed is not compared.
+    """
 
     def __post_init__(self) -> None:
         if self.statistic not in get_args(StatisticKind):
@@ -63,12 +68,12 @@ class DetectorConfig:
             raise ConfigError(f"threshold is {self.threshold}; it must be above 0, the paper uses 0.5")
         if not 0.0 <= self.lr_drop <= 1.0:
             raise ConfigError(
-                f"lr_drop is {self.lr_drop}; it must be in [0, 1], 0.5 means 'to half or less' and 1 any drop"
+                f"lr_drop is {self.lr_drop}; it must be in [0, 1]: 0.5 means 'to half or less', 1 means any drop"
             )
         if self.statistic == "paper" and self.window.epochs is None:
             raise ConfigError(
-                f"statistic 'paper' compares the sums of single epochs; give the window in epochs, not in steps "
-                f"({self.window.steps}), or take statistic 'mean'"
+                f"statistic 'paper' compares sums over whole epochs, but the window is {self.window.steps} "
+                "steps; give the window in epochs, or use statistic 'mean'"
             )
 
 

@@ -1,6 +1,6 @@
-"""Small collectives by which the workers of a session agree: settings, statistics, decisions, acknowledgements.
+"""Small collectives for settings, statistics, decisions and acknowledgements of a session.
 
-All of them run on the training thread, between steps; every worker makes the same calls in the same order.
+They run on the training thread, between steps; every worker makes the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from accordion.messages import Ack, Decision, decision_from_json, to_json
 from accordion.wire import Gather, Mean, Request
 
 _PIECE_BYTES = 1 << 26
-"""Most bytes of a payload that are on their way at once."""
+"""Largest message in which `gather_on_first` sends a part of a payload."""
 
 
 class Coordinator:
     """Exchanges short messages over a session's process group.
 
-    Their bytes are counted as overhead, but for those of saving and loading: a run that was resumed has sent as many
-    bytes as one that was never stopped.
+    The ledger counts their bytes as overhead, except when states are saved or loaded, so that a
+    resumed run reports the same bytes as an uninterrupted one.
     """
 
     def __init__(self, network: GroupNetwork, ledger: Ledger, device: torch.device, *, rank: int) -> None:
@@ -40,42 +40,44 @@ class Coordinator:
     def require_equal(self, settings: object) -> None:
         """Check that all workers have the same settings, compared by their `repr`.
 
-        With different ones the workers' parameters would drift apart, or their collectives wait for each other.
+        Different settings would let the workers' parameters diverge, or their collectives deadlock.
 
         Raises:
-            HookError: on every worker that differs from another.
+            HookError: the settings of this worker differ from another's; raised on both.
         """
         own = hashlib.sha256(repr(settings).encode()).hexdigest()
         others = [rank for rank, digest in enumerate(self.gather_texts(own)) if digest != own]
         if others:
             raise HookError(
-                f"attach() got other settings or layers on rank {others[0]} than on rank {self._rank}; give all "
-                "workers the same Config, the same model and the same overlap="
+                f"attach() got different settings or layers on rank {others[0]} and rank {self._rank}; give "
+                "all workers the same Config, the same model and the same overlap="
             )
 
-    def require_equal_states(self, told: Mapping[str, Any]) -> None:
-        """Check that all workers loaded states of one moment; `told` is this worker's account, or its `error`.
+    def require_equal_states(self, loaded: Mapping[str, Any]) -> None:
+        """Check that all workers loaded states of the same step.
+
+        `loaded` holds the step, world size and decision that this worker loaded, or its `error`.
 
         Raises:
-            StateError: on every worker, one could not load its state or loaded another moment's.
+            StateError: some worker could not load its state or loaded another step's; raised on all.
         """
-        accounts = [json.loads(text) for text in self.gather_texts(json.dumps(told), counted=False)]
+        accounts = [json.loads(text) for text in self.gather_texts(json.dumps(loaded), counted=False)]
         for rank, account in enumerate(accounts):
             if "error" in account:
                 raise StateError(f"rank {rank} could not load its state: {account['error']}")
         for rank, account in enumerate(accounts):
             if account != accounts[0]:
                 raise StateError(
-                    f"rank {rank} loaded the state of step {account['steps']} of a group of {account['world_size']}, "
-                    f"rank 0 that of step {accounts[0]['steps']} of a group of {accounts[0]['world_size']}; give all "
-                    "workers the states of one moment"
+                    f"rank {rank} loaded the state of step {account['steps']} of a group of "
+                    f"{account['world_size']}, rank 0 that of step {accounts[0]['steps']} of a group of "
+                    f"{accounts[0]['world_size']}; give all workers states saved at the same step"
                 )
 
     def share_decision(self, decide: Callable[[], Decision]) -> Decision:
         """Call `decide` on rank 0 and return its decision on all ranks.
 
         Raises:
-            ReportError: on the other ranks, `decide` failed; rank 0 raises the error itself.
+            ReportError: `decide` failed on rank 0, where its own error is raised; raised on other ranks.
         """
         if self._rank != 0:
             answer = json.loads(self.gather_texts("")[0])
@@ -85,7 +87,7 @@ class Coordinator:
         try:
             decision = decide()
         except Exception as error:
-            # The others wait for an answer: they get this one before it is raised here.
+            # The other ranks are waiting: send them the error before raising it here.
             self.gather_texts(json.dumps({"error": str(error) or type(error).__name__}))
             raise
         self.gather_texts(json.dumps(to_json(decision)))
@@ -102,7 +104,7 @@ class Coordinator:
         return [bytes(payload.tolist()).decode() for payload in payloads]
 
     def gather_on_first(self, payload: bytes) -> list[bytearray] | None:
-        """Return the payloads of all workers on rank 0, received one after the other, and None elsewhere."""
+        """Return the payloads of all workers on rank 0, received one by one, and None elsewhere."""
         own = bytearray(payload)
         sizes = [int(text) for text in self.gather_texts(str(len(own)), counted=False)]
         if self._rank != 0:
@@ -132,5 +134,5 @@ class Coordinator:
 
 
 def _pieces(payload: bytearray) -> Sequence[Tensor]:
-    """View a payload as byte tensors small enough to lie on the device beside a model."""
+    """View a payload as byte tensors of at most `_PIECE_BYTES`."""
     return torch.split(torch.frombuffer(payload, dtype=torch.uint8), _PIECE_BYTES)

@@ -179,9 +179,10 @@ def _close_window(
 def _judge(
     layer: str, state: DetectorState, finite: Mapping[str, float], *, config: DetectorConfig
 ) -> tuple[Regime, float | None]:
-    """Regime of a layer and its relative change; a norm that is not finite, before or now, is critical.
+    """Return the regime of a layer and its relative change.
 
-    A layer that stays at zero is stable, but critical where the published statistic is asked for.
+    A layer with a norm that is not finite, in either window, is critical. A layer whose norm stays
+    zero is stable, or critical with `statistic="paper"`.
     """
     if layer not in finite or layer not in state.statistic_by_layer:
         return "critical", None

@@ -139,7 +139,7 @@ class GroupNetwork:
         dist.send(tensor, dist.get_global_rank(self._group, 0), group=self._group)
 
     def receive_(self, tensor: Tensor, rank: int) -> None:
-        """Fill a tensor with one of the same size that `rank` of the group sends."""
+        """Fill a tensor with the one of equal size that the group's `rank` sends."""
         dist.recv(tensor, dist.get_global_rank(self._group, rank), group=self._group)
 
     def _riders(self, means: Mapping[int, Mean]) -> dict[int, Mean]:

@@ -50,7 +50,7 @@ class Kept:
             new.copy_(old.view_as(new))
 
     def copies(self) -> dict[str, Tensor]:
-        """Copies of the committed values on the CPU: later steps write into ours, and any machine can load them."""
+        """Return copies of the committed values on the CPU, which later steps do not change."""
         return {layer: value.to("cpu", copy=True) for layer, value in self.values.items()}
 
 

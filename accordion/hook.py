@@ -1,7 +1,7 @@
 """One dispatcher hook for DDP: buckets in, averaged gradients out, whatever the level of each layer.
 
-DDP accepts a hook once, so levels change inside it. DDP also rebuilds its buckets after the first step, so layers are
-known by name and never by their place.
+DDP accepts a hook once, so levels change inside it. DDP can also rebuild its buckets after the first
+step, so layers are identified by name and never by position.
 """
 
 # Annotations are evaluated here: DDP compares the hook's with its own types.
@@ -71,8 +71,8 @@ class Hook:
                 f"DDP refused the hook ({error}); a module takes one hook, attach() to a new DDP"
             ) from error
         if fix_buckets(module):
-            module.register_comm_hook(None, self._on_bucket)  # again: the first one went with the old buckets
-        # DDP keeps hooks for its Python reducer, which is refused; they would be a part of every copy of the module.
+            module.register_comm_hook(None, self._on_bucket)  # the first went with the old buckets
+        # Only DDP's Python reducer needs this list, and it is refused; copies of the module would hold it.
         getattr(module, "_comm_hooks", []).clear()
 
     def take_word(self) -> Tensor:
@@ -80,32 +80,34 @@ class Hook:
 
         Raises:
             HookError: no gradients were exchanged since the last call.
-            Exception: whatever an exchange beside the backward pass failed with, such as a lost connection.
+            Exception: the error of an exchange that failed during the backward pass, such as a lost
+                connection.
         """
         self._runner.check()
         if self._seen is None:
             raise HookError(
-                "not all gradients were exchanged since the last step; call backward() outside no_sync() first, attach() "
-                "before the first forward pass, and use find_unused_parameters=True where layers can be unused"
+                "not all gradients were exchanged since the last step; call backward() outside no_sync() "
+                "first, attach() before the first forward pass, and give DistributedDataParallel "
+                "find_unused_parameters=True if layers can be unused"
             )
         word, self._seen = self._seen, None
         return word
 
     def unused(self) -> list[str]:
-        """Layers whose gradients DDP left alone in this step, since no worker used them, whatever was exchanged.
+        """Return the layers that no worker used in this step and whose gradients DDP left unchanged.
 
         Raises:
-            HookError: DDP exchanges other parameters than were trainable at `attach`.
+            HookError: the parameters that DDP exchanges are not those that were trainable at `attach`.
         """
         module = self._module()
         if module is None or not module.find_unused_parameters or module.static_graph:
             return []
-        # DDP's own map, summed over the workers: a gradient that is zero, and not None, does not tell.
+        # DDP's own map, summed over the workers: a zero gradient does not show whether it was used.
         used = module.reducer._get_local_used_map().tolist()
         if len(used) != len(self._reduced):
             raise HookError(
-                f"DDP exchanges {len(used)} parameters and {len(self._reduced)} were trainable at attach(); freeze or "
-                "thaw layers before the model is wrapped in DistributedDataParallel"
+                f"DDP exchanges {len(used)} parameters, but {len(self._reduced)} were trainable at attach(); "
+                "freeze or unfreeze layers before the model is wrapped in DistributedDataParallel"
             )
         return [
             name
@@ -126,13 +128,13 @@ class Hook:
     def _is_last(self, bucket: GradBucket, layers: list[Layer]) -> bool:
         """Return whether a bucket completes the step.
 
-        In a static graph's first step DDP numbers every bucket 0, so the parameters are counted there.
+        In a static graph's first step DDP gives every bucket the index 0, so parameters are counted.
         """
         module = self._module()
         if module is None or not module.static_graph:
             return bool(bucket.is_last())
         names = {layer.name for layer in layers}
-        if not names.isdisjoint(self._handed_over):  # an earlier backward pass was given up
+        if not names.isdisjoint(self._handed_over):  # an earlier backward pass was aborted
             self._handed_over.clear()
         self._handed_over |= names
         if len(self._handed_over) < len(self._reduced):
@@ -146,8 +148,9 @@ class Hook:
             check_join(module)
         if self._seen is not None:
             raise HookError(
-                "gradients were exchanged twice for one step; call session.step() after each backward(), and run all "
-                "other passes (whose gradients are added up, or thrown away) under no_sync(), forward and backward"
+                "gradients were exchanged twice for one step; call session.step() after each backward(), and "
+                "run all other forward and backward passes, whose gradients are accumulated or discarded, "
+                "under no_sync()"
             )
 
     def _exchange(self, buffer: Tensor, layers: list[Layer], *, is_last: bool, since: float) -> None:
@@ -209,9 +212,9 @@ class Hook:
 
 
 def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
-    """The layers that decisions speak of: trained parameters of two or more dimensions, in the model's order.
+    """Return the layers whose level is decided: trainable parameters of two or more dimensions.
 
-    The shape of a complex parameter is that of its real view (`as_real`).
+    They are in the model's order. A complex parameter has the shape of its real view (`as_real`).
     """
     return tuple(
         LayerInfo(name=name, shape=tuple(as_real(parameter.detach()).shape))
@@ -223,7 +226,7 @@ def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
 def reduced_layers(module: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
     """Return the parameters whose gradients DDP exchanges, in the order in which it counts them."""
     names = {id(parameter): name for name, parameter in named_layers(module.module).items()}
-    ddp: Any = module  # its own list: DDP compares the names of ignored parameters in a way of its own
+    ddp: Any = module  # DDP's own list, because DDP matches names of ignored parameters differently
     parameters, _ = ddp._build_params_for_reducer()
     return {names[id(parameter)]: parameter for parameter in parameters}
 

@@ -1,4 +1,4 @@
-"""What `attach` refuses, each with the value and the way out, before anything is registered."""
+"""Checks of a module and of the arguments of `attach`, before anything is registered."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def check_attachable(module: object, optimizer: Optimizer | None, scaler: GradSc
     """Check the arguments of `attach`.
 
     Raises:
-        HookError: they cannot be served; the sentence names the way out.
+        HookError: an argument is not supported; the message says what to change.
     """
     if scaler is not None and optimizer is None:
         raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
     if optimizer is not None and not _holds_any(optimizer, module):
         raise HookError(
-            "attach() got an optimizer with none of the module's parameters; make it of module.parameters()"
+            "attach() got an optimizer with none of the module's parameters; create it from module.parameters()"
         )
     if isinstance(getattr(module, "_orig_mod", None), DistributedDataParallel):
-        raise HookError("attach() got a compiled module; give it the DistributedDataParallel inside, then compile that")
+        raise HookError("attach() got a compiled module; call it with the DistributedDataParallel inside, then compile")
     if not isinstance(module, DistributedDataParallel):
         raise HookError(f"attach() got a {type(module).__name__}; wrap the model in DistributedDataParallel first")
     for condition, sentence in _refusals(module):
@@ -35,29 +35,30 @@ def check_attachable(module: object, optimizer: Optimizer | None, scaler: GradSc
 
 
 def check_join(module: DistributedDataParallel) -> None:
-    """Refuse uneven inputs under `module.join()`: a worker that ran out of batches takes no steps and no decisions.
+    """Refuse uneven inputs under `module.join()`, where a worker without batches would take no steps.
 
     Raises:
-        HookError: the module is inside such a block.
+        HookError: the module is inside `join()` without `throw_on_early_termination`.
     """
     join = getattr(module, "_join_config", None)
     if join is not None and join.enable and not join.throw_on_early_termination:
         raise HookError(
-            "DistributedDataParallel.join() with uneven inputs is not supported; give every worker the same number of "
-            "batches (such as DistributedSampler does), or call join(throw_on_early_termination=True)"
+            "DistributedDataParallel.join() with uneven inputs is not supported; give every worker the "
+            "same number of batches (as DistributedSampler does), or call "
+            "join(throw_on_early_termination=True)"
         )
 
 
 def check_rate_known(config: Config, lr: float | None, optimizer: Optimizer | None) -> None:
-    """Check that the learning rate is known where windows are counted in steps, since reports carry it then.
+    """Check that the learning rate is known if windows are counted in steps.
 
     Raises:
         ReportError: neither the rate nor an optimizer was given.
     """
     if config.detector.window.steps and lr is None and optimizer is None:
         raise ReportError(
-            "the learning rate is not known, so no drop of it would be seen; set session.lr or give attach() the "
-            "optimizer, since windows are counted in steps"
+            "the learning rate is not known, but windows counted in steps need it to detect a drop; set "
+            "session.lr or give attach() the optimizer"
         )
 
 
@@ -69,16 +70,16 @@ def _refusals(module: DistributedDataParallel) -> Iterator[tuple[bool, str]]:
     ]
     yield (
         bool(sparse),
-        f"the gradients of {sparse} are sparse, which is not supported; make these layers with sparse=False",
+        f"sparse gradients, here of {sparse}, are not supported; create these layers with sparse=False",
     )
     yield (
         any(hasattr(parameter, "_in_backward_optimizers") for parameter in module.parameters()),
-        "an optimizer that steps inside the backward pass is not supported, since a step that is not finite on one "
-        "worker is skipped on all; give attach() an ordinary optimizer",
+        "an optimizer that steps inside the backward pass is not supported, because a step with a "
+        "gradient that is not finite is skipped on all workers; give attach() an ordinary optimizer",
     )
     yield (
         getattr(module, "skip_all_reduce_unused_params", False),
-        "skip_all_reduce_unused_params=True is not supported; leave it out of DistributedDataParallel()",
+        "skip_all_reduce_unused_params=True is not supported; remove it from DistributedDataParallel()",
     )
     yield (
         getattr(module, "_use_python_reducer", False),

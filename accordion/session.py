@@ -59,16 +59,17 @@ def attach(
 ) -> Session:
     """Compress the gradients of a DDP module from now on.
 
-    Every worker calls this with equal arguments, before the first backward pass. Without an optimizer `Session.step`
+    Every worker calls this with equal arguments, before the first forward pass. Without an optimizer `Session.step`
     leaves the optimizer's step to the caller, who takes it when `StepResult.taken` is true. With a scaler, which needs
     an optimizer, `Session.step` also stands for `scaler.step(optimizer)` and `scaler.update()`. `overlap=False`
-    exchanges gradients inside the backward pass, not beside it. `epochs`, the length of the run, is for a warning where
-    it is too short for the detector's window; without it, the warning comes at the session's end.
+    exchanges gradients inside the backward pass, not in parallel with it. `epochs` is the length of the
+    run; if that is too short for the detector's window, a warning says so at once instead of at the
+    session's end.
 
     Raises:
-        HookError: the module has a hook already, is no DistributedDataParallel, or uses what is not supported, such as
-            sparse gradients; a scaler without an optimizer; an optimizer of another module; other arguments on another
-            worker.
+        HookError: the module already has a hook, is not a DistributedDataParallel, or uses a feature
+            that is not supported, such as sparse gradients; a scaler was given without an optimizer;
+            the optimizer belongs to another module; or another worker got different arguments.
     """
     check_attachable(module, optimizer, scaler)
     layers = decided_layers(module.module)
@@ -129,12 +130,12 @@ class Session:
         self._device: torch.device = next(module.parameters()).device
         self._network = GroupNetwork(module.process_group, self._device)
         self._coordinator = Coordinator(self._network, self.ledger, self._device, rank=self.rank)
-        # Before the hook makes a process group of its own, in which workers with other settings would wait.
+        # Before the hook creates its process group, in which workers with other settings would hang.
         self._coordinator.require_equal((self._config, self.layers, {"overlap": overlap}))
         self._hook = Hook(module, self._engine, self._raise_now, loss_scale=self._loss_scale, overlap=overlap)
 
     def watch_windows(self, epochs: int | None) -> None:
-        """Warn on rank 0 where the run is too short for its windows; `attach` does this."""
+        """Warn on rank 0 if the run is too short for its windows; `attach` calls this."""
         if self.rank != 0 or self._decider is not None:
             return
         warn_if_too_short(self._config, epochs)
@@ -162,12 +163,13 @@ class Session:
         """Put people's overrides in force in place of those given before. Rank 0, any thread.
 
         Raises:
-            OverrideError: one names a level or a layer that is not there, or this is not rank 0; none is taken then.
+            OverrideError: an override names an unknown level or layer, or this is not rank 0; none of
+                the overrides is applied then.
         """
         if self.rank != 0:
             raise OverrideError(
-                f"override() was called on rank {self.rank}, but rank 0 decides for all; call it there, under "
-                "`if session.rank == 0:`"
+                f"override() was called on rank {self.rank}, but rank 0 decides for all; call it there, "
+                "under `if session.rank == 0:`"
             )
         for override in overrides:
             self.controller.check_override(override)
@@ -215,8 +217,8 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this worker, for scripts in which every rank saves its own.
 
-        Tensors lie on the CPU, so that any machine can load them, with `weights_only=True`. The controller's state is
-        in rank 0's alone.
+        Tensors are on the CPU, so that any machine can load them, with `weights_only=True`. Only rank
+        0's state contains the controller's.
         """
         return {
             "rank": self.rank,
@@ -231,9 +233,10 @@ class Session:
         }
 
     def gather_state_dict(self) -> dict[str, Any] | None:
-        """Return the states of all workers on rank 0 and None elsewhere, for scripts that save on rank 0 alone.
+        """Return the states of all workers on rank 0, for scripts that save on rank 0 only; else None.
 
-        Every worker calls this. It holds the residuals of all workers: with many of them, let every rank save its own.
+        Every worker calls this. The result holds the residuals of all workers; with many workers, save
+        each rank's `state_dict()` instead.
 
         Raises:
             RuntimeError: another worker is gone.
@@ -244,24 +247,24 @@ class Session:
     def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
         """Continue where a group stopped; every worker calls this.
 
-        Give the states of all workers in rank order, or what `gather_state_dict` gave. In a group of the saved size
-        each worker may give its own state alone. In a group of another size every worker owes the mean of the old
-        residuals, which is what the group owed.
+        Pass the states of all workers in rank order, or the result of `gather_state_dict`. If the world
+        size is the saved one, each worker may pass only its own state. With another world size every
+        worker starts with the mean of the saved residuals, which preserves what the group owed.
 
         Raises:
-            StateError: the states are incomplete, out of order, or of another model, here or on another worker; nothing
-                is changed then on any.
+            StateError: on some worker the states are incomplete, out of order, or of another model;
+                raised on all workers, and nothing is changed on any.
         """
         before = self._engine.snapshot(), self.controller.state_dict()
         problem: StateError | None = None
         try:
             chosen = complete_states(states, rank=self.rank, world_size=self.world_size)
             loaded = self._load(chosen)
-            told = {"steps": loaded["steps"], "world_size": loaded["world_size"], "decision": loaded["decision"]}
+            summary = {key: loaded[key] for key in ("steps", "world_size", "decision")}
         except StateError as error:
-            problem, told = error, {"error": str(error)}
+            problem, summary = error, {"error": str(error)}
         try:
-            self._coordinator.require_equal_states(told)
+            self._coordinator.require_equal_states(summary)
         except StateError as error:
             self._engine.restore(before[0])
             self.controller.load_state_dict(before[1])
@@ -271,11 +274,13 @@ class Session:
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
     def _load(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Load engine and controller; returns the state that holds what is the same on all workers."""
+        """Load engine and controller; return a state, whose other fields are the same on all workers."""
         first = states[0]
         decision_of(first["decision"])
         if self.rank == 0 and first["controller"] is None:
-            raise StateError("load_state_dict() got a state of rank 0 without its controller; give what rank 0 saved")
+            raise StateError(
+                "load_state_dict() got a state of rank 0 without the controller's; give the state that rank 0 saved"
+            )
         if first["controller"] is not None:
             self.controller.load_state_dict(first["controller"])
         place = min(self.rank, len(states) - 1) if first["world_size"] == self.world_size else -1
@@ -322,7 +327,7 @@ class Session:
         return steps is not None and self.steps % steps == 0
 
     def _current_lr(self) -> float:
-        """Return the schedule's rate; before the first epoch's end, the optimizer's unless the caller set one."""
+        """Return the schedule's learning rate, or the optimizer's while the schedule's is not known."""
         if self.lr is None and self._optimizer is not None:
             return float(self._optimizer.param_groups[0]["lr"])
         return self.lr or 0.0
@@ -350,7 +355,7 @@ class Session:
         return self._switch(lambda: self._decide(report))
 
     def _window_is_due(self, *, epoch_end: bool) -> bool:
-        """Whether a window ends here; the published statistic is checked after the first epoch of each window."""
+        """Return whether a window ends here; `paper` checks after the first epoch of each window."""
         detector = self._config.detector
         if detector.window.epochs is None:
             return not epoch_end
@@ -362,7 +367,7 @@ class Session:
         sums, names = self._engine.sums, [layer.name for layer in self.layers]
         own = sums.summary(self._device)
         if self._config.detector.statistic == "paper":
-            # The published one sums rank 0's gradients: undo the mean over the steps here and over the workers below.
+            # The paper sums rank 0's gradients: undo the mean over the steps, and over the workers below.
             own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
         summary = self._coordinator.average(own)
         sums.clear()

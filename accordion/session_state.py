@@ -1,6 +1,6 @@
-"""Saved states of a session's workers: which sets are complete, and how one rank comes by all of them.
+"""Saved states of a session's workers: checks that a set is complete, and the form gathered on rank 0.
 
-What compression left out differs from worker to worker, so the state of one rank alone does not describe a group.
+Residuals differ from worker to worker, so the state of one rank does not describe a group.
 """
 
 from __future__ import annotations
@@ -15,54 +15,56 @@ from accordion.errors import StateError
 from accordion.messages import Decision, decision_from_json
 
 _KEYS = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
-"""What every state holds, beside the rank and the size of the group that saved it."""
+"""Keys of every saved state, in addition to `rank` and `world_size`."""
 _GATHERED = "states"
-_WAY_OUT = (
-    "give a list of the states of all workers in the order of their ranks, or what gather_state_dict() gave on rank 0"
-)
+_WAY_OUT = "pass a list of the states of all workers in rank order, or the result of gather_state_dict() on rank 0"
 
 State = Mapping[str, Any]
 
 
 def gathered_state(payloads: Sequence[bytes | bytearray]) -> dict[str, Any]:
-    """Return one state that holds those of all workers, from their serialized forms in rank order."""
-    return {_GATHERED: [torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True) for payload in payloads]}
+    """Return one state that contains those of all workers, given serialized in rank order."""
+    states = [torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True) for payload in payloads]
+    return {_GATHERED: states}
 
 
 def serialized(state: State) -> bytes:
-    """Return a state as bytes that `gathered_state` reads."""
+    """Return a state as bytes that `gathered_state` can read."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
 
 
 def complete_states(given: object, *, rank: int, world_size: int) -> list[State]:
-    """Return the states to load: those of the whole saved group, or this worker's own alone.
+    """Return the states to load: those of the whole saved group, or only this worker's own.
 
-    Its own is enough in a group of the saved size, as long as every other worker loads its own too.
+    Its own state is enough if the world size is the saved one and every worker loads its own.
 
     Raises:
-        StateError: the set is incomplete, out of order, of different steps, or holds something else than states.
+        StateError: the set is incomplete, out of order, from different steps, or contains anything other
+            than states.
     """
     states = _listed(given)
     ranks, sizes = [state["rank"] for state in states], sorted({state["world_size"] for state in states})
     if len(sizes) > 1:
-        raise StateError(f"load_state_dict() got states of groups of {sizes} workers; give those of one group")
+        raise StateError(f"load_state_dict() got states of groups of {sizes} workers; pass the states of one group")
     if ranks == [rank] and sizes == [world_size]:
         return states
     if ranks != list(range(sizes[0])):
         raise StateError(_incomplete(ranks, sizes[0]))
     steps = [state["steps"] for state in states]
     if len(set(steps)) > 1:
-        raise StateError(f"load_state_dict() got states of different steps: {steps}; give those of one moment")
+        raise StateError(
+            f"load_state_dict() got states of different steps: {steps}; pass states saved at the same step"
+        )
     return states
 
 
 def _incomplete(ranks: Sequence[object], saved_size: int) -> str:
     if ranks == [0]:
-        found = f"the state of rank 0 of a group of {saved_size} alone, and every worker has residuals of its own"
+        found = f"only the state of rank 0 of a group of {saved_size}, but every worker has its own residuals"
     elif sorted(map(str, ranks)) == sorted(map(str, range(saved_size))):
-        return f"load_state_dict() got the states of ranks {ranks}; give them in the order of their ranks"
+        return f"load_state_dict() got the states of ranks {ranks}; pass them in rank order"
     else:
         found = f"the states of ranks {ranks} of a group of {saved_size}"
     return f"load_state_dict() got {found}; {_WAY_OUT}"
@@ -75,10 +77,10 @@ def _listed(given: object) -> list[State]:
         raise StateError(f"load_state_dict() got no states; {_WAY_OUT}")
     for state in given:
         if not isinstance(state, Mapping) or _KEYS - state.keys():
-            raise StateError(f"load_state_dict() got something else than what state_dict() gave; {_WAY_OUT}")
+            raise StateError(f"load_state_dict() got a value that is not a saved state; {_WAY_OUT}")
         if not {"rank", "world_size"} <= state.keys():
             raise StateError(
-                "load_state_dict() got a state that does not say whose it is, saved by an older version; set "
+                "load_state_dict() got a state of an older version, without its rank and world size; set "
                 "state['rank'] and state['world_size'] in the states of all workers"
             )
         if not (isinstance(state["rank"], int) and isinstance(state["world_size"], int)):
@@ -93,7 +95,7 @@ def decision_of(saved: Any) -> Decision:
     """Read the decision of a saved state.
 
     Raises:
-        StateError: it cannot be read.
+        StateError: the decision cannot be read.
     """
     try:
         return decision_from_json(saved)

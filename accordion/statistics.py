@@ -1,11 +1,12 @@
 """The statistic of the detector: per layer, the norm of the raw gradient's mean over a window's steps and the workers.
 
 Every worker adds each step's gradient, before residual and compression, to a count sketch of 1,024 floats a layer:
-every entry is added with a random sign to a random column. A sketch is linear, so sums over steps and the mean over
-workers are sketches too. Its norm is the tensor's within a relative standard error of about 1/sqrt(2 x 1024), which is
-2.2 %, and up to 7 % where the values of a large layer are alike; that holds for gradients that few input features or
-rows of an embedding carry, too, unless those are a handful of rows with the same values: where two of them meet, it
-is up to 20 %. A step reads the gradient once.
+every entry is added with a random sign to a random column. A sketch is linear, so sums over steps and
+means over workers are sketches too. Its norm estimates the tensor's norm with a relative standard
+error of about 1/sqrt(2 x 1024), or 2.2 %, and up to 7 % if the values of a large layer are alike. The
+error is the same for sparse gradients, in which few input features or embedding rows are active. The
+exception is a handful of active rows with equal values: if two of them collide, the error reaches
+20 %. A step reads the gradient once.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ SKETCH_SIZE = 1024
 """Floats of a layer's sketch; smaller layers are kept as they are and are exact."""
 _ROWS = 64
 _SEGMENT = 512
-"""Entries of a tile that share a sign; products of shorter segments are slower, and of one tile much slower."""
+"""Entries of a tile that share a sign; shorter segments make the batched product slower."""
 _TILE = 64_781
-"""Entries that are summed before signs and columns are drawn for them.
+"""Length of a tile in entries; tiles are summed before they get signs and columns.
 
-A prime between 63 and 64 rows: entries of a layer that are a multiple of its width apart meet in the same place only
-where the width nearly divides a tile's length. No width of 2^a x {1, 3, 5, 7, 9, 25, 49} from 512 to two million does:
-one to eight of its rows differ by 205 entries or more from every whole number of tiles.
+It is a prime between 63 and 64 rows. Entries a multiple of the layer's width apart fall on the same
+place only if a few rows nearly fill a whole number of tiles. No width of 2^a x {1, 3, 5, 7, 9, 25, 49}
+from 512 to two million does: one to eight of its rows differ by 205 entries or more from every whole
+number of tiles.
 """
 _STATE_VERSION = 2
-"""Of the sketch in a saved window: sums that were sketched by other signs and columns cannot be continued."""
+"""Version of the sketch in a saved window; a window with other signs and columns cannot be continued."""
 
 
 class GradientSums:
@@ -94,15 +96,16 @@ class GradientSums:
         self.steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The open window."""
+        """Return the open window, with tensors on the CPU."""
         rows = torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1).cpu()
         sums = {layer: rows[row].clone() for layer, row in self._rows.items()}
         return {"version": _STATE_VERSION, "steps": self.steps, "sums": sums}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
-        """Continue a saved window with the sums of this rank, or with their mean in a group of another size (rank -1).
+        """Continue a saved window with this rank's sums, or, for rank -1, with the mean over the workers.
 
-        A window that an older release sketched with other signs and columns starts again, empty.
+        The mean is for a group of another size. A window from a release with other signs and columns is
+        replaced by an empty one.
 
         Raises:
             StateError: a sum is of a layer that this model does not have, or no sketch.
@@ -126,12 +129,13 @@ class GradientSums:
 
 
 class SketchHash:
-    """The random signs and columns of all layers' sketches, the same on every worker, and the memory to apply them.
+    """Random signs and columns of all layers' sketches, the same on every worker, with working memory.
 
-    A layer is cut into tiles of 64,781 entries. Each segment of 512 entries of a tile has a sign: one batched product,
-    which reads the gradient once, sums the tiles into one. That one lies in 64 rows of 1,024; each of its places has a
-    sign of its own, and a column that is drawn for its row: columns that repeat with the place would meet again and
-    again where few input features carry a layer's gradient. Entries that fill no tile have signs of their own.
+    A layer is cut into tiles of 64,781 entries. Each segment of 512 entries of a tile has a sign, and one
+    batched product, which reads the gradient once, sums all tiles into one. The sum is laid out as 64
+    rows of 1,024. Each of its entries has its own sign and a column that is drawn for its row; if all
+    rows had the same columns, the active entries of a layer with few active input features would
+    collide in every row. Entries after the last tile have their own signs.
     """
 
     def __init__(self, shapes: Mapping[str, torch.Size], seed: int, device: torch.device) -> None:
@@ -167,7 +171,7 @@ class SketchHash:
             total_S[:entries].addcmul_(flat[-entries:], self._rest_signs_RS[rows, :entries], value=scale)
 
     def _sum_tiles(self, flat: Tensor, tiles: int) -> Tensor:
-        """The sum of signed tiles as rows, (64, 1024)."""
+        """Return the sum of signed tiles as rows, (64, 1024)."""
         segments = len(self._tile_signs_G1T)
         segments_GTE = flat.as_strided((segments, tiles, _SEGMENT), (_SEGMENT, _TILE, 1), flat.storage_offset())
         sums_G1E = self._signed_RS.view(segments, 1, _SEGMENT)
@@ -175,14 +179,14 @@ class SketchHash:
         return self._signed_RS
 
     def _add_rows_(self, total_S: Tensor, signed_RS: Tensor, *, scale: float) -> None:
-        """Add rows of entries to the sketch, each entry to its column; every column takes one entry of each row."""
+        """Add rows of entries to the sketch; each row adds one entry to every column."""
         rows = len(signed_RS)
         moved_RS = torch.gather(signed_RS, 1, self._columns_RS[:rows], out=self._moved_RS[:rows])
         total_S.add_(moved_RS.sum(0), alpha=scale)
 
 
 def _num_tiles(entries: int) -> int:
-    """Tiles of a layer whose last row, which reaches into the next tile, still lies inside the layer."""
+    """Return how many tiles of a layer can be read as 64 whole rows without leaving the layer."""
     return max(0, (entries - _ROWS * SKETCH_SIZE) // _TILE + 1)
 
 

@@ -10,11 +10,11 @@ from accordion.messages import Ack, Decision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """All workers went over to a decision."""
+    """The switch of all workers to a decision."""
 
     decision: Decision
     acks: tuple[Ack, ...]
-    """One a rank, each read from that rank's own hook after the switch."""
+    """One acknowledgement per rank, read from that rank's own plan after the switch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class StepResult:
     """How a step ended; the same on all workers."""
 
     taken: bool
-    """False: a gradient was not finite on some worker, and no worker changed its parameters."""
+    """Whether parameters changed; False if a gradient was not finite on some worker."""
     announced: frozenset[Word]
-    """What some worker had raised before its last bucket left."""
+    """Words that some worker raised before its last bucket was exchanged."""
     switch: Switch | None
-    """Set where a new decision came into force at this boundary."""
+    """The switch to a new decision at this step boundary, if there was one."""

@@ -1,4 +1,4 @@
-"""Warnings about a run that goes on but does not do what its settings promise; stdlib only."""
+"""Warnings about a run that continues but does not behave as configured; stdlib only."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from accordion.config import Config, listed
 
 SKIPPED_IN_A_ROW = 10
-"""Skipped steps in a row from which a worker warns, and again whenever their number has doubled.
+"""Consecutive skipped steps after which a worker warns, and again whenever the number has doubled.
 
-Above what a GradScaler skips at its start while it looks for a scale.
+It is more than a GradScaler usually skips at its start, while it searches for a scale.
 """
 _POLICIES_WITHOUT_WINDOWS = frozenset({"fixed", "scheduled"})
 
 
 class TrainingWarning(UserWarning):
-    """Training goes on, but not as its settings promise."""
+    """Training continues, but does not behave as configured."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
@@ -25,7 +25,7 @@ class TrainingWarning(UserWarning):
 
 @dataclass(slots=True)
 class WindowProgress:
-    """What a session has seen of its detector's windows."""
+    """Progress of a session through its detector's windows."""
 
     epochs: int = 0
     """Epochs ended since `attach`."""
@@ -34,38 +34,38 @@ class WindowProgress:
 
 
 def warn_of_skipped_steps(in_a_row: int, layers: Sequence[str], *, rank: int) -> None:
-    """Warn of skipped steps at 10 in a row, 20, 40 and so on, on rank 0 and where gradients are not finite.
+    """Warn of consecutive skipped steps when there are 10, 20, 40 and so on.
 
-    `layers` are those whose gradients are not finite on this worker.
+    `layers` are those whose gradients are not finite on this worker; without any, only rank 0 warns.
     """
     doublings, rest = divmod(in_a_row, SKIPPED_IN_A_ROW)
     if rest or doublings & (doublings - 1) or not (layers or rank == 0):
         return
     where = f"the gradients of {listed(layers)} are" if layers else "a gradient on another worker is"
     warnings.warn(
-        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where} not finite; parameters do not change. "
-        "Look for a learning rate that is too high, for a loss of NaN, or for fp16 without a GradScaler",
+        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where} not finite; parameters do not "
+        "change. Check for a learning rate that is too high, a NaN loss, or fp16 without a GradScaler",
         TrainingWarning,
         stacklevel=2,
     )
 
 
 def warn_if_too_short(config: Config, epochs: int | None) -> None:
-    """Warn where a run of so many epochs ends before the first change of level that its windows allow."""
+    """Warn if a run of this many epochs ends before its windows allow a first change of level."""
     first = first_change(config)
     if first is not None and epochs is not None and epochs <= first:
         warnings.warn(_too_short_sentence(config, f"{epochs} epochs end before"), TrainingWarning, stacklevel=3)
 
 
 def warn_if_never_compared(config: Config, progress: WindowProgress) -> None:
-    """Warn at a session's end where it trained for two epochs or more and never compared two windows."""
+    """Warn if a session trained for two epochs or more without comparing two windows."""
     if progress.epochs > 1 and not progress.compared and first_change(config) is not None:
         sentence = _too_short_sentence(config, f"{progress.epochs} epochs were trained and ended before")
         warnings.warn(sentence, TrainingWarning, stacklevel=2)
 
 
 def first_change(config: Config) -> int | None:
-    """Return the first epoch that a comparison of windows can give another level; None where none does in epochs."""
+    """Return the first epoch whose levels can change; None if levels do not depend on epoch windows."""
     window = config.detector.window.epochs
     if window is None or config.policy in _POLICIES_WITHOUT_WINDOWS:
         return None
@@ -74,7 +74,7 @@ def first_change(config: Config) -> int | None:
 
 def _too_short_sentence(config: Config, what: str) -> str:
     return (
-        f"{what} two windows of {config.detector.window.epochs} epochs could be compared: levels change in epoch "
-        f"{first_change(config)} at the earliest; give Config(detector=DetectorConfig(window=Window(epochs=...))) "
-        "fewer epochs"
+        f"{what} two windows of {config.detector.window.epochs} epochs could be compared: levels change in "
+        f"epoch {first_change(config)} at the earliest; set fewer epochs in "
+        "Config(detector=DetectorConfig(window=Window(epochs=...)))"
     )

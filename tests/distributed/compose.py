@@ -271,7 +271,7 @@ class Trial:
         return gave, {name: self._flat(value) for name, value in got.items()}
 
     def _flat(self, value: Tensor) -> Tensor:
-        """In fp64; of complex values the real and imaginary parts side by side."""
+        """Return a tensor in fp64; complex values become interleaved real and imaginary parts."""
         return (torch.view_as_real(value) if value.is_complex() else value).double().reshape(-1)
 
     def _select(self, model: nn.Module, step: int) -> None:

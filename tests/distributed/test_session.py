@@ -164,7 +164,7 @@ def test_the_ledger_books_both_factors_of_every_layer_and_dense_vectors(run_grou
 
 def _attach_unlike(rank, settings_by_rank):
     ddp, optimizer = small.build()
-    with pytest.raises(HookError, match="other settings or layers on rank") as refused:
+    with pytest.raises(HookError, match="different settings or layers on rank") as refused:
         attach(ddp, Config(**settings_by_rank[rank]), optimizer=optimizer)
     return str(refused.value)
 
@@ -187,7 +187,7 @@ def test_an_optimizer_of_another_module_is_refused(run_group):
 def _wrong_states(rank):
     _, session = small.start("powersgd")
     for states in ([], [{}], [{"steps": 1}], ["x"], "x", {}):
-        with pytest.raises(StateError, match="in the order of their ranks"):
+        with pytest.raises(StateError, match="in rank order"):
             session.load_state_dict(states)
     with pytest.raises(StateError, match="without its controller"):
         session.load_state_dict([{**session.state_dict(), "controller": None}])

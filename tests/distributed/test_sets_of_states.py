@@ -1,4 +1,4 @@
-"""Which sets of saved states are complete, which are refused on every worker, and saving on rank 0 alone."""
+"""Loading complete and incomplete sets of saved states, and saving on rank 0 only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _read(saved):
 
 
 def _train_and_save(rank):
-    """Each worker's state, at two times, all states gathered on rank 0, and how three more steps end."""
+    """Return states of two steps, the gathered states, and the parameters after three more steps."""
     ddp, session = small.start("topk")
     small.train(session, ddp, rank, range(1))
     early = session.state_dict()
@@ -42,7 +42,7 @@ def two(run_group):
 
 
 def _offer(rank, offers):
-    """What `load_state_dict` says to each offer, and whether it changed anything."""
+    """Return the message of `load_state_dict` for each offer, and what the session holds afterwards."""
     _, session = small.start("topk")
     sentences = []
     for saved in offers:
@@ -71,7 +71,7 @@ def test_sets_that_are_unordered_torn_or_doubled_are_refused_by_all_workers(run_
     (first, second), early = (_read(own[0]) for own in two), _read(two[1][1])
     found = _refusals(run_group, 2, [second, first], [first, early], [first, first], ([first, second], [second, first]))
     for order, torn, doubled, one_rank in found:
-        assert "of ranks [1, 0]; give them in the order of their ranks" in order
+        assert "of ranks [1, 0]; pass them in rank order" in order
         assert "of different steps: [3, 1]" in torn
         assert "of ranks [0, 0] of a group of 2" in doubled
         assert "of ranks [1, 0]" in one_rank

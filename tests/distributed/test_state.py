@@ -70,7 +70,7 @@ def of_two(run_group):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_loaded_and_continued_equals_never_stopped_for_every_method(run_group, world_size):
-    """In many buckets: where gloo adds, from three workers on, follows the place of a gradient in its bucket."""
+    """Use many buckets: with three or more workers gloo's order of summation depends on them."""
     straight = run_group(world_size, _train_and_save, MANY, METHODS)
     resumed = run_group(world_size, _load_and_train, MANY, _states(straight, METHODS))
     for found, ends in zip(straight, resumed, strict=True):

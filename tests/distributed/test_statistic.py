@@ -59,7 +59,7 @@ def test_ours_is_the_norm_of_the_mean_and_the_published_one_that_of_the_sum_of_r
 
 
 def _reported_by_epoch(rank):
-    """What rank 0 is asked about in five epochs of one step, with weights that never move."""
+    """Return the reports that rank 0 decides on in five epochs of one step, with constant weights."""
     ddp, optimizer = small.build()
     optimizer.param_groups[0]["lr"] = 0.0
     reports = []
@@ -72,7 +72,7 @@ def _reported_by_epoch(rank):
     return [report.statistic_by_layer for report in reports]
 
 
-def test_the_published_one_compares_the_sums_of_single_epochs_a_window_apart_from_epoch_0_on(run_group):
+def test_the_paper_statistic_compares_sums_of_single_epochs_a_window_apart(run_group):
     found, steps = run_group(2, _reported_by_epoch)[0], _gradients(0)
     assert [norms is None for norms in found] == [False, True, False, True, False]
     for epoch in (0, 2, 4):

@@ -1,4 +1,4 @@
-"""What a session says instead of going wrong in silence, on real gloo processes."""
+"""Warnings and errors of a session, on real gloo processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_override_on_another_rank_than_0_is_refused_with_the_way_out(run_grou
 
 
 def _skipped(rank):
-    """The warnings of 40 steps in which one layer of rank 1 is never finite."""
+    """Return the warnings of 40 steps in which one layer of rank 1 is never finite."""
     ddp, session = small.start("powersgd")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -45,7 +45,7 @@ def _skipped(rank):
     return [str(item.message) for item in told if issubclass(item.category, TrainingWarning)]
 
 
-def test_steps_that_are_skipped_in_a_row_are_told_with_rank_and_layers(run_group):
+def test_consecutive_skipped_steps_warn_with_rank_and_layers(run_group):
     first, second = run_group(2, _skipped)
     assert [text.split(",")[0] for text in first] == [f"rank 0: {n} steps in a row were skipped" for n in (10, 20)]
     assert "a gradient on another worker is not finite" in first[0]
@@ -54,7 +54,7 @@ def test_steps_that_are_skipped_in_a_row_are_told_with_rank_and_layers(run_group
 
 
 def _run_of(rank, epochs_given, window):
-    """The warnings of a run of three epochs."""
+    """Return the warnings of a run of three epochs."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         ddp, optimizer = small.build()
@@ -69,7 +69,7 @@ def _run_of(rank, epochs_given, window):
 
 
 @pytest.mark.parametrize("given", [3, None])
-def test_a_run_that_is_too_short_for_its_window_is_told_at_the_start_or_at_the_end(run_group, given):
+def test_a_run_too_short_for_its_window_warns_at_the_start_or_at_the_end(run_group, given):
     ((told,),) = run_group(1, _run_of, given, 10)
     assert "levels change in epoch 20 at the earliest" in told
     assert run_group(1, _run_of, given, 1) == [[]]
@@ -117,7 +117,7 @@ def _raise(layers):
     raise ValueError(f"planted in {layers[0].name}")
 
 
-def test_an_exchange_that_fails_is_told_in_its_own_words_and_by_where_to_look(run_group):
+def test_a_failed_exchange_raises_its_own_error_with_a_note_on_where_to_look(run_group):
     ((sentence, note),) = run_group(1, _exchange_fails)
     assert sentence.startswith("planted in ")
     assert "see the other workers' logs" in note

@@ -14,7 +14,7 @@ PATIENCE_S = 20.0
 
 
 @pytest.mark.parametrize("ending", [SystemExit("planted"), KeyboardInterrupt("planted"), GeneratorExit("planted")])
-def test_who_asks_gets_an_error_when_an_exchange_is_ended_by_what_is_no_exception(ending):
+def test_check_raises_an_error_when_an_exchange_ends_by_a_base_exception(ending):
     runner, answered = OnThread(torch.device("cpu")), threading.Event()
 
     def exchange() -> None:

@@ -107,19 +107,19 @@ def test_the_sketch_of_a_large_layer_has_its_norm_within_a_few_percent(stream, r
 
 
 def _features(draw: torch.Generator, shape: tuple[int, int], active: int) -> Tensor:
-    """The gradient of a linear layer of which few input features are not zero: few columns, each of rank one."""
+    """Return the gradient of a linear layer with few active input features: few columns, all of rank one."""
     features = torch.randperm(shape[1], generator=draw)[:active]
     values = torch.randn(shape[0], 1, generator=draw).expand(-1, active)
     return torch.zeros(shape).index_copy_(1, features, values.contiguous())
 
 
 def _word_counts(draw: torch.Generator, shape: tuple[int, int]) -> Tensor:
-    """The gradient of a linear layer over word counts, the most frequent words first."""
+    """Return the gradient of a linear layer over word counts, the most frequent words first."""
     return torch.randn(shape[0], 1, generator=draw) / torch.arange(1.0, shape[1] + 1)
 
 
 def _embedding(draw: torch.Generator, shape: tuple[int, int]) -> Tensor:
-    """The gradient of an embedding of which five rows were looked up."""
+    """Return the gradient of an embedding with five active rows."""
     rows, values = torch.randperm(shape[0], generator=draw)[:5], torch.randn(5, shape[1], generator=draw)
     return torch.zeros(shape).index_copy_(0, rows, values)
 

@@ -1,4 +1,4 @@
-"""A default dtype or device that a script has set globally changes nothing that the library makes."""
+"""A default dtype or device set globally by a script does not change the library's tensors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def defaults(dtype: torch.dtype, device: str) -> Iterator[None]:
 
 
 def _trained(method: str, dtype: torch.dtype, device: str) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """The parameters and the statistic after three steps and an epoch's end under these defaults."""
+    """Return parameters and statistic after three steps and the end of an epoch with these defaults."""
     found = {}
     model = Shapes(SHAPES)
     ddp = DistributedDataParallel(model)

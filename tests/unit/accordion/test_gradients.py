@@ -1,4 +1,4 @@
-"""Where the gradients of a bucket lie, and what is refused before a part of a bucket stays behind."""
+"""Views of the gradients in a bucket, and the layouts that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plain DDP does, the hook serves or refuses in a sentence; the README's table lists which."""
+"""Features of plain DDP that are supported or refused, as listed in the README's table."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Adversaries:
             self.judge(real).sum().backward()
         (-self.judge(self.fake(real).detach()).square().sum()).backward()
         self.steppers[1].step()
-        with self.judge.no_sync():  # its gradients of this pass are thrown away
+        with self.judge.no_sync():  # the gradients of this pass are discarded
             self.judge(self.fake(real)).sum().backward()
         self.steppers[0].step()
         self.fake.zero_grad()
@@ -156,7 +156,7 @@ class Scaled(nn.Module):
         return self.enter(x * self.scale)
 
 
-def test_parameters_that_ddp_ignores_may_be_named_where_layers_can_be_unused():
+def test_ignored_parameters_of_the_root_module_work_with_unused_layers():
     model = Scaled()
     # DDP looks for ".scale" and "enter.bias", so that it ignores only the second.
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["scale", "enter.bias"])
@@ -166,7 +166,7 @@ def test_parameters_that_ddp_ignores_may_be_named_where_layers_can_be_unused():
     assert session.steps == 1
 
 
-def test_a_step_without_all_gradients_says_what_may_have_been_left_out():
+def test_a_step_with_missing_gradients_names_the_likely_causes():
     ddp = DistributedDataParallel(nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]))
     session = attach(ddp, Config(), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
     ddp.module[0](torch.ones(2, 6)).sum().backward()
