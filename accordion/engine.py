@@ -234,16 +234,10 @@ class Engine:
             raise StateError(f"saved state cannot be read ({error!r}); give what state_dict() gave") from error
 
     def _load(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
-        own = states[rank]["residuals"] if rank >= 0 else rescaled([state["residuals"] for state in states])
-        unexpected = sorted(set(own) - set(self._decided))
-        if unexpected:
-            raise StateError(f"saved residuals do not match the model: unexpected {unexpected}; was the model changed?")
-        for layer, residual in own.items():
-            if residual.numel() != self._decided[layer]:
-                raise StateError(
-                    f"saved residual of layer {layer!r} has {residual.numel()} values, the layer has "
-                    f"{self._decided[layer]}; was the model changed?"
-                )
+        saved = [state["residuals"] for state in states]
+        for residuals in saved:
+            self._check_residuals(residuals)
+        own = saved[rank] if rank >= 0 else rescaled(saved)
         first = states[max(rank, 0)]
         for layer, value in first["warm"].items():
             if layer not in self._decided or value.dim() != 2:
@@ -254,6 +248,17 @@ class Engine:
         self.feedback.values = {layer: value.clone() for layer, value in own.items()}
         self._warm.values = {layer: value.clone() for layer, value in first["warm"].items()}
         self._steps = steps
+
+    def _check_residuals(self, residuals: Mapping[str, Tensor]) -> None:
+        unexpected = sorted(set(residuals) - set(self._decided))
+        if unexpected:
+            raise StateError(f"saved residuals do not match the model: unexpected {unexpected}; was the model changed?")
+        for layer, residual in residuals.items():
+            if residual.numel() != self._decided[layer]:
+                raise StateError(
+                    f"saved residual of layer {layer!r} has {residual.numel()} values, the layer has "
+                    f"{self._decided[layer]}; was the model changed?"
+                )
 
     def _end_step(self) -> None:
         """Forget what the next step does not need, such as the memory of stacks that DDP has cut otherwise since."""

@@ -26,7 +26,7 @@ def check_attachable(module: object, optimizer: Optimizer | None, scaler: GradSc
             "attach() got an optimizer with none of the module's parameters; create it from module.parameters()"
         )
     if isinstance(getattr(module, "_orig_mod", None), DistributedDataParallel):
-        raise HookError("attach() got a compiled module; call it with the DistributedDataParallel inside, then compile")
+        raise HookError("attach() got a compiled module; give it the DistributedDataParallel inside, then compile")
     if not isinstance(module, DistributedDataParallel):
         raise HookError(f"attach() got a {type(module).__name__}; wrap the model in DistributedDataParallel first")
     for condition, sentence in _refusals(module):

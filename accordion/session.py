@@ -279,7 +279,7 @@ class Session:
         decision_of(first["decision"])
         if self.rank == 0 and first["controller"] is None:
             raise StateError(
-                "load_state_dict() got a state of rank 0 without the controller's; give the state that rank 0 saved"
+                "load_state_dict() got a state of rank 0 without its controller; give the state that rank 0 saved"
             )
         if first["controller"] is not None:
             self.controller.load_state_dict(first["controller"])

@@ -171,7 +171,7 @@ def _attach_unlike(rank, settings_by_rank):
 
 @pytest.mark.parametrize("settings", [({"seed": 0}, {"seed": 1}), ({"method": "none"}, {"method": "topk"})])
 def test_settings_that_differ_between_workers_are_refused_on_all(run_group, settings):
-    assert ["rank 1 than on rank 0" in text for text in run_group(2, _attach_unlike, settings)] == [True, False]
+    assert ["on rank 1 and rank 0" in text for text in run_group(2, _attach_unlike, settings)] == [True, False]
 
 
 def _wrong_optimizer(rank):

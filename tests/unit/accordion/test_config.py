@@ -98,5 +98,5 @@ def test_sizes_of_a_batch_that_cannot_grow_are_refused(sizes) -> None:
 
 
 def test_the_published_statistic_is_of_epochs_and_refuses_a_window_in_steps() -> None:
-    with pytest.raises(ConfigError, match="'paper' compares the sums of single epochs; give the window in epochs"):
+    with pytest.raises(ConfigError, match="'paper' compares sums over whole epochs"):
         DetectorConfig(statistic="paper", window=Window(steps=5))

@@ -21,10 +21,10 @@ def test_a_complex_gradient_is_the_real_view_of_its_whole_place_in_the_bucket():
 
 @pytest.mark.parametrize("parameter", [torch.zeros(4, dtype=torch.float64), torch.zeros(5)])
 def test_a_gradient_of_another_dtype_or_size_than_its_parameter_is_refused(parameter):
-    with pytest.raises(HookError, match=f"for a parameter of {parameter.numel()} in {parameter.dtype}"):
+    with pytest.raises(HookError, match=f"for a parameter of {parameter.numel()} values in {parameter.dtype}"):
         gradients_of(torch.zeros(4), [torch.zeros(4)], [parameter])
 
 
 def test_a_bucket_that_its_gradients_do_not_fill_is_refused():
-    with pytest.raises(HookError, match="hold 4 values and its buffer 8"):
+    with pytest.raises(HookError, match="hold 4 values, but its buffer holds 8"):
         gradients_of(torch.zeros(8), [torch.zeros(4)], [torch.zeros(4)])
