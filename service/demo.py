@@ -52,7 +52,9 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         out.print(f"the service is ready at {url} after {watch.ready:.1f} s")
         job = client.submit(packaged_spec())
         submitted = watch.now()
-        out.print(f"watch it in a browser, too: {client.login_link(f'/jobs/{job.id}')} (works once)")
+        out.print(f"open it in a browser; this link works once{'' if stays else ', until the demo ends'}:")
+        # An address that is broken over two lines cannot be clicked.
+        out.print(client.login_link(f"/jobs/{job.id}"), soft_wrap=True)
 
         def see(state: Watched, _event: EventView | ProgressView) -> None:
             if watch.first_step is None and (state.epoch or (state.progress is not None and state.progress.step > 0)):
@@ -62,7 +64,7 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         result = _figures(client, client.job(job.id), watch)
         again = "it keeps running" if stays else f"see it again with 'accordion up --port {url.rpartition(':')[2]}'"
         for line in _summary(result, state, f"{url}/jobs/{job.id} ({again})"):
-            out.print(line)
+            out.print(line, soft_wrap=True)
     if figures is not None:
         figures.write_text(json.dumps(result, indent=2) + "\n")
     return 0 if state.status == "SUCCEEDED" else 1

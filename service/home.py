@@ -85,10 +85,16 @@ class Home:
             yield
 
     def running(self) -> Running | None:
-        """Who runs here; None where nobody does, or nobody is that far yet."""
-        if not self._record.exists() or not self._is_held():
-            return None
-        return self.last()
+        """The service that runs on this home; None if there is none, or if it is still starting.
+
+        Raises:
+            StartError: the home directory belongs to another user.
+        """
+        try:
+            found = self._record.exists()
+        except PermissionError as error:
+            raise self._unusable(error) from error
+        return self.last() if found and self._is_held() else None
 
     def last(self) -> Running | None:
         """Who ran here last and did not clean up; None where all is clean."""

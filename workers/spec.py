@@ -6,9 +6,18 @@ Epochs and steps are counted from 0; intervals of epochs are half open.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import BatchConfig, Config, DetectorConfig, Window
@@ -99,6 +108,14 @@ class WorkersSpec(Strict):
     memory: ByteSize | None = Field(default=None, ge=LEAST_MEMORY_BYTES, le=MOST_MEMORY_BYTES)
     """Memory limit of each worker, in bytes or as text such as `4GB`. It is reserved on the node, and a worker
     that exceeds it is killed. Without it, the largest worker of a node that runs out of memory is killed."""
+
+    @field_validator("memory", mode="wrap")
+    @classmethod
+    def _read_memory(cls, value: Any, read: ValidatorFunctionWrapHandler) -> ByteSize | None:
+        try:
+            return cast("ByteSize | None", read(value))
+        except ValidationError:
+            raise ValueError("memory is a number of bytes or a text such as 4GB, from 300MB to 1PB") from None
 
     @property
     def num_threads(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.connection import service_token
+from service.errors import StartError
 from service.home import Home, Running
 from service.settings import load_settings
 
@@ -48,3 +49,12 @@ def test_a_port_that_a_stranger_took_after_the_service_ended_is_shown_nothing(tm
     with home.locked():
         home.make_secrets()
     assert token_for(home, "http://127.0.0.1:9") is None
+
+
+def test_a_home_of_another_user_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(StartError, match=r"cannot be used \(Permission denied\); name another with ACCORDION_HOME"):
+        Home(tmp_path).running()

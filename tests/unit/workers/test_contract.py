@@ -48,6 +48,8 @@ def test_a_spec_survives_json():
         ({"task": {"name": "digits"}}, "unknown task 'digits'; known are digits-mlp, cifar-resnet18"),
         ({"task": {"name": "digits-mlp", "options": {"hiden": 3}}}, "has no option 'hiden'; known are hidden"),
         ({"task": {"name": "digits-mlp", "options": {"hidden": 0}}}, "is 0; it must be at least 1"),
+        ({"workers": {"memory": "lots"}}, "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB"),
+        ({"workers": {"memory": 4}}, "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB"),
         ({"workers": {"min": 3, "max": 2}}, "workers.min is 3, above workers.max 2; lower min or raise max"),
         ({"compression": {"method": "zip"}}, "unknown compression method 'zip'; known are none"),
         ({"compression": {"method": "powersgd", "low": {"rang": 1}}}, "has no option 'rang'; known are factors, rank"),
