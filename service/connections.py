@@ -18,6 +18,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _SPARE_FILES = 128
 """File descriptors reserved for the database, uploads and libraries."""
+_LINGER_S = 2.0
+"""How long a refused connection stays open, so that the client can read the answer."""
+_MAX_LINGERING = _SPARE_FILES // 2
+"""Refused connections that may stay open; they use spare descriptors."""
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 2\r\n"
     b"connection: close\r\n\r\ntoo many connections are in use; close some, or raise ACCORDION_MAX_CONNECTIONS\n"
@@ -44,19 +48,21 @@ class BoundedConnection(H11Protocol):
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._waits_for: object = None
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, if necessary by closing one with an incomplete request."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections and not self._make_room():
             _log.warning("too many connections", limit=self._limits.connections)
-            transport.write(_FULL)
-            transport.close()
+            self._refuse(transport)
         else:
             self._watch()
 
     def data_received(self, data: bytes) -> None:
         """Receive a part of a request."""
+        if self._is_refused:
+            return
         super().data_received(data)
         self._watch()
 
@@ -87,6 +93,20 @@ class BoundedConnection(H11Protocol):
                 self._wait_for(h11.IDLE, self._limits.header_s)
         else:
             self._stop_watching()
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        """Answer 503 and close.
+
+        Closing with unread data resets the connection, and the client may lose the answer. So the connection
+        lingers until the client closes it, unless too many do.
+        """
+        self._is_refused = True
+        transport.write(_FULL)
+        if len(self.connections) > self._limits.connections + _MAX_LINGERING:
+            transport.close()
+            return
+        transport.write_eof()
+        self._timer = self.loop.call_later(_LINGER_S, transport.abort)
 
     def _wait_for(self, state: object, seconds: float) -> None:
         self._stop_watching()
