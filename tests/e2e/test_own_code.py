@@ -63,7 +63,7 @@ def test_the_examples_train_to_their_end(up: Up, name: str) -> None:
     assert epochs[-1].metrics["accuracy"] > 0.9
     assert 0 < epochs[-1].bytes.payload < epochs[-1].bytes.dense
     copy = up.home / "storage" / job.id / "code.zip"
-    assert copy.read_bytes() == (up.home / "code" / f"{job.spec.code}.zip").read_bytes()
+    assert copy.read_bytes() == (up.home / "code" / job.spec["code"]).with_suffix(".zip").read_bytes()
 
 
 def test_what_a_script_prints_is_in_the_jobs_log(up: Up) -> None:
