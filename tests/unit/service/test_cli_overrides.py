@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,14 @@ def test_who_waits_for_a_paused_job_is_told_so(accordion: Accordion, running: st
     accordion("pause", running)
     with Client(service.url) as client:
         next(event for event in client.events(running) if getattr(event, "data", {}).get("status") == "PAUSED")
-        later = threading.Timer(0.5, client.cancel, (running,))
+
+        def cancel_what_waits() -> None:
+            while not client.overrides(running).items:
+                time.sleep(0.05)
+            time.sleep(0.5)  # the command line reads the job's state once more before it says what it waits for
+            client.cancel(running)
+
+        later = threading.Thread(target=cancel_what_waits)
         later.start()
         said = accordion("override", running, "--level", "low", "--wait")
         later.join()

@@ -8,20 +8,19 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import Store
 
-from workers import group
 from workers.group import process_group
 from workers.meeting import Meeting
 
 
 def new_store() -> Store:
-    """Of a group of which this process is the only member that came."""
+    """Store of a group whose only member so far is this process."""
     return Meeting("127.0.0.1").admit(1, timedelta(seconds=30))
 
 
-def test_who_waited_in_vain_for_a_group_meets_newcomers_as_if_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_group_never_formed_meets_newcomers_as_if_new() -> None:
     """torch names a group by how many came before it, and counts those that never formed."""
-    monkeypatch.setattr(group, "PEER_TIMEOUT", timedelta(seconds=1))
-    with pytest.raises(RuntimeError), process_group(new_store(), (0, 2), device="cpu", host="127.0.0.1"):
+    alone = process_group(new_store(), (0, 2), device="cpu", host="127.0.0.1", timeout=timedelta(seconds=1))
+    with pytest.raises(RuntimeError), alone:
         pass
     with process_group(new_store(), (0, 1), device="cpu", host="127.0.0.1"):
         survivor = dist.group.WORLD.group_name
