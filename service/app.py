@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from functools import partial
 from types import FrameType
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from service.api import catalog, code, health, history, jobs, login_links, overrides, steering, streams
+from service.api.feeds import FeedHub
 from service.api.parts import Clock, Parts
 from service.api.problems import install_problems
 from service.connections import BoundedConnection, ConnectionLimits, raise_file_limit
@@ -48,9 +50,15 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
     )
-    times = RequestTimes()
+    times, repository, draining = RequestTimes(), Repository(database), threading.Event()
     app.state.parts = Parts(
-        settings=settings, database=database, repository=Repository(database), clock=clock, request_times=times
+        settings=settings,
+        database=database,
+        repository=repository,
+        clock=clock,
+        request_times=times,
+        feeds=FeedHub(repository, draining),
+        draining=draining,
     )
     for module in (jobs, steering, history, overrides, streams, catalog, code, login_links):
         app.include_router(module.router, prefix="/api/v1")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from anyio import CapacityLimiter
 
+from service.api.feeds import FeedHub
 from service.errors import Unavailable
 from service.request_times import RequestTimes
 from service.settings import Settings
@@ -63,7 +64,8 @@ class Parts:
     repository: Repository
     clock: Clock
     request_times: RequestTimes
-    draining: threading.Event = field(default_factory=threading.Event)
+    feeds: FeedHub
+    draining: threading.Event
     """Set when the process is asked to go: writes are refused, streams end."""
     writers: Writers = field(default_factory=Writers)
     upload_checks: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(NUM_UPLOAD_CHECKS))

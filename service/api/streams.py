@@ -67,7 +67,8 @@ def get_events(
         raise Invalid(f"after is {after}; the newest event is {job.event_seq}", "query/after")
     if Status(job.status) in ENDED and after >= job.event_seq:
         return Response(status_code=204)
-    return stream(parts, EventReader(parts, job.id), after)
+    reader = EventReader(parts, job.id)
+    return stream(parts, reader, now=reader.state(job), after=after)
 
 
 @router.get(
@@ -89,4 +90,4 @@ def get_logs(
     after = last_event_id(last_event_id_, job.log_number)
     if after is not None and Status(job.status) in ENDED and after >= job.log_number:
         return Response(status_code=204)
-    return stream(parts, reader, after or 0)
+    return stream(parts, reader, now=reader.state(job), after=after or 0)

@@ -132,9 +132,14 @@ def decision_view(row: DecisionRow) -> DecisionView:
     )
 
 
-def event_view(row: EventRow) -> EventView:
-    """One event."""
-    return EventView.model_validate(row)
+def event_document(row: EventRow) -> dict[str, Any]:
+    """One event as the streams send it; as stored if this version does not know its type."""
+    fields = {name: getattr(row, name) for name in EventView.model_fields}
+    try:
+        return EventView.model_validate(fields).model_dump(mode="json")
+    except ValidationError as error:
+        _log.error("unreadable event", job_id=row.job_id, seq=row.seq, error=str(error))
+        return fields
 
 
 def override_view(row: OverrideRow, acks: list[AckRow]) -> OverrideView:

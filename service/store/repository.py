@@ -85,6 +85,12 @@ class Repository:
         with self.database.read() as session:
             return session.get(JobRow, job_id)
 
+    def versions(self, job_ids: Collection[str]) -> dict[str, int]:
+        """Versions of these jobs by id, in one query; a job without a row is missing."""
+        with self.database.read() as session:
+            rows = session.execute(select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids)))
+            return {str(job_id): int(version) for job_id, version in rows}
+
     def jobs(self, wanted: JobFilter) -> list[JobRow]:
         """Jobs that the filter takes, newest first."""
         query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(wanted.limit)
