@@ -18,7 +18,7 @@ from torch import Tensor
 
 from accordion.compressors import COMPRESSORS
 from accordion.errors import StateError
-from accordion.feedback import Feedback, Kept, Pair, by_memory, rescaled, working_dtype
+from accordion.feedback import Feedback, Kept, Pair, by_memory, working_dtype
 from accordion.ledger import Ledger
 from accordion.messages import LayerInfo, Level
 from accordion.statistics import GradientSums, seeded
@@ -216,37 +216,31 @@ class Engine:
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot; no step may have been taken since."""
         self.feedback.values, self._warm.values = snapshot.residuals, snapshot.warm
-        self.sums.load_state_dict([snapshot.window], 0)
+        self.sums.load_state_dict(snapshot.window)
         self.ledger.restore(Ledger.read(snapshot.ledger))
         self._steps = snapshot.steps
 
-    def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
-        """Continue from the states of all workers of a group.
-
-        `rank` is the place whose state is ours, or -1 where this group has another size than the saved one.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state.
 
         Raises:
             StateError: the state is of another model, or none of ours; nothing is changed then.
         """
         try:
-            self._load(states, rank)
+            self._load(state)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise StateError(f"saved state cannot be read ({error!r}); give what state_dict() gave") from error
 
-    def _load(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
-        saved = [state["residuals"] for state in states]
-        for residuals in saved:
-            self._check_residuals(residuals)
-        own = saved[rank] if rank >= 0 else rescaled(saved)
-        first = states[max(rank, 0)]
-        for layer, value in first["warm"].items():
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._check_residuals(state["residuals"])
+        for layer, value in state["warm"].items():
             if layer not in self._decided or value.dim() != 2:
                 raise StateError(f"saved warm start of layer {layer!r} is none of ours; was the model changed?")
-        steps, ledger = int(first["steps"]), Ledger.read(first["ledger"])
-        self.sums.load_state_dict([state["window"] for state in states], rank)
+        steps, ledger = int(state["steps"]), Ledger.read(state["ledger"])
+        self.sums.load_state_dict(state["window"])
         self.ledger.restore(ledger)
-        self.feedback.values = {layer: value.clone() for layer, value in own.items()}
-        self._warm.values = {layer: value.clone() for layer, value in first["warm"].items()}
+        self.feedback.values = {layer: value.clone() for layer, value in state["residuals"].items()}
+        self._warm.values = {layer: value.clone() for layer, value in state["warm"].items()}
         self._steps = steps
 
     def _check_residuals(self, residuals: Mapping[str, Tensor]) -> None:

@@ -6,8 +6,6 @@ So a step that turns out not to be finite on some worker leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
@@ -87,19 +85,6 @@ class Pair:
         first, second = self._buffers
         held = in_force is not None and in_force.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
         return second if held else first
-
-
-def rescaled(residuals_by_rank: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The residual that every member of a group of another size starts with: the mean over the old group.
-
-    What the group owes is the mean of its residuals, so the mean on every member owes exactly the same. A worker
-    without a residual for a layer owes nothing, which counts as zero.
-    """
-    total: dict[str, Tensor] = {}
-    for residuals in residuals_by_rank:
-        for layer, residual in residuals.items():
-            total[layer] = total[layer] + residual.to(total[layer]) if layer in total else residual.clone()
-    return {layer: value.div_(len(residuals_by_rank)) for layer, value in total.items()}
 
 
 def working_dtype(gradient: Tensor) -> torch.dtype:

@@ -34,7 +34,7 @@ from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
 from accordion.module_checks import check_attachable, check_rate_known
-from accordion.session_state import complete_states, decision_of, gathered_state, serialized
+from accordion.session_state import complete_states, decision_of, gathered_state, serialized, state_of_rank
 from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
 from accordion.step_results import StepResult, Switch
 from accordion.training_warnings import (
@@ -274,18 +274,17 @@ class Session:
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
     def _load(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Load engine and controller; return a state, whose other fields are the same on all workers."""
-        first = states[0]
-        decision_of(first["decision"])
-        if self.rank == 0 and first["controller"] is None:
+        """Load engine and controller; return the state, whose other fields are equal on all workers."""
+        own = state_of_rank(states, self.rank, world_size=self.world_size)
+        decision_of(own["decision"])
+        if self.rank == 0 and own["controller"] is None:
             raise StateError(
                 "load_state_dict() got a state of rank 0 without its controller; give the state that rank 0 saved"
             )
-        if first["controller"] is not None:
-            self.controller.load_state_dict(first["controller"])
-        place = min(self.rank, len(states) - 1) if first["world_size"] == self.world_size else -1
-        self._engine.load_state_dict([state["engine"] for state in states], place)
-        return first
+        if own["controller"] is not None:
+            self.controller.load_state_dict(own["controller"])
+        self._engine.load_state_dict(own["engine"])
+        return own
 
     def _raise_now(self) -> frozenset[Word]:
         self._in_flight = frozenset(self._requested)

@@ -1,4 +1,4 @@
-"""Saved states of a session's workers: checks that a set is complete, and the form gathered on rank 0.
+"""Saved states of a session's workers: checks that a set is complete, gathers it on rank 0, averages it.
 
 Residuals differ from worker to worker, so the state of one rank does not describe a group.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from accordion.errors import StateError
 from accordion.messages import Decision, decision_from_json
@@ -58,6 +59,85 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
             f"load_state_dict() got states of different steps: {steps}; pass states saved at the same step"
         )
     return states
+
+
+def state_of_rank(states: Sequence[State], rank: int, *, world_size: int) -> State:
+    """Return the state that a worker loads, given what `complete_states` returned.
+
+    In a group of another size than the saved one, that is the mean of all states.
+
+    Raises:
+        StateError: the states cannot be averaged.
+    """
+    if states[0]["world_size"] == world_size:
+        return {**states[min(rank, len(states) - 1)], "controller": states[0]["controller"]}
+    mean = MeanState(len(states))
+    for state in states:
+        mean.add(state)
+    return mean.result()
+
+
+class MeanState:
+    """Averages the states of a group of `size` workers, added in rank order, for a group of another size.
+
+    A group owes the mean of its residuals. If every worker of the new group starts with that mean, the
+    new group owes exactly the same. All fields other than residuals and window are rank 0's. Only the
+    running sums are held, never the states.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.count = 0
+        """Number of states added so far."""
+        self._first: dict[str, Any] = {}
+        self._residuals: dict[str, Tensor] = {}
+        self._window: dict[str, Tensor] = {}
+        self._versions: set[int | None] = set()
+
+    def add(self, state: State) -> None:
+        """Add the state of the next rank.
+
+        Raises:
+            StateError: a tensor has another size than in the states before; nothing is added then.
+        """
+        try:
+            engine = dict(state["engine"])
+            window, residuals = dict(engine.pop("window")), dict(engine.pop("residuals"))
+            sums = dict(window.pop("sums"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"saved state cannot be read ({error!r}); give what state_dict() gave") from error
+        _check_sizes(self._residuals, residuals)
+        _check_sizes(self._window, sums)
+        self._first = self._first or {**state, "engine": {**engine, "window": window}}
+        # A worker without a residual for a layer owes nothing, which counts as zero.
+        for layer, residual in residuals.items():
+            total = self._residuals.get(layer)
+            self._residuals[layer] = (
+                residual.clone() if total is None else total.add_(residual.view_as(total).to(total))
+            )
+        for layer, saved in sums.items():
+            part, total = saved / self.size, self._window.get(layer)
+            self._window[layer] = part if total is None else total.add_(part)
+        self._versions.add(window.get("version"))
+        self.count += 1
+
+    def result(self) -> State:
+        """Return the mean, once all states were added; it takes over the memory of the sums."""
+        residuals = {layer: total.div_(self.size) for layer, total in self._residuals.items()}
+        # Windows of several versions do not add up; without a version the window starts again.
+        version = self._versions.pop() if len(self._versions) == 1 else None
+        engine = self._first["engine"]
+        window = {**engine["window"], "version": version, "sums": self._window}
+        return {**self._first, "engine": {**engine, "residuals": residuals, "window": window}}
+
+
+def _check_sizes(totals: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> None:
+    for layer, value in added.items():
+        if layer in totals and value.numel() != totals[layer].numel():
+            raise StateError(
+                f"saved state cannot be read: layer {layer!r} has {value.numel()} values on one rank and "
+                f"{totals[layer].numel()} on another; give what state_dict() gave on each rank"
+            )
 
 
 def _incomplete(ranks: Sequence[object], saved_size: int) -> str:

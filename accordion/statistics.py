@@ -12,7 +12,7 @@ exception is a handful of active rows with equal values: if two of them collide,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -101,27 +101,25 @@ class GradientSums:
         sums = {layer: rows[row].clone() for layer, row in self._rows.items()}
         return {"version": _STATE_VERSION, "steps": self.steps, "sums": sums}
 
-    def load_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int) -> None:
-        """Continue a saved window with this rank's sums, or, for rank -1, with the mean over the workers.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a saved window.
 
-        The mean is for a group of another size. A window from a release with other signs and columns is
-        replaced by an empty one.
+        A window from a release with other signs and columns is replaced by an empty one.
 
         Raises:
             StateError: a sum is of a layer that this model does not have, or no sketch.
         """
-        taken, steps = states if rank < 0 else [states[rank]], int(states[0]["steps"])
-        for layer, total in [item for state in taken for item in state["sums"].items()]:
+        steps = int(state["steps"])
+        for layer, total in state["sums"].items():
             if layer not in self._rows or total.shape != (SKETCH_SIZE + 1,):
                 raise StateError(f"saved window: layer {layer!r} with {total.numel()} values is not in this model")
         self.clear()
-        if any(state.get("version") != _STATE_VERSION for state in states):
+        if state.get("version") != _STATE_VERSION:
             return
-        for state in taken:
-            for layer, saved in state["sums"].items():
-                row, total = self._rows[layer], saved.to(self._sums)
-                self._sums[row] += total[:-1] / len(taken)
-                self._squares[row] += total[-1] / len(taken)
+        for layer, saved in state["sums"].items():
+            row, total = self._rows[layer], saved.to(self._sums)
+            self._sums[row] += total[:-1]
+            self._squares[row] += total[-1]
         self.steps = steps
 
     def _to(self, device: torch.device) -> None:

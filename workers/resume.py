@@ -13,18 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from accordion.errors import StateError
+from workers.broadcast import broadcast_state
 from workers.checkpoint import Manifest, candidates, read_part
 from workers.errors import CheckpointError, PeerUnfit, StorageError
 from workers.journal import SupersededError, is_superseded, read_records
 from workers.lineage import Lineage
 from workers.run import Run
 from workers.shared_storage import not_shared, sees_token
+from workers.snapshot import MergedParts
 from workers.storage import Storage, way_out
 from workers.together import FIRST_PAUSE_S, MOST_PAUSE_S, decide_on_rank_0, gather, work_side_by_side
 from workers.upload import SHARED, rank_file
 
-Parts = tuple[dict[str, Any], list[dict[str, Any]]]
-"""State shared by all ranks, then the parts in rank order."""
+Parts = tuple[dict[str, Any], dict[str, Any]]
+"""State shared by all ranks, then what this rank continues from: its own part, or the merged parts."""
 _T = TypeVar("_T")
 
 
@@ -59,14 +62,16 @@ def find_checkpoint(run: Run, storage: Storage, refused: Iterable[str]) -> tuple
 def read_parts(run: Run, storage: Storage, manifest: Manifest) -> Parts | None:
     """Read what this rank needs of a checkpoint; None on all ranks if any rank found it damaged.
 
-    In a group of the same size as the saved one, a rank reads its own part only, and the returned list
-    repeats that part for every rank.
+    In a group of the same size as the saved one, each rank reads its own part. In a group of another
+    size, rank 0 reads all parts, one at a time, and broadcasts what they amount to.
 
     Raises:
         StopRequested: the job was paused or cancelled while its storage was unreachable.
     """
     try:
-        return wait_for_storage(run, partial(_read, run, storage, manifest))
+        if manifest.world_size == run.context.world_size:
+            return wait_for_storage(run, partial(_read_own, run, storage, manifest))
+        return _share_merged(run, storage, manifest)
     except CheckpointError as error:
         if run.context.rank == 0:
             run.context.link.log(str(error))
@@ -180,12 +185,34 @@ def _look(run: Run, storage: Storage, *, refused: Iterable[str], told: set[str])
     return found, lineage
 
 
-def _read(run: Run, storage: Storage, manifest: Manifest) -> Parts:
-    ranks = range(manifest.world_size)
+def _read_own(run: Run, storage: Storage, manifest: Manifest) -> Parts:
     shared = read_part(storage, manifest, SHARED)
-    if manifest.world_size == run.context.world_size:
-        return shared, [read_part(storage, manifest, rank_file(run.context.rank))] * len(ranks)
-    return shared, [read_part(storage, manifest, rank_file(rank)) for rank in ranks]
+    return shared, read_part(storage, manifest, rank_file(run.context.rank))
+
+
+def _share_merged(run: Run, storage: Storage, manifest: Manifest) -> Parts:
+    """Read all parts on rank 0 and return what they amount to; rank 0 takes over the loss of the open epoch."""
+    merged, is_first = MergedParts(manifest.world_size), run.context.rank == 0
+    found = wait_for_storage(run, lambda: _read_merged(storage, manifest, merged) if is_first else None)
+    shared, own = broadcast_state(found, device=run.context.device)
+    return shared, own if is_first else {**own, "loss": {"total": 0.0, "samples": 0}}
+
+
+def _read_merged(storage: Storage, manifest: Manifest, merged: MergedParts) -> Parts:
+    """Read all parts, one at a time; a second call after an error goes on where the first stopped.
+
+    Raises:
+        CheckpointError: a part is damaged, or does not fit the others.
+        OSError: the storage cannot be reached.
+    """
+    shared = read_part(storage, manifest, SHARED)
+    while merged.count < manifest.world_size:
+        name = rank_file(merged.count)
+        try:
+            merged.add(read_part(storage, manifest, name))
+        except StateError as error:
+            raise CheckpointError(f"checkpoint {manifest.name}: {name}: {error}; the one before it is used") from error
+    return shared, merged.result()
 
 
 __all__ = ["StopRequested", "find_checkpoint", "read_parts", "wait_for_storage"]

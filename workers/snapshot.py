@@ -7,21 +7,22 @@ rate and the seeds of dropout are functions of the position and need no place he
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from accordion.session_state import MeanState
 from workers.contract import Bytes
 from workers.run import Mark, Run
 from workers.sampler import Position
 from workers.schedule import BatchChange
 
 
-def load_state(run: Run, shared: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
-    """Go on from a saved state: what all ranks share, and the parts of all ranks of the group that saved it."""
+def load_state(run: Run, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Continue from a saved state: what all ranks share, and this rank's part or the merged parts."""
     run.ddp.module.load_state_dict(shared["model"])
     run.optimizer.load_state_dict(shared["optimizer"])
     run.position = Position(**shared["position"])
@@ -30,17 +31,42 @@ def load_state(run: Run, shared: Mapping[str, Any], parts: Sequence[Mapping[str,
     run.batch_change = BatchChange(**shared["batch_change"])
     if run.scaler is not None and shared.get("scaler"):
         run.scaler.load_state_dict(shared["scaler"])
-    run.session.load_state_dict(_session_states(run, shared, parts))
-    _restore_own(run, parts)
+    # older checkpoints hold neither rank nor size, and merged parts serve every rank.
+    place = {"rank": run.context.rank, "world_size": run.context.world_size}
+    run.session.load_state_dict({**own["session"], **place, "controller": shared["controller"]})
+    _restore_own(run, own)
 
 
-def _session_states(run: Run, shared: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """This rank's own alone where the group is as large as the saved one, else those of all its workers."""
-    size = len(parts)
-    ranks = [run.context.rank] if size == run.context.world_size else range(size)
-    whole = {"controller": shared["controller"], "world_size": size}
-    # rank and size are the manifest's: older checkpoints do not hold them.
-    return [{**parts[rank]["session"], **whole, "rank": rank} for rank in ranks]
+class MergedParts:
+    """Merges the parts of a group of `size` workers, added in rank order, for a group of another size.
+
+    Residuals and open windows are averaged (`accordion.session_state.MeanState`), the loss of the open
+    epoch is summed, and all else is rank 0's. No part is held.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._session = MeanState(size)
+        self._first: Mapping[str, Any] = {}
+        self._loss: dict[str, Any] = {}
+
+    @property
+    def count(self) -> int:
+        """Number of parts added so far."""
+        return self._session.count
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        """Add the part of the next rank.
+
+        Raises:
+            StateError: the part does not fit those before; nothing is added then.
+        """
+        self._session.add(part["session"])
+        self._first = self._first or {key: value for key, value in part.items() if key != "session"}
+        self._loss = {key: self._loss.get(key, 0) + value for key, value in part["loss"].items()}
+
+    def result(self) -> dict[str, Any]:
+        """Return the merged part, once all parts were added."""
+        return {**self._first, "session": self._session.result(), "loss": self._loss}
 
 
 def shared_state(run: Run) -> dict[str, Any]:
@@ -74,14 +100,9 @@ def own_state(run: Run) -> dict[str, Any]:
     }
 
 
-def _restore_own(run: Run, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Restore this rank's part; in a group of another size rank 0 takes over the sums of all, the others begin at 0."""
-    rank = run.context.rank
-    same_size = len(parts) == run.context.world_size
-    owned = [parts[rank]] if same_size else list(parts) if rank == 0 else []
-    run.epoch_loss.total += sum(part["loss"]["total"] for part in owned)
-    run.epoch_loss.samples += sum(part["loss"]["samples"] for part in owned)
-    own = parts[rank if same_size else 0]
+def _restore_own(run: Run, own: Mapping[str, Any]) -> None:
+    run.epoch_loss.total += own["loss"]["total"]
+    run.epoch_loss.samples += own["loss"]["samples"]
     run.phases.seconds.update(own["seconds"])
     mark = own["mark"]
     run.epoch_mark = Mark(bytes=Bytes(**mark["bytes"]), seconds=mark["seconds"], skipped_steps=mark["skipped_steps"])
@@ -105,4 +126,4 @@ def copy_to_cpu(state: Any) -> Any:
     return state
 
 
-__all__ = ["copy_to_cpu", "load_state", "own_state", "shared_state"]
+__all__ = ["MergedParts", "copy_to_cpu", "load_state", "own_state", "shared_state"]

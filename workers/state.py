@@ -106,9 +106,9 @@ def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
 def restore(run: Run) -> str | None:
     """Resume from the newest valid checkpoint and return its name; None, with no change, if there is none.
 
-    Rank 0 picks the checkpoint. Every rank reads its own part if the group has the size of the one that
-    saved it, else all parts. A checkpoint that any rank finds damaged is refused by all. While the
-    storage is unreachable, all ranks wait.
+    Rank 0 picks the checkpoint. Each rank reads its own part if the group has the size of the one that
+    saved it; else rank 0 reads all parts. A checkpoint that any rank finds damaged is refused by all.
+    While the storage is unreachable, all ranks wait.
 
     Raises:
         StateError: the checkpoint is of another model.

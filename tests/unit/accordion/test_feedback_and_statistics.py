@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,20 @@ from accordion.compressors import ladder_of
 from accordion.engine import Engine
 from accordion.errors import StateError
 from accordion.messages import LayerInfo
+from accordion.session_state import MeanState
 from accordion.statistics import SKETCH_SIZE, GradientSums, norms, root_mean_squares
 from tests.unit.accordion.lockstep import FEEDBACK_METHODS, Cluster, draw_gradients
 
 CPU = torch.device("cpu")
 SHAPE = {"w": (12, 10)}
+
+
+def mean_of(engines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Average the engines' states, as a group of another size loads them."""
+    mean = MeanState(len(engines))
+    for engine in engines:
+        mean.add({"engine": engine})
+    return mean.result()["engine"]
 
 
 @pytest.mark.parametrize("method", FEEDBACK_METHODS)
@@ -30,7 +40,7 @@ def test_a_group_of_another_size_owes_what_the_old_one_owed(method, before, afte
     old.step(draw_gradients(SHAPE, before, seed))
     states = [engine.state_dict() for engine in old.engines]
     for rank, engine in enumerate(new.engines):
-        engine.load_state_dict(states, rank if before == after else -1)
+        engine.load_state_dict(states[rank] if before == after else mean_of(states))
     like = torch.zeros(SHAPE["w"])
     torch.testing.assert_close(new.mean_residual("w", like), old.mean_residual("w", like), rtol=1e-6, atol=1e-6)
 
@@ -43,7 +53,7 @@ def test_saved_loaded_and_continued_is_never_stopped(method):
     straight.step(draw_gradients(SHAPE, 2, 0))
     states = [engine.state_dict() for engine in straight.engines]
     for rank, engine in enumerate(resumed.engines):
-        engine.load_state_dict(states, rank)
+        engine.load_state_dict(states[rank])
     gradients = draw_gradients(SHAPE, 2, 1)
     assert torch.equal(straight.step(gradients)[0]["w"], resumed.step(gradients)[0]["w"])
     assert resumed.engines[0].sums.steps == 2
@@ -56,7 +66,7 @@ def test_a_state_of_another_model_is_refused_by_layer_name():
     old.step(draw_gradients({"other": (12, 10)}, 1, 0))
     engine = Engine([LayerInfo(name="w", shape=(12, 10))], seed=0, world_size=1)
     with pytest.raises(StateError, match="unexpected \\['other'\\]"):
-        engine.load_state_dict([old.engines[0].state_dict()], 0)
+        engine.load_state_dict(old.engines[0].state_dict())
 
 
 def _sums(shape: tuple[int, ...], gradients: Iterable[Tensor], seed: int = 0) -> GradientSums:
@@ -192,7 +202,8 @@ def test_a_step_that_was_rolled_back_is_not_counted():
 def test_an_open_window_continues_after_a_change_of_world_size_with_the_mean_of_its_sums():
     old = [_sums((2, 2), [torch.full((2, 2), float(rank))]) for rank in range(2)]
     new = _sums((2, 2), [])
-    new.load_state_dict([own.state_dict() for own in old], -1)
+    empty = {"residuals": {}}
+    new.load_state_dict(mean_of([{**empty, "window": own.state_dict()} for own in old])["window"])
     assert new.steps == 1
     assert _norm(new) == pytest.approx(1.0)
     assert root_mean_squares(["w"], new.summary(CPU))["w"] == pytest.approx(2**0.5)
@@ -201,11 +212,11 @@ def test_an_open_window_continues_after_a_change_of_world_size_with_the_mean_of_
 def test_a_window_that_an_older_sketch_left_open_starts_again():
     saved = _sums((60, 50), [torch.ones(60, 50)]).state_dict()
     sums = _sums((60, 50), [])
-    sums.load_state_dict([{name: saved[name] for name in ("steps", "sums")}], 0)
+    sums.load_state_dict({name: saved[name] for name in ("steps", "sums")})
     assert (sums.steps, _norm(sums)) == (0, 0.0)
 
 
 def test_a_window_with_sums_of_another_size_is_refused_by_layer_name():
     state = {"steps": 1, "sums": {"w": torch.zeros(7)}}
     with pytest.raises(StateError, match="layer 'w' with 7 values"):
-        _sums((2, 2), []).load_state_dict([state], 0)
+        _sums((2, 2), []).load_state_dict(state)
