@@ -80,7 +80,7 @@ class Coordinator:
             ReportError: `decide` failed on rank 0, where its own error is raised; raised on other ranks.
         """
         if self._rank != 0:
-            answer = json.loads(self.gather_texts("")[0])
+            answer = json.loads(self._share_text(""))
             if "error" in answer:
                 raise ReportError(f"rank 0 could not decide: {answer['error']}")
             return decision_from_json(answer)
@@ -88,9 +88,9 @@ class Coordinator:
             decision = decide()
         except Exception as error:
             # The other ranks are waiting: send them the error before raising it here.
-            self.gather_texts(json.dumps({"error": str(error) or type(error).__name__}))
+            self._share_text(json.dumps({"error": str(error) or type(error).__name__}))
             raise
-        self.gather_texts(json.dumps(to_json(decision)))
+        self._share_text(json.dumps(to_json(decision)))
         return decision
 
     def gather_acks(self, own: Ack) -> tuple[Ack, ...]:
@@ -102,6 +102,19 @@ class Coordinator:
         payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(self._device)
         payloads: list[Tensor] = self._answered(Gather(payload), counted=counted)
         return [bytes(payload.tolist()).decode() for payload in payloads]
+
+    def _share_text(self, text: str) -> str:
+        """Return rank 0's text; other ranks' own are not looked at."""
+        own = bytearray(text.encode())
+        size = torch.tensor([len(own)], dtype=torch.int64, device=self._device)
+        self._network.broadcast_(size)
+        if self._rank == 0:
+            payload = torch.frombuffer(own, dtype=torch.uint8).to(self._device)
+        else:
+            payload = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        self._network.broadcast_(payload)
+        self._ledger.count_broadcast(size.nbytes + payload.nbytes)
+        return bytes(payload.tolist()).decode()
 
     def gather_on_first(self, payload: bytes) -> list[bytearray] | None:
         """Return the payloads of all workers on rank 0, received one by one, and None elsewhere."""

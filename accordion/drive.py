@@ -134,6 +134,12 @@ class GroupNetwork:
         dist.all_reduce(buffer, group=self._group)
         self.seconds += self._clock() - started
 
+    def broadcast_(self, tensor: Tensor) -> None:
+        """Replace a tensor by the group's rank 0's, of equal size and dtype."""
+        started = self._clock()
+        dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
+        self.seconds += self._clock() - started
+
     def send_to_first(self, tensor: Tensor) -> None:
         """Send a tensor to rank 0 of the group."""
         dist.send(tensor, dist.get_global_rank(self._group, 0), group=self._group)

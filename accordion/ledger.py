@@ -26,7 +26,8 @@ class ByteCount:
     payload: int = 0
     """Handed to the network."""
     wire: int = 0
-    """Estimate of what the interface sends for it: 2(W-1)/W of a ring all-reduce, W-1 times of an all-gather."""
+    """Estimate of what the interface sends for it: 2(W-1)/W of a ring all-reduce, W-1 times of an
+    all-gather, and (W-1)/W of a broadcast, the mean over the workers."""
     dense: int = 0
     """Payload that fp32 all-reduce would have had."""
     fp16: int = 0
@@ -47,7 +48,14 @@ class Ledger:
         """Book a request in equal parts on layers of equal shape."""
         sent, wire = bytes_of(request), wire_bytes(request, self._world_size)
         collective = "all-reduce" if isinstance(request, Mean) else "all-gather"
-        _add(self.by_collective[f"{method} {collective}"], sent, wire)
+        self._book((method, collective), layers, sent, wire)
+
+    def count_broadcast(self, size: int) -> None:
+        """Book control bytes that rank 0 sent to all; on every worker, so that all ledgers agree."""
+        self._book((OVERHEAD, "broadcast"), (OVERHEAD,), size, (self._world_size - 1) * size // self._world_size)
+
+    def _book(self, kind: tuple[str, str], layers: tuple[str, ...], sent: int, wire: int) -> None:
+        _add(self.by_collective[" ".join(kind)], sent, wire)
         _add(self.total, sent, wire)
         for place, layer in enumerate(layers):
             _add(self.by_layer[layer], _share(sent, place, len(layers)), _share(wire, place, len(layers)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 
 import pytest
@@ -10,7 +11,9 @@ import torch.distributed as dist
 
 from accordion import drive
 from accordion.compressors import COMPRESSORS, ladder_of
+from accordion.messages import to_json
 from accordion.wire import Gather, Mean
+from tests.distributed import small
 from tests.distributed.compose import Way, trial
 
 METHODS = sorted(COMPRESSORS)
@@ -109,3 +112,26 @@ def test_bytes_by_layer_and_by_collective_add_up_to_the_total(run_group, world_s
             assert [sum(column) for column in zip(*by_layer, strict=True)] == list(total), method
             assert [sum(column) for column in zip(*by_collective, strict=True)][:2] == list(total)[:2], method
             assert all(count[2] == 2 * count[3] for count in by_layer), method
+
+
+def _largest_gather(rank):
+    """Return the bytes that this worker got in the largest all-gather of a decision, and those of the decision."""
+    ddp, session = small.start("powersgd")
+    small.train(session, ddp, rank, range(2))
+    received = []
+    with pytest.MonkeyPatch.context() as patch:
+        gather = drive._gather_rows
+        patch.setattr(
+            drive, "_gather_rows", lambda into, row, **named: (received.append(into.nbytes), gather(into, row, **named))
+        )
+        before = session.ledger.total.wire
+        switch = session.end_epoch(lr=0.1, next_lr=0.1)
+    return max(received), len(json.dumps(to_json(switch.decision))), session.ledger.total.wire - before, switch.decision
+
+
+def test_a_decision_reaches_each_worker_once_however_many_there_are(run_group):
+    found = run_group(4, _largest_gather)
+    assert len({str(decision) for *_, decision in found}) == 1
+    for largest, size, wire, _ in found:
+        assert largest < size
+        assert wire == found[0][2] >= size * 3 / 4
