@@ -22,6 +22,8 @@ from workers.journal import Place, place_of
 
 LOG_LIMIT_BYTES = 1 << 20
 """Log text held for one job: eight seconds of a job that writes as fast as it may."""
+POSTS_PER_S = 400
+"""Posts that all jobs together make at most; the actor answers 1,000 to 1,800 calls a second."""
 DRAIN_LIMIT = 1000
 """Records handed over in one call: a few megabytes."""
 
@@ -57,8 +59,8 @@ class _Job:
         done = place_of(self.confirmed)
         self.records = {place: record for place, record in self.records.items() if place > done}
 
-    def receipt(self) -> Receipt:
-        return Receipt(confirmed=self.confirmed, incarnation=self.incarnation)
+    def receipt(self, pause_s: float = 0.0) -> Receipt:
+        return Receipt(confirmed=self.confirmed, incarnation=self.incarnation, pause_s=pause_s)
 
 
 class AccordionActor:
@@ -118,7 +120,7 @@ class AccordionActor:
             done = place_of(job.confirmed)
             job.records |= {place_of(record): record for record in records if place_of(record) > done}
         job.progress = progress or job.progress
-        return job.receipt()
+        return job.receipt(pause_s=len(self._jobs) / POSTS_PER_S)
 
     async def log(self, job_id: str, lines: Sequence[LogLine], dropped: int) -> None:
         """Hold log lines until they are drained; the oldest are dropped, and counted, where they are too many."""

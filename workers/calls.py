@@ -65,6 +65,8 @@ class Receipt:
     """The newest record that the database holds: what lies up to it need not be sent again."""
     incarnation: str
     """Another one than before says that all records held so far were lost: send them again."""
+    pause_s: float = 0.0
+    """Seconds until the caller should post again; grows with the number of jobs."""
 
 
 def line_bytes(line: LogLine) -> int:

@@ -16,7 +16,7 @@ from workers.contract import Cursor, Payload, Progress, Record
 from workers.journal import Journal, place_of, read_records
 
 TICK_S = 0.25
-"""Distance between two calls while there is something to send or to be confirmed."""
+"""Pause between two calls while there is something to send or to be confirmed; longer if the actor asks for it."""
 HURRIED_TICK_S = 0.01
 """Likewise while somebody waits for it."""
 POST_LIMIT = 1000
@@ -49,6 +49,7 @@ class Outbox:
         """Of the actor's memory that holds what was sent; None while nothing is known to be held."""
         self._hurried = False
         """Whether somebody waits until all is sent."""
+        self._pause_s = TICK_S
         self._closed = False
         self._changed = threading.Condition()
         self.superseded = False
@@ -104,7 +105,7 @@ class Outbox:
 
     def _pause(self) -> None:
         """Let things gather, but for a moment only where somebody waits."""
-        deadline = time.monotonic() + TICK_S
+        deadline = time.monotonic() + self._pause_s
         with self._changed:
             self._changed.wait_for(lambda: self._hurried or self._closed, deadline - time.monotonic())
         time.sleep(max(0.0, min(HURRIED_TICK_S, deadline - time.monotonic())))
@@ -133,6 +134,7 @@ class Outbox:
             return
         forgot = self._incarnation is not None and self._incarnation != answer.incarnation
         self._incarnation = answer.incarnation
+        self._pause_s = max(TICK_S, answer.pause_s)
         self._sent = 0 if forgot else self._sent + sent
         self._progress = None if self._progress is progress else self._progress
         self._drop(answer.confirmed)

@@ -16,6 +16,7 @@ from tests.unit.workers.world import JOB, LAYERS, SPEC, FakeCluster, cursor_of, 
 from workers import actor as actor_module
 from workers.calls import Decided, Question, Refused, Registration, Unknown
 from workers.contract import Cursor, LogLine, Orders, Progress
+from workers.outbox import TICK_S
 
 
 def controller() -> Controller:
@@ -217,3 +218,11 @@ def test_jobs_that_a_large_answer_has_no_room_for_come_first_the_next_time(clust
         cluster.call("post", job_id, stamp(), [record(0)])
     answers = [set(cluster.call("drain_many", cursors)) for _ in range(3)]
     assert set().union(*answers) == set(cursors)
+
+
+@pytest.mark.parametrize("jobs", [1, 100, 1000])
+def test_jobs_together_do_not_call_more_often_than_the_actor_can_answer(cluster: FakeCluster, jobs: int) -> None:
+    receipts = [cluster.call("post", f"job-{number}", stamp(), ()) for number in range(jobs)]
+    pause_s = max(TICK_S, receipts[-1].pause_s)
+    assert jobs / pause_s <= actor_module.POSTS_PER_S
+    assert (pause_s == TICK_S) == (jobs <= 100)

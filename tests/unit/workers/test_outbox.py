@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,29 @@ def test_only_the_newest_progress_is_sent(opened: Open, cluster: FakeCluster) ->
     cluster.silent = set()
     assert outbox.flush(LONG_S)
     assert cluster.drain().progress == progress(2)
+
+
+@dataclass
+class PacedRoad:
+    """An `Ask` on which the actor is busy: it wants no other call for a long time."""
+
+    cluster: FakeCluster
+
+    def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
+        return replace(self.cluster(method, *arguments, timeout_s=timeout_s, **named), pause_s=1000.0)
+
+
+def test_a_busy_actor_is_called_again_when_it_wants_to_be_unless_somebody_waits(
+    opened: Open, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    paced_cluster = FakeCluster()
+    paced = Outbox(JOB, journal(tmp_path / "paced"), PacedRoad(paced_cluster))
+    with closing(paced_cluster), closing(paced):
+        paced.start()
+        for outbox in (paced, opened()):
+            outbox.put(note(1))
+        until(lambda: cluster.calls.count("post") > 20)
+        assert paced_cluster.calls == ["post"]
+        paced.put(note(2))
+        assert paced.flush(LONG_S)
+        assert paced_cluster.held() == [note(1), note(2)]
