@@ -48,13 +48,14 @@ class Ledger:
         """Book a request in equal parts on layers of equal shape."""
         sent, wire = bytes_of(request), wire_bytes(request, self._world_size)
         collective = "all-reduce" if isinstance(request, Mean) else "all-gather"
-        self._book((method, collective), layers, sent, wire)
+        self._book((method, collective), layers, sent=sent, wire=wire)
 
     def count_broadcast(self, size: int) -> None:
         """Book control bytes that rank 0 sent to all; on every worker, so that all ledgers agree."""
-        self._book((OVERHEAD, "broadcast"), (OVERHEAD,), size, (self._world_size - 1) * size // self._world_size)
+        wire = (self._world_size - 1) * size // self._world_size
+        self._book((OVERHEAD, "broadcast"), (OVERHEAD,), sent=size, wire=wire)
 
-    def _book(self, kind: tuple[str, str], layers: tuple[str, ...], sent: int, wire: int) -> None:
+    def _book(self, kind: tuple[str, str], layers: tuple[str, ...], *, sent: int, wire: int) -> None:
         _add(self.by_collective[" ".join(kind)], sent, wire)
         _add(self.total, sent, wire)
         for place, layer in enumerate(layers):
