@@ -42,8 +42,14 @@ def num_batches(num_samples: int, global_batch: int) -> int:
 
 
 def batch_at(samples: int, *, num_samples: int, global_batch: int) -> range:
-    """The batch that begins where `samples` of the epoch are done."""
-    return range(samples, min(samples + global_batch, num_samples))
+    """Return the batch that begins where `samples` of the epoch are done.
+
+    BatchNorm cannot train on a single sample: if only one would be left for the last batch, this
+    batch leaves it a second. Jobs whose batches have one or two samples are served as they ask.
+    """
+    left = num_samples - samples
+    leaves_one = global_batch > 2 and left == global_batch + 1
+    return range(samples, samples + (global_batch - 1 if leaves_one else min(global_batch, left)))
 
 
 def cut(batch: range, micro_batch: int) -> list[range]:

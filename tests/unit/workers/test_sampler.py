@@ -182,3 +182,25 @@ def test_a_last_piece_of_one_sample_takes_one_of_the_piece_before() -> None:
     assert [len(piece) for piece in cut(range(33), 16)] == [16, 15, 2]
     assert [len(piece) for piece in cut(range(5), 2)] == [2, 3]
     assert [len(piece) for piece in cut(range(3), 1)] == [1, 1, 1]
+
+
+@given(st.integers(2, 300), st.lists(st.integers(3, 80), min_size=1))
+def test_no_batch_has_one_sample_whatever_sizes_batches_have(samples: int, sizes: list[int]) -> None:
+    done, batches = 0, []
+    while done < samples:
+        size = sizes[len(batches) % len(sizes)]
+        batches.append(batch_at(done, num_samples=samples, global_batch=size))
+        assert len(batches[-1]) <= size
+        done = batches[-1].stop
+    assert places(batches) == list(range(samples))
+    assert min(map(len, batches)) >= 2
+    assert len(sizes) > 1 or len(batches) == num_batches(samples, sizes[0])
+
+
+def test_a_last_batch_of_one_sample_takes_one_of_the_batch_before() -> None:
+    assert batch_at(64, num_samples=129, global_batch=64) == range(64, 127)
+    assert batch_at(127, num_samples=129, global_batch=64) == range(127, 129)
+
+
+def test_a_checkpoint_that_left_one_sample_goes_on_with_it() -> None:
+    assert batch_at(128, num_samples=129, global_batch=64) == range(128, 129)
