@@ -53,7 +53,8 @@ def process_group(
     finally:
         # a script of the user's may have done it itself.
         if dist.is_initialized():
-            dist.destroy_process_group()
+            # Not through `dist`, where calls of user code are noted.
+            distributed_c10d.destroy_process_group()
 
 
 def _listen_on(host: str) -> None:

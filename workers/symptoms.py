@@ -54,11 +54,15 @@ def is_collateral(error: BaseException) -> bool:
 
     A bad descriptor does not count: this process closed it itself.
     """
-    text = str(error)
-    if "Bad file descriptor" in text:
+    if is_bad_descriptor(error):
         return False
     names = {kind.__name__ for kind in type(error).__mro__}
-    return not names.isdisjoint({"DistError", "PeerUnfit"}) or "gloo/transport" in text
+    return not names.isdisjoint({"DistError", "PeerUnfit"}) or "gloo/transport" in str(error)
+
+
+def is_bad_descriptor(error: BaseException) -> bool:
+    """Whether an error says that a file descriptor in use was closed in this process."""
+    return "Bad file descriptor" in str(error)
 
 
 def death_of(error: BaseException) -> str:

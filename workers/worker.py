@@ -254,8 +254,10 @@ def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:
     for module in ("torch._dynamo", "workers.loop"):
         importlib.import_module(module)
     from workers.code import install
+    from workers.process_damage import note_destroyed_groups
     from workers.run import load
 
+    note_destroyed_groups()
     install(launch)
     return None if launch.spec.task.name == SCRIPT else load(launch.spec)
 
@@ -264,6 +266,7 @@ def _run(context: WorkerContext) -> str:
     """Run the loop, or the user's script; what either raises goes to the log with its traceback."""
     from workers.code import install
     from workers.loop import train
+    from workers.process_damage import explain_damage
     from workers.script import run_script
 
     log.info("rank %d of %d trains on %s", context.rank, context.world_size, context.device)
@@ -272,18 +275,18 @@ def _run(context: WorkerContext) -> str:
         return run_script(context) if context.launch.spec.task.name == SCRIPT else train(context)
     except WorkerError:
         raise
-    except (SystemExit, KeyboardInterrupt) as error:
-        # Ray treats SystemExit as the end of the process and KeyboardInterrupt as a cancelled call.
-        log.exception("rank %d ends", context.rank)
-        progress = context.helm.progress
-        raise TaskRaised(progress.step, progress.epoch, raised_at(error)) from error
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         if is_collateral(error):
             # whoever is gone is what people look for, not where the others stood.
             log.warning("rank %d lost its peers: %s", context.rank, sentence_of(error))
-        else:
-            log.exception("rank %d ends", context.rank)
-        raise
+            raise
+        log.exception("rank %d ends", context.rank)
+        # Ray treats SystemExit as the end of the process and KeyboardInterrupt as a cancelled call.
+        told = explain_damage(error) or (None if isinstance(error, Exception) else raised_at(error))
+        if told is None:
+            raise
+        progress = context.helm.progress
+        raise TaskRaised(progress.step, progress.epoch, told) from error
 
 
 @contextmanager

@@ -23,8 +23,10 @@ from workers.context import NoLink, RankProgress, WorkerContext
 from workers.contract import JobSpec, Launch
 from workers.errors import WorkerError
 from workers.loop import Outcome, train
+from workers.process_damage import note_destroyed_groups
 from workers.script import run_script
 from workers.session import session
+from workers.worker import _run
 
 
 @dataclass
@@ -120,7 +122,8 @@ def how_it_ended(rank: int, order: Launch) -> tuple[BaseException | None, RankPr
     place = context(rank, order, RecordingLink())
     with process_of_its_own():
         try:
-            run_script(place)
+            note_destroyed_groups()
+            _run(place)
         except (RuntimeError, ValueError, WorkerError) as error:
             # its cause may be of a kind that cannot be sent.
             return type(error)(*error.args), place.helm.progress

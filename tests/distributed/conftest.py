@@ -29,7 +29,8 @@ def _in_group(rank: int, world_size: int, store: str, function: Callable[..., An
     try:
         return function(rank, *arguments)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,11 @@ def test_a_fault_of_one_rank_is_told_with_its_step(run_group, tmp_path, fault: s
     assert (found.cause, found.rank) == ("job", 1), found
     assert told in found.message
     assert "in step 2" in found.message
+
+
+def test_a_rank_that_destroys_the_process_group_is_told_with_the_line(run_group, tmp_path) -> None:
+    found = failure(run_group, tmp_path, ON_RANK_1 + "torch.distributed.destroy_process_group()")
+    assert (found.cause, found.rank) == ("job", 1), found
+    # training notices at its next call that needs the group.
+    told = r"in step \d \(epoch 0\): the process group was destroyed at train\.py:\d+"
+    assert re.search(told, found.message)

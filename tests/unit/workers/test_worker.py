@@ -8,10 +8,11 @@ from torch.distributed import DistBackendError
 from workers import loop, worker
 from workers.context import NoLink, WorkerContext
 from workers.contract import JobSpec, Launch
+from workers.errors import TaskRaised
 
 
-def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As rank 1 of two, whose training raises this."""
+def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BaseException:
+    """Return what rank 1 of two raises if its training raises this."""
 
     def train(context: WorkerContext) -> str:
         raise error
@@ -21,8 +22,9 @@ def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Launch(job_id="a", attempt=1, workers=2, storage="", spec=spec)
     link = NoLink(print)
     context = WorkerContext(launch=launch, generation=1, rank=1, world_size=2, device="cpu", link=link)
-    with pytest.raises(type(error)):
+    with pytest.raises((type(error), TaskRaised)) as caught:
         worker._run(context)
+    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,9 @@ def test_a_worker_that_failed_by_itself_shows_where(monkeypatch, caplog):
     [line] = [record for record in caplog.records if record.levelname == "ERROR"]
     assert line.message == "rank 1 ends"
     assert line.exc_info is not None
+
+
+def test_a_closed_descriptor_is_told_as_what_the_code_of_the_job_did(monkeypatch):
+    raised = run(RuntimeError("[gloo/transport/tcp/pair.cc:534] writev: Bad file descriptor"), monkeypatch)
+    assert isinstance(raised, TaskRaised)
+    assert "a file descriptor that training uses was closed by code in this process" in str(raised)
