@@ -23,12 +23,14 @@ from workers.failure import (
     Retry,
     next_move,
 )
-from workers.failure_causes import CONTROLLER, failure_of, fatal_reason, hang_of
+from workers.failure_causes import CONTROLLER, disagreement_of, failure_of, fatal_reason, hang_of
 from workers.process_pool import Crew
 from workers.starts import AvoidedNodes, FailedStart, StartVerdict, blame_nodes, judge_starts, unbuilt_members
 
 TICK_S = 0.1
 """The longest time between two looks at the whole."""
+DISAGREEMENT_S = 3.0
+"""How long heartbeats must show that a rank waits for one that has left its loop: some may be old."""
 RETURN_S = 5.0
 """How long the others of a broken group may take to come back. A collective that breaks says so at once, but where the
 network is cut only its timeout does; and a process that is ended is replaced in two seconds."""
@@ -77,6 +79,8 @@ class _Group:
     resizing: bool = False
     broken_at: float | None = None
     """When the first of its members came back with an error."""
+    disagreed_at: float | None = None
+    """Since when its ranks have disagreed about the number of steps; None while they agree."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,8 +150,11 @@ class Attempt:
         over = self._ending(group, returned) if returned else None
         if over is not None or self._group is None or group.broken_at is not None:
             return over
+        if (failure := self._lasting_disagreement(group)) is not None:
+            return self._end_stuck(group, failure, fatal="TASK_RAISED")
         if self.crew.idle_s() >= (limit_s := self._limit_s()):
-            return self._end_hung(group, limit_s)
+            failure = hang_of(self.crew.progress(), self.crew.code_places(), limit_s)
+            return self._end_stuck(group, failure)
         if not returned:
             self._resize(group, todo, size)
         return None
@@ -231,13 +238,21 @@ class Attempt:
         has_trained = any(one.doing != "starting" for one in self.crew.progress().values())
         return limits.step_seconds if has_trained else limits.start_seconds
 
-    def _end_hung(self, group: _Group, limit_s: float) -> EndRecord | None:
-        """Kill all members of a group in which no rank makes progress."""
-        failure = hang_of(self.crew.progress(), self.crew.code_places(), limit_s)
+    def _lasting_disagreement(self, group: _Group) -> FailureRecord | None:
+        """Return why the group's ranks will wait for each other for ever, once that is certain."""
+        failure = disagreement_of(self.crew.progress())
+        if failure is None:
+            group.disagreed_at = None
+            return None
+        group.disagreed_at = self.clock() if group.disagreed_at is None else group.disagreed_at
+        return failure if self.clock() - group.disagreed_at >= DISAGREEMENT_S else None
+
+    def _end_stuck(self, group: _Group, failure: FailureRecord, fatal: EndReason | None = None) -> EndRecord | None:
+        """Kill all members of a group that makes no progress."""
         self._close_group(group, "recovery")
         for number in group.members:
             self.crew.expel(number)
-        return self._after(failure, progressed=self.desk.progressed(group.generation), fatal=None)
+        return self._after(failure, progressed=self.desk.progressed(group.generation), fatal=fatal)
 
     def _call_back(self, group: _Group, returned: Mapping[int, object]) -> None:
         """End those who stay away from a broken group for too long."""
@@ -259,6 +274,9 @@ class Attempt:
         if fatal in {"TASK_RAISED", "START_FAILED"} and self.has_trained:
             # The task has been built before: whatever is missing now may come back.
             fatal = None
+        if failure == disagreement_of(self.crew.progress()):
+            # Another group would disagree at the same step.
+            fatal = "TASK_RAISED"
         if failure.cause == "job" or self.launch.spec.workers.gpus:
             # what raised in a process may have left it broken; a GPU is not trusted after a peer was lost.
             for number in group.members:

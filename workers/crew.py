@@ -202,6 +202,8 @@ class RayCrew:
                 peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._answer_s),
             )
             member.training = member.actor.train.remote(seat)
+            # A heartbeat requested earlier may show the member's progress in the previous group.
+            member.pulsing = None
 
     def returned(self) -> dict[int, str | BaseException]:
         """Outcomes and errors by rank."""

@@ -38,7 +38,7 @@ def failure_of(
     own = {rank: error for rank, error in by_rank.items() if not is_collateral(error)}
     if raised := {rank: error for rank, error in own.items() if isinstance(error, WorkerError)}:
         return _of_own(raised, known)
-    if disagreement := _disagreement(known):
+    if disagreement := disagreement_of(known):
         return disagreement
     away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
     if away is not None and all(_is_storage(error) for error in own.values()):
@@ -61,6 +61,27 @@ def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
 def is_storage_outage(error: BaseException) -> bool:
     """Whether an error says that a directory is full or not reachable now."""
     return isinstance(error, OSError) and getattr(error, "errno", None) in _STORAGE_AWAY
+
+
+def disagreement_of(progress: Mapping[int, RankProgress]) -> FailureRecord | None:
+    """Find a rank that left its loop while a peer waits for it in the next step of the same epoch.
+
+    Ranks make every step together, so this is no race: their scripts or their data differ.
+    """
+    for rank, here in progress.items():
+        waiting = [
+            other
+            for other, there in progress.items()
+            if there.doing == "training" and (there.epoch, there.step) == (here.epoch, here.step)
+        ]
+        if here.doing in {"epoch end", "finished"} and waiting:
+            message = (
+                f"rank {rank} left its loop after step {here.step - 1} (epoch {here.epoch}), and rank {waiting[0]} "
+                f"waits for it in step {here.step}; give all ranks the same number of batches, and let them leave the "
+                "loop together"
+            )
+            return FailureRecord(cause="job", rank=rank, epoch=here.epoch, step=here.step, message=message)
+    return None
 
 
 def hang_of(progress: Mapping[int, RankProgress], places: Mapping[int, str], limit_s: float) -> FailureRecord:
@@ -131,27 +152,6 @@ def _of_collectives(by_rank: Mapping[int, BaseException], known: Mapping[int, Ra
         message += f"; rank {silent[0]} did not come back from it: it stayed {known[silent[0]]}"
     step = _step(rank, known) if rank is not None else None
     return FailureRecord(cause="infrastructure", rank=rank, step=step, message=message)
-
-
-def _disagreement(known: Mapping[int, RankProgress]) -> FailureRecord | None:
-    """Find a rank that left its loop while a peer waits for it in the next step of the same epoch.
-
-    Ranks make every step together, so this is no race: their scripts or their data differ.
-    """
-    for rank, here in known.items():
-        waiting = [
-            other
-            for other, there in known.items()
-            if there.doing == "training" and (there.epoch, there.step) == (here.epoch, here.step)
-        ]
-        if here.doing in {"epoch end", "finished"} and waiting:
-            message = (
-                f"rank {rank} left its loop after step {here.step - 1} (epoch {here.epoch}), and rank {waiting[0]} "
-                f"waits for it in step {here.step}; give all ranks the same number of batches, and let them leave the "
-                "loop together"
-            )
-            return FailureRecord(cause="job", rank=rank, epoch=here.epoch, step=here.step, message=message)
-    return None
 
 
 def _is_storage(error: BaseException) -> bool:

@@ -17,6 +17,8 @@ from workers.tasks.digits import DigitsMlp
 
 STEP = 3
 """Where those fail that begin to train."""
+BATCH = 64
+"""The default of `training.global_batch`."""
 
 
 class BadDigits(DigitsMlp):
@@ -30,7 +32,8 @@ class BadDigits(DigitsMlp):
         """The digits, unless loading fails."""
         if self._way == "exit while loading":
             os._exit(3)
-        return super().train_data()
+        data = super().train_data()
+        return UnequalData(data) if self._way == "unequal batches" else data
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
         """Called for each micro-batch."""
@@ -52,3 +55,18 @@ class BadDigits(DigitsMlp):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "interrupt":
                 raise KeyboardInterrupt
+
+
+class UnequalData:
+    """Samples of which rank 1 has one batch less, as where a node holds fewer files."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return 4 * BATCH - (BATCH if rank == 1 else 0)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows."""
+        return self._data.batch(indices)

@@ -30,6 +30,7 @@ JOBS = {
     "crash": bad("crash"),
     "interrupt": bad("interrupt"),
     "killed": bad("killed", workers=2),
+    "unequal batches": bad("unequal batches", workers=2, max_failures=3),
     "hang": bad("hang", workers=2, limits={"step_seconds": IDLE_S}),
 }
 
@@ -62,6 +63,14 @@ def test_a_process_that_is_killed_at_the_same_place_again_and_again_ends_the_job
     assert (end.status, end.reason) == ("FAILED", "NO_PROGRESS")
     assert "the process of rank 0 is gone, in step 3: it was killed" in end.message
     assert len(jobs["killed"].all(Started)) == 6
+
+
+def test_ranks_with_unequal_numbers_of_batches_end_the_job_at_once(jobs: dict[str, Life]) -> None:
+    life = jobs["unequal batches"]
+    end = life.end()
+    assert (end.status, end.reason) == ("FAILED", "TASK_RAISED")
+    assert "rank 1 left its loop after step 2 (epoch 0), and rank 0 waits" in end.message
+    assert len(life.all(FailureRecord)) == 1
 
 
 def test_a_group_whose_ranks_all_hang_in_the_evaluation_is_ended_with_their_lines(jobs: dict[str, Life]) -> None:

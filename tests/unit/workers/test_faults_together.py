@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError
 
 from tests.unit.workers.attempt_world import World
-from tests.unit.workers.fake_crew import FakeCrew
-from workers.context import RankProgress
+from tests.unit.workers.fake_crew import BROKEN, FakeCrew
+from workers.attempt import DISAGREEMENT_S
+from workers.context import Doing, RankProgress
 from workers.contract import EndRecord, FailureRecord
 from workers.errors import TaskRaised
 from workers.failure import MOST_DEATHS, MOST_LOST_GROUPS, Failures
@@ -71,3 +73,46 @@ def test_a_supervisor_that_starts_again_knows_how_often_processes_died() -> None
     died = FailureRecord(cause="infrastructure", rank=1, message="gone", process_died=True)
     assert Failures.recorded([died] * 3).deaths_in_a_row == 3
     assert Failures.recorded([died, died.model_copy(update={"process_died": False})]).deaths_in_a_row == 0
+
+
+@pytest.mark.parametrize("doing", ["epoch end", "finished"])
+def test_ranks_that_disagree_end_the_job_without_a_timeout(world, doing: Doing) -> None:
+    here: World = world(least=2)
+    left, waiting = RankProgress(step=18, doing=doing), RankProgress(step=18, doing="training")
+
+    def part(crew: FakeCrew) -> None:
+        crew.progress_by_rank = {0: waiting, 1: left}
+        crew.back = {1: "completed"} if doing == "finished" else {}
+
+    end = here.run(part, *[lambda _: None] * 500)
+    assert isinstance(end, EndRecord)
+    assert (end.status, end.reason) == ("FAILED", "TASK_RAISED")
+    assert "rank 1 left its loop after step 17 (epoch 0), and rank 0 waits" in end.message
+    assert (here.crew.seated, here.crew.now < 20.0) == ([(0, 1)], True)
+
+
+def test_ranks_that_agree_again_train_on(world: Callable[..., World]) -> None:
+    here = world(least=2)
+    old, training = (RankProgress(step=18, doing=doing) for doing in ("finished", "training"))
+
+    def look(crew: FakeCrew) -> None:
+        is_old = 1.0 < crew.now < 1.0 + DISAGREEMENT_S / 2
+        crew.progress_by_rank = {0: training, 1: old if is_old else training}
+        if crew.now > 10.0:
+            crew.come_back("completed")
+
+    here.crew.on_look = look
+    assert here.attempt.run() == COMPLETED
+
+
+def test_ranks_whose_disagreement_broke_a_collective_get_no_second_try(world) -> None:
+    here: World = world(least=2)
+    training, left = (RankProgress(step=18, doing=doing) for doing in ("training", "finished"))
+
+    def part(crew: FakeCrew) -> None:
+        crew.progress_by_rank = {0: training, 1: left}
+        crew.back = {0: BROKEN, 1: "completed"}
+
+    end = here.run(part)
+    assert isinstance(end, EndRecord)
+    assert (end.reason, len(here.crew.seated)) == ("TASK_RAISED", 1)
