@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 
@@ -24,6 +25,7 @@ from service.request_times import RequestTimes, TimedRequests
 from service.security import login
 from service.security.guards import access_of
 from service.security.middleware import GuardMiddleware
+from service.security.tokens import cookie_name
 from service.settings import Settings
 from service.store.engine import Database
 from service.store.migrations import upgrade
@@ -39,9 +41,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     Raises:
         SettingsError: the service would be reachable from other machines without a token.
     """
-    access = access_of(settings)
-    upgrade(settings.database)
-    database = Database(settings.database)
+    access, parts = access_of(settings), _parts(settings, clock)
     app: FastAPI = FastAPIOffline(
         title="Accordion",
         version="1",
@@ -50,31 +50,38 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
     )
-    times, repository, draining = RequestTimes(), Repository(database), threading.Event()
-    app.state.parts = Parts(
-        settings=settings,
-        database=database,
-        repository=repository,
-        clock=clock,
-        request_times=times,
-        feeds=FeedHub(repository, draining),
-        draining=draining,
-    )
+    app.state.parts = parts
     for module in (jobs, steering, history, overrides, streams, catalog, code, login_links):
         app.include_router(module.router, prefix="/api/v1")
     for router in (health.router, login.router, pages):
         app.include_router(router)
     install_problems(app)
     # The layer added last is the outermost.
-    app.add_middleware(TimedRequests, times=times)
+    app.add_middleware(TimedRequests, times=parts.request_times)
     app.add_middleware(
         GuardMiddleware,
-        access=access,
+        access=replace(access, cookie=parts.cookie),
         max_body_bytes=settings.max_body_bytes,
         clock=clock,
-        database=database,
+        database=parts.database,
     )
     return app
+
+
+def _parts(settings: Settings, clock: Clock) -> Parts:
+    upgrade(settings.database)
+    database, draining = Database(settings.database), threading.Event()
+    repository = Repository(database)
+    return Parts(
+        settings=settings,
+        database=database,
+        repository=repository,
+        clock=clock,
+        request_times=RequestTimes(),
+        feeds=FeedHub(repository, draining),
+        draining=draining,
+        cookie=cookie_name(repository.installation()),
+    )
 
 
 def serve(settings: Settings) -> None:

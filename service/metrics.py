@@ -25,6 +25,7 @@ from service.domain.tally import RECOVERY_CAUSES, RESIZE_CAUSES, Tally
 from service.store.models import JobRow
 from service.store.repository import Repository
 from service.store.scrape import JobHistory, read_histories
+from service.store.stored_documents import stored_metrics, stored_tally
 from service.store.stored_spec import spec_value
 from workers.contract import Progress
 
@@ -142,11 +143,19 @@ class StoreCollector(Collector):
 def _samples_of(row: JobRow, history: JobHistory) -> Sequence[_Sample]:
     """Samples of one job; none if this version cannot read its rows, so that other jobs are still exported."""
     try:
-        progress = Progress.model_validate(row.progress) if row.progress else None
-        return list(_job(_Facts(row=row, progress=progress, history=history)))
+        return list(_job(_Facts(row=row, progress=_progress_of(row), history=history)))
     except (ValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
         _log.error("a job is left out of the metrics", job_id=row.id, error=str(error))
         return ()
+
+
+def _progress_of(row: JobRow) -> Progress | None:
+    """Progress of the job; None before the first report, or if this version cannot read it."""
+    try:
+        return Progress.model_validate(row.progress) if row.progress else None
+    except ValidationError as error:
+        _log.error("unreadable column", job_id=row.id, column="progress", error=str(error))
+        return None
 
 
 def _family(name: str, samples: Sequence[_Sample] = ()) -> Metric:
@@ -201,7 +210,7 @@ def _training(facts: _Facts) -> Iterator[_Sample]:
     )
     planned = spec_value(facts.row, "training.epochs", math.nan)
     yield _Sample("accordion_job_epochs", planned, {"state": "planned"})
-    for metric, value in facts.row.metrics.items():
+    for metric, value in stored_metrics(facts.row).items():
         if metric == "loss":
             yield _Sample("accordion_job_loss", value, {"kind": "evaluation"})
         else:
@@ -228,7 +237,7 @@ def _service_of(facts: _Facts) -> Iterator[_Sample]:
     yield _Sample("accordion_job_workers_allowed", facts.row.min_workers, {"limit": "min"})
     yield _Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
     yield _Sample("accordion_job_restarts_total", facts.row.failures, {})
-    yield from _changes(Tally(**facts.row.tally))
+    yield from _changes(stored_tally(facts.row))
     yield _Sample("accordion_job_decisions_total", facts.history.num_decisions, {})
     for state in get_args(OverrideState):
         yield _Sample("accordion_job_overrides", facts.history.overrides_by_state.get(state, 0), {"state": state})

@@ -14,7 +14,7 @@ from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
 from service.api.history_schemas import DecisionPage, EpochPage
 from service.api.problems import problems
 from service.api.schemas import AttemptList, CheckpointList, ScheduleView
-from service.api.views import attempt_view, checkpoint_view, decision_view, epoch_view, schedule_view
+from service.api.views import attempt_view, checkpoint_view, decision_views, epoch_views, schedule_view
 from service.errors import Invalid
 from service.store.repository import HistoryPage
 
@@ -70,9 +70,7 @@ def get_epochs(job: JobDep, query: Annotated[HistoryQuery, Query()], repository:
     items, cursor = rows[: query.limit], None
     if len(rows) > len(items):
         cursor = query.cursor_after(items[-1].epoch)
-    return EpochPage(
-        items=[epoch_view(row) for row in items], next_cursor=cursor, total=repository.count_epochs(job.id)
-    )
+    return EpochPage(items=epoch_views(items), next_cursor=cursor, total=repository.count_epochs(job.id))
 
 
 @router.get("/decisions", responses=problems(404))
@@ -82,9 +80,7 @@ def get_decisions(job: JobDep, query: Annotated[HistoryQuery, Query()], reposito
     items, cursor = rows[: query.limit], None
     if len(rows) > len(items):
         cursor = query.cursor_after(items[-1].epoch, items[-1].step)
-    return DecisionPage(
-        items=[decision_view(row) for row in items], next_cursor=cursor, total=repository.count_decisions(job.id)
-    )
+    return DecisionPage(items=decision_views(items), next_cursor=cursor, total=repository.count_decisions(job.id))
 
 
 @router.get("/checkpoints", dependencies=[NO_QUERY], responses=problems(404))

@@ -65,6 +65,8 @@ class Parts:
     clock: Clock
     request_times: RequestTimes
     feeds: FeedHub
+    cookie: str
+    """Name of the session cookie."""
     draining: threading.Event
     """Set when the process is asked to go: writes are refused, streams end."""
     writers: Writers = field(default_factory=Writers)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from accordion.config import Config
-from accordion.messages import Decision, Level, Regime, decision_from_json
+from accordion.messages import Decision, LayerInfo, Level, Regime, decision_from_json
 from accordion.policies import POLICIES
 from service.api.schemas import (
     AttemptView,
@@ -25,7 +26,6 @@ from service.api.schemas import (
     ProgressView,
     ScheduleView,
 )
-from service.domain.tally import Tally
 from service.domain.waiting_message import shown_message
 from service.store.models import (
     AckRow,
@@ -38,14 +38,16 @@ from service.store.models import (
     JobRow,
     OverrideRow,
 )
+from service.store.stored_documents import (
+    layer_names,
+    override_columns,
+    stored_labels,
+    stored_layers,
+    stored_metrics,
+    stored_tally,
+)
 from service.store.stored_spec import UnreadableSpec, asked_of, spec_value, stored_spec, submitted_spec
 
-_COLUMN_TYPES: dict[str, TypeAdapter[Any]] = {
-    "labels": TypeAdapter(dict[str, str]),
-    "metrics": TypeAdapter(dict[str, float]),
-    "tally": TypeAdapter(Tally),
-}
-_EMPTY_COLUMNS: dict[str, Any] = {"labels": {}, "metrics": {}, "tally": {}}
 _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
 """Placeholder if neither a decision nor the spec determines the level."""
 _log = structlog.get_logger()
@@ -56,8 +58,8 @@ def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
 
     `first_without_room` is the id of the first queued job without capacity, which blocks the queue.
     """
-    plain = {name: getattr(row, name) for name in JobView.model_fields if name not in {"progress", *_EMPTY_COLUMNS}}
-    documents = {name: _readable(row, name) for name in _EMPTY_COLUMNS}
+    documents = {"labels": stored_labels(row), "metrics": stored_metrics(row), "tally": stored_tally(row)}
+    plain = {name: getattr(row, name) for name in JobView.model_fields if name not in {"progress", *documents}}
     return JobView.model_validate(
         {
             **plain,
@@ -67,17 +69,6 @@ def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
             "message": shown_message(row.message, first_without_room),
         }
     )
-
-
-def _readable(row: JobRow, column: str) -> Any:
-    """Read a JSON column; an empty document if it does not match the response schema."""
-    value = getattr(row, column)
-    try:
-        _COLUMN_TYPES[column].validate_python(value)
-    except ValidationError as error:
-        _log.error("unreadable column", job_id=row.id, column=column, error=str(error))
-        return _EMPTY_COLUMNS[column]
-    return value
 
 
 def progress_view(row: JobRow) -> ProgressView | None:
@@ -107,7 +98,8 @@ def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
 
 def attempt_view(row: AttemptRow) -> AttemptView:
     """One attempt."""
-    return AttemptView.model_validate(row)
+    plain = {name: getattr(row, name) for name in AttemptView.model_fields if name != "tally"}
+    return AttemptView.model_validate({**plain, "tally": stored_tally(row)})
 
 
 def checkpoint_view(row: CheckpointRow) -> CheckpointView:
@@ -115,21 +107,39 @@ def checkpoint_view(row: CheckpointRow) -> CheckpointView:
     return CheckpointView.model_validate(row)
 
 
-def epoch_view(row: EpochRow) -> EpochView:
-    """One finished epoch."""
-    return EpochView.model_validate({**row.record, "attempt": row.attempt, "generation": row.generation})
+def epoch_views(rows: Iterable[EpochRow]) -> list[EpochView]:
+    """Finished epochs, without those whose record is unreadable."""
+    return [view for view in map(_epoch_view, rows) if view is not None]
 
 
-def decision_view(row: DecisionRow) -> DecisionView:
-    """One decision."""
-    return DecisionView.model_validate(
-        {
-            "attempt": row.attempt,
-            "generation": row.generation,
-            "time": row.time,
-            "decision": decision_from_json(row.decision),
-        }
-    )
+def _epoch_view(row: EpochRow) -> EpochView | None:
+    try:
+        return EpochView.model_validate({**row.record, "attempt": row.attempt, "generation": row.generation})
+    except (ValidationError, TypeError) as error:
+        _log.error("unreadable epoch", job_id=row.job_id, epoch=row.epoch, error=str(error))
+        return None
+
+
+def decision_views(rows: Iterable[DecisionRow]) -> list[DecisionView]:
+    """Decisions, without those that are unreadable."""
+    return [view for view in map(_decision_view, rows) if view is not None]
+
+
+def _decision_view(row: DecisionRow) -> DecisionView | None:
+    decision = _decision_of(row)
+    if decision is None:
+        return None
+    plain = {"attempt": row.attempt, "generation": row.generation, "time": row.time}
+    return DecisionView.model_validate({**plain, "decision": decision})
+
+
+def _decision_of(row: DecisionRow) -> Decision | None:
+    """The stored decision; None if this version cannot read it."""
+    try:
+        return decision_from_json(row.decision)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        _log.error("unreadable decision", job_id=row.job_id, step=row.step, error=str(error))
+        return None
 
 
 def event_document(row: EventRow) -> dict[str, Any]:
@@ -146,17 +156,18 @@ def override_view(row: OverrideRow, acks: list[AckRow]) -> OverrideView:
     """One override with the ranks that acknowledged it."""
     ack_list = [{"rank": ack.rank, "step": ack.step, "digest": ack.digest} for ack in acks]
     named = {name: getattr(row, name) for name in OverrideView.model_fields if name not in {"acks", "ack_list"}}
-    return OverrideView.model_validate({**named, "acks": len(ack_list), "ack_list": ack_list})
+    return OverrideView.model_validate({**named, **override_columns(row), "acks": len(ack_list), "ack_list": ack_list})
 
 
 def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
     """What is in force per layer; before the first decision everything is critical, as the detector starts."""
-    decision = decision_from_json(newest.decision) if newest else None
+    decision = _decision_of(newest) if newest else None
     config = _config_of(job)
     progress = progress_view(job)
-    names = [layer["name"] for layer in job.layers or []]
-    start = _start_levels(config, names) if config else dict.fromkeys(names, _UNKNOWN_LEVEL)
-    layers = [_layer_schedule(layer, decision, start=start[layer["name"]]) for layer in job.layers or []]
+    is_known = config is not None and (newest is None or decision is not None)
+    names = layer_names(job)
+    start = _start_levels(config, names) if config and is_known else dict.fromkeys(names, _UNKNOWN_LEVEL)
+    layers = [_layer_schedule(layer, decision, start=start[layer.name]) for layer in stored_layers(job)]
     return ScheduleView(
         epoch=progress.epoch if progress else 0,
         step=progress.step if progress else 0,
@@ -197,8 +208,8 @@ def _start_levels(config: Config, layers: list[str]) -> dict[str, Level]:
     return {layer: rungs.get(name, Level(name=name, method=name)) for layer, name in picked.items()}
 
 
-def _layer_schedule(layer: dict[str, Any], decision: Decision | None, *, start: Level) -> LayerSchedule:
-    name, regime = layer["name"], "critical"
+def _layer_schedule(layer: LayerInfo, decision: Decision | None, *, start: Level) -> LayerSchedule:
+    name, regime = layer.name, "critical"
     level = policy = start
     said_by = "policy"
     if decision:
@@ -207,7 +218,7 @@ def _layer_schedule(layer: dict[str, Any], decision: Decision | None, *, start: 
         said_by = decision.override_by_layer.get(name, "policy")
     return LayerSchedule(
         layer=name,
-        shape=tuple(layer["shape"]),
+        shape=layer.shape,
         regime=regime,
         level=level.name,
         method=level.method,

@@ -18,11 +18,11 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from service.api.deps import RepositoryDep
+from service.api.parts import Parts
 from service.api.views import job_view
 from service.dashboard.assets import assets, fingerprint
 from service.domain.jobs import Status
 from service.errors import NotFound
-from service.security.tokens import COOKIE
 
 router = APIRouter(include_in_schema=False)
 FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
@@ -96,10 +96,11 @@ def give_asset(name: str) -> Response:
 def _page(
     request: Request, template: str, *, status: int = HTTPStatus.OK, page: str = "", **values: Any
 ) -> HTMLResponse:
+    parts: Parts = request.app.state.parts
     html = (
         _templates()
         .get_template(template)
-        .render(static=f"/static/pages/{fingerprint()}", signed_in=COOKIE in request.cookies, page=page, **values)
+        .render(static=f"/static/pages/{fingerprint()}", signed_in=parts.cookie in request.cookies, page=page, **values)
     )
     return HTMLResponse(html, status_code=int(status), headers=FRESH)
 

@@ -9,7 +9,7 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from service.errors import Forbidden, SettingsError, Unauthorized
-from service.security.tokens import COOKIE, session_valid, token_matches
+from service.security.tokens import session_valid, token_matches
 from service.settings import Settings
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -25,6 +25,8 @@ class Access:
     """What the guards have to know."""
 
     token: str | None
+    cookie: str = ""
+    """Name of the session cookie."""
     hosts: frozenset[str] | None
     """Names that the `Host` header may hold, without port; None takes any."""
 
@@ -106,7 +108,7 @@ def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: f
     if scheme:
         known = scheme.lower() == "bearer" and token_matches(given.strip(), access.token)
     else:
-        known = session_valid(_cookie(headers.get("cookie", "")), access.token, now)
+        known = session_valid(_cookie(access, headers), access.token, now)
     if not known:
         raise Unauthorized("the token is missing or wrong; send 'Authorization: Bearer TOKEN' or log in at /login")
 
@@ -115,7 +117,7 @@ def session_cookie(access: Access, path: str, headers: Mapping[str, str]) -> str
     """The cookie that authorizes a request; None if the path is open or the token itself was sent."""
     if not _is_guarded(access, path) or _authorization(headers)[0]:
         return None
-    return _cookie(headers.get("cookie", "")) or None
+    return _cookie(access, headers) or None
 
 
 def _is_guarded(access: Access, path: str) -> bool:
@@ -129,9 +131,9 @@ def _authorization(headers: Mapping[str, str]) -> tuple[str, str]:
     return scheme, given
 
 
-def _cookie(header: str) -> str:
+def _cookie(access: Access, headers: Mapping[str, str]) -> str:
     try:
-        morsel = SimpleCookie(header).get(COOKIE)
+        morsel = SimpleCookie(headers.get("cookie", "")).get(access.cookie)
     except CookieError:
         return ""
     return morsel.value if morsel else ""

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from service.api.parts import Parts
-from service.security.tokens import COOKIE, SESSION_S, digest_of, new_session, session_end, session_valid, token_matches
+from service.security.tokens import SESSION_S, digest_of, new_session, session_end, session_valid, token_matches
 from service.store.ended_sessions import end_session, is_session_ended
 from service.store.login_links import use_login_link
 
@@ -31,7 +31,7 @@ async def login(request: Request) -> Response:
     if "link" in form:
         if not await run_in_threadpool(use_login_link, parts.database, digest_of(form["link"]), parts.clock()):
             # Reopening a used link from the browser's history still works for a logged-in user.
-            cookie = request.cookies.get(COOKIE, "")
+            cookie = request.cookies.get(parts.cookie, "")
             known = session_valid(cookie, token, parts.clock()) and not await run_in_threadpool(
                 is_session_ended, parts.database, digest_of(cookie)
             )
@@ -40,7 +40,7 @@ async def login(request: Request) -> Response:
         return RedirectResponse("/login?failed=1", _SEE_OTHER)
     response = RedirectResponse(target, _SEE_OTHER)
     response.set_cookie(
-        COOKIE,
+        parts.cookie,
         new_session(token, parts.clock()),
         max_age=int(SESSION_S),
         httponly=True,
@@ -54,11 +54,11 @@ async def login(request: Request) -> Response:
 def logout(request: Request) -> Response:
     """End the session: delete the cookie in the browser and refuse copies of it."""
     parts: Parts = request.app.state.parts
-    cookie, token = request.cookies.get(COOKIE, ""), parts.settings.token()
+    cookie, token = request.cookies.get(parts.cookie, ""), parts.settings.token()
     if token is not None and session_valid(cookie, token, parts.clock()):
         end_session(parts.database, digest_of(cookie), expires_at=session_end(cookie), now=parts.clock())
     response = RedirectResponse("/login", _SEE_OTHER)
-    response.delete_cookie(COOKIE)
+    response.delete_cookie(parts.cookie)
     return response
 
 

@@ -9,9 +9,15 @@ import hashlib
 import hmac
 import secrets
 
-COOKIE = "accordion_session"
 SESSION_S = 12 * 3600.0
 """How long a login lasts."""
+_CLOCK_LEEWAY_S = 60.0
+"""How far the clock may be set back without ending new sessions."""
+
+
+def cookie_name(installation: str) -> str:
+    """Name of the session cookie: browsers ignore ports, so services on one host name need different names."""
+    return f"accordion_session_{installation}"
 
 
 def token_matches(given: str, token: str) -> bool:
@@ -29,7 +35,8 @@ def session_valid(cookie: str, token: str, now: float) -> bool:
     """Whether the cookie is signed with this token and not expired; logouts are in the database."""
     named, _, signature = cookie.partition(".")
     signed = hmac.compare_digest(signature.encode(), _sign(named, token).encode())
-    return signed and now < session_end(cookie)
+    # A session that ends later than a new one would was begun by a clock that was ahead.
+    return signed and now < session_end(cookie) <= now + SESSION_S + _CLOCK_LEEWAY_S
 
 
 def session_end(cookie: str) -> float:

@@ -21,6 +21,7 @@ from service.store.engine import Database
 from service.store.models import IdempotencyRow, JobRow, OverrideRow
 from service.store.outbox import append_event, keep_standing, override_data, standings, status_data
 from service.store.steering import CheckJob, asked_job, refuse_ended, touch
+from service.store.stored_documents import layer_names, stored_progress
 from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
 
@@ -145,8 +146,7 @@ class Commands:
 
 def _hand_back(session: Session, job: JobRow, cancelled: Standing, *, now: float) -> None:
     found = standings(session, job)
-    names = [layer["name"] for layer in job.layers or []]
-    for new in overrides.hand_back([old for _, old in found.values()], cancelled, names):
+    for new in overrides.hand_back([old for _, old in found.values()], cancelled, layer_names(job)):
         row, old = found[new.id]
         keep_standing(session, job, row=row, old=old, new=new, now=now)
 
@@ -212,9 +212,9 @@ def _check_wish(job: JobRow, wish: OverrideWish) -> None:
         check_batch(wish.level, wish.layers, batch=spec.config().batch, least=spec.least_batch)
     else:
         check_level(wish.level, spec.config().ladder())
-    epoch = job.progress["epoch"] if job.progress else 0
-    check_interval(wish.apply_at, wish.until, epoch=epoch, epochs=spec.training.epochs)
-    check_layers(wish.layers, [layer["name"] for layer in job.layers or []])
+    progress = stored_progress(job)
+    check_interval(wish.apply_at, wish.until, epoch=progress["epoch"] if progress else 0, epochs=spec.training.epochs)
+    check_layers(wish.layers, layer_names(job))
 
 
 def _new_override(job: JobRow, wish: OverrideWish, now: float) -> OverrideRow:

@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from service.store.columns import dump_document, load_document
-from service.store.file_guard import FileGuard
+from service.store.file_guard import FileGuard, count_change, num_changes
 from service.store.postgres import Limits, create_reader, create_writer, lift_limits
 
 _BUSY_S = 30.0
@@ -51,10 +51,23 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Session]:
         """One transaction, begun as a writer: committed at the end, rolled back when the body raises."""
-        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+        with Session(self._writer, expire_on_commit=False) as session, session.begin(), self._counted(session):
             yield session
         if self._guard is not None:
             self._guard.check()
+
+    @contextmanager
+    def _counted(self, session: Session) -> Iterator[None]:
+        """Count a transaction that changes rows, so that an older copy of the file can be told from it."""
+        if self._guard is None:
+            yield
+            return
+        connection = session.connection().connection.driver_connection
+        before = num_changes(connection)
+        yield
+        session.flush()
+        if num_changes(connection) != before:
+            count_change(connection)
 
     @contextmanager
     def connect_writer(self) -> Iterator[Connection]:

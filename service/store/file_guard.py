@@ -9,11 +9,15 @@ import os
 import sqlite3
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from service.errors import Unavailable
 
 _HEADER = b"SQLite format 3\0"
 """First bytes of every SQLite database."""
+_COUNTER_AT, _COUNTER_BYTES = 60, 4
+"""Place of SQLite's `user_version` in the file: a free number, here the count of changes."""
+_MAX_COUNT = 2**31 - 1
 _LOG_SUFFIX = "-wal"
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _PRIMARY_CODE = 0xFF
@@ -35,6 +39,10 @@ class FileGuard:
         self._log_identity: Identity | None = None
         """Identity of the write-ahead log while any connection is open."""
         self._connections = 0
+        self._num_changes = 0
+        """Largest count of changes that was read from the file."""
+        self._is_older = False
+        """Whether the file's count was once below that: pages of two states may be mixed since."""
 
     def before_connect(self) -> None:
         """Check that a new connection would open the same file as the others.
@@ -80,7 +88,8 @@ class FileGuard:
             if self._descriptor is not None:
                 os.close(self._descriptor)
             self._descriptor = self._identity = self._log_identity = None
-            self._connections = 0
+            self._connections = self._num_changes = 0
+            self._is_older = False
 
     @property
     def _log(self) -> Path:
@@ -91,11 +100,38 @@ class FileGuard:
         if found != self._identity:
             what = "was removed" if found is None else "was replaced by another file"
             raise Unavailable(f"the database {self._path} {what} while the service has it open; {_WAY_OUT}")
-        if self._descriptor is not None and os.pread(self._descriptor, len(_HEADER), 0) != _HEADER:
+        with self._lock:
+            is_database = self._descriptor is None or os.pread(self._descriptor, len(_HEADER), 0) == _HEADER
+            if is_database and self._descriptor is not None:
+                self._compare_count(self._descriptor)
+        if not is_database:
             raise Unavailable(f"the database {self._path} was overwritten and is no longer a database; {_WAY_OUT}")
+        if self._is_older:
+            raise Unavailable(f"the database {self._path} was overwritten by an older copy of it; {_WAY_OUT}")
+
+    def _compare_count(self, descriptor: int) -> None:
+        """Note whether the file lacks changes that it had.
+
+        Changes reach the file when the write-ahead log is written back. A copy that has all changes of the file is
+        harmless: those that came later are in the log.
+        """
+        count = int.from_bytes(os.pread(descriptor, _COUNTER_BYTES, _COUNTER_AT))
+        self._is_older |= count < self._num_changes
+        self._num_changes = max(count, self._num_changes)
 
 
 _WAY_OUT = "nothing is stored; stop the service, put the database or a backup of it back, and start it again"
+
+
+def num_changes(connection: Any) -> int:
+    """Number of rows that this connection of the driver has changed so far."""
+    return int(connection.total_changes)
+
+
+def count_change(connection: Any) -> None:
+    """Raise the count of changes in the database, as part of the transaction; see `FileGuard`."""
+    (count,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.execute(f"PRAGMA user_version = {min(count + 1, _MAX_COUNT)}")
 
 
 def is_damage(error: BaseException | None) -> bool:

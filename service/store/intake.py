@@ -16,6 +16,7 @@ from service.domain.standing import Standing, Switched
 from service.domain.tally import Tally, cost, recovered, resized
 from service.store.models import AttemptRow, CheckpointRow, DecisionRow, EpochRow, EventRow, JobRow, LogChunkRow
 from service.store.outbox import append_event, keep_standing, standings, step_job
+from service.store.stored_documents import layer_names, stored_progress, stored_tally
 from workers.contract import (
     AcksRecord,
     CheckpointRecord,
@@ -55,7 +56,7 @@ def holds_news(job: JobRow, drained: Drained) -> bool:
     """Whether anything in it would change a row; the newest progress is drained again until a newer one comes."""
     if drained.records or drained.logs or drained.logs_dropped:
         return True
-    return drained.progress is not None and _is_newer(drained.progress, job.progress)
+    return drained.progress is not None and _is_newer(drained.progress, stored_progress(job))
 
 
 def take_over(session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
@@ -121,7 +122,7 @@ class _Intake:
         append_event(self._session, self._job, "log", data=data, now=now)
 
     def take_progress(self, progress: Progress, *, now: float) -> None:
-        old = self._job.progress
+        old = stored_progress(self._job)
         group = (progress.attempt, progress.generation)
         if group < (self._job.cursor_attempt, self._job.cursor_generation):
             return
@@ -136,12 +137,12 @@ class _Intake:
         self._job.started_at = self._job.started_at or record.time
         self._void(record, started)
         cause = self._announced(record)
-        self._job.tally = _tally(self._job.tally, started, cause)
+        self._job.tally = _tally(stored_tally(self._job), started, cause)
         attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
         if attempt is not None:
             attempt.generation = record.generation
             attempt.started_at = attempt.started_at or record.time
-            attempt.tally = _tally(attempt.tally, started, cause)
+            attempt.tally = _tally(stored_tally(attempt), started, cause)
         if record.attempt == self._job.attempt:
             self._train(record, started)
         why = "start" if started.cause == "start" else cause
@@ -153,8 +154,8 @@ class _Intake:
         """The cause of the attempt's newest resize or failure."""
         told = select(EventRow.data).where(EventRow.job_id == self._job.id, EventRow.type == "workers")
         for data in self._session.scalars(told.order_by(EventRow.seq.desc())):
-            if data.get("attempt") == record.attempt and data["what"] in {"resizing", "failed"}:
-                return str(data["cause"])
+            if data.get("attempt") == record.attempt and data.get("what") in {"resizing", "failed"}:
+                return str(data.get("cause", "unknown"))
         return "unknown"
 
     def _train(self, record: Record, started: Started) -> None:
@@ -180,9 +181,10 @@ class _Intake:
         content = epoch.model_dump(mode="json")
         self._session.merge(EpochRow(job_id=self._job.id, epoch=epoch.epoch, record=content, **_origin(record)))
         self._job.metrics = dict(epoch.metrics)
-        if self._job.progress is not None and self._job.progress["step"] <= epoch.step:
+        progress = stored_progress(self._job)
+        if progress is not None and progress["step"] <= epoch.step:
             at_end = {"epoch": epoch.epoch + 1, "step": epoch.step, "loss": epoch.loss, "time": record.time}
-            self._job.progress = {**self._job.progress, **at_end}
+            self._job.progress = {**progress, **at_end}
         self._tell(record, "epoch", content)
         self._change(lambda standing: overrides.expire(standing, epoch.epoch + 1), record.time)
 
@@ -196,8 +198,7 @@ class _Intake:
         switched = Switched(**{name: getattr(acks, name) for name in Switched.__dataclass_fields__})
         found = standings(self._session, self._job)
         known = [overrides.acknowledge(old, switched) for _, old in found.values()]
-        names = [layer["name"] for layer in self._job.layers or []]
-        for new in overrides.supersede(known, names):
+        for new in overrides.supersede(known, layer_names(self._job)):
             row, old = found[new.id]
             keep_standing(self._session, self._job, row=row, old=old, new=new, now=record.time)
 
@@ -223,7 +224,8 @@ class _Intake:
             self._step(Status.RESIZING, reason, message=message, now=record.time)
 
     def _take_failure(self, record: Record, failure: FailureRecord) -> None:
-        self._job.failures += 1
+        # The job waits for a storage that is full or away; no worker and no code of the job is to blame.
+        self._job.failures += not failure.is_storage
         data = failure.model_dump(mode="json", exclude={"kind"})
         self._tell(record, "workers", {"what": "failed", **data, "world_size": 0})
         if record.attempt != self._job.attempt:
@@ -256,9 +258,9 @@ def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
     return new_place > old_place or (new_place == old_place and progress.time != old["time"])
 
 
-def _tally(kept: dict[str, Any], started: Started, cause: str) -> dict[str, Any]:
+def _tally(kept: Tally, started: Started, cause: str) -> dict[str, Any]:
     """What is kept of the cost, with this change of group; `cause` is what was announced."""
-    tally = cost(Tally(**kept), started.seconds_lost, started.steps_rolled_back)
+    tally = cost(kept, started.seconds_lost, started.steps_rolled_back)
     if started.cause != "start":
         tally = (resized if started.cause == "resize" else recovered)(tally, cause)
     return asdict(tally)

@@ -25,6 +25,7 @@ from service.store.leases import holds
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
 from service.store.outbox import append_event, end_event, step_job
 from service.store.repository import Repository
+from service.store.stored_documents import is_override_readable
 from service.store.stored_spec import spec_value
 from workers.contract import Drained, EndRecord, Orders, PausedRecord, Size
 from workers.plain_text import clean_text
@@ -200,7 +201,8 @@ class Ledger:
 
     def orders_of(self, job: JobRow) -> Orders:
         """What people want of the job, as of its row."""
-        ordered = [_ordered(row) for row in self._repository.overrides(job.id) if row.state in ORDERED]
+        rows = [row for row in self._repository.overrides(job.id) if row.state in ORDERED]
+        ordered = [_ordered(row) for row in rows if is_override_readable(row)]
         return Orders(
             version=job.orders_version, overrides=tuple(ordered), stop=_STOPS.get(Status(job.status)), size=_size(job)
         )

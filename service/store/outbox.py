@@ -12,6 +12,7 @@ from accordion.messages import Ack
 from service.domain.jobs import ENDED, Reason, Status, may_step
 from service.domain.standing import Standing
 from service.store.models import AckRow, EventRow, JobRow, OverrideRow
+from service.store.stored_documents import override_columns
 from workers.plain_text import clean_text
 
 
@@ -79,7 +80,7 @@ def _standing(row: OverrideRow, acks: list[Ack]) -> Standing:
         id=row.id,
         number=row.number,
         target=row.target,  # type: ignore[arg-type]
-        layers=tuple(row.layers),
+        layers=tuple(override_columns(row)["layers"]),
         until=row.until,
         orders_version=row.orders_version,
         state=row.state,  # type: ignore[arg-type]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,28 @@ def test_a_database_that_is_gone_takes_no_job_and_says_what_to_do(client: TestCl
     assert "put the database or a backup of it back" in detail
     problem_of(client.get(JOBS), 503)
     assert not checks(client)["database"][0]
+
+
+def test_an_older_database_that_is_copied_over_the_open_one_is_reported(client: TestClient, world: World) -> None:
+    file = world.settings.home / "accordion.db"
+    _write_log_back(file)
+    older = file.read_bytes()
+    assert client.post(JOBS, json=DIGITS).status_code == 201
+    _write_log_back(file)
+    assert checks(client)["database"][0]
+    file.write_bytes(older)
+    for _ in range(2):
+        detail = problem_of(client.post(JOBS, json=DIGITS), 503)["detail"]
+        assert "was overwritten by an older copy" in detail
+        assert not checks(client)["database"][0]
+        # A checkpoint of the remaining log does not make it whole again.
+        file.write_bytes(older[:60] + b"\x7f" * 4 + older[64:])
+
+
+def _write_log_back(file: Path) -> None:
+    """Write everything that is committed into the database file itself."""
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
 
 
 def test_a_database_that_is_put_back_goes_on(client: TestClient, world: World) -> None:

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from service.app import create_app
 from service.errors import SettingsError
-from service.security.tokens import COOKIE, SESSION_S
+from service.security.tokens import SESSION_S
 from service.settings import load_settings
 from tests.api.conftest import LOCAL
 from tests.api.world import DIGITS, Clock
@@ -80,9 +80,7 @@ def test_a_login_gives_a_cookie_that_scripts_cannot_read_and_that_ends(guarded: 
 
 
 def test_a_cookie_is_worth_nothing_after_its_logout_and_other_logins_go_on(guarded: TestClient) -> None:
-    mine, other = (guarded.post("/login", data={"token": TOKEN}).cookies[COOKIE] for _ in range(2))
-    guarded.cookies.clear()
-    carried = [{"Cookie": f"{COOKIE}={cookie}"} for cookie in (mine, other)]
+    carried = [logged_in(guarded), logged_in(guarded)]
     assert guarded.post("/logout", headers=carried[0]).headers["location"] == "/login"
     assert [guarded.get(JOBS, headers=headers).status_code for headers in carried] == [401, 200]
     assert guarded.get("/", headers={**carried[0], "Accept": "text/html"}).headers["location"] == "/login"
@@ -90,11 +88,43 @@ def test_a_cookie_is_worth_nothing_after_its_logout_and_other_logins_go_on(guard
 
 def logged_out(guarded: TestClient) -> dict[str, str]:
     """The header of a cookie whose session was ended by a logout."""
-    cookie = guarded.post("/login", data={"token": TOKEN}).cookies[COOKIE]
-    guarded.cookies.clear()
-    header = {"Cookie": f"{COOKIE}={cookie}"}
+    header = logged_in(guarded)
     guarded.post("/logout", headers=header)
     return header
+
+
+def logged_in(guarded: TestClient) -> dict[str, str]:
+    """The header of a cookie of a new session."""
+    ((name, cookie),) = guarded.post("/login", data={"token": TOKEN}).cookies.items()
+    guarded.cookies.clear()
+    return {"Cookie": f"{name}={cookie}"}
+
+
+def test_two_services_on_one_host_name_do_not_replace_each_others_login(
+    guarded: TestClient, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = create_app(load_settings(home=tmp_path_factory.mktemp("other"), admin_token=TOKEN[::-1]))
+    with TestClient(other, base_url=LOCAL, cookies=guarded.cookies) as beside:
+        guarded.post("/login", data={"token": TOKEN})
+        answer = beside.post("/login", data={"token": TOKEN[::-1]}, follow_redirects=False)
+        # A browser keeps cookies by host name, whatever the port.
+        guarded.cookies.update(answer.cookies)
+        assert guarded.get(JOBS).status_code == 200
+    other.state.parts.database.close()
+
+
+def test_a_cookie_from_a_clock_that_was_ahead_does_not_outlive_a_session(guarded: TestClient) -> None:
+    clock = guarded.clock  # type: ignore[attr-defined]
+    clock.jump(DAY_S)
+    header = logged_in(guarded)
+    clock.jump(-DAY_S)
+    assert guarded.get(JOBS, headers=header).status_code == 401
+
+
+def test_a_cookie_stays_valid_when_the_clock_is_corrected_by_seconds(guarded: TestClient) -> None:
+    header, clock = logged_in(guarded), guarded.clock  # type: ignore[attr-defined]
+    clock.jump(-5)
+    assert guarded.get(JOBS, headers=header).status_code == 200
 
 
 def test_an_empty_authorization_header_does_not_bring_back_a_session(guarded: TestClient) -> None:
@@ -122,7 +152,8 @@ def test_a_database_that_does_not_answer_is_unavailable_to_a_browser_too(guarded
 
 
 def test_a_forged_cookie_is_refused(guarded: TestClient) -> None:
-    guarded.cookies.set(COOKIE, "9999999999." + "0" * 64)
+    name = logged_in(guarded)["Cookie"].partition("=")[0]
+    guarded.cookies.set(name, "9999999999." + "0" * 64)
     assert guarded.get(JOBS).status_code == 401
 
 

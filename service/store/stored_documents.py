@@ -1,0 +1,98 @@
+"""Reads JSON columns of rows, including those that this version cannot read: made by hand, or by another version.
+
+What cannot be read is logged and replaced by an empty value, so that one bad row fails neither a page nor a write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from accordion.messages import LayerInfo
+from service.domain.tally import Tally
+from service.store.models import AttemptRow, JobRow, OverrideRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Part of a stored progress that orders it."""
+
+    attempt: int
+    generation: int
+    step: int
+    epoch: int
+    time: float
+
+
+class _Column(NamedTuple):
+    type: TypeAdapter[Any]
+    empty: Any
+
+
+_COLUMNS = {
+    "labels": _Column(TypeAdapter(dict[str, str]), {}),
+    "metrics": _Column(TypeAdapter(dict[str, float]), {}),
+    "tally": _Column(TypeAdapter(Tally), Tally()),
+    "layers": _Column(TypeAdapter(list[LayerInfo] | None), []),
+    "progress": _Column(TypeAdapter(_Place | None), None),
+}
+_OVERRIDE_COLUMNS = {
+    "level": _Column(TypeAdapter(str | int | dict[str, str | float | bool | None]), "unknown"),
+    "layers": _Column(TypeAdapter(list[str]), []),
+    "apply_at": _Column(TypeAdapter(str | int), "unknown"),
+}
+_log = structlog.get_logger()
+
+
+def stored_labels(job: JobRow) -> dict[str, str]:
+    """Labels of a job."""
+    return dict(_read(job, "labels", _COLUMNS["labels"]))
+
+
+def stored_metrics(job: JobRow) -> dict[str, float]:
+    """Metrics of the newest evaluation of a job."""
+    return dict(_read(job, "metrics", _COLUMNS["metrics"]))
+
+
+def stored_tally(row: JobRow | AttemptRow) -> Tally:
+    """What changes of worker group have cost a job or an attempt."""
+    tally: Tally = _read(row, "tally", _COLUMNS["tally"])
+    return tally
+
+
+def stored_layers(job: JobRow) -> list[LayerInfo]:
+    """Layers of a job; empty before the workers reported them."""
+    return _read(job, "layers", _COLUMNS["layers"]) or []
+
+
+def layer_names(job: JobRow) -> list[str]:
+    """Names of the layers of a job."""
+    return [layer.name for layer in stored_layers(job)]
+
+
+def stored_progress(job: JobRow) -> dict[str, Any] | None:
+    """Newest progress of a job with at least its place and time; None before the first report."""
+    readable = _read(job, "progress", _COLUMNS["progress"])
+    return None if readable is None else job.progress
+
+
+def override_columns(row: OverrideRow) -> dict[str, Any]:
+    """Level, layers and start of an override."""
+    return {name: _read(row, name, column) for name, column in _OVERRIDE_COLUMNS.items()}
+
+
+def is_override_readable(row: OverrideRow) -> bool:
+    """Whether the workers can be given this override."""
+    return override_columns(row) == {name: getattr(row, name) for name in _OVERRIDE_COLUMNS}
+
+
+def _read(row: JobRow | AttemptRow | OverrideRow, name: str, column: _Column) -> Any:
+    try:
+        return column.type.validate_python(getattr(row, name))
+    except ValidationError as error:
+        key = getattr(row, "id", None) or getattr(row, "job_id", None)
+        _log.error("unreadable column", table=row.__tablename__, row=key, column=name, error=str(error))
+        return column.empty
