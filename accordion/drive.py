@@ -99,15 +99,19 @@ def _advance(flows: Sequence[Flow], answers: Answers, results: list[Any]) -> dic
 
 
 class GroupNetwork:
-    """Answers over a process group with blocking collectives, in an order that is the same on all workers."""
+    """Answers over a process group with blocking collectives, in an order that is the same on all workers.
+
+    Without a group this process is alone, and nothing is sent.
+    """
 
     def __init__(
-        self, group: dist.ProcessGroup, device: torch.device, clock: Callable[[], float] = time.perf_counter
+        self, group: dist.ProcessGroup | None, device: torch.device, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._group = group
         self._clock = clock
         self._scratch = Scratch(device)
-        self.world_size = dist.get_world_size(group)
+        self.world_size = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
         self.seconds = 0.0
         """Spent in collectives so far, waiting for slower workers included."""
 
@@ -129,6 +133,8 @@ class GroupNetwork:
 
     def mean_(self, buffer: Tensor) -> None:
         """Replace a contiguous buffer by its mean over the workers, scaled before the sum as DDP does."""
+        if self._group is None:
+            return
         buffer.mul_(1.0 / self.world_size)
         started = self._clock()
         dist.all_reduce(buffer, group=self._group)
@@ -142,11 +148,11 @@ class GroupNetwork:
 
     def send_to_first(self, tensor: Tensor) -> None:
         """Send a tensor to rank 0 of the group."""
-        dist.send(tensor, dist.get_global_rank(self._group, 0), group=self._group)
+        dist.send(tensor, group=self._group, group_dst=0)
 
     def receive_(self, tensor: Tensor, rank: int) -> None:
         """Fill a tensor with the one of equal size that the group's `rank` sends."""
-        dist.recv(tensor, dist.get_global_rank(self._group, rank), group=self._group)
+        dist.recv(tensor, group=self._group, group_src=rank)
 
     def _riders(self, means: Mapping[int, Mean]) -> dict[int, Mean]:
         """Small means that cost no more as part of a gather: W-1 times their bytes, 2(W-1)/W times by themselves."""
@@ -194,6 +200,9 @@ class GroupNetwork:
 
     def _all_gather(self, gathered: Tensor, row: Tensor) -> None:
         """Fill (W, length) with the rows of all workers."""
+        if self._group is None:
+            gathered.copy_(row)
+            return
         started = self._clock()
         _gather_rows(gathered.view(-1), row, group=self._group)
         self.seconds += self._clock() - started

@@ -123,10 +123,21 @@ class Engine:
     def observe(self, layers: Sequence[Layer]) -> None:
         """See the raw gradients of a bucket: the window's sums and the dense equivalents."""
         for layer in layers:
-            self.ledger.expect(layer.name, layer.gradient.numel())
             if layer.name in self._decided:
                 self.sums.add(layer.name, by_memory(layer.gradient), scale=1.0 / self.loss_scale)
-            else:
+        self.observe_rest(layers)
+
+    def observe_accumulated(self, layer: Layer) -> None:
+        """See what a layer's gradient has grown to, in place of what was seen of it in this step."""
+        if layer.name in self._decided:
+            self.sums.forget(layer.name)
+            self.sums.add(layer.name, by_memory(layer.gradient), scale=1.0 / self.loss_scale)
+
+    def observe_rest(self, layers: Sequence[Layer]) -> None:
+        """See what the window's sums do not hold: dense equivalents, and layers that are not decided."""
+        for layer in layers:
+            self.ledger.expect(layer.name, layer.gradient.numel())
+            if layer.name not in self._decided:
                 total = layer.gradient.sum(dtype=working_dtype(layer.gradient))
                 self._others = total if self._others is None else self._others + total
 

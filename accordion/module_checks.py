@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -27,11 +28,30 @@ def check_attachable(module: object, optimizer: Optimizer | None, scaler: GradSc
         )
     if isinstance(getattr(module, "_orig_mod", None), DistributedDataParallel):
         raise HookError("attach() got a compiled module; give it the DistributedDataParallel inside, then compile")
-    if not isinstance(module, DistributedDataParallel):
+    if not isinstance(module, torch.nn.Module) or not any(p.requires_grad for p in module.parameters()):
+        raise HookError(f"attach() got a {type(module).__name__}, which is no module with parameters to train")
+    if not isinstance(module, DistributedDataParallel) and has_peers():
         raise HookError(f"attach() got a {type(module).__name__}; wrap the model in DistributedDataParallel first")
     for condition, sentence in _refusals(module):
         if condition:
             raise HookError(sentence)
+
+
+def has_peers() -> bool:
+    """Return whether there are other workers, or will be once torchrun's processes have joined their group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size() > 1
+    return dist.is_available() and dist.is_torchelastic_launched()
+
+
+def group_of(module: torch.nn.Module) -> dist.ProcessGroup | None:
+    """Return the process group of a DistributedDataParallel module, and None for other modules."""
+    return module.process_group if isinstance(module, DistributedDataParallel) else None
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside DistributedDataParallel, or the module itself if it is not wrapped."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def check_join(module: DistributedDataParallel) -> None:
@@ -62,10 +82,10 @@ def check_rate_known(config: Config, lr: float | None, optimizer: Optimizer | No
         )
 
 
-def _refusals(module: DistributedDataParallel) -> Iterator[tuple[bool, str]]:
+def _refusals(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
     sparse = [
         f"{name}.weight"
-        for name, part in module.module.named_modules()
+        for name, part in unwrapped(module).named_modules()
         if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
     ]
     yield (

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -32,9 +32,11 @@ from accordion.engine import Engine
 from accordion.errors import OverrideError, StateError
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
+from accordion.loss_scaling import read_scale, take_optimizer_step, unscale_gradients
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
-from accordion.module_checks import check_attachable, check_rate_known
+from accordion.module_checks import check_attachable, check_rate_known, group_of, unwrapped
 from accordion.session_state import complete_states, decision_of, gathered_state, serialized, state_of_rank
+from accordion.single_process import SingleProcessHook
 from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
 from accordion.step_results import StepResult, Switch
 from accordion.training_warnings import (
@@ -47,7 +49,7 @@ from accordion.training_warnings import (
 
 
 def attach(
-    module: DistributedDataParallel,
+    module: torch.nn.Module,
     config: Config,
     *,
     optimizer: Optimizer | None = None,
@@ -57,7 +59,10 @@ def attach(
     epochs: int | None = None,
     overlap: bool = True,
 ) -> Session:
-    """Compress the gradients of a DDP module from now on.
+    """Compress the gradients of a DistributedDataParallel module from now on.
+
+    A process without peers, with or without a process group, may pass a module that is not wrapped; its
+    gradients are observed and stay what they are.
 
     Every worker calls this with equal arguments, before the first forward pass. Without an optimizer `Session.step`
     leaves the optimizer's step to the caller, who takes it when `StepResult.taken` is true. With a scaler, which needs
@@ -67,19 +72,19 @@ def attach(
     session's end.
 
     Raises:
-        HookError: the module already has a hook, is not a DistributedDataParallel, or uses a feature
-            that is not supported, such as sparse gradients; a scaler was given without an optimizer;
-            the optimizer belongs to another module; or another worker got different arguments.
+        HookError: the module already has a hook, is not wrapped although there are peers, or uses a
+            feature that is not supported, such as sparse gradients; a scaler was given without an
+            optimizer; the optimizer belongs to another module; or another worker got different arguments.
     """
     check_attachable(module, optimizer, scaler)
-    layers = decided_layers(module.module)
-    group = module.process_group
-    engine = Engine(layers, seed=config.seed, world_size=dist.get_world_size(group), rank=dist.get_rank(group))
+    layers = decided_layers(unwrapped(module))
+    network = GroupNetwork(group_of(module), next(module.parameters()).device)
+    engine = Engine(layers, seed=config.seed, world_size=network.world_size, rank=network.rank)
     controller = Controller(config, layers)
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
     session = Session(config, engine, controller, optimizer=optimizer, scaler=scaler, decider=decider)
     session.global_batch = session.global_batch or global_batch
-    session.connect(module, overlap=overlap)
+    session.connect(module, network, overlap=overlap)
     session.watch_windows(epochs)
     return session
 
@@ -122,17 +127,24 @@ class Session:
         """The schedule's rate of this epoch, before batch scaling and warm-up; None takes the optimizer's."""
         self._go_over_to(self.decision)
 
-    def connect(self, module: DistributedDataParallel, *, overlap: bool) -> None:
+    def connect(self, module: torch.nn.Module, network: GroupNetwork, *, overlap: bool) -> None:
         """Register the hook; `attach` does this."""
-        self.rank: int = dist.get_rank(module.process_group)
-        self.world_size: int = dist.get_world_size(module.process_group)
-        self.layers: tuple[LayerInfo, ...] = decided_layers(module.module)
+        self.rank: int = network.rank
+        self.world_size: int = network.world_size
+        self.layers: tuple[LayerInfo, ...] = decided_layers(unwrapped(module))
         self._device: torch.device = next(module.parameters()).device
-        self._network = GroupNetwork(module.process_group, self._device)
+        self._network = network
         self._coordinator = Coordinator(self._network, self.ledger, self._device, rank=self.rank)
         # Before the hook creates its process group, in which workers with other settings would hang.
         self._coordinator.require_equal((self._config, self.layers, {"overlap": overlap}))
-        self._hook = Hook(module, self._engine, self._raise_now, loss_scale=self._loss_scale, overlap=overlap)
+        scale = partial(read_scale, self._scaler)
+        if isinstance(module, DistributedDataParallel):
+            self._hook: Hook | SingleProcessHook = Hook(
+                module, self._engine, self._raise_now, loss_scale=scale, overlap=overlap
+            )
+        else:
+            unscale = partial(unscale_gradients, self._scaler, self._optimizer)
+            self._hook = SingleProcessHook(module, self._engine, self._raise_now, loss_scale=scale, unscale=unscale)
 
     def watch_windows(self, epochs: int | None) -> None:
         """Warn on rank 0 if the run is too short for its windows; `attach` calls this."""
@@ -298,28 +310,13 @@ class Session:
         else:
             self._count_skipped()
             self._engine.rollback()
-        if self._scaler is not None:
-            self._step_scaled(self._scaler, taken=taken)
-        elif taken and self._optimizer is not None:
-            self._optimizer.step()
+        take_optimizer_step(self._scaler, self._optimizer, taken=taken)
 
     def _count_skipped(self) -> None:
         self.skipped_steps += 1
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row % SKIPPED_IN_A_ROW == 0:
             warn_of_skipped_steps(self._skipped_in_a_row, self._engine.sums.broken_layers(), rank=self.rank)
-
-    def _step_scaled(self, scaler: GradScaler, *, taken: bool) -> None:
-        if taken and self._optimizer is not None:
-            scaler.step(self._optimizer)
-            scaler.update()
-            return
-        # The scaler looks at gradients here, and those may be finite where another worker's were not.
-        scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
-        scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 0})
-
-    def _loss_scale(self) -> float:
-        return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
     def _window_is_full(self) -> bool:
         steps = self._config.detector.window.steps

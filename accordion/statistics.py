@@ -61,6 +61,10 @@ class GradientSums:
             self._to(gradient.device)
         self._hash.sketch_(self._step[self._rows[layer]], gradient, scale=scale)
 
+    def forget(self, layer: str) -> None:
+        """Forget what was added of a layer in this step."""
+        self._step[self._rows[layer]] = 0.0
+
     def step_total(self) -> Tensor:
         """The sum over the step's sketches: not finite if a gradient of the step was not."""
         return self._step.sum()
