@@ -142,6 +142,8 @@ class GroupNetwork:
 
     def broadcast_(self, tensor: Tensor) -> None:
         """Replace a tensor by the group's rank 0's, of equal size and dtype."""
+        if self._group is None:
+            return
         started = self._clock()
         dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
         self.seconds += self._clock() - started

@@ -32,7 +32,7 @@ def keep_memory(run: Run) -> None:
     A worker sees every W-th micro-batch only, so with the model's own momentum m they would remember W times as long,
     and lag behind parameters that change: 1 - (1 - m)^W forgets in one micro-batch what m does in W of them.
     """
-    for module in run.ddp.module.modules():
+    for module in run.model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)) and module.momentum is not None:
             module.momentum = 1.0 - (1.0 - module.momentum) ** run.context.world_size
 
@@ -50,7 +50,7 @@ def average_buffers(run: Run) -> None:
     float64, whose bytes the ledger counts as overhead; none for a model that has no floating buffers. Buffers that no
     checkpoint holds are left alone: they are constants, such as masks.
     """
-    buffers = _buffers(run.ddp.module)
+    buffers = _buffers(run.model)
     if run.context.world_size == 1 or not any(buffer.is_floating_point() for buffer in buffers):
         return
     samples = _samples_since(run)

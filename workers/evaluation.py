@@ -45,7 +45,7 @@ def summaries(run: Run) -> list[Summary]:
         metric_totals=totals,
         geometric=geometric_metrics(run.task),
         eval_samples=samples,
-        parameters=parameter_digest(run.ddp.module),
+        parameters=parameter_digest(run.model),
     )
     gathered = [own] * run.context.world_size
     dist.all_gather_object(gathered, own)
@@ -85,7 +85,7 @@ def agree(run: Run, parts: Sequence[Summary]) -> bool:
     drifted = [rank for rank, part in enumerate(parts) if part.parameters != parts[0].parameters]
     if not drifted:
         return True
-    for parameter in run.ddp.module.parameters():
+    for parameter in run.model.parameters():
         dist.broadcast(parameter.detach(), src=0)
     run.context.link.log(
         f"parameters of ranks {drifted} drifted from rank 0's by the end of epoch {run.position.epoch}: all go on with "
@@ -97,7 +97,7 @@ def agree(run: Run, parts: Sequence[Summary]) -> bool:
 @torch.no_grad()
 def _evaluated(run: Run) -> tuple[dict[str, float], int]:
     """Metrics summed over this worker's part of the held-out samples, and how many these are."""
-    model, totals, samples = run.ddp.module, dict[str, float](), 0
+    model, totals, samples = run.model, dict[str, float](), 0
     geometric = geometric_metrics(run.task)
     model.eval()
     with run.task_code():

@@ -78,7 +78,7 @@ def train_epochs(run: Run) -> Outcome:
 def train_epoch(run: Run) -> Outcome:
     """The rest of the epoch, batch by batch."""
     order = epoch_order(len(run.data), seed=run.spec.training.seed, epoch=run.position.epoch)
-    run.ddp.module.train()
+    run.model.train()
     while run.position.samples < len(order):
         words = train_batch(run, order)
         if Word.SAVE_STOP in words:
@@ -116,7 +116,7 @@ def accumulate(run: Run, order: Tensor, batch: range) -> None:
     run.optimizer.zero_grad()
     pieces = cut(batch, run.spec.training.micro_batch)
     mine = share(pieces, rank=run.context.rank, world_size=run.context.world_size)
-    with run.ddp.no_sync():
+    with run.no_sync():
         for piece in mine[:-1]:
             backward(run, order, piece, batch=batch)
     if mine:
@@ -141,9 +141,9 @@ def backward(run: Run, order: Tensor, piece: range, *, batch: range) -> None:
 def take_part(run: Run, order: Tensor, piece: range) -> None:
     """A backward pass that adds nothing: the others wait for this worker, and it has no samples in this batch."""
     # in evaluation mode running statistics stay as they are.
-    run.ddp.module.eval()
+    run.model.eval()
     run.backward(forward(run, order, piece) * 0.0)
-    run.ddp.module.train()
+    run.model.train()
 
 
 def forward(run: Run, order: Tensor, piece: range) -> Tensor:

@@ -38,7 +38,7 @@ def announce(run: Run, resumed_from: str | None) -> None:
         resumed_from=resumed_from,
         steps_per_epoch=run.steps_per_epoch,
         layers=run.session.layers,
-        parameters=sum(parameter.numel() for parameter in run.ddp.module.parameters() if parameter.requires_grad),
+        parameters=sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad),
         **_taken_over(run),
     )
     run.context.link.started(started, run.session.controller.state_dict())

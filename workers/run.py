@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
@@ -17,6 +17,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from accordion.controller import Controller
 from accordion.messages import Decision, Override, Report
+from accordion.module_checks import unwrapped
 from accordion.session import Session, attach
 from workers.clock import Clock, Phases
 from workers.context import Link, WorkerContext
@@ -90,7 +91,8 @@ class Run:
     task: Task
     data: Data
     held_out: Data
-    ddp: DistributedDataParallel
+    ddp: nn.Module
+    """The DistributedDataParallel module; one worker's script may have a module that is not wrapped."""
     optimizer: Optimizer
     session: Session
     schedule: Schedule
@@ -135,6 +137,16 @@ class Run:
         later = self.spec.training.epochs - self.position.epoch - 1
         here = num_batches(len(self.data) - self.position.samples, self.session.global_batch)
         return self.session.steps + here + later * self.steps_per_epoch
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, without DistributedDataParallel."""
+        return unwrapped(self.ddp)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, backward passes accumulate gradients and exchange none."""
+        ddp = self.ddp
+        return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
 
     def outputs(self, model: nn.Module, inputs: Any) -> Any:
         """What the model makes of them on the device, computed in the job's precision and cast back to fp32."""
@@ -199,7 +211,7 @@ def assemble(
     clock: Clock,
     parts: tuple[Task, Data, Data],
     *,
-    ddp: DistributedDataParallel,
+    ddp: nn.Module,
     optimizer: Optimizer,
     scaler: GradScaler | None = None,
 ) -> Run:

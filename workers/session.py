@@ -11,31 +11,28 @@
         session.end_epoch(accuracy=...)                     # may be left out where there is nothing to tell
 
 Every worker makes the same calls in the same order. In a job the spec's epochs, batch, seed and compression hold, and
-records, checkpoints, overrides and resizes are those of `loop.py`; outside of one the arguments hold, and nothing is
-saved.
+records, checkpoints, overrides and resizes are those of `loop.py`; outside of one the arguments hold, and checkpoints
+are kept if `init_process_group` got a `storage`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from accordion.control import Word
 from accordion.session import Session
 from workers.buffers import average_buffers, begin_window, keep_memory
 from workers.clock import Clock
-from workers.context import NoLink, WorkerContext
-from workers.contract import JobSpec, Launch
+from workers.context import WorkerContext
 from workers.errors import CodeError
 from workers.evaluation import Summary, agree, mean_loss, mean_metrics, parameter_digest
 from workers.loop import FLUSH_TIMEOUT_S, Outcome, check_taken, open_epoch, steer
@@ -43,9 +40,8 @@ from workers.reporting import announce, epoch_record, report_progress, report_sw
 from workers.run import Run, assemble
 from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, num_batches, share
 from workers.script import Held, Leave, NoTask, Samples, Stateful
+from workers.standalone import NO_JOB, standalone_context
 from workers.state import is_due, restore, save
-
-logger = logging.getLogger(__name__)
 
 
 class Batches:
@@ -141,15 +137,28 @@ class ScriptSession:
             raise CodeError("session.attach(model, optimizer) must come first; call it before the first epoch")
         return self._run
 
-    def init_process_group(self, backend: str | None = None, *, job: Mapping[str, Any] | None = None) -> None:
+    def init_process_group(
+        self,
+        backend: str | None = None,
+        *,
+        job: Mapping[str, Any] | None = None,
+        storage: str | Path | None = None,
+    ) -> None:
         """Join the other workers, unless this process has: in place of `torch.distributed.init_process_group`.
 
-        `job` holds parts of a job file, such as `{"compression": {"method": "powersgd"}}`, for runs outside of a job.
+        The other arguments are for runs outside of a job, and are ignored in one. `job` holds parts of a
+        job file, such as `{"compression": {"method": "powersgd"}}`. `storage` is a directory that all
+        workers see: checkpoints are kept there, and a run that finds one resumes from it. Without it
+        nothing is saved.
+
+        Raises:
+            CodeError: `storage` is a URL.
+            StorageError: `storage` cannot be written.
         """
         if not dist.is_initialized():
             dist.init_process_group(backend)
         if self._context is None:
-            self._context = _context_without_a_job(job or {})
+            self._context = standalone_context(job or {}, storage)
 
     def batches(self, num_samples: int) -> Batches:
         """What to read, in place of a DistributedSampler: `DataLoader(data, batch_sampler=session.batches(len(data)))`.
@@ -161,7 +170,7 @@ class ScriptSession:
 
     def attach(
         self,
-        module: DistributedDataParallel,
+        module: nn.Module,
         optimizer: Optimizer,
         *,
         samples: int = 0,
@@ -190,7 +199,7 @@ class ScriptSession:
             run.optimizer = Held.of(optimizer, kept)
             self._run = run
             keep_memory(run)
-            resumed_from = restore(run) if self._in_job else None
+            resumed_from = restore(run) if self._saves else None
             begin_window(run)
             announce(run, resumed_from)
             run.context.helm.listen(run.session.request)
@@ -306,11 +315,15 @@ class ScriptSession:
     @property
     def _place(self) -> WorkerContext:
         if self._context is None:
-            self._context = _context_without_a_job({})
+            self._context = standalone_context({}, None)
         return self._context
 
     @property
     def _in_job(self) -> bool:
+        return self._place.launch.job_id != NO_JOB
+
+    @property
+    def _saves(self) -> bool:
         return bool(self._place.launch.storage)
 
     def _part(self) -> tuple[range, int]:
@@ -333,7 +346,7 @@ class ScriptSession:
             self._save(wait=False)
 
     def _save(self, *, wait: bool) -> None:
-        if self._in_job:
+        if self._saves:
             is_saved = save(self.run, wait=wait)
             if wait and not is_saved:
                 raise Leave("unsaved")
@@ -347,7 +360,7 @@ class ScriptSession:
             loss_samples=run.epoch_loss.samples,
             metric_totals=metrics,
             eval_samples=1 if metrics else 0,
-            parameters=parameter_digest(run.ddp.module),
+            parameters=parameter_digest(run.model),
         )
         gathered = [own] * run.context.world_size
         dist.all_gather_object(gathered, own)
@@ -376,23 +389,6 @@ class ScriptSession:
 
 session = ScriptSession()
 """The one of this process."""
-
-
-def _context_without_a_job(job: Mapping[str, Any]) -> WorkerContext:
-    """Of a script that torchrun, Ray Train or a person started."""
-    if not dist.is_initialized():
-        raise CodeError("there is no process group; call session.init_process_group() first")
-    spec = JobSpec.model_validate({"task": {"name": "session:Script"}, "workers": {"min": 1, "max": 1}, **job})
-    world_size = dist.get_world_size()
-    cuda = dist.get_backend() == "nccl"
-    return WorkerContext(
-        launch=Launch(job_id="none", attempt=1, workers=world_size, storage="", spec=spec),
-        generation=1,
-        rank=dist.get_rank(),
-        world_size=world_size,
-        device=f"cuda:{torch.cuda.current_device()}" if cuda else "cpu",
-        link=NoLink(logger.info),
-    )
 
 
 __all__ = ["Batches", "Leave", "ScriptSession", "session"]

@@ -23,7 +23,7 @@ from workers.schedule import BatchChange
 
 def load_state(run: Run, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Continue from a saved state: what all ranks share, and this rank's part or the merged parts."""
-    run.ddp.module.load_state_dict(shared["model"])
+    run.model.load_state_dict(shared["model"])
     run.optimizer.load_state_dict(shared["optimizer"])
     run.position = Position(**shared["position"])
     run.overrides = None
@@ -72,7 +72,7 @@ class MergedParts:
 def shared_state(run: Run) -> dict[str, Any]:
     """Collect what is the same on all ranks; tensors are the run's own."""
     return {
-        "model": run.ddp.module.state_dict(),
+        "model": run.model.state_dict(),
         "optimizer": run.optimizer.state_dict(),
         "controller": run.session.controller.state_dict(),
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,

@@ -232,3 +232,27 @@ def test_a_script_imports_its_neighbours_and_never_replaces_what_is_installed(ru
     assert run_group(1, run_own_script, order_of(tmp_path, sources))[0].outcome == "completed"
     error = raised_by(run_group, order_of(tmp_path, {**script(), "torch/__init__.py": ""}))
     assert "torch/__init__.py would never be imported: 'torch' is" in error.error
+
+
+STORED = SCRIPT.replace('("gloo")', '("gloo", storage=STORAGE, job=JOB)').replace("epochs(99)", "epochs(4)")
+
+
+def stored(folder: Path, name: str, body: str = "pass") -> str:
+    """Write a script that keeps its checkpoints in a directory, outside of a job."""
+    job = {"training": SPEC["training"] | {"epochs": 1}}
+    file = folder / f"{name}.py"
+    file.write_text(f"STORAGE = {str(folder / 'storage')!r}\nJOB = {job!r}\n{STORED.replace('BODY', body)}")
+    return str(file)
+
+
+def test_a_script_outside_of_a_job_goes_on_after_a_death_where_it_has_a_storage(run_group, tmp_path):
+    (tmp_path / "other").mkdir()
+    undisturbed = run_group(2, run_without_us, stored(tmp_path / "other", "train"), [])
+    with pytest.raises(KeyError, match="a death"):
+        run_group(2, run_without_us, stored(tmp_path, "dies", "if epoch == 3: raise KeyError('a death')"), [])
+    resumed = run_group(2, run_without_us, stored(tmp_path, "train"), [])
+    # a checkpoint that was being written at the death may be lost, the one before it is whole
+    assert resumed[0].startswith(("read 2", "read 3"))
+    assert [said.splitlines()[-1] for said in resumed] == [said.splitlines()[-1] for said in undisturbed]
+    again = run_group(2, run_without_us, stored(tmp_path, "train"), [])
+    assert "read" not in again[0]
