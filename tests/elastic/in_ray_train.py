@@ -26,9 +26,7 @@ def main(address: str, folder: str) -> None:
         train,
         train_loop_config={"folder": folder},
         scaling_config=ScalingConfig(num_workers=1),
-        run_config=RunConfig(
-            name="stock", storage_path=f"{folder}/ray", failure_config=FailureConfig(max_failures=1)
-        ),
+        run_config=RunConfig(name="stock", storage_path=f"{folder}/ray", failure_config=FailureConfig(max_failures=1)),
     ).fit()
 
 
