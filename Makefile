@@ -6,12 +6,15 @@ TORCH_ARGS ?=
 # What `accordion demo` and pytest get, such as DEMO_ARGS='--json out.json' and PYTEST_ARGS='-m "not slow"'.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+# How many processes run the tests that do not disturb each other.
+TEST_PROCESSES ?= 2
 # What the bench gets, such as BENCH_ARGS='--quick --rows encode'.
 BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help venv demo test test-elastic lint format bench-library bench-recovery
 
@@ -39,10 +42,14 @@ demo: $(STAMP)
 	$(BIN)/accordion demo $(DEMO_ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not elastic" $(PYTEST_ARGS)
+	@failed=; \
+	for part in "parallel -n $(TEST_PROCESSES) --dist loadfile" serial; do \
+	  $(PYTEST) --part $$part $(PYTEST_ARGS) || failed="$$failed $${part%% *}"; \
+	done; \
+	[ -z "$$failed" ] || { $(PYTEST) --cache-show cache/lastfailed; echo "tests failed in:$$failed"; exit 1; }
 
 test-elastic: $(STAMP)
-	$(BIN)/python -m pytest -m elastic tests/elastic $(PYTEST_ARGS)
+	$(PYTEST) --part elastic tests/elastic $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -29,10 +29,16 @@ settings.load_profile("ours")
 
 # what is made for a test is for this machine's user only while it runs; tests of tokens set theirs.
 os.environ.setdefault("ACCORDION_NO_AUTH", "1")
-RAY_START_TIMEOUT_S = 180.0
+SERIAL_FOLDERS = {"browser", "e2e", "netlab"}
+"""Folders of tests that keep the whole machine busy, or measure it; no other test runs beside them."""
+RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
-_PORTS = range(20_000, 32_000)
-"""Where nobody listens by chance: below those that Linux picks by itself."""
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads of torch that wait for each other spin: with two processes on two CPUs that is most of their time.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+_XDIST_NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = range(20_000 + _XDIST_NUMBER, 32_000, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+"""Where nobody listens by chance: below those that Linux picks by itself. Each process of pytest-xdist has its own."""
 _given: set[int] = set()
 """Ports of these that this process has given away."""
 RAY_ENV = {
@@ -89,6 +95,32 @@ def free_port() -> int:
             return port
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make test` and `make test-elastic` run the tests in parts."""
+    parser.addoption("--part", choices=["parallel", "serial", "elastic"], help="run only this part of the tests")
+
+
+def part_of(item: pytest.Item) -> str:
+    """Name of the part that a test belongs to."""
+    if item.get_closest_marker("elastic"):
+        return "elastic"
+    return "serial" if item.path.relative_to(Path(__file__).parent).parts[0] in SERIAL_FOLDERS else "parallel"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of the other parts."""
+    part = config.getoption("part")
+    if part is not None:
+        config.hook.pytest_deselected(items=[item for item in items if part_of(item) != part])
+        items[:] = [item for item in items if part_of(item) == part]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A part in which no test was selected has passed: the others may hold what was asked for."""
+    if session.config.getoption("part") and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests with the mark `each_database` run on SQLite and on PostgreSQL."""
     if "database_url" in metafunc.fixturenames and metafunc.definition.get_closest_marker("each_database"):
@@ -124,19 +156,33 @@ def ray_cluster() -> Iterator[str]:
 
     The environment holds what a driver needs (RAY_AUTH_MODE, RAY_AUTH_TOKEN): `ray.init(address=ray_cluster, ...)`.
     """
-    port = free_port()
     with pytest.MonkeyPatch.context() as environment, tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
         for name, value in (RAY_ENV | {"RAY_AUTH_TOKEN": RAY_AUTH_TOKEN}).items():
             environment.setenv(name, value)
         environment.delenv("RAY_ADDRESS", raising=False)
-        with Path(folder, "head.log").open("wb") as log:
-            head = subprocess.Popen(_ray_command(port, folder), stdout=log, stderr=log, preexec_fn=_end_with_parent)
+        head, port = _start_ray(Path(folder))
         try:
-            _wait_for_ray(head, port, Path(folder, "head.log"))
             yield f"127.0.0.1:{port}"
         finally:
             _disconnect()
             _end(head)
+
+
+def _start_ray(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a head and return it with its port.
+
+    Ray gives up a node that has not registered after 30 s, which a loaded machine may need; it is then started again.
+    """
+    deadline = time.monotonic() + RAY_START_TIMEOUT_S
+    for attempt in range(RAY_START_ATTEMPTS):
+        port, log = free_port(), folder / f"{attempt}.log"
+        with log.open("wb") as file:
+            command = _ray_command(port, str(folder / str(attempt)))
+            head = subprocess.Popen(command, stdout=file, stderr=file, preexec_fn=_end_with_parent)
+        if _is_up(head, port, log, deadline):
+            return head, port
+        _end(head)
+    pytest.fail(f"the Ray head did not start within {RAY_START_TIMEOUT_S:g} s:\n{log.read_text()}")
 
 
 def _ray_command(port: int, folder: str) -> list[str]:
@@ -157,13 +203,13 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _wait_for_ray(head: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + RAY_START_TIMEOUT_S
+def _is_up(head: subprocess.Popen[bytes], port: int, log: Path, deadline: float) -> bool:
+    """Wait until the head answers, ends or takes too long."""
     while time.monotonic() < deadline and head.poll() is None:
         if "Ray runtime started" in log.read_text() and _listens(port):
-            return
+            return True
         time.sleep(0.1)
-    pytest.fail(f"the Ray head did not start within {RAY_START_TIMEOUT_S:g} s:\n{log.read_text()}")
+    return False
 
 
 def _listens(port: int) -> bool:

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +182,23 @@ def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
     wait_for(lambda: not any(map(processes, ("ray::Supervisor", "ray::Worker"))))
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The table of what faults cost, where any were tried."""
-    from tests.elastic.faults import COSTS, table
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Send what the faults of a test cost with its report: another process may print the table."""
+    from tests.elastic.faults import COSTS
 
-    if COSTS:
+    report = yield
+    report.user_properties += [("cost", asdict(cost)) for cost in COSTS]
+    COSTS.clear()
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the table of what faults cost, if there were any."""
+    from tests.elastic.faults import Cost, table
+
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    if costs := [Cost(**cost) for name, cost in properties if name == "cost"]:
         terminalreporter.section("faults")
-        terminalreporter.write_line(table())
+        terminalreporter.write_line(table(costs))

@@ -58,6 +58,7 @@ class Cost:
 
 
 COSTS: list[Cost] = []
+"""Costs of the test that runs."""
 
 
 @dataclass
@@ -176,12 +177,12 @@ def equal(ones: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> boo
     return ones.keys() == others.keys() and all(torch.equal(ones[name], others[name]) for name in ones)
 
 
-def table() -> str:
+def table(costs: list[Cost]) -> str:
     """What the faults cost, for people."""
     head = f"{'fault':<44} {'survived':<9} {'s to next step':>14} {'steps rolled back':>18} {'samples seen twice':>19}"
     rows = [
         f"{cost.fault:<44} {'yes':<9} {'-' if cost.seconds is None else f'{cost.seconds:.1f}':>14} "
         f"{cost.rolled_back:>18} {cost.seen_twice:>19}"
-        for cost in COSTS
+        for cost in costs
     ]
     return "\n".join([head, *rows])

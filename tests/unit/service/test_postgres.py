@@ -22,7 +22,6 @@ from tests.postgres import Postgres
 from workers.contract import JobSpec
 
 SPEC = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
-QUICK = Limits(idle_in_transaction_s=0.2)
 MANY = 25
 
 
@@ -41,10 +40,12 @@ def connect(postgres_url: str) -> Iterator[Callable[..., Database]]:
 
 
 def test_a_scheduler_that_is_frozen_within_a_transaction_is_succeeded(connect: Callable[..., Database]) -> None:
-    frozen, successor = connect(QUICK), connect(QUICK)
+    frozen, successor = connect(), connect()
     assert Lease(frozen, owner="old", clock=lambda: 0.0, lease_s=3.0).hold() == 1
     with suppress(PendingRollbackError), frozen.write() as session:
+        assert session.scalar(text("SHOW idle_in_transaction_session_timeout")) == "10s"
         session.execute(text("SELECT * FROM leases FOR UPDATE"))
+        session.execute(text("SET idle_in_transaction_session_timeout = '0.2s'"))
         assert Lease(successor, owner="new", clock=lambda: 9.0, lease_s=3.0).hold() == 2
         with pytest.raises(DBAPIError, match="idle-in-transaction"):
             session.execute(text("UPDATE leases SET token = 1"))

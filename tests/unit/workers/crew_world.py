@@ -67,4 +67,5 @@ def crew_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **spec: Any) -> Wor
         monkeypatch.setattr(ray, name, do)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(os, "kill", fake.end)
-    return World(RayCrew(launch(tmp_path, **spec), clock=lambda: fake.now, pause=fake.pass_time), fake)
+    own = {"clock": lambda: fake.now, "pause": fake.pass_time, "measure": lambda _: None}
+    return World(RayCrew(launch(tmp_path, **spec), **own), fake)
