@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -15,7 +18,30 @@ def orthogonalize_(p_BNR: Tensor) -> None:
     """Make the columns of each matrix orthonormal, in place. R is at most N.
 
     A zero or dependent column becomes zero (R < 3) or an arbitrary unit column orthogonal to the others: never NaN.
+    Workers with other numbers of threads get the same bits.
     """
+    with _single_threaded(p_BNR.device):
+        _orthogonalize_(p_BNR)
+
+
+@contextmanager
+def _single_threaded(device: torch.device) -> Iterator[None]:
+    """Compute on one thread inside: LAPACK and long sums round otherwise on several, and are not faster there.
+
+    Torch keeps the number by thread, so other threads of this process go on as before.
+    """
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _orthogonalize_(p_BNR: Tensor) -> None:
     if p_BNR.shape[-1] >= _QR_FROM_RANK:
         p_BNR.copy_(torch.linalg.qr(p_BNR).Q)
         return

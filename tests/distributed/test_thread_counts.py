@@ -1,0 +1,54 @@
+"""Workers whose processes compute on different numbers of threads keep equal parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from accordion.compressors.linalg import orthogonalize_
+from accordion.config import Config
+from accordion.session import attach
+
+ROWS = 20_000
+"""Rows of a matrix from which MKL's QR of four columns sums otherwise with two threads than with one."""
+
+
+def _train(rank: int, factors: str) -> list[torch.Tensor]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 + rank)
+    try:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(ROWS, 16), torch.nn.Linear(16, 4))
+        ddp = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        level = {"rank": 4, "factors": factors}
+        session = attach(ddp, Config(method="powersgd", low=level, high=level), optimizer=optimizer)
+        for step in range(2):
+            words = torch.randint(ROWS, (4096,), generator=torch.Generator().manual_seed(2 * step + rank))
+            ddp(words).square().mean().mul(1e3).backward()
+            session.step()
+            optimizer.zero_grad()
+        return [parameter.detach().clone() for parameter in ddp.module.parameters()]
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("factors", ["both", "alternating"])
+def test_workers_with_one_and_two_threads_have_the_same_parameters_to_the_bit(run_group, factors):
+    first, second = run_group(2, _train, factors)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(1, 50_000, 2), (1, ROWS, 4), (2, 512, 32)])
+def test_orthogonal_columns_do_not_depend_on_the_number_of_threads(shape):
+    matrix, found, before = torch.randn(shape), [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(matrix.clone())
+            orthogonalize_(found[-1])
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
