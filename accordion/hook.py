@@ -30,6 +30,13 @@ from accordion.messages import LayerInfo
 from accordion.module_checks import check_join
 from accordion.wire import Request
 
+LONG_VECTOR = 1 << 20
+"""Values from which a parameter of one dimension is compressed like a matrix; 4 MB in fp32.
+
+Such a parameter is a table of one weight per feature. Shorter ones are biases and scales of norms, which
+are few bytes and sensitive to errors.
+"""
+
 
 class Hook:
     """Registers itself with a DDP module and runs its engine's flows bucket by bucket, in bucket order.
@@ -212,14 +219,14 @@ class Hook:
 
 
 def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
-    """Return the layers whose level is decided: trainable parameters of two or more dimensions.
+    """Return the layers whose level is decided: trainable matrices, tensors, and long vectors.
 
     They are in the model's order. A complex parameter has the shape of its real view (`as_real`).
     """
     return tuple(
         LayerInfo(name=name, shape=tuple(as_real(parameter.detach()).shape))
         for name, parameter in named_layers(module).items()
-        if parameter.requires_grad and parameter.dim() > 1
+        if parameter.requires_grad and (parameter.dim() > 1 or parameter.numel() >= LONG_VECTOR)
     )
 
 

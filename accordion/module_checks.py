@@ -92,6 +92,12 @@ def _refusals(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
         bool(sparse),
         f"sparse gradients, here of {sparse}, are not supported; create these layers with sparse=False",
     )
+    conjugated = [name for name, p in unwrapped(module).named_parameters() if p.is_conj() or p.is_neg()]
+    yield (
+        bool(conjugated),
+        f"lazily conjugated parameters, here {conjugated}, are not supported; create them from "
+        "x.conj().resolve_conj().resolve_neg()",
+    )
     yield (
         any(hasattr(parameter, "_in_backward_optimizers") for parameter in module.parameters()),
         "an optimizer that steps inside the backward pass is not supported, because a step with a "
