@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.domain.grants import Holding, holding, plan_grants, unplaceable
 from service.domain.jobs import Reason, Status
 from service.domain.queue import Size, Verdict, Waiting, plan_queue, sizes_of
+from service.foreign_use import ForeignUse
 from service.runtime.base import Node, SupervisorState
 from service.settings import Settings
 from service.store.leases import Lease
@@ -26,6 +27,7 @@ class ClusterState:
     """By job id."""
     placed_at: dict[str, float] = field(default_factory=dict)
     """When a worker process of the job was last seen placed on a node, by job id; monotonic clock."""
+    foreign_use: ForeignUse = field(default_factory=ForeignUse)
 
     def note_supervisors(self, found: Iterable[SupervisorState], now: float) -> None:
         """Store the state of all supervisors of one survey."""
@@ -33,6 +35,26 @@ class ClusterState:
         placed = {job_id: now for job_id, supervisor in self.supervisors.items() if supervisor.placed}
         kept = {job_id: at for job_id, at in self.placed_at.items() if job_id in self.supervisors}
         self.placed_at = kept | placed
+
+    def note_use(self, rows: Iterable[JobRow], now: float) -> None:
+        """Store what is used of the nodes, beside the workers of these jobs."""
+        held = self.held(rows)
+        self.foreign_use.note_survey(self.nodes, held, now)
+        found = {size.node: size for size in self.foreign_use.sizes(held)}
+        none = Size(cpus=0.0, gpus=0.0)
+        self.nodes = [
+            replace(
+                node,
+                cpus_foreign=found.get(node.id, none).cpus,
+                gpus_foreign=found.get(node.id, none).gpus,
+            )
+            for node in self.nodes
+        ]
+
+    def held(self, rows: Iterable[JobRow]) -> list[Size]:
+        """Workers of these jobs, one entry each, including processes that are about to be removed."""
+        placed = [(row, self.placed(row)) for row in rows]
+        return [size for row, at in placed for size in sizes_of(asked_of(row), max(row.workers, len(at)), at)]
 
     def extended(self, deadline: float | None, job: JobRow, start_timeout_s: float) -> float | None:
         """The job's deadline, extended while it starts and its processes are placed; monotonic clock.
@@ -75,7 +97,7 @@ class Allocator:
         self._lease = lease
         self._clock = clock
         self._unplaceable_since: dict[str, float] = {}
-        self._settled: tuple[list[Holding], list[Waiting], list[Size]] | None = None
+        self._settled: tuple[list[Holding], list[Waiting], list[Size], list[Size]] | None = None
         """Inputs of the last plan if it changed nothing; the same inputs need no new plan."""
 
     def admit(self, cluster: ClusterState, token: int, settings: Settings) -> list[JobRow]:
@@ -85,7 +107,8 @@ class Allocator:
             return []
         rows = self._repository.holding()
         reserved = [size for row in rows for size in sizes_of(asked_of(row), row.workers, cluster.placed(row))]
-        verdicts = plan_queue(_waiting(queue), cluster.usable(), reserved)
+        foreign = cluster.foreign_use.sizes(cluster.held(rows))
+        verdicts = plan_queue(_waiting(queue), cluster.usable(), reserved, foreign=foreign)
         admitted = [self._apply(job, verdicts[job.id], token, timeout_s=settings.start_timeout_s) for job in queue]
         return [job for job in admitted if job is not None]
 
@@ -99,7 +122,8 @@ class Allocator:
         self._note_unplaceable(jobs, cluster)
         if not rows:
             return
-        inputs = (jobs, _waiting(self._repository.queue()), cluster.usable())
+        foreign = cluster.foreign_use.sizes(cluster.held(rows))
+        inputs = (jobs, _waiting(self._repository.queue()), cluster.usable(), foreign)
         if inputs == self._settled:
             return
         grants = plan_grants(*inputs)

@@ -134,6 +134,7 @@ class Scheduler:
         self._cluster.note_supervisors(found, now)
         # Read after the cluster, which may take its time: every supervisor that was seen has its row by now.
         unfinished = self._repository.unfinished_ids()
+        self._cluster.note_use(self._repository.holding(), now)
         unknown = self._remove_ended(self._cluster.supervisors.keys() - unfinished, token)
         self._foreign.note(self._runtime.foreign(), unknown)
         missing = unfinished - self._cluster.supervisors.keys()

@@ -14,3 +14,16 @@ def draining_nodes() -> frozenset[str]:
     from ray._private.state import state
 
     return frozenset(state.get_draining_nodes())
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Resources that no program has reserved, by node id; what is used up is missing. Ray updates them with a delay.
+
+    Needs a connection to Ray.
+
+    Raises:
+        ray.exceptions.RaySystemError: the cluster does not answer.
+    """
+    from ray._private.state import available_resources_per_node
+
+    return dict(available_resources_per_node())

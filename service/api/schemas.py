@@ -333,6 +333,10 @@ class NodeView(Answer):
     cpus: float
     gpus: float
     memory_bytes: int
+    cpus_foreign: float = 0.0
+    """CPUs that programs other than the jobs of this service use."""
+    gpus_foreign: float = 0.0
+    """GPUs that programs other than the jobs of this service use."""
     draining: bool = False
     """It is about to go and takes no more workers."""
 
@@ -350,6 +354,10 @@ class ClusterView(Answer):
     cpus_reserved: float
     """By jobs of ours that start or run."""
     gpus_reserved: float
+    cpus_foreign: float
+    """CPUs that other programs use on the nodes that take workers."""
+    gpus_foreign: float
+    """GPUs that other programs use on the nodes that take workers."""
     nodes: list[NodeView]
 
 

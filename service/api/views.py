@@ -240,5 +240,7 @@ def cluster_view(row: ClusterRow | None, jobs: list[JobRow]) -> ClusterView:
         gpus=sum(node.gpus for node in usable),
         cpus_reserved=sum(job.workers * asked_of(job).cpus for job in jobs),
         gpus_reserved=sum(job.workers * asked_of(job).gpus for job in jobs),
+        cpus_foreign=sum(node.cpus_foreign for node in usable),
+        gpus_foreign=sum(node.gpus_foreign for node in usable),
         nodes=nodes,
     )

@@ -62,12 +62,16 @@ def unplaceable(jobs: Sequence[Holding], nodes: Sequence[Size]) -> set[str]:
     }
 
 
-def plan_grants(jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequence[Size]) -> dict[str, Grant]:
+def plan_grants(
+    jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequence[Size], foreign: Sequence[Size] = ()
+) -> dict[str, Grant]:
     """What changes, by job id; `jobs` in the order of priority and age, `nodes` those that take workers.
+
+    `foreign` is what other programs use of each node: no job grows into it, and none shrinks because of it.
 
     A cluster that shows no node at all says nothing about room, and changes only what people asked for.
     """
-    plan = _Plan(jobs, nodes)
+    plan = _Plan(jobs, nodes, foreign)
     if nodes and not plan.has_room():
         # If only processes of starting jobs do not fit, jobs that train keep their workers.
         only_starts = _Plan([_without_unplaced(job) for job in jobs], nodes).has_room()
@@ -96,8 +100,9 @@ def _without_unplaced(job: Holding) -> Holding:
 class _Plan:
     """Grants as they are found, one job after the other; a minimum that is above the grant is grown to, or waits."""
 
-    def __init__(self, jobs: Sequence[Holding], nodes: Sequence[Size]) -> None:
+    def __init__(self, jobs: Sequence[Holding], nodes: Sequence[Size], foreign: Sequence[Size] = ()) -> None:
         self._jobs = jobs
+        self._foreign = foreign
         self._nodes = nodes
         self.grants = {
             job.id: Grant(workers=min(job.granted, job.asked.max), why=f"people allow at most {job.asked.max}")
@@ -151,7 +156,7 @@ class _Plan:
 
     def _room(self, size: Size) -> int:
         if size not in self._room_by_size:
-            self._room_by_size[size] = fitting(size, self._nodes, self._taken())
+            self._room_by_size[size] = fitting(size, self._nodes, [*self._taken(), *self._foreign])
         return self._room_by_size[size]
 
     def _homeless_with(self, job: Holding, workers: int) -> int:

@@ -1,8 +1,8 @@
 """Who starts next, and what the others wait for: pure, from our own rows' accounting and the cluster's totals.
 
-Ray's free resources lag behind, so they are not asked. A worker whose process runs counts on its real node, since Ray
-places processes by rules of its own; all others are packed onto what is left, largest first. What is left then is what
-a waiting job can have.
+Ray's free resources lag behind, so they only tell what other programs use (`service/foreign_use.py`). A worker whose
+process runs counts on its real node, since Ray places processes by rules of its own; all others are packed onto what
+is left, largest first. What is left then is what a waiting job can have.
 """
 
 from __future__ import annotations
@@ -59,8 +59,12 @@ class Verdict:
     message: str
 
 
-def plan_queue(waiting: Sequence[Waiting], nodes: Sequence[Size], reserved: Sequence[Size]) -> dict[str, Verdict]:
+def plan_queue(
+    waiting: Sequence[Waiting], nodes: Sequence[Size], reserved: Sequence[Size], *, foreign: Sequence[Size] = ()
+) -> dict[str, Verdict]:
     """A verdict by job id; `waiting` in the order of priority and age, `nodes` alive, `reserved` one entry a worker.
+
+    `foreign` is what other programs use of each node.
 
     A job that fits waits behind one that is before it and has no room yet; nobody waits behind one that never fits.
     """
@@ -69,7 +73,7 @@ def plan_queue(waiting: Sequence[Waiting], nodes: Sequence[Size], reserved: Sequ
     capacity = {size: fitting(size, nodes, ()) for size in {size_of(job.asked) for job in waiting}}
     blocked_by: str | None = None
     for job in waiting:
-        room = _Capacity(nodes=nodes, taken=taken, empty=capacity[size_of(job.asked)])
+        room = _Capacity(nodes=nodes, taken=taken, foreign=foreign, empty=capacity[size_of(job.asked)])
         verdict = _verdict(job.asked, room, blocked_by=blocked_by)
         verdicts[job.id] = verdict
         taken += [size_of(job.asked)] * verdict.workers
@@ -84,6 +88,7 @@ class _Capacity:
 
     nodes: Sequence[Size]
     taken: Sequence[Size]
+    foreign: Sequence[Size]
     empty: int
 
 
@@ -102,22 +107,38 @@ def _verdict(asked: Asked, room: _Capacity, *, blocked_by: str | None) -> Verdic
         return Verdict(reason=Reason.WAITING_FOR_ROOM, workers=0, message=WAITS_ITS_TURN)
     now = _placeable(asked, room)
     if now < asked.min:
-        message = (
-            f"needs {_group(asked)}, and only {now} fit beside the jobs that run now ({_total(nodes)} in all); "
-            "it starts when one of them ends, or lower workers.min"
-        )
-        return Verdict(reason=Reason.WAITING_FOR_ROOM, workers=0, message=message)
+        return Verdict(reason=Reason.WAITING_FOR_ROOM, workers=0, message=_shortage(asked, now, room))
     workers = min(now, asked.max)
     return Verdict(
         reason=Reason.ADMITTED, workers=workers, message=f"starts with {workers} of at most {asked.max} workers"
     )
 
 
+def _shortage(asked: Asked, now: int, room: _Capacity) -> str:
+    """Why a job does not fit now: because of other jobs, or of other programs."""
+    foreign = f"other programs use {_parts_of(room.foreign, room.nodes)}" if room.foreign else ""
+    if foreign and _placeable(asked, replace(room, foreign=())) >= asked.min:
+        return f"needs {_group(asked)}, and {foreign}; it starts when they end, or lower what each worker takes"
+    message = (
+        f"needs {_group(asked)}, and only {now} fit beside the jobs that run now ({_total(room.nodes)} in all); "
+        "it starts when one of them ends, or lower workers.min"
+    )
+    return f"{message}; {foreign}" if foreign else message
+
+
+def _parts_of(used: Sequence[Size], nodes: Sequence[Size]) -> str:
+    kinds = [("CPU", [size.cpus for size in used], [node.cpus for node in nodes])]
+    kinds.append(("GPU", [size.gpus for size in used], [node.gpus for node in nodes]))
+    parts = [f"{sum(some):g} of the cluster's {sum(every):g} {kind}" for kind, some, every in kinds if sum(some)]
+    return " and ".join(parts)
+
+
 def _placeable(asked: Asked, room: _Capacity) -> int:
     """Number of workers that can start without displacing one that is already counted."""
-    homeless = num_homeless(room.taken, room.nodes)
-    count = min(asked.max, fitting(size_of(asked), room.nodes, room.taken))
-    while count and num_homeless([*room.taken, *sizes_of(asked, count)], room.nodes) > homeless:
+    taken = [*room.taken, *room.foreign]
+    homeless = num_homeless(taken, room.nodes)
+    count = min(asked.max, fitting(size_of(asked), room.nodes, taken))
+    while count and num_homeless([*taken, *sizes_of(asked, count)], room.nodes) > homeless:
         count -= 1
     return count
 
@@ -206,6 +227,12 @@ def _total(nodes: Sequence[Size]) -> str:
     return (
         f"{cpus:g} CPU" + (f", {gpus:g} GPU" if gpus else "") + f" on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
     )
+
+
+def foreign_sizes(nodes: Iterable[Mapping[str, Any]]) -> list[Size]:
+    """What other programs use of each node of a stored snapshot."""
+    used = ((node["id"], node.get("cpus_foreign", 0.0), node.get("gpus_foreign", 0.0)) for node in nodes)
+    return [Size(cpus=cpus, gpus=gpus, node=node) for node, cpus, gpus in used if cpus or gpus]
 
 
 def usable_sizes(nodes: Iterable[Mapping[str, Any]]) -> list[Size]:

@@ -20,6 +20,12 @@ class Node:
     """In all, not what is free: free resources lag behind, so the scheduler counts by its own rows."""
     gpus: float
     memory_bytes: int
+    cpus_free: float | None = None
+    """Not reserved by any program, as Ray counts; None if unknown."""
+    gpus_free: float | None = None
+    cpus_foreign: float = 0.0
+    """Used by programs other than our jobs; filled by the scheduler."""
+    gpus_foreign: float = 0.0
     draining: bool = False
     """It is about to go: what runs there moves, and nothing new is placed on it."""
 

@@ -14,7 +14,7 @@ import ray
 from service.errors import RuntimeUnavailable
 from service.runtime.base import Node, SupervisorState
 from workers.asking import ActorSilentError, RayAsk, ensure_actor
-from workers.cluster import draining_nodes
+from workers.cluster import draining_nodes, free_resources
 from workers.contract import Cursor, Drained, EndRecord, Launch, Orders
 from workers.journal import read_end, read_records
 from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
@@ -51,8 +51,11 @@ class RayBackend:
     def nodes(self) -> list[Node]:
         """All nodes known, the dead ones included."""
         with self._connected():
-            leaving = draining_nodes()
-            return [_node(found, draining=found["NodeID"] in leaving) for found in ray.nodes()]
+            leaving, free = draining_nodes(), free_resources()
+            return [
+                _node(found, draining=found["NodeID"] in leaving, free=free.get(found["NodeID"]))
+                for found in ray.nodes()
+            ]
 
     def supervisors(self) -> list[SupervisorState]:
         """All supervisors of this installation that live; one that Ray is restarting counts as starting.
@@ -186,7 +189,7 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
 
 
-def _node(found: dict[str, Any], *, draining: bool) -> Node:
+def _node(found: dict[str, Any], *, draining: bool, free: Mapping[str, float] | None) -> Node:
     resources = found.get("Resources", {})
     return Node(
         id=found["NodeID"],
@@ -196,6 +199,8 @@ def _node(found: dict[str, Any], *, draining: bool) -> Node:
         gpus=float(resources.get("GPU", 0.0)),
         memory_bytes=int(resources.get("memory", 0)),
         draining=draining,
+        cpus_free=None if free is None else float(free.get("CPU", 0.0)),
+        gpus_free=None if free is None else float(free.get("GPU", 0.0)),
     )
 
 

@@ -83,6 +83,12 @@ class FakeRuntime:
         """Jobs that were drained in one call, call by call."""
         self.placed: dict[str, tuple[str, ...]] = {}
         """Nodes of worker processes by job id, for tests that set them."""
+        self.foreign_cpus: dict[int, float] = {}
+        """CPUs that programs of others use, by the node's place in `cpus`."""
+        self.lag_s = 0.0
+        """How long CPUs count as used after a process has ended."""
+        self._used: list[tuple[float, list[float]]] = []
+        """CPUs that our processes used on each node, at every look."""
         self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
         self._clock = clock
@@ -101,9 +107,25 @@ class FakeRuntime:
                 gpus=0.0,
                 memory_bytes=8 << 30,
                 draining=n in self.draining,
+                cpus_free=max(0.0, cpus - used - self.foreign_cpus.get(n, 0.0)),
+                gpus_free=0.0,
             )
-            for n, cpus in enumerate(self.cpus)
+            for n, (cpus, used) in enumerate(zip(self.cpus, self._used_cpus(), strict=True))
         ]
+
+    def _used_cpus(self) -> list[float]:
+        """CPUs that Ray counts as used by our processes, by node."""
+        now, used = self._passed(), [0.0] * len(self.cpus)
+        with self._lock:
+            for id_, job in self.jobs.items():
+                if job.alive and job.phase != "ended":
+                    nodes = self.placed.get(id_, ("",) * job.target)
+                    for node in nodes:
+                        each = job.launch.spec.workers.cpus
+                        n = int(node[5:]) if node else max(range(len(used)), key=lambda n: self.cpus[n] - used[n])
+                        used[n] += each
+        self._used = [(at, old) for at, old in self._used if now - at <= self.lag_s] + [(now, used)]
+        return [max(old[n] for _, old in self._used if n < len(old)) for n in range(len(self.cpus))]
 
     def supervisors(self) -> list[SupervisorState]:
         self._answer()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from service.domain.jobs import Reason, Status
-from tests.api.world import World
+from tests.api.world import DIGITS, World
 
 SPREAD = ("node-0", "node-1")
 WIDE = {"min": 1, "max": 1, "cpus": 4}
@@ -73,3 +74,47 @@ def test_a_start_whose_processes_load_for_long_is_left_alone(world: World) -> No
         world.clock.now += world.settings.start_timeout_s
         world.turn()
     assert world.finish(job_id).attempt == 1
+
+
+def test_job_waits_for_capacity_that_other_programs_use_and_says_so(client: TestClient, world: World) -> None:
+    world.runtime.foreign_cpus = {0: 2.0}
+    job_id = world.submit(workers=WIDE)
+    world.turn(10)
+    job = world.job(job_id)
+    assert (job.attempt, job.reason) == (0, Reason.WAITING_FOR_ROOM)
+    assert "other programs use 2 of the cluster's 4 CPU" in job.message
+    assert client.get("/api/v1/cluster").json()["cpus_foreign"] == 2.0
+    dry_run = client.post("/api/v1/jobs?dry_run=true", json={**DIGITS, "workers": WIDE, "priority": 100}).json()
+    assert "other programs use 2" in dry_run["message"]
+    world.runtime.foreign_cpus = {}
+    assert world.finish(job_id).status == Status.SUCCEEDED
+
+
+def test_job_that_fits_beside_other_programs_starts_at_once(world: World) -> None:
+    world.runtime.foreign_cpus = {0: 2.0}
+    job_id = world.submit(workers={"min": 1, "max": 4, "cpus": 1}, training={"epochs": 300})
+    world.train(job_id)
+    world.turn(40)
+    assert world.job(job_id).workers == 2
+
+
+def test_capacity_that_ray_still_counts_after_a_job_ended_is_no_other_programs(world: World) -> None:
+    first, second = world.submit(workers=WIDE), world.submit(workers=WIDE)
+    world.runtime.lag_s = 2.0
+    world.runtime.placed |= {first: ("node-0",), second: ("node-0",)}
+    world.finish(first)
+    world.finish(second)
+    assert not any("other programs" in event.data["message"] for event in world.events(second, "status"))
+
+
+def test_job_that_is_not_placed_because_of_other_programs_is_not_admitted_again(two_nodes: World) -> None:
+    wide = two_nodes.submit(workers=WIDE)
+    two_nodes.turn_until(lambda: two_nodes.job(wide).status == Status.STARTING)
+    two_nodes.runtime.stuck, two_nodes.runtime.placed[wide] = {wide}, ()
+    two_nodes.runtime.foreign_cpus = {0: 1.0, 1: 1.0}
+    two_nodes.clock.now += two_nodes.settings.start_timeout_s
+    two_nodes.reach(wide, Status.QUEUED)
+    two_nodes.turn(40)
+    job = two_nodes.job(wide)
+    assert (job.attempt, job.lost_attempts) == (1, 0)
+    assert "other programs use 2 of the cluster's 8 CPU" in job.message

@@ -140,6 +140,7 @@ def test_a_cluster_that_is_away_is_left_at_once_and_connected_anew_when_it_is_ba
     monkeypatch.setattr(ray, "shutdown", lambda: did.append("shutdown"))
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray_backend, "draining_nodes", frozenset)
+    monkeypatch.setattr(ray_backend, "free_resources", dict)
     monkeypatch.setattr(ray_backend, "ensure_actor", lambda _: None)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{port}"))
     backend = RayBackend(address="auto")

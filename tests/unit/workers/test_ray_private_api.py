@@ -7,7 +7,7 @@ import inspect
 import pytest
 import ray.exceptions
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
-from ray._private.state import GlobalState
+from ray._private.state import GlobalState, available_resources_per_node
 
 from workers import asking
 from workers.symptoms import _SIGNS_OF_DEATH
@@ -24,3 +24,7 @@ def test_the_nodes_that_are_being_drained_can_be_asked_for() -> None:
 
 def test_the_heads_node_is_known_by_a_resource() -> None:
     assert HEAD_NODE_RESOURCE_NAME == asking.HEAD
+
+
+def test_the_free_resources_of_each_node_can_be_asked_for() -> None:
+    assert "mapping node hex id to available resources" in inspect.getdoc(available_resources_per_node)

@@ -1,5 +1,5 @@
 import { everyWhile, get } from "./api.js";
-import { ago, bytes, cell, element, fill, number, tile } from "./format.js";
+import { ago, bytes, cell, element, fill, number, tile, usedByOthers } from "./format.js";
 
 const at = (id) => document.getElementById(id);
 
@@ -32,8 +32,8 @@ async function turn() {
   fill(at("tiles"), ...[
     ["Cluster", cluster.reachable ? "Reachable" : "Not reachable", cluster.seen_at ? `seen ${ago(cluster.seen_at)}` : "never seen", true],
     ["Nodes", String(cluster.nodes.filter((node) => node.alive).length)],
-    ["CPUs in use", `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`],
-    ["GPUs in use", `${number(cluster.gpus_reserved)} of ${number(cluster.gpus)}`],
+    ["CPUs in use", `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`, usedByOthers(cluster, "cpus")],
+    ["GPUs in use", `${number(cluster.gpus_reserved)} of ${number(cluster.gpus)}`, usedByOthers(cluster, "gpus")],
     ["Waiting jobs", String(queue.items.length)],
   ].map(tile));
   fill(at("queue"), ...queue.items.map(queued));

@@ -86,6 +86,13 @@ export const levelClass = (name) => (["low", "high", "none"].includes(name) ? na
 
 export const swatch = (kind, text) => element("span", {}, element("i", { className: `swatch ${kind}` }), text);
 
+// What programs besides our jobs use of the cluster; `kind` is "cpus" or "gpus".
+export function usedByOthers(cluster, kind) {
+  const used = cluster[`${kind}_foreign`];
+  const noun = `${kind.slice(0, 3).toUpperCase()}s`;
+  return used > 0 ? `${number(used)} of ${number(cluster[kind])} ${noun} are used by other programs` : "";
+}
+
 export const tile = ([label, value, note = "", strong = false]) =>
   element("div", { className: strong ? "tile strong" : "tile" },
     element("dt", {}, label), element("dd", {}, value, element("span", { className: "note" }, note)));

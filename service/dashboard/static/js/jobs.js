@@ -1,5 +1,5 @@
 import { everyWhile, get } from "./api.js";
-import { ago, cell, counted, duration, element, fill, hasEnded, labelled, number, pill, quality, tile, times, words } from "./format.js";
+import { ago, cell, counted, duration, element, fill, hasEnded, labelled, number, pill, quality, tile, times, usedByOthers, words } from "./format.js";
 
 const PAGE_SIZE = 50;
 const at = (id) => document.getElementById(id);
@@ -43,7 +43,7 @@ function tiles(jobs, cluster) {
     ["Waiting", count("QUEUED"), `${count("PAUSED")} paused`],
     ["Succeeded", count("SUCCEEDED")],
     ["Failed", count("FAILED")],
-    ["CPUs in use", cpus, cluster.reachable ? counted(cluster.nodes.filter((node) => node.alive).length, "node") : "cluster does not answer"],
+    ["CPUs in use", cpus, cluster.reachable ? usedByOthers(cluster, "cpus") || counted(cluster.nodes.filter((node) => node.alive).length, "node") : "cluster does not answer"],
   ];
 }
 
