@@ -126,7 +126,7 @@ class Allocator:
         inputs = (jobs, _waiting(self._repository.queue()), cluster.usable(), foreign)
         if inputs == self._settled:
             return
-        grants = plan_grants(*inputs)
+        grants = plan_grants(*inputs[:3], foreign=foreign)
         self._settled = None if grants else inputs
         for row in rows:
             if row.id in grants and self._lease.hold() == token:

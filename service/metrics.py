@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from service.api.schemas import OverrideState
+from service.api.override_schemas import OverrideState
 from service.domain.jobs import Status
 from service.domain.tally import RECOVERY_CAUSES, RESIZE_CAUSES, Tally
 from service.store.models import JobRow

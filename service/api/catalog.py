@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from accordion.compressors import COMPRESSORS
 from accordion.options import options_schema
 from accordion.policies import POLICIES
+from service.api.cluster_schemas import ClusterView, Named, NamedList, QueueEntry, QueueView
 from service.api.deps import NO_QUERY, RepositoryDep
 from service.api.problems import problems
-from service.api.schemas import ClusterView, Named, NamedList, QueueEntry, QueueView
 from service.api.views import cluster_view
 from service.domain.waiting_message import shown_message
 from service.store.models import JobRow

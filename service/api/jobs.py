@@ -18,7 +18,7 @@ from service.api.problems import problems
 from service.api.schemas import PLAIN, DryRun, JobPage, JobView
 from service.api.views import job_view
 from service.domain.jobs import Reason, Status
-from service.domain.queue import Asked, Waiting, foreign_sizes, plan_queue, sizes_of, usable_sizes
+from service.domain.queue import Asked, Waiting, plan_queue, sizes_of, sizes_of_snapshot
 from service.domain.waiting_message import shown_message
 from service.errors import Invalid
 from service.store.commands import Commands, Idempotency, body_hash
@@ -128,8 +128,8 @@ def _dry_run(parts: Parts, spec: JobSpec) -> DryRun:
     size = Asked(min=group.min, max=group.max, cpus=group.cpus, gpus=group.gpus, memory=group.memory or 0.0)
     waiting.append(Waiting(id="new", asked=size))
     reserved = [size for row in parts.repository.holding() for size in sizes_of(asked_of(row), row.workers)]
-    nodes = cluster.nodes if cluster else []
-    verdicts = plan_queue(waiting, usable_sizes(nodes), reserved, foreign=foreign_sizes(nodes))
+    nodes, foreign = sizes_of_snapshot(cluster.nodes if cluster else [])
+    verdicts = plan_queue(waiting, nodes, reserved, foreign=foreign)
     verdict = verdicts["new"]
     blockers = (id_ for id_, one in verdicts.items() if one.reason is Reason.WAITING_FOR_ROOM)
     message = shown_message(verdict.message, next(blockers, None))

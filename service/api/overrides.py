@@ -8,8 +8,8 @@ from fastapi import APIRouter, Path, Response
 
 from service.api.conditions import IdempotencyKey, IfMatch, check_if_match, etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, PartsDep, RepositoryDep
+from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.problems import problems
-from service.api.schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.views import override_view
 from service.store.commands import Commands, Idempotency, OverrideWish, body_hash
 

@@ -6,14 +6,14 @@ Requests refuse unknown fields. Answers may grow fields; clients ignore those th
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from accordion.messages import Ack, Decision, OptionValue
+from accordion.messages import Decision, OptionValue
 from service.domain.jobs import Desired, Reason, Status
 from service.domain.tally import Tally
-from workers.contract import MOST_SAMPLES, Bytes, EpochRecord, JobSpec
+from workers.contract import Bytes, EpochRecord, JobSpec
 from workers.plain_text import check_texts
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
@@ -113,6 +113,8 @@ class ResizeRequest(Request):
     """With fewer it waits."""
     max: int = Field(ge=1, le=1024)
     """At most one a share of the global batch."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"min": 1, "max": 2}, {"min": 2, "max": 2}]})
 
 
 class DryRun(Answer):
@@ -224,65 +226,6 @@ class ScheduleView(Answer):
     """None where the job has no batch levels, and its batch stays as it is."""
 
 
-class OverrideRequest(Request):
-    """A person's decision: which layers, how hard, or how large the batch; from when, until when."""
-
-    target: Literal["compression", "batch"] = "compression"
-    level: (
-        Annotated[str, Field(min_length=1, max_length=64)]
-        | Annotated[int, Field(ge=0, le=MOST_SAMPLES)]
-        | dict[str, OptionValue]
-    )
-    """`low`, `high`, a rung's index (0 is the lightest) or options such as `{"rank": 2}` or `{"method": "none"}`.
-
-    Of the batch: `low`, `high`, or samples a step.
-    """
-    layers: list[Annotated[str, Field(min_length=1, max_length=512, pattern=PLAIN)]] = Field(
-        default=["*"], min_length=1, max_length=256
-    )
-    """Globs over layer names; left out for the batch, which is one for the whole model."""
-    apply_at: Literal["next_step", "next_epoch"] | Annotated[int, Field(ge=0, le=100_000)] = "next_step"
-    """When it starts; a number is an epoch, counted from 0."""
-    until: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """First epoch that belongs to the policy again; null holds for the rest of the job."""
-    reason: str = Field(default="", max_length=1000, pattern=PLAIN_LINES)
-
-
-OverrideState = Literal["PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"]
-
-
-class OverrideView(Answer):
-    """An override and how far it got."""
-
-    id: str
-    number: int
-    target: Literal["compression", "batch"]
-    level: str | int | dict[str, OptionValue]
-    layers: list[str]
-    apply_at: str | int
-    until: int | None
-    reason: str
-    state: OverrideState
-    message: str
-    """Why it was rejected, superseded or expired; which ranks have not switched yet."""
-    epoch: int | None
-    """Where it came into force; likewise the step. Worker groups that take over later leave it as it is."""
-    step: int | None
-    world_size: int | None
-    """Of the worker group that runs it now."""
-    acks: int
-    """Ranks that said, from their own hook, that they run the announced plan."""
-    ack_list: list[Ack]
-    created_at: datetime
-    applied_at: datetime | None
-
-
-class OverrideList(Answer):
-    """All overrides of a job, oldest first."""
-
-    items: list[OverrideView]
-
-
 class EventView(Answer):
     """One event: `seq` grows by one within a job and is the SSE id."""
 
@@ -290,75 +233,6 @@ class EventView(Answer):
     type: Literal["status", "epoch", "decision", "override", "workers", "checkpoint", "log", "end"]
     time: datetime
     data: dict[str, Any]
-
-
-class Named(Answer):
-    """Something a spec can name, with the JSON schema of its options."""
-
-    name: str
-    summary: str
-    options: dict[str, Any]
-
-
-class NamedList(Answer):
-    """What a spec can name."""
-
-    items: list[Named]
-
-
-class QueueEntry(Answer):
-    """One waiting job: who is next, and why it waits."""
-
-    position: int
-    id: str
-    name: str
-    priority: int
-    reason: Reason
-    message: str
-    created_at: datetime
-
-
-class QueueView(Answer):
-    """Waiting jobs in the order in which they will start."""
-
-    items: list[QueueEntry]
-
-
-class NodeView(Answer):
-    """One machine of the cluster, as the scheduler last saw it."""
-
-    id: str
-    address: str
-    alive: bool
-    cpus: float
-    gpus: float
-    memory_bytes: int
-    cpus_foreign: float = 0.0
-    """CPUs that programs other than the jobs of this service use."""
-    gpus_foreign: float = 0.0
-    """GPUs that programs other than the jobs of this service use."""
-    draining: bool = False
-    """It is about to go and takes no more workers."""
-
-
-class ClusterView(Answer):
-    """The cluster, as the scheduler last saw it."""
-
-    reachable: bool
-    message: str
-    """Why the cluster is unreachable, or which jobs of other installations also run there; empty if none."""
-    seen_at: datetime | None
-    cpus: float
-    """Of the nodes that take workers: alive and not being drained; likewise the GPUs."""
-    gpus: float
-    cpus_reserved: float
-    """By jobs of ours that start or run."""
-    gpus_reserved: float
-    cpus_foreign: float
-    """CPUs that other programs use on the nodes that take workers."""
-    gpus_foreign: float
-    """GPUs that other programs use on the nodes that take workers."""
-    nodes: list[NodeView]
 
 
 class ProblemItem(Answer):

@@ -11,18 +11,17 @@ from pydantic import ValidationError
 from accordion.config import Config
 from accordion.messages import Decision, LayerInfo, Level, Regime, decision_from_json
 from accordion.policies import POLICIES
+from service.api.cluster_schemas import ClusterView, NodeView
+from service.api.override_schemas import OverrideView
 from service.api.schemas import (
     AttemptView,
     BatchSchedule,
     CheckpointView,
-    ClusterView,
     DecisionView,
     EpochView,
     EventView,
     JobView,
     LayerSchedule,
-    NodeView,
-    OverrideView,
     ProgressView,
     ScheduleView,
 )

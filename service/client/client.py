@@ -20,12 +20,13 @@ from typing import Any, Self, TypeVar
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from service.api.cluster_schemas import ClusterView, NamedList, QueueView
 from service.api.history_schemas import DecisionPage, EpochPage
 from service.api.login_schemas import LoginLinkView
+from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.schemas import (
     AttemptList,
     CheckpointList,
-    ClusterView,
     CodeView,
     DecisionView,
     DryRun,
@@ -33,12 +34,7 @@ from service.api.schemas import (
     EventView,
     JobPage,
     JobView,
-    NamedList,
-    OverrideList,
-    OverrideRequest,
-    OverrideView,
     ProgressView,
-    QueueView,
     Ready,
     ScheduleView,
 )

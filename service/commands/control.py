@@ -12,7 +12,8 @@ import typer
 from service.commands.common import FAILED, JobArgument, JsonOption, UrlOption, connect, print_json
 
 if TYPE_CHECKING:
-    from service.api.schemas import JobView, OverrideRequest, OverrideView
+    from service.api.override_schemas import OverrideRequest, OverrideView
+    from service.api.schemas import JobView
     from service.client import Client
 
 OPEN_STATES = frozenset({"PENDING", "DELIVERED"})
@@ -216,7 +217,7 @@ def _wish(target: str, level: str, **others: Any) -> OverrideRequest:
     """
     from pydantic import ValidationError
 
-    from service.api.schemas import OverrideRequest
+    from service.api.override_schemas import OverrideRequest
     from service.errors import SettingsError
 
     start = others["apply_at"]

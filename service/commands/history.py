@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from service.api.history_schemas import EpochPage
-    from service.api.schemas import JobView, OverrideView, ScheduleView
+    from service.api.override_schemas import OverrideView
+    from service.api.schemas import JobView, ScheduleView
 
 SHOWN_EPOCHS = 50
 """Maximum rows of the epoch table; --json prints all epochs."""

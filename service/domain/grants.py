@@ -63,7 +63,7 @@ def unplaceable(jobs: Sequence[Holding], nodes: Sequence[Size]) -> set[str]:
 
 
 def plan_grants(
-    jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequence[Size], foreign: Sequence[Size] = ()
+    jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequence[Size], *, foreign: Sequence[Size] = ()
 ) -> dict[str, Grant]:
     """What changes, by job id; `jobs` in the order of priority and age, `nodes` those that take workers.
 

@@ -229,13 +229,11 @@ def _total(nodes: Sequence[Size]) -> str:
     )
 
 
-def foreign_sizes(nodes: Iterable[Mapping[str, Any]]) -> list[Size]:
-    """What other programs use of each node of a stored snapshot."""
-    used = ((node["id"], node.get("cpus_foreign", 0.0), node.get("gpus_foreign", 0.0)) for node in nodes)
-    return [Size(cpus=cpus, gpus=gpus, node=node) for node, cpus, gpus in used if cpus or gpus]
-
-
-def usable_sizes(nodes: Iterable[Mapping[str, Any]]) -> list[Size]:
-    """The nodes of a stored snapshot that take workers: alive and not being drained."""
-    usable = (node for node in nodes if node["alive"] and not node.get("draining", False))
-    return [Size(cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"]) for node in usable]
+def sizes_of_snapshot(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Size], list[Size]]:
+    """The nodes of a stored snapshot that take workers (alive, not draining), and what other programs use of each."""
+    usable = [node for node in nodes if node["alive"] and not node.get("draining", False)]
+    foreign = [(node["id"], node.get("cpus_foreign", 0.0), node.get("gpus_foreign", 0.0)) for node in usable]
+    return (
+        [Size(cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"]) for node in usable],
+        [Size(cpus=cpus, gpus=gpus, node=node) for node, cpus, gpus in foreign if cpus or gpus],
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -144,3 +145,14 @@ def _payload(layer: LayerInfo, decision: Decision) -> int:
     level = decision.level_by_layer[layer.name]
     rank = level.options.get("rank")
     return 4 * int(rank) * sum(layer.shape) if isinstance(rank, int) else 4 * math.prod(layer.shape)
+
+
+def used_cpus(cpus: Sequence[float], jobs: Mapping[str, FakeJob], placed: Mapping[str, Sequence[str]]) -> list[float]:
+    """CPUs that the processes of these jobs use, by node; those without a node are on the emptiest one."""
+    used = [0.0] * len(cpus)
+    for id_, job in jobs.items():
+        if job.alive and job.phase != "ended":
+            for node in placed.get(id_, ("",) * job.target):
+                n = int(node[5:]) if node else max(range(len(used)), key=lambda n: cpus[n] - used[n])
+                used[n] += job.launch.spec.workers.cpus
+    return used

@@ -25,6 +25,7 @@ from tests.api.fake_job import (
     epoch_record,
     lr_of,
     progress_of,
+    used_cpus,
 )
 from workers.contract import (
     AcksRecord,
@@ -88,7 +89,6 @@ class FakeRuntime:
         self.lag_s = 0.0
         """How long CPUs count as used after a process has ended."""
         self._used: list[tuple[float, list[float]]] = []
-        """CPUs that our processes used on each node, at every look."""
         self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
         self._clock = clock
@@ -115,15 +115,7 @@ class FakeRuntime:
 
     def _used_cpus(self) -> list[float]:
         """CPUs that Ray counts as used by our processes, by node."""
-        now, used = self._passed(), [0.0] * len(self.cpus)
-        with self._lock:
-            for id_, job in self.jobs.items():
-                if job.alive and job.phase != "ended":
-                    nodes = self.placed.get(id_, ("",) * job.target)
-                    for node in nodes:
-                        each = job.launch.spec.workers.cpus
-                        n = int(node[5:]) if node else max(range(len(used)), key=lambda n: self.cpus[n] - used[n])
-                        used[n] += each
+        now, used = self._passed(), used_cpus(self.cpus, dict(self.jobs), self.placed)
         self._used = [(at, old) for at, old in self._used if now - at <= self.lag_s] + [(now, used)]
         return [max(old[n] for _, old in self._used if n < len(old)) for n in range(len(self.cpus))]
 

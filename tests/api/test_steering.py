@@ -118,3 +118,14 @@ def test_a_node_that_is_being_drained_is_shown_and_is_no_room(client: TestClient
         JOBS, params={"dry_run": True}, json={"task": {"name": "digits-mlp"}, "workers": {"min": 3, "max": 3}}
     )
     assert dry.json()["would_wait"]
+
+
+@pytest.mark.parametrize(("schema", "path"), [("OverrideRequest", "overrides"), ("ResizeRequest", "resize")])
+def test_examples_of_the_schema_are_accepted_by_a_running_job(
+    client: TestClient, world: World, schema: str, path: str
+) -> None:
+    examples = client.get("/openapi.json").json()["components"]["schemas"][schema]["examples"]
+    job_id = world.submit(training={"epochs": 300}, batch={"low": 64, "high": 256})
+    world.train(job_id)
+    answers = {str(example): client.post(f"{JOBS}/{job_id}/{path}", json=example) for example in examples}
+    assert {text: answer.status_code for text, answer in answers.items()} == dict.fromkeys(answers, 202)

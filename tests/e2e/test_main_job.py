@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.api.schemas import OverrideRequest
+from service.api.override_schemas import OverrideRequest
 from tests.e2e.dashboard_check import JOB_DASHBOARD, live_faults, prometheus
 from tests.e2e.real_up import Up, start, wait_for
 
