@@ -326,12 +326,21 @@ class Attempt:
         match move:
             case Retry(pause_s=pause_s):
                 self._not_before = self.clock() + pause_s
-                log.warning("%s; the job goes on from its newest checkpoint", failure.message)
-                self._pause_reason = f"{failure.message}; the job goes on from its newest checkpoint in {pause_s:g} s"
+                follows = f"{failure.message}; {self._recovery()}"
+                log.warning("%s", follows)
+                self._pause_reason = f"{follows} in {pause_s:g} s"
                 self.desk.say(self._pause_reason)
                 return None
             case GiveUp(reason=reason, message=message):
                 return EndRecord(status="FAILED", reason=reason, message=message)
+
+    def _recovery(self) -> str:
+        """Describe what follows a failure after which the attempt goes on."""
+        if self.desk.saved_step():
+            return "the job goes on from its newest checkpoint"
+        if self._last:
+            return "the job has no checkpoint yet and starts again"
+        return "another process is started"
 
     def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> Interruption:
         """Forget the group and keep how far it was."""

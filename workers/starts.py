@@ -75,13 +75,13 @@ def judge_starts(
         unbuilt += [one for one in failed if is_storage_outage(one.error)]
     lost = [one for one in failed if one not in unbuilt]
     if not unbuilt:
-        return _judge_loss(lost)
+        return _judge_loss(lost, has_trained=has_trained)
     if ready or has_trained:
         return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
     if any(process.ready_since is None and process.node is not None for process in processes):
         return None
     if lost:
-        return _judge_loss(lost)
+        return _judge_loss(lost, has_trained=has_trained)
     first = unbuilt[0].error
     if isinstance(first, StorageError):
         message = f"no worker process can keep the job's state: {sentence_of(first)}"
@@ -90,8 +90,12 @@ def judge_starts(
     return StartVerdict(failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED")
 
 
-def _judge_loss(lost: Sequence[FailedStart]) -> StartVerdict:
-    return StartVerdict(failure=failure_of({CONTROLLER: lost[0].error}))
+def _judge_loss(lost: Sequence[FailedStart], *, has_trained: bool) -> StartVerdict:
+    failure = failure_of({CONTROLLER: lost[0].error})
+    if failure.cause == "job" and not has_trained:
+        # Code that ends its process while it loads: the second time at one step ends the job.
+        failure = failure.model_copy(update={"step": 0})
+    return StartVerdict(failure=failure)
 
 
 def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:

@@ -16,7 +16,7 @@ from workers.attempt import RETURN_S
 from workers.context import Interruption
 from workers.contract import EndRecord, Orders, PausedRecord, Size
 from workers.elastic import LEAVE_PATIENCE_S
-from workers.errors import StorageError, TaskRaised
+from workers.errors import ProcessCrashed, StorageError, TaskRaised
 from workers.failure import FIRST_PAUSE_S, MOST_PAUSE_S
 from workers.starts import FailedStart
 
@@ -336,3 +336,48 @@ def test_a_job_that_is_cancelled_while_it_cannot_be_saved_says_what_is_saved(wor
         crew.come_back("unsaved")
 
     assert here.run(cancel).message == f"cancelled; its newest checkpoint holds 30 of {here.crew.step} steps"
+
+
+EXIT = ProcessCrashed("the process ended itself with os._exit(3) at task.py:9")
+
+
+def exit_when_started(crew: FakeCrew) -> None:
+    """Let every process end itself before it is ready."""
+    for number, process in list(crew.members.items()):
+        if process.ready_since is None:
+            crew.cannot_start(number, EXIT)
+
+
+def test_a_task_that_ends_its_process_while_it_loads_is_tried_twice(world) -> None:
+    here: World = world(most=1, slow=set(range(99)))
+    here.desk.has_progressed = False
+    here.crew.on_look = exit_when_started
+    end = here.attempt.run()
+    assert isinstance(end, EndRecord)
+    assert (end.reason, here.crew.hired) == ("TASK_RAISED", 2)
+    assert end.message.startswith("twice in a row: a worker process did not start")
+
+
+def test_a_job_that_trained_outlives_processes_that_end_while_they_load(world) -> None:
+    here: World = world(least=1, most=1, slow={1, 2, 3})
+    end = here.run(lambda crew: crew.come_back({0: DEAD}), *[exit_when_started] * 3)
+    assert isinstance(end, EndRecord)
+    assert (end.status, len(here.desk.records)) == ("SUCCEEDED", 4)
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [(0, "the job has no checkpoint yet and starts again"), (30, "goes on from its newest")],
+)
+def test_what_follows_a_failure_is_said_as_it_is(world, saved: int, told: str) -> None:
+    here: World = world(least=2)
+    here.desk.saved = saved
+    here.run(lambda crew: crew.come_back({1: TaskRaised(3, 0, "ValueError: no")}))
+    assert any(told in message for message in here.desk.said)
+
+
+def test_a_process_that_did_not_start_is_followed_by_another_one(world) -> None:
+    here: World = world(most=1, slow={0})
+    here.desk.has_progressed = False
+    here.run(exit_when_started)
+    assert any(f"{EXIT}; another process is started" in message for message in here.desk.said)
