@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
 from workers.errors import ProcessCrashed, ProcessLost, StorageError, TaskNotReady, TaskRaised, WorkerError
 from workers.exit_notes import discard_exit_note, note_file, read_exit_note
-from workers.memory import MemoryUse, explain_death, judge_memory, read_memory_use
+from workers.memory import MemoryGrowth, MemoryUse, explain_death, judge_memory, read_memory_use
 from workers.shared_storage import write_token
 from workers.starts import FailedStart
 from workers.symptoms import died_alone, is_dead
@@ -75,6 +75,8 @@ class _Member:
     pulse: Pulse | None = None
     memory: MemoryUse | None = None
     """Newest memory reading of the process and its node."""
+    growth: MemoryGrowth = field(default_factory=MemoryGrowth)
+    """Memory readings while it trains in the newest group."""
     measured_at: float = -math.inf
 
     def calls(self) -> list[Any]:
@@ -202,6 +204,7 @@ class RayCrew:
                 peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._answer_s),
             )
             member.training = member.actor.train.remote(seat)
+            member.growth = MemoryGrowth()
             # A heartbeat requested earlier may show the member's progress in the previous group.
             member.pulsing = None
 
@@ -274,8 +277,7 @@ class RayCrew:
         elif isinstance(answer, BaseException):
             self._lose(member, ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"))
         elif call is member.pulsing:
-            member.pulsing, member.pulse = None, answer
-            member.memory = answer.memory or member.memory
+            member.pulsing = None
             self._hear(member, answer)
         elif member.place is None:
             member.place, member.starting = answer, member.actor.prepare.remote()
@@ -283,6 +285,9 @@ class RayCrew:
             member.starting, member.ready_since, member.silent_s = None, self._clock(), 0.0
 
     def _hear(self, member: _Member, pulse: Pulse) -> None:
+        member.pulse, member.memory = pulse, pulse.memory or member.memory
+        if pulse.memory is not None and pulse.progress.doing != "starting":
+            member.growth.add(self._clock(), pulse.memory.process)
         if member.number in self._group:
             self._progress[member.number] = pulse.progress
             if self._num_signs.get(member.number) != pulse.num_signs:
@@ -311,8 +316,9 @@ class RayCrew:
         note = read_exit_note(note_file(self._storage, member.place.node, member.place.pid))
         if note is not None:
             return ProcessCrashed(note)
-        starved = explain_death(member.memory) if member.memory is not None and died_alone(why) else None
-        return starved or why
+        if member.memory is None or not died_alone(why):
+            return why
+        return explain_death(member.memory, member.growth.bytes_per_s()) or why
 
     def _watch_memory(self) -> None:
         """Kill processes above their memory limit, and the largest one on a node short of memory."""
@@ -320,7 +326,8 @@ class RayCrew:
         for member in list(self._members.values()):
             if member.place is not None and member.place.node == here:
                 self._measure_here(member, member.place.pid)
-            why = judge_memory(member.memory, self._memory_limit) if member.memory is not None else None
+            grown = member.growth.bytes_per_s()
+            why = judge_memory(member.memory, self._memory_limit, grown) if member.memory is not None else None
             if why is not None:
                 log.warning("killing worker process %d: %s", member.number, why)
                 self._end_process(member)

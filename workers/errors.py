@@ -68,18 +68,26 @@ class ProcessCrashed(ProcessLost):
 
 
 class OutOfMemory(WorkerError):
-    """A worker process was killed at `used_bytes`; `limit` states how much memory there was."""
+    """A worker process was killed for its memory use.
 
-    def __init__(self, used_bytes: int, limit: str) -> None:
-        super().__init__(used_bytes, limit)
-        self.used_bytes = used_bytes
-        self.limit = limit
+    `shortage` states how much it used of what there was, `bytes_per_s` how fast its use grew; None if
+    it did not grow steadily.
+    """
+
+    def __init__(self, shortage: str, bytes_per_s: float | None = None) -> None:
+        super().__init__(shortage, bytes_per_s)
+        self.shortage = shortage
+        self.bytes_per_s = bytes_per_s
 
     def __str__(self) -> str:
-        return (
-            f"out of memory ({self.used_bytes / 1e9:.1f} GB; {self.limit}); lower training.micro_batch, or raise "
-            "workers.memory or take larger nodes"
-        )
+        if self.bytes_per_s is None:
+            advice = "lower training.micro_batch, or raise workers.memory or take larger nodes"
+        else:
+            advice = (
+                f"memory grew steadily, by {60 * self.bytes_per_s / 1e9:.2g} GB a minute: look for what "
+                "the code keeps from step to step, such as losses with their graphs"
+            )
+        return f"out of memory ({self.shortage}); {advice}"
 
 
 class CheckpointError(WorkerError):

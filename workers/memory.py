@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from workers.errors import OutOfMemory, ProcessLost, WorkerError
@@ -18,6 +18,14 @@ PRESSURE = 0.92
 """Share of a node's memory in use from which its largest worker is killed; Ray acts at 0.95."""
 GUILTY_SHARE = 0.25
 """Share of a node's memory from which a killed worker counts as the cause of the shortage."""
+MOST_READINGS = 64
+"""Readings kept of a process; every second one goes when there are more."""
+LEAST_READINGS = 4
+"""Readings from which growth is judged."""
+LEAST_GROWTH = 0.1
+"""Share of a process's memory by which it must have grown to count as growing."""
+LEAST_HALF = 0.3
+"""Least share of the growth in either half of the time: a large batch takes its memory at once."""
 _TITLE = b"ray::Worker"
 """Start of a worker process's command line, where Ray puts the actor's class."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -45,23 +53,56 @@ class MemoryUse:
         return self.node >= PRESSURE * self.node_total
 
 
-def judge_memory(use: MemoryUse, limit: int | None) -> WorkerError | None:
+@dataclass(slots=True)
+class MemoryGrowth:
+    """Memory readings of one process while it trains, evenly thinned."""
+
+    readings: list[tuple[float, int]] = field(default_factory=list)
+    """Time in seconds and bytes used, oldest first."""
+
+    def add(self, at_s: float, used: int) -> None:
+        """Append a reading; halve the number of older ones when there are too many."""
+        if len(self.readings) == MOST_READINGS:
+            del self.readings[1::2]
+        self.readings.append((at_s, used))
+
+    def bytes_per_s(self) -> float | None:
+        """Return how fast the use grew; None if it did not, or most of it in one half of the time."""
+        if len(self.readings) < LEAST_READINGS:
+            return None
+        (begin_s, first), (end_s, last) = self.readings[0], self.readings[-1]
+        middle_s = (begin_s + end_s) / 2
+        middle = min(self.readings, key=lambda reading: abs(reading[0] - middle_s))[1]
+        grown, early = last - first, middle - first
+        is_steady = LEAST_HALF * grown <= early <= (1 - LEAST_HALF) * grown
+        return grown / (end_s - begin_s) if grown >= LEAST_GROWTH * last and is_steady else None
+
+
+def judge_memory(use: MemoryUse, limit: int | None, bytes_per_s: float | None = None) -> WorkerError | None:
     """Return why a worker process must be killed now; None if it need not be."""
     if limit is not None and use.process > limit:
-        return OutOfMemory(use.process, f"workers.memory is {limit / 1e9:.1f} GB")
-    return _blame(use) if use.is_pressed and use.is_largest else None
+        used, allowed = _in_gb(use.process, limit)
+        return OutOfMemory(f"{used} GB; workers.memory is {allowed} GB", bytes_per_s)
+    return _blame(use, bytes_per_s) if use.is_pressed and use.is_largest else None
 
 
-def explain_death(use: MemoryUse) -> WorkerError | None:
+def explain_death(use: MemoryUse, bytes_per_s: float | None = None) -> WorkerError | None:
     """Return the memory shortage that explains a process's death; None if there was none."""
-    return _blame(use) if use.is_pressed else None
+    return _blame(use, bytes_per_s) if use.is_pressed else None
 
 
-def _blame(use: MemoryUse) -> WorkerError:
-    node = f"its node used {use.node / 1e9:.1f} of {use.node_total / 1e9:.1f} GB"
+def _blame(use: MemoryUse, bytes_per_s: float | None) -> WorkerError:
+    process, (node, total) = f"{use.process / 1e9:.1f} GB", _in_gb(use.node, use.node_total)
+    shortage = f"its node used {node} of {total} GB"
     if use.process >= GUILTY_SHARE * use.node_total:
-        return OutOfMemory(use.process, node)
-    return ProcessLost(f"the process was killed because memory ran out: it used {use.process / 1e9:.1f} GB, and {node}")
+        return OutOfMemory(f"{process}; {shortage}", bytes_per_s)
+    return ProcessLost(f"the process was killed because memory ran out: it used {process}, and {shortage}")
+
+
+def _in_gb(first: int, second: int) -> tuple[str, str]:
+    """Format two sizes with at least one digit, and as many as it takes to tell them apart."""
+    digits = next((n for n in range(1, 9) if round(first / 1e9, n) != round(second / 1e9, n)), 9)
+    return f"{first / 1e9:.{digits}f}", f"{second / 1e9:.{digits}f}"
 
 
 def read_memory_use(pid: int) -> MemoryUse | None:
@@ -122,4 +163,13 @@ def _cgroup_memory(files: tuple[str, str, str, str]) -> tuple[int, int] | None:
     return used - int(stat.get(reclaimable, 0)), total
 
 
-__all__ = ["GUILTY_SHARE", "PRESSURE", "MemoryUse", "explain_death", "judge_memory", "read_memory_use"]
+__all__ = [
+    "GUILTY_SHARE",
+    "MOST_READINGS",
+    "PRESSURE",
+    "MemoryGrowth",
+    "MemoryUse",
+    "explain_death",
+    "judge_memory",
+    "read_memory_use",
+]

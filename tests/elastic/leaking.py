@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from workers.tasks.digits import DigitsMlp
 
-LEAK_BYTES = 60_000_000
-
 
 class Leaks(DigitsMlp):
-    """Keeps `LEAK_BYTES` more after each batch, as a list that grows would."""
+    """Keeps `leak_bytes` more after each batch, as a list that grows would."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__({"hidden": 8})
+        self._leak_bytes = int(options["leak_bytes"])
+        self._kept: list[bytes] = []
 
     def loss(self, *arguments: Any, **named: Any) -> Any:
         """Compute the loss, and leak."""
-        self._kept = [*getattr(self, "_kept", []), b"x" * LEAK_BYTES]
+        self._kept.append(b"x" * self._leak_bytes)
         return super().loss(*arguments, **named)

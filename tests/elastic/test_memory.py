@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mar
 def test_job_whose_worker_leaks_fails_as_out_of_memory_after_its_budget(start: Start) -> None:
     life = start(
         {
-            "task": {"name": "tests.elastic.leaking:Leaks", "options": {"hidden": 8, "min_step_s": 0.1}},
+            "task": {"name": "tests.elastic.leaking:Leaks", "options": {"leak_bytes": 6_000_000, "min_step_s": 0.1}},
             "workers": {"min": 1, "max": 1, "memory": "1GB"},
             "max_failures": 1,
         },
@@ -22,5 +22,6 @@ def test_job_whose_worker_leaks_fails_as_out_of_memory_after_its_budget(start: S
     end = life.end()
     assert end.status == "FAILED", life.story()
     assert "out of memory (" in end.message
-    assert "workers.memory is 1.0 GB" in end.message
+    assert "GB; workers.memory is 1." in end.message
+    assert "memory grew steadily" in end.message
     assert [failure.cause for failure in life.all(FailureRecord)] == ["job", "job"]

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 import ray
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.workers.fake_ray import HERE, THERE, FakeRay
 from tests.unit.workers.world import launch
 from workers import crew as crew_module
+from workers.context import RankProgress
 from workers.crew import PULSE_S, RayCrew
 from workers.errors import OutOfMemory
 from workers.failure_causes import failure_of
-from workers.memory import MemoryUse, read_memory_use
+from workers.memory import MOST_READINGS, MemoryGrowth, MemoryUse, read_memory_use
 from workers.spec import WorkersSpec
 from workers.worker import Place, Pulse
 
@@ -147,3 +150,46 @@ def test_use_of_a_process_holds_what_it_has_allocated() -> None:
 def test_use_of_a_process_that_is_gone_is_nothing() -> None:
     use = read_memory_use(2**22 + 1)
     assert use is None or use.process == 0
+
+
+def training(step: int, used: int) -> Pulse:
+    progress = RankProgress(step=step, doing="training")
+    use = replace(PRESSED, process=used, node=used)
+    return Pulse(step=step, stepped_at=1.0, compute_s=0.0, progress=progress, memory=use)
+
+
+def train_with(crew: RayCrew, fake: FakeRay, readings: list[int]) -> str:
+    """Let the process use so much, one reading a second; return why it ended."""
+    for step, used in enumerate(readings):
+        fake.actors[0].answers["pulse"] = training(step, used)
+        look(crew, fake, PULSE_S)
+    look(crew, fake)
+    return str(crew.returned()[0])
+
+
+def test_process_that_grows_step_by_step_is_told_as_a_leak(fake: FakeRay, seated: Make) -> None:
+    told = train_with(seated(1, {}, memory="1GB"), fake, [n * 10**8 for n in range(3, 12)])
+    assert told.startswith("out of memory (1.1 GB; workers.memory is 1.0 GB)")
+    assert "memory grew steadily, by 6 GB a minute: look for what the code keeps" in told
+    assert "micro_batch" not in told
+
+
+@pytest.mark.parametrize("readings", [[3, 9, 9, 9, 9, 9, 11], [3, 3, 3, 3, 3, 3, 11], [11]])
+def test_process_that_needs_much_at_once_is_not_told_as_a_leak(fake, seated: Make, readings) -> None:
+    told = train_with(seated(1, {}, memory="1GB"), fake, [n * 10**8 for n in readings])
+    assert "lower training.micro_batch" in told
+    assert "steadily" not in told
+
+
+def test_figures_of_a_shortage_have_as_many_digits_as_they_need(fake: FakeRay, seated: Make) -> None:
+    told = train_with(seated(1, {}, memory="1GB"), fake, [1_004_000_000])
+    assert told.startswith("out of memory (1.004 GB; workers.memory is 1.000 GB)")
+
+
+@given(st.lists(st.integers(0, 10**12), max_size=300))
+def test_growth_keeps_a_bounded_number_of_readings(readings: list[int]) -> None:
+    growth = MemoryGrowth()
+    for second, used in enumerate(readings):
+        growth.add(float(second), used)
+    assert len(growth.readings) <= MOST_READINGS
+    assert not readings or growth.readings[-1] == (len(readings) - 1.0, readings[-1])
