@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from workers.errors import OutOfMemory, ProcessLost, WorkerError
@@ -24,8 +25,8 @@ LEAST_READINGS = 4
 """Readings from which growth is judged."""
 LEAST_GROWTH = 0.1
 """Share of a process's memory by which it must have grown to count as growing."""
-LEAST_HALF = 0.3
-"""Least share of the growth in either half of the time: a large batch takes its memory at once."""
+MOST_JUMP = 0.5
+"""Share of the growth that may lie between two readings: a large batch takes its memory at once."""
 _TITLE = b"ray::Worker"
 """Start of a worker process's command line, where Ray puts the actor's class."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -67,15 +68,14 @@ class MemoryGrowth:
         self.readings.append((at_s, used))
 
     def bytes_per_s(self) -> float | None:
-        """Return how fast the use grew; None if it did not, or most of it in one half of the time."""
+        """Return how fast the use grew; None if it did not, or did so at once."""
         if len(self.readings) < LEAST_READINGS:
             return None
         (begin_s, first), (end_s, last) = self.readings[0], self.readings[-1]
-        middle_s = (begin_s + end_s) / 2
-        middle = min(self.readings, key=lambda reading: abs(reading[0] - middle_s))[1]
-        grown, early = last - first, middle - first
-        is_steady = LEAST_HALF * grown <= early <= (1 - LEAST_HALF) * grown
-        return grown / (end_s - begin_s) if grown >= LEAST_GROWTH * last and is_steady else None
+        used = [reading[1] for reading in self.readings]
+        grown, jump = last - first, max(after - before for before, after in pairwise(used))
+        is_steady = grown >= LEAST_GROWTH * last and jump <= MOST_JUMP * grown
+        return grown / (end_s - begin_s) if is_steady else None
 
 
 def judge_memory(use: MemoryUse, limit: int | None, bytes_per_s: float | None = None) -> WorkerError | None:

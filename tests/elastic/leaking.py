@@ -9,12 +9,12 @@ from workers.tasks.digits import DigitsMlp
 
 
 class Leaks(DigitsMlp):
-    """Keeps `leak_bytes` more after each batch, as a list that grows would."""
+    """Holds `held_bytes`, and `leak_bytes` more after each micro-batch, as a list that grows would."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__({"hidden": 8})
         self._leak_bytes = int(options["leak_bytes"])
-        self._kept: list[bytes] = []
+        self._kept = [b"x" * int(options.get("held_bytes", 0))]
 
     def loss(self, *arguments: Any, **named: Any) -> Any:
         """Compute the loss, and leak."""
