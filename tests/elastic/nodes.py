@@ -156,9 +156,9 @@ class Cluster:
         """What to run to have the command on the head's host."""
         return [*self._at(_HEAD_HOST), *command]
 
-    def add(self, *, cpus: int | None = None, private: Path | None = None) -> Node:
-        """Start another node and wait until it is registered; `private` is a directory of which it sees its own."""
-        node = self._start_node(self._cpus if cpus is None else cpus, private)
+    def add(self, *, cpus: int | None = None, prefix: Sequence[str] = ()) -> Node:
+        """Start another node, with these words before its command; wait until it is registered."""
+        node = self._start_node(self._cpus if cpus is None else cpus, prefix)
         self._wait_until_up([node])
         return node
 
@@ -212,8 +212,7 @@ class Cluster:
 
         return start_again
 
-    def _start_node(self, cpus: int, private: Path | None = None) -> Node:
-        prefix = with_private(private) if private else ()
+    def _start_node(self, cpus: int, prefix: Sequence[str] = ()) -> Node:
         node = self._start([f"--address={self.address}", f"--num-cpus={cpus}"], prefix)
         self.nodes.append(node)
         return node

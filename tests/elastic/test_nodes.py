@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +16,16 @@ from service.runtime.ray_backend import RayBackend
 from tests.conftest import Require
 from tests.elastic.conftest import Life, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, job
-from tests.elastic.nodes import Cluster, Node, may_mount
+from tests.elastic.memory_cgroup import memory_cgroup
+from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node, may_mount, with_private
 from workers.contract import FailureRecord, JobSpec, Launch, ResizeRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 AFTER = 30
+NODE_BYTES = 3_000_000_000
+"""Memory of a node that is to run out of it."""
+BIG = {"held_bytes": 1_200_000_000, "leak_bytes": 1_000_000, "min_step_s": 0.1}
+"""Takes 4 MB more with each step: from 92 % of the node's memory on it has 60 steps to the kernel's limit."""
 ELASTIC = {"workers": {"min": 1}}
 Begin = Callable[..., Watched]
 
@@ -31,15 +37,20 @@ def begin(tmp_path: Path) -> Begin:
     def on(cluster: Cluster, **parts: Any) -> Watched:
         folder = tmp_path / "steps"
         folder.mkdir()
-        spec = JobSpec.model_validate(job(folder, **parts))
-        job_id = uuid.uuid4().hex
-        storage = str(tmp_path / "jobs" / job_id)
-        launch = Launch(job_id=job_id, attempt=1, workers=spec.workers.max, storage=storage, spec=spec)
-        life = Life(RayBackend(address=cluster.address), launch)
-        life.backend.start(launch)
-        return Watched(life, folder)
+        return Watched(start_life(cluster, tmp_path, job(folder, **parts)), folder)
 
     return on
+
+
+def start_life(cluster: Cluster, folder: Path, spec: dict[str, Any]) -> Life:
+    """Start a job on a cluster; it ends with the cluster."""
+    checked = JobSpec.model_validate(spec)
+    job_id = uuid.uuid4().hex
+    storage = str(folder / "jobs" / job_id)
+    launch = Launch(job_id=job_id, attempt=1, workers=checked.workers.max, storage=storage, spec=checked)
+    life = Life(RayBackend(address=cluster.address), launch)
+    life.backend.start(launch)
+    return life
 
 
 @contextmanager
@@ -130,7 +141,7 @@ def test_a_node_that_does_not_see_the_storage(begin: Begin, require: Require, tm
         watched = begin(made, **ELASTIC, options={"pace_s": 0.15}, checkpoint=storage)
         watched.reach(AFTER)
         watched.fault()
-        made.add(private=private)
+        made.add(prefix=with_private(private))
         wait_for(lambda: watched.life.look() is not None or avoided(watched), watched.life.story)
         watched.survived(f"node with {own} of its own added")
         assert watched.sizes()[-1] == 1
@@ -166,3 +177,24 @@ def test_a_node_cut_from_the_network_and_healed(begin: Begin, require: Require) 
         watched.wait_for_sizes(2, 1)
         made.heal(node)
         watched.survived("node cut from the network and healed")
+
+
+def test_a_node_whose_memory_a_big_job_takes(begin: Begin, require: Require, tmp_path: Path) -> None:
+    # Ray's own monitor is off, so that nobody else kills.
+    settings = {**QUICK_DEATHS, "RAY_memory_monitor_refresh_ms": "0"}
+    big = {
+        "task": {"name": "tests.elastic.leaking:Leaks", "options": BIG},
+        "workers": {"min": 1, "max": 1},
+        "max_failures": 0,
+    }
+    with memory_cgroup(NODE_BYTES) as group, cluster(nodes=0, settings=settings) as made:
+        if group is None:
+            require.missing("this user may not limit a process's memory")
+        made.add(cpus=2, prefix=group.command_prefix())
+        innocent = begin(made, workers={"min": 1, "max": 1})
+        innocent.reach(AFTER)
+        end = start_life(made, tmp_path, big).end()
+        assert (end.status, end.reason) == ("FAILED", "TASK_RAISED")
+        assert re.search(r"out of memory \(\S+ GB; its node used \S+ of 3.0\S* GB\)", end.message)
+        innocent.survived("node's memory taken by another job")
+        assert (innocent.sizes(), innocent.life.all(FailureRecord)) == ([1], [])
