@@ -6,7 +6,6 @@ Ray places them, counts what they reserve, and says when one is gone. Which does
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import time
@@ -22,7 +21,7 @@ from workers.contract import Launch, ResizeRecord
 from workers.elastic import Process
 from workers.errors import ProcessCrashed, ProcessLost, StorageError, TaskNotReady, TaskRaised, WorkerError
 from workers.exit_notes import discard_exit_note, note_file, read_exit_note
-from workers.memory import MemoryGrowth, MemoryUse, explain_death, judge_memory, read_memory_use
+from workers.memory import MemoryGrowth, MemoryUse, MemoryWatch, read_memory_use
 from workers.shared_storage import write_token
 from workers.starts import FailedStart
 from workers.symptoms import died_alone, is_dead
@@ -73,11 +72,7 @@ class _Member:
     silent_s: float = 0.0
     """How long it has been awaited."""
     pulse: Pulse | None = None
-    memory: MemoryUse | None = None
-    """Newest memory reading of the process and its node."""
-    growth: MemoryGrowth = field(default_factory=MemoryGrowth)
-    """Memory readings while it trains in the newest group."""
-    measured_at: float = -math.inf
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
 
     def calls(self) -> list[Any]:
         return [call for call in (self.starting, self.training, self.pulsing) if call is not None]
@@ -204,7 +199,7 @@ class RayCrew:
                 peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._answer_s),
             )
             member.training = member.actor.train.remote(seat)
-            member.growth = MemoryGrowth()
+            member.memory.growth = MemoryGrowth()
             # A heartbeat requested earlier may show the member's progress in the previous group.
             member.pulsing = None
 
@@ -285,9 +280,11 @@ class RayCrew:
             member.starting, member.ready_since, member.silent_s = None, self._clock(), 0.0
 
     def _hear(self, member: _Member, pulse: Pulse) -> None:
-        member.pulse, member.memory = pulse, pulse.memory or member.memory
-        if pulse.memory is not None and pulse.progress.doing != "starting":
-            member.growth.add(self._clock(), pulse.memory.process)
+        member.pulse = pulse
+        if pulse.memory is not None:
+            member.memory.add(self._clock(), pulse.memory)
+            if pulse.progress.doing != "starting":
+                member.memory.growth.add(self._clock(), pulse.memory.process)
         if member.number in self._group:
             self._progress[member.number] = pulse.progress
             if self._num_signs.get(member.number) != pulse.num_signs:
@@ -316,9 +313,7 @@ class RayCrew:
         note = read_exit_note(note_file(self._storage, member.place.node, member.place.pid))
         if note is not None:
             return ProcessCrashed(note)
-        if member.memory is None or not died_alone(why):
-            return why
-        return explain_death(member.memory, member.growth.bytes_per_s()) or why
+        return (member.memory.explain_death() if died_alone(why) else None) or why
 
     def _watch_memory(self) -> None:
         """Kill processes above their memory limit, and the largest one on a node short of memory."""
@@ -326,8 +321,7 @@ class RayCrew:
         for member in list(self._members.values()):
             if member.place is not None and member.place.node == here:
                 self._measure_here(member, member.place.pid)
-            grown = member.growth.bytes_per_s()
-            why = judge_memory(member.memory, self._memory_limit, grown) if member.memory is not None else None
+            why = member.memory.judge(self._memory_limit)
             if why is not None:
                 log.warning("killing worker process %d: %s", member.number, why)
                 self._end_process(member)
@@ -335,9 +329,8 @@ class RayCrew:
 
     def _measure_here(self, member: _Member, pid: int) -> None:
         """Read a local process's memory from outside: one that holds Python's lock does not answer."""
-        if self._clock() - member.measured_at >= _MEASURE_S:
-            member.measured_at = self._clock()
-            member.memory = self._measure(pid) or member.memory
+        if self._clock() - member.memory.read_s >= _MEASURE_S:
+            member.memory.add(self._clock(), self._measure(pid))
 
     def _end_the_hung(self) -> None:
         now = self._clock()

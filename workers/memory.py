@@ -7,6 +7,7 @@ on a node is killed before Ray's monitor or the kernel has to choose.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ PRESSURE = 0.92
 """Share of a node's memory in use from which its largest worker is killed; Ray acts at 0.95."""
 GUILTY_SHARE = 0.25
 """Share of a node's memory from which a killed worker counts as the cause of the shortage."""
+PATIENCE_S = 5.0
+"""How long memory must be short before a process is killed that is too small to be the cause: a large one
+that was just killed, perhaps of another job, takes seconds to give its memory back."""
 MOST_READINGS = 64
 """Readings kept of a process; every second one goes when there are more."""
 LEAST_READINGS = 4
@@ -53,6 +57,11 @@ class MemoryUse:
         """Whether the node is short of memory."""
         return self.node >= PRESSURE * self.node_total
 
+    @property
+    def is_guilty(self) -> bool:
+        """Whether the process is large enough to be the cause of a shortage."""
+        return self.process >= GUILTY_SHARE * self.node_total
+
 
 @dataclass(slots=True)
 class MemoryGrowth:
@@ -78,23 +87,54 @@ class MemoryGrowth:
         return grown / (end_s - begin_s) if is_steady else None
 
 
-def judge_memory(use: MemoryUse, limit: int | None, bytes_per_s: float | None = None) -> WorkerError | None:
-    """Return why a worker process must be killed now; None if it need not be."""
-    if limit is not None and use.process > limit:
-        used, allowed = _in_gb(use.process, limit)
-        return OutOfMemory(f"{used} GB; workers.memory is {allowed} GB", bytes_per_s)
-    return _blame(use, bytes_per_s) if use.is_pressed and use.is_largest else None
+@dataclass(slots=True)
+class MemoryWatch:
+    """What is known of one process's memory, and whether it must be killed for it."""
 
+    latest: MemoryUse | None = None
+    """Newest reading."""
+    read_s: float = -math.inf
+    """Time of the newest attempt to read, in seconds."""
+    growth: MemoryGrowth = field(default_factory=MemoryGrowth)
+    """Readings while the process trains in the newest group."""
+    _short_since_s: float | None = None
+    """First of the readings, up to the newest, with too little memory and this process the largest."""
 
-def explain_death(use: MemoryUse, bytes_per_s: float | None = None) -> WorkerError | None:
-    """Return the memory shortage that explains a process's death; None if there was none."""
-    return _blame(use, bytes_per_s) if use.is_pressed else None
+    def add(self, at_s: float, use: MemoryUse | None) -> None:
+        """Take a reading; None where there was nothing to read."""
+        self.read_s = at_s
+        if use is None:
+            return
+        self.latest = use
+        if not (use.is_pressed and use.is_largest):
+            self._short_since_s = None
+        elif self._short_since_s is None:
+            self._short_since_s = at_s
+
+    def judge(self, limit: int | None) -> WorkerError | None:
+        """Return why the process must be killed now; None if it need not be."""
+        if self.latest is None:
+            return None
+        use, growth = self.latest, self.growth.bytes_per_s()
+        if limit is not None and use.process > limit:
+            used, allowed = _in_gb(use.process, limit)
+            return OutOfMemory(f"{used} GB; workers.memory is {allowed} GB", growth)
+        if self._short_since_s is None:
+            return None
+        has_lasted = self.read_s - self._short_since_s >= PATIENCE_S
+        return _blame(use, growth) if use.is_guilty or has_lasted else None
+
+    def explain_death(self) -> WorkerError | None:
+        """Return the memory shortage that explains the process's death; None if there was none."""
+        if self.latest is None or not self.latest.is_pressed:
+            return None
+        return _blame(self.latest, self.growth.bytes_per_s())
 
 
 def _blame(use: MemoryUse, bytes_per_s: float | None) -> WorkerError:
     process, (node, total) = f"{use.process / 1e9:.1f} GB", _in_gb(use.node, use.node_total)
     shortage = f"its node used {node} of {total} GB"
-    if use.process >= GUILTY_SHARE * use.node_total:
+    if use.is_guilty:
         return OutOfMemory(f"{process}; {shortage}", bytes_per_s)
     return ProcessLost(f"the process was killed because memory ran out: it used {process}, and {shortage}")
 
@@ -166,10 +206,10 @@ def _cgroup_memory(files: tuple[str, str, str, str]) -> tuple[int, int] | None:
 __all__ = [
     "GUILTY_SHARE",
     "MOST_READINGS",
+    "PATIENCE_S",
     "PRESSURE",
     "MemoryGrowth",
     "MemoryUse",
-    "explain_death",
-    "judge_memory",
+    "MemoryWatch",
     "read_memory_use",
 ]

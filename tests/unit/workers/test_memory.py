@@ -22,7 +22,7 @@ from workers.context import RankProgress
 from workers.crew import PULSE_S, RayCrew
 from workers.errors import OutOfMemory
 from workers.failure_causes import failure_of
-from workers.memory import MOST_READINGS, MemoryGrowth, MemoryUse, read_memory_use
+from workers.memory import MOST_READINGS, PATIENCE_S, MemoryGrowth, MemoryUse, read_memory_use
 from workers.spec import WorkersSpec
 from workers.worker import Place, Pulse
 
@@ -97,9 +97,20 @@ def test_only_the_largest_process_of_a_node_short_of_memory_is_ended(fake: FakeR
 def test_small_process_ended_for_want_of_memory_is_not_blamed(fake: FakeRay, seated: Make) -> None:
     crew = seated(1, used := {})
     used[0] = replace(PRESSED, process=GB)
-    look(crew, fake)
+    look(crew, fake, PATIENCE_S + PULSE_S)
     assert failure_of(crew.returned()).cause == "infrastructure"
     assert "its node used 15.0 of 16.0 GB" in str(crew.returned()[0])
+
+
+def test_small_process_outlives_a_large_one_that_gives_its_memory_back(fake, seated: Make) -> None:
+    crew = seated(2, used := {})
+    used |= {0: replace(PRESSED, process=GB, is_largest=False), 1: PRESSED}
+    look(crew, fake)
+    used[0] = replace(PRESSED, process=GB)
+    look(crew, fake, PATIENCE_S - 2 * PULSE_S)
+    used[0] = replace(PRESSED, process=GB, node=11 * GB)
+    look(crew, fake, 2 * PATIENCE_S)
+    assert [one.number for one in crew.processes] == [0]
 
 
 def test_process_that_the_kernel_ended_on_a_full_node_is_told_as_out_of_memory(fake: FakeRay, seated: Make) -> None:
