@@ -70,17 +70,17 @@ class ProcessCrashed(ProcessLost):
 class OutOfMemory(WorkerError):
     """A worker process was killed for its memory use.
 
-    `shortage` states how much it used of what there was, `bytes_per_s` how fast its use grew; None if
-    it did not grow steadily.
+    `shortage` states how much it used of what there was, `bytes_per_s` how fast its use grew; 0 if it
+    did not grow steadily.
     """
 
-    def __init__(self, shortage: str, bytes_per_s: float | None = None) -> None:
+    def __init__(self, shortage: str, bytes_per_s: float = 0.0) -> None:
         super().__init__(shortage, bytes_per_s)
         self.shortage = shortage
         self.bytes_per_s = bytes_per_s
 
     def __str__(self) -> str:
-        if self.bytes_per_s is None:
+        if self.bytes_per_s <= 0:
             advice = "lower training.micro_batch, or raise workers.memory or take larger nodes"
         else:
             advice = (

@@ -76,15 +76,15 @@ class MemoryGrowth:
             del self.readings[1::2]
         self.readings.append((at_s, used))
 
-    def bytes_per_s(self) -> float | None:
-        """Return how fast the use grew; None if it did not, or did so at once."""
+    def bytes_per_s(self) -> float:
+        """Return how fast the use grew; 0 if it did not, or did so at once."""
         if len(self.readings) < LEAST_READINGS:
-            return None
+            return 0.0
         (begin_s, first), (end_s, last) = self.readings[0], self.readings[-1]
         used = [reading[1] for reading in self.readings]
         grown, jump = last - first, max(after - before for before, after in pairwise(used))
         is_steady = grown >= LEAST_GROWTH * last and jump <= MOST_JUMP * grown
-        return grown / (end_s - begin_s) if is_steady else None
+        return grown / (end_s - begin_s) if is_steady else 0.0
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class MemoryWatch:
         return _blame(self.latest, self.growth.bytes_per_s())
 
 
-def _blame(use: MemoryUse, bytes_per_s: float | None) -> WorkerError:
+def _blame(use: MemoryUse, bytes_per_s: float) -> WorkerError:
     process, (node, total) = f"{use.process / 1e9:.1f} GB", _in_gb(use.node, use.node_total)
     shortage = f"its node used {node} of {total} GB"
     if use.is_guilty:
