@@ -52,7 +52,8 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         out.print(f"the service is ready at {url} after {watch.ready:.1f} s")
         job = client.submit(packaged_spec())
         submitted = watch.now()
-        out.print(f"open it in a browser; this link works once{'' if stays else ', until the demo ends'}:")
+        limits = "" if stays else ", until the demo ends (--keep leaves the service running)"
+        out.print(f"open it in a browser; this link works once{limits}:")
         # An address that is broken over two lines cannot be clicked.
         out.print(client.login_link(f"/jobs/{job.id}"), soft_wrap=True)
 
@@ -62,8 +63,8 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
 
         state = follow(client, job, out, see=see)
         result = _figures(client, client.job(job.id), watch)
-        again = "it keeps running" if stays else f"see it again with 'accordion up --port {url.rpartition(':')[2]}'"
-        for line in _summary(result, state, f"{url}/jobs/{job.id} ({again})"):
+        ended = f"ends with the demo; 'accordion up' serves it again, under /jobs/{job.id}"
+        for line in _summary(result, state, f"{url}/jobs/{job.id} (it keeps running)" if stays else ended):
             out.print(line, soft_wrap=True)
     if figures is not None:
         figures.write_text(json.dumps(result, indent=2) + "\n")

@@ -17,12 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from service.api.known_keys import body_type, describe_no_mapping, describe_unknown, known_keys
 from service.api.schemas import Problem, ProblemItem
 from service.errors import ApiError, Invalid
 from service.store.file_guard import is_damage
 
 MEDIA_TYPE = "application/problem+json"
 _REF = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+_NO_MAPPING = frozenset({"model_type", "model_attributes_type", "dict_type"})
+"""Kinds of errors of a value that is no mapping where one belongs."""
 _CODES = {
     400: "bad_request",
     404: "not_found",
@@ -88,7 +91,8 @@ def _invalid(request: Request, error: Exception) -> Response:
     if any(item["type"] == "json_invalid" for item in found):
         reason = found[0].get("ctx", {}).get("error", "it cannot be read")
         return problem(request.scope, 400, f"the body is no JSON: {reason}", code="invalid_json")
-    items = [ProblemItem(pointer=_pointer(item["loc"]), detail=_detail(item)) for item in found]
+    kind = body_type(request)
+    items = [ProblemItem(pointer=_pointer(item["loc"]), detail=_detail(item, kind)) for item in found]
     detail = "; ".join(f"{item.pointer}: {item.detail}" if item.pointer else item.detail for item in items[:3])
     more = f" (and {len(items) - 3} more)" if len(items) > 3 else ""
     return problem(request.scope, 422, detail + more, code="invalid", errors=items)
@@ -101,12 +105,17 @@ def _pointer(loc: tuple[Any, ...]) -> str:
     return "/".join(str(part) for part in loc)
 
 
-def _detail(item: dict[str, Any]) -> str:
+def _detail(item: dict[str, Any], kind: Any) -> str:
+    """What is wrong with one value; `kind` is the type of the body."""
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        return f"{item['loc'][-1]!r} is not known here; check the spelling or leave it out"
+        return describe_unknown(str(item["loc"][-1]), known_keys(kind, item["loc"][1:-1]))
     if item["type"] == "missing":
         return "is missing and has no default"
+    inner = item["loc"][1:]
+    known = known_keys(kind, inner) if inner and item["type"] in _NO_MAPPING else []
+    if known:
+        return describe_no_mapping(item.get("input"), known)
     value = repr(item.get("input"))
     return (
         message

@@ -156,7 +156,8 @@ class Client:
         shown = ", ".join(f"{job.id} ({job.status})" for job in found[:5])
         count = f"{len(found)} or more" if len(found) >= PAGE_JOBS else len(found)
         more = " ..." if len(found) > 5 else ""
-        raise NotOneJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id")
+        newest = max(found, key=lambda job: job.created_at).id if not going else None
+        raise NotOneJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id", newest)
 
     def _matching(self, reference: str, status: Sequence[str] = ()) -> list[JobView]:
         """Newest jobs with that name or id prefix, at most one page of each."""

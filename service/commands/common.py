@@ -12,11 +12,12 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from service.api.schemas import JobView
     from service.client import Client
 
 JobArgument = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="id, the beginning of one, or a name; of several the one that goes on"),
+    typer.Argument(metavar="JOB", help="id, the beginning of one, or a name; if several match, the unfinished one"),
 ]
 UrlOption = Annotated[
     str,
@@ -39,6 +40,24 @@ def connect(url: str) -> Client:
     from service.client import Waiter
 
     return connection.connect(url, waiter=Waiter(tell=_tell_away))
+
+
+def find_to_read(client: Client, reference: str) -> JobView:
+    """The job that a command shows; if several ended jobs match, the newest, which standard error tells.
+
+    Raises:
+        NotOneJob: none matches, or several that have not ended.
+    """
+    from service.client import NotOneJob
+
+    try:
+        return client.find(reference)
+    except NotOneJob as error:
+        if error.newest_ended is None:
+            raise
+        newest = error.newest_ended
+        typer.echo(f"accordion: several ended jobs match {reference!r}; this is the newest, {newest}", err=True)
+        return client.job(newest)
 
 
 def console() -> Console:

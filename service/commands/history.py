@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from service.commands.common import JobArgument, JsonOption, UrlOption, connect, console, print_json
+from service.commands.common import JobArgument, JsonOption, UrlOption, connect, console, find_to_read, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
     from service.commands import words
 
     with connect(url) as client:
-        found = client.find(job)
+        found = find_to_read(client, job)
         schedule, overrides = client.schedule(found.id), client.overrides(found.id).items
         if json:
             whole = {"decisions": client.all_decisions(found.id), "epochs": client.all_epochs(found.id)}

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.common import JobArgument, JsonOption, UrlOption, connect, console, outcome, print_json
+from service.commands.common import (
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect,
+    console,
+    find_to_read,
+    outcome,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +38,7 @@ def watch(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) ->
     Exit code 0 if it succeeded, 1 if not; Ctrl-C leaves the job alone.
     """
     with connect(url) as client:
-        raise typer.Exit(follow_as(client, client.find(job), json=json))
+        raise typer.Exit(follow_as(client, find_to_read(client, job), json=json))
 
 
 def logs(
@@ -42,7 +51,7 @@ def logs(
 ) -> None:
     """Print what the workers and their supervisor wrote."""
     with connect(url) as client:
-        found = client.find(job)
+        found = find_to_read(client, job)
         if follow_:
             _follow_logs(client, found.id, attempt=attempt, json=json)
             return

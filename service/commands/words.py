@@ -42,8 +42,16 @@ def number(value: float | None, digits: int = 4) -> str:
 def sent(bytes_: Mapping[str, int]) -> str:
     """Bytes sent against what plain training would have sent."""
     payload, dense, fp16 = (bytes_[name] for name in ("payload", "dense", "fp16"))
-    times = f", {dense / payload:.1f}x less than dense" if payload else ""
-    return f"{size(payload)} of {size(dense)} (fp16 {size(fp16)}){times}"
+    return f"{size(payload)} of {size(dense)} (fp16 {size(fp16)}){_beside_dense(payload, dense)}"
+
+
+def _beside_dense(payload: int, dense: int) -> str:
+    if not payload or not dense:
+        return ""
+    ratio = dense / payload
+    if f"{ratio:.1f}" == "1.0":
+        return ", as much as dense"
+    return f", {ratio:.1f}x less than dense" if ratio > 1 else f", {1 / ratio:.1f}x more than dense"
 
 
 def epochs(progress: ProgressView) -> str:

@@ -99,8 +99,8 @@ def _verdict(asked: Asked, room: _Capacity, *, blocked_by: str | None) -> Verdic
         return Verdict(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
     if most < asked.min:
         message = (
-            f"needs {_group(asked)}, but the whole cluster ({_total(nodes)}) holds at most {most}; "
-            "lower workers.min or what each worker takes, or add nodes"
+            f"needs {_group(asked)}, but the whole cluster ({_total(nodes)}{_memory(asked, nodes)}) "
+            f"holds at most {most}; lower workers.min or what each worker takes, or add nodes"
         )
         return Verdict(reason=Reason.NEVER_FITS, workers=0, message=message)
     if blocked_by is not None:
@@ -220,6 +220,11 @@ def _group(asked: Asked) -> str:
     each = f"{asked.cpus:g} CPU" + (f" and {asked.gpus:g} GPU" if asked.gpus else "")
     each += f" and {asked.memory / 1e9:.1f} GB" if asked.memory else ""
     return f"{asked.min} workers of {each} each" if asked.min > 1 else f"1 worker of {each}"
+
+
+def _memory(asked: Asked, nodes: Sequence[Size]) -> str:
+    """What the largest node offers, if the job limits its memory."""
+    return f" with at most {max(node.memory for node in nodes) / 1e9:.1f} GB of memory" if asked.memory else ""
 
 
 def _total(nodes: Sequence[Size]) -> str:

@@ -18,7 +18,14 @@ WRONG_SPECS = [
     ({**DIGITS, "compression": {"low": {"rnak": 4}}}, "/compression", "has no option 'rnak'; known are factors, rank"),
     ({**DIGITS, "compression": {"low": {"rank": 0}}}, "/compression", "at least 1"),
     ({**DIGITS, "policy": {"name": "fixed", "options": {"level": "middle"}}}, "", "'middle'; known are low, high"),
-    ({**DIGITS, "wokers": {"max": 2}}, "/wokers", "'wokers' is not known here; check the spelling or leave it out"),
+    ({**DIGITS, "wokers": {"max": 2}}, "/wokers", "'wokers' is not known here; did you mean 'workers'?"),
+    (
+        {**DIGITS, "checkpoint": {"frequency": 2}},
+        "/checkpoint/frequency",
+        "'frequency' is not known here; known are 'every_epochs', ",
+    ),
+    ({**DIGITS, "limits": 600}, "/limits", "is 600; give a mapping with any of 'start_seconds', 'step_seconds', "),
+    ({**DIGITS, "batch": "large"}, "/batch", "is 'large'; give a mapping with any of 'low', 'high'"),
     ({**DIGITS, "workers": {"min": 3, "max": 2}}, "/workers", "min is 3, above workers.max 2; lower min or raise max"),
     (
         {**DIGITS, "training": {"epochs": 0}},

@@ -199,6 +199,22 @@ def test_of_several_jobs_of_a_name_the_one_that_has_not_ended_is_meant() -> None
     assert client_of(serve).find("a").id == "01-abc"
 
 
+def test_of_several_ended_jobs_of_a_name_the_newest_is_known() -> None:
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        answer = json.loads(jobs_named("a", "a")(request).text)
+        for job, day in zip(answer["items"], (2, 1), strict=False):
+            job |= {
+                "status": "SUCCEEDED",
+                "created_at": f"2026-01-0{day}T00:00:00Z",
+                "ended_at": "2026-02-01T00:00:00Z",
+            }
+        return httpx2.Response(200, json=answer)
+
+    with pytest.raises(NotOneJob, match="fits 2 jobs") as caught:
+        client_of(serve).find("a")
+    assert caught.value.newest_ended == "00-abc"
+
+
 def test_a_job_is_found_with_as_many_requests_however_many_there_are() -> None:
     asked: list[httpx2.Request] = []
 

@@ -111,6 +111,14 @@ def test_worker_counts_on_the_node_where_it_runs() -> None:
     assert num_homeless([Size(cpus=4, gpus=0, node="gone")] * 2, nodes) == 0
 
 
+def test_memory_that_no_node_has_is_refused_with_what_the_nodes_have() -> None:
+    job = Waiting(id="a", asked=Asked(min=1, max=1, cpus=1, gpus=0, memory=64e9))
+    nodes = [Size(cpus=4, gpus=0, memory=8e9), Size(cpus=4, gpus=0, memory=16e9)]
+    verdict = plan_queue([job], nodes, [])["a"]
+    assert verdict.reason is Reason.NEVER_FITS
+    assert "8 CPU on 2 nodes with at most 16.0 GB of memory" in verdict.message
+
+
 def test_limits_of_memory_are_counted_like_cpus() -> None:
     node = Size(cpus=8, gpus=0, memory=8e9)
     assert fitting(Size(cpus=1, gpus=0, memory=3e9), [node], []) == 2

@@ -61,7 +61,9 @@ function figures(job) {
   const regimes = Object.values(last?.regime_by_layer ?? {});
   const sent = progress?.bytes;
   return [
-    ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} against fp16` : "against fp32", true],
+    sent && sent.payload > sent.dense
+      ? ["Traffic added", times(sent.dense, sent.payload), `${bytes(sent.payload)} instead of ${bytes(sent.dense)}: more than dense training sends`, true]
+      : ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} against fp16` : "against fp32", true],
     ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
     ...main(last?.metrics ?? job.metrics),
     ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(count("decisions"), "decision")],

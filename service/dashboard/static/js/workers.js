@@ -51,7 +51,7 @@ export function showWorkers(job) {
   follow(at("most"), job.max_workers);
   refresh(job);
   at("workers-note").textContent = `${job.world_size} train, ${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed`;
-  at("tally").textContent = cost(job.tally);
+  at("tally").textContent = cost(job.tally, job.attempt);
   const seconds = job.world_size ? job.progress?.compute_s_by_rank ?? [] : [];
   const slowest = Math.max(...seconds, 0);
   fill(at("ranks"), ...seconds.map((own, rank) => rankRow(rank, own, slowest)));
@@ -63,9 +63,9 @@ const rankRow = (rank, own, slowest) => element("tr", {},
 
 const sum = (counts) => Object.values(counts).reduce((total, count) => total + count, 0);
 
-function cost(tally) {
+function cost(tally, attempt) {
   const [resizes, recoveries] = [sum(tally.resizes), sum(tally.recoveries)];
-  if (resizes + recoveries === 0) return "The workers have not changed so far.";
+  if (resizes + recoveries === 0) return attempt > 1 ? `This is attempt ${attempt}; within an attempt the workers have not changed.` : "The workers have not changed so far.";
   return `${counted(resizes, "resize")}, ${counted(recoveries, "recovery")}; ${lost(tally.steps_rolled_back, tally.seconds_lost)} in all`;
 }
 

@@ -1,0 +1,53 @@
+"""Names the keys that a request body could have had where it has an unknown one, or no mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+
+def body_type(request: Request) -> Any:
+    """Type of the body that the route of a request takes; None if it takes none."""
+    dependant = getattr(request.scope.get("route"), "dependant", None)
+    params = getattr(dependant, "body_params", None) or []
+    return getattr(params[0].field_info, "annotation", None) if params else None
+
+
+def known_keys(kind: Any, path: Sequence[Any]) -> list[str]:
+    """Keys of the mapping at a path inside a body of this type; empty if they are not fixed."""
+    models = list(_models(kind))
+    if not path:
+        return [name for model in models for name in model.model_fields]
+    for model in models:
+        if path[0] in model.model_fields:
+            return known_keys(model.model_fields[path[0]].annotation, path[1:])
+    return []
+
+
+def describe_unknown(key: str, known: Sequence[str]) -> str:
+    """Sentence about a key that is not known, with the most similar known one, or all of them."""
+    similar = get_close_matches(key, known, n=1)
+    if similar:
+        return f"{key!r} is not known here; did you mean {similar[0]!r}?"
+    if known:
+        return f"{key!r} is not known here; known are {', '.join(map(repr, known))}"
+    return f"{key!r} is not known here; check the spelling or leave it out"
+
+
+def describe_no_mapping(value: Any, known: Sequence[str]) -> str:
+    """Sentence about a value where a mapping with these keys belongs."""
+    shown = repr(value)
+    what = f"is {shown}" if len(shown) <= 80 else "is no mapping"
+    return f"{what}; give a mapping with any of {', '.join(map(repr, known))}"
+
+
+def _models(kind: Any) -> Iterator[type[BaseModel]]:
+    """Models that a type allows, such as the one in `Model | None`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for part in get_args(kind):
+        yield from _models(part)
