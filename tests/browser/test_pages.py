@@ -125,7 +125,9 @@ def test_the_stream_goes_on_where_it_was_after_the_page_was_hidden(page, service
     expect(page.locator("#events tr").first).to_be_visible()
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     open_count = service.num_epochs(running)
-    expect(page.locator("#events")).to_contain_text(f"epoch {open_count + 1}: loss")
+    # The table holds the newest rows only: on a busy machine the very next epoch may be gone when the browser looks.
+    newer = "|".join(map(str, range(open_count + 1, LONG)))
+    expect(page.locator("#events")).to_contain_text(re.compile(f"epoch ({newer}): loss"))
     told = page.locator("#events td:last-child").all_inner_texts()
     epochs = [text for text in told if re.match(r"epoch \d+:", text)]
     assert len(epochs) == len(set(epochs))

@@ -11,7 +11,7 @@ import pytest
 
 from service.commands.pack import pack
 from service.home import Home
-from tests.e2e.real_up import Up, pids_of, start, wait_for
+from tests.e2e.real_up import Up, pids_of, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 CHILD = "sleep 4711"
@@ -29,13 +29,6 @@ class Task(DigitsMlp):
             print("x" * 1_000_000)
         subprocess.Popen({CHILD.split()})
 """
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = start(tmp_path_factory.mktemp("litter") / "home")
-    yield up
-    up.stop()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import yaml
 
 from service.api.override_schemas import OverrideRequest
 from tests.e2e.dashboard_check import JOB_DASHBOARD, live_faults, prometheus
-from tests.e2e.real_up import Up, start, wait_for
+from tests.e2e.real_up import Up, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 SPEC = yaml.safe_load((Path(__file__).parents[2] / "deploy/jobs/digits-watch.yaml").read_text())
@@ -22,13 +21,6 @@ LONG = 1000
 """Epochs of a job that is cancelled."""
 FIRST, UNTIL = 8, 30
 """The override is given in epoch 8, where the policy holds all layers at `high`, and ends at epoch 30."""
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = start(tmp_path_factory.mktemp("main") / "home")
-    yield up
-    up.stop()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,11 @@ import pytest
 import yaml
 
 from service.commands.pack import pack
-from tests.e2e.real_up import WAIT_S, Up, accordion, start, wait_for
+from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 JOBS = Path(__file__).parents[2] / "deploy/jobs"
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = start(tmp_path_factory.mktemp("own") / "home")
-    yield up
-    up.stop()
 
 
 def submit(up: Up, name: str, *more: str) -> str:

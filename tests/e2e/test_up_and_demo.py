@@ -28,13 +28,6 @@ SPEC = {
 """About ten seconds of training: long enough to break things in the middle."""
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = start(tmp_path_factory.mktemp("up") / "home")
-    yield up
-    up.stop()
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     """A home directory whose processes are gone at the end, whatever the test did."""
