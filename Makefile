@@ -16,12 +16,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help venv demo test test-elastic lint format bench-library bench-recovery
+.PHONY: help venv demo test test-elastic test-gpu lint format bench-library bench-recovery
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
 	@echo "make test    linters, types, import contracts, then all tests"
 	@echo "make test-elastic  only the faults that a job has to survive, with a table of what each cost"
+	@echo "make test-gpu  the library on one card; without a card nothing is run, and it says so"
 	@echo "make lint    the checks without the tests"
 	@echo "make format  format the code"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
@@ -50,6 +51,10 @@ test: lint
 
 test-elastic: $(STAMP)
 	$(PYTEST) --part elastic tests/elastic $(PYTEST_ARGS)
+
+test-gpu: $(STAMP)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "there is no GPU: nothing is tested")'
+	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

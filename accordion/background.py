@@ -123,6 +123,16 @@ class OnStream:
         """Implements `Runner`: errors were raised by `submit`."""
 
 
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the name of the backend that serves tensors of a device.
+
+    `init_process_group()` without a backend makes a group of several, such as `cpu:gloo,cuda:nccl`, for
+    which `get_backend` returns "undefined".
+    """
+    backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
+    return backends.get(device.type, "none")
+
+
 def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A process group with the same members, backend and timeout, for the exchange thread alone.
 
@@ -130,7 +140,7 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     differs between the workers.
     """
     ranks = dist.get_process_group_ranks(group)
-    backend, alone = dist.get_backend(group), len(ranks) == 1
+    backend, alone = dist.get_backend_config(group), len(ranks) == 1
     own: dist.ProcessGroup = dist.new_group(
         ranks, timeout=_timeout(group), backend=backend, use_local_synchronization=not alone
     )

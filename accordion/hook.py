@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.background import Inline, OnStream, OnThread, Runner, own_group, wait_at_exit
+from accordion.background import Inline, OnStream, OnThread, Runner, backend_of, own_group, wait_at_exit
 from accordion.bucket_order import fix_buckets
 from accordion.control import Word, empty_word, word_flow
 from accordion.drive import GroupNetwork, drive
@@ -250,6 +250,6 @@ def _layer_name(name: str) -> str:
 def _background(group: dist.ProcessGroup, device: Any, *, overlap: bool) -> tuple[GroupNetwork, Runner]:
     if not overlap:
         return GroupNetwork(group, device), Inline()
-    if device.type == "cuda" and dist.get_backend(group) == "nccl":
+    if device.type == "cuda" and backend_of(group, device) == "nccl":
         return GroupNetwork(group, device), OnStream(device)
     return GroupNetwork(own_group(group), device), OnThread(device)

@@ -11,7 +11,7 @@ a first code, so that the bins can be counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -145,7 +145,7 @@ class _Coder:
         row_S = torch.index_select(rows, 0, i_S, out=self._take("row", count, torch.int32))
         code_S = torch.index_select(places, 0, i_S, out=self._take("code", count, torch.int32))
         nothing_S = torch.eq(g_S, 0, out=self._take("nothing", count, torch.bool))
-        if empty_K.any():
+        if _is_needed(empty_K.device, empty_K.any):
             nothing_S.logical_or_(empty_K.index_select(0, row_S))
         sent_S = torch.copysign(self._by_entry(scale_B, row_S), g_S, out=self._take("sent", count, owed.dtype))
         bits = _BITS[owed.dtype]
@@ -153,7 +153,7 @@ class _Coder:
             g_S.view(bits), 8 * bits.itemsize - 2, out=self._take("negative", count, bits)
         )
         code_S.add_(negative_S.bitwise_and_(2))
-        if nothing_S.any():
+        if _is_needed(nothing_S.device, nothing_S.any):
             sent_S.masked_fill_(nothing_S, 0)
             code_S.masked_fill_(nothing_S, self.bins.nothing << 2)
         # every bin has an entry here, so that row numbers rise by one or not at all
@@ -175,7 +175,7 @@ class _Coder:
         sign_S = self._take("g", count, update_BL.dtype)
         sign_S.copy_(torch.bitwise_and(code_S, 2, out=self._take("i", count, torch.int64))).sub_(1)
         code_S.bitwise_right_shift_(2)
-        if code_S.max() == bins.nothing:
+        if _is_needed(code_S.device, lambda: code_S.max() == bins.nothing):
             nothing_S = code_S == bins.nothing
             code_S.masked_fill_(nothing_S, 0)
             sign_S.masked_fill_(nothing_S, 0)
@@ -216,6 +216,11 @@ class _Coder:
         return (
             scale_B if scale_B.numel() == 1 else scale_B.repeat_interleave(self.bins.per_layer).index_select(0, row_S)
         )
+
+
+def _is_needed(device: torch.device, look: Callable[[], Tensor]) -> bool:
+    """Return whether a rare case has come; elsewhere than on a CPU True, since a look would wait for the device."""
+    return device.type != "cpu" or bool(look())
 
 
 def _bits(magnitudes: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ several equal ones travel is open. That holds for both ways to select:
   in one pass over the layer, and the k largest are taken among them. Should the guess be too high (once in some ten
   thousand layers), the layer is selected as by `exact`. Ties do not disturb it: entries equal to the threshold fill up.
 
-Residuals are exact also with 16-bit values: the rounding stays owed. A stack may have up to 2**31 entries. On an
-accelerator a sampled layer waits for the device a few times, as the number of candidates is only known there.
+Elsewhere than on a CPU every layer is selected as by `exact`: the number of candidates would have to be waited for.
+Residuals are exact also with 16-bit values: the rounding stays owed. A stack may have up to 2**31 entries.
 
 B layers of L entries, K sent of each.
 """
@@ -73,7 +73,7 @@ def _select(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
     """Write the positions of the K largest of each layer, counted over the whole stack."""
     layers, length = owed_BL.shape
     hopeless = _rank_in_sample(length, positions_BK.shape[1]) >= _sample_size(length)
-    if context.options["select"] == "exact" or length < _SAMPLED_FROM or hopeless:
+    if context.options["select"] == "exact" or not owed_BL.is_cpu or length < _SAMPLED_FROM or hopeless:
         _select_exactly(owed_BL, positions_BK, context)
     else:
         draw = context.draw("own")
@@ -136,17 +136,15 @@ def _largest(magnitudes: Tensor, count: int, scratch: Scratch) -> torch.return_t
 
 def _collect_beyond(owed_L: Tensor, threshold: float, candidates: Tensor, *, scratch: Scratch) -> int:
     """Write the ascending positions of magnitudes beyond the threshold; how many there are, or more than fit."""
-    on_cpu = owed_L.device.type == "cpu"
-    span_size, block_size = (_SPAN, _BLOCK) if on_cpu else (owed_L.numel(), owed_L.numel())
-    shrunk = scratch.take("shrunk", (min(block_size, owed_L.numel()),), owed_L.dtype)
+    shrunk = scratch.take("shrunk", (min(_BLOCK, owed_L.numel()),), owed_L.dtype)
     found = 0
-    for start in range(0, owed_L.numel(), span_size):
-        span = owed_L[start : start + span_size]
+    for start in range(0, owed_L.numel(), _SPAN):
+        span = owed_L[start : start + _SPAN]
         marks = scratch.take("marks", (-(-span.numel() // 8) * 8,), torch.bool)
         marks[span.numel() :] = False
-        parts, marked_parts = torch.split(span, block_size), torch.split(marks[: span.numel()], block_size)
+        parts, marked_parts = torch.split(span, _BLOCK), torch.split(marks[: span.numel()], _BLOCK)
         for part, marked in zip(parts, marked_parts, strict=True):
-            # on a CPU a comparison that gives bools takes three times as long as these two together
+            # a comparison that gives bools takes three times as long as these two together
             marked.copy_(torch.hardshrink(part, threshold, out=shrunk[: part.numel()]))
         places = _places_of_marks(marks, candidates.numel(), scratch)
         if places is None or found + places.numel() > candidates.numel():

@@ -1,0 +1,23 @@
+"""Which backend of a process group serves a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend "fake", which needs no card
+
+from accordion.background import backend_of, own_group
+
+
+@pytest.mark.parametrize(("name", "on_cuda"), [(None, "none"), ("gloo", "gloo"), ("cpu:gloo,cuda:fake", "fake")])
+def test_the_backend_of_a_device_is_known_whatever_a_group_was_made_with(name, on_cuda):
+    if name is None and torch.cuda.is_available():
+        on_cuda = "nccl"
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for group in (dist.group.WORLD, own_group(dist.group.WORLD)):
+            assert backend_of(group, torch.device("cpu")) == "gloo"
+            assert backend_of(group, torch.device("cuda")) == on_cuda
+    finally:
+        dist.destroy_process_group()
