@@ -38,6 +38,9 @@ class Settings(BaseSettings):
     """Where clients look for the service; empty is the service of this home directory."""
     admin_token: SecretStr | None = None
     admin_token_file: Path | None = None
+    metrics_token: SecretStr | None = None
+    """Read-only token for `/metrics` alone, so that a Prometheus server needs no admin token."""
+    metrics_token_file: Path | None = None
     no_auth: bool = False
     """Require no token on loopback: any user of this machine can then run code as the service's user."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
@@ -143,6 +146,15 @@ class Settings(BaseSettings):
             SettingsError: the file cannot be read, or the token is too short or not of ASCII characters.
         """
         return _secret(self.admin_token, self.admin_token_file, name="ACCORDION_ADMIN_TOKEN", least=MIN_TOKEN_LENGTH)
+
+    def scrape_token(self) -> str | None:
+        """The token that reads `/metrics` and nothing else; None if none is set.
+
+        Raises:
+            SettingsError: the file cannot be read, or the token is too short or not of ASCII characters.
+        """
+        name = "ACCORDION_METRICS_TOKEN"
+        return _secret(self.metrics_token, self.metrics_token_file, name=name, least=MIN_TOKEN_LENGTH)
 
     def ray_auth_token(self) -> str | None:
         """The Ray cluster's token; None where none is set.

@@ -15,6 +15,7 @@ from service.settings import Settings
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OPEN_PATHS = frozenset({"/livez", "/readyz", "/login", "/logout"})
+_METRICS = "/metrics"
 _OPEN_FOLDERS = ("/static/",)
 _OWN_SITE = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of our own pages and of addresses typed by hand."""
@@ -25,6 +26,8 @@ class Access:
     """What the guards have to know."""
 
     token: str | None
+    metrics_token: str | None = None
+    """Accepted for `/metrics` beside the admin token."""
     cookie: str = ""
     """Name of the session cookie."""
     hosts: frozenset[str] | None
@@ -37,14 +40,16 @@ def access_of(settings: Settings) -> Access:
     Raises:
         SettingsError: the service would be open to other users, or the token is unusable.
     """
-    token = settings.token()
+    token, scrape = settings.token(), settings.scrape_token()
     if token is None:
         _refuse_open_service(settings)
     # The home directory's token is for users of this machine: accept loopback names only.
     is_local = settings.admin_token_file == settings.home_token and is_loopback(settings.host)
     if token is not None and not settings.allowed_hosts and not is_local:
-        return Access(token=token, hosts=None)
-    return Access(token=token, hosts=_LOOPBACK_NAMES | {host.lower() for host in settings.allowed_hosts})
+        return Access(token=token, metrics_token=scrape, hosts=None)
+    return Access(
+        token=token, metrics_token=scrape, hosts=_LOOPBACK_NAMES | {host.lower() for host in settings.allowed_hosts}
+    )
 
 
 def _refuse_open_service(settings: Settings) -> None:
@@ -106,7 +111,8 @@ def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: f
         return
     scheme, given = _authorization(headers)
     if scheme:
-        known = scheme.lower() == "bearer" and token_matches(given.strip(), access.token)
+        tokens = [access.token, *([access.metrics_token] if access.metrics_token and path == _METRICS else [])]
+        known = scheme.lower() == "bearer" and any(token_matches(given.strip(), token) for token in tokens)
     else:
         known = session_valid(_cookie(access, headers), access.token, now)
     if not known:

@@ -247,3 +247,13 @@ def test_our_own_address_is_served_with_and_without_a_port(client: TestClient) -
 def test_a_length_that_nobody_can_read_is_too_large(client: TestClient, length: str) -> None:
     answer = client.post(JOBS, content=b"{}", headers={"Content-Length": length})
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+def test_the_metrics_token_reads_metrics_and_nothing_else(tmp_path: Path) -> None:
+    scrape = "scrape-" + TOKEN
+    app = create_app(load_settings(home=tmp_path, admin_token=TOKEN, metrics_token=scrape))
+    with TestClient(app, base_url=LOCAL, headers={"Authorization": f"Bearer {scrape}"}) as prometheus:
+        assert prometheus.get("/metrics").status_code == 200
+        assert [prometheus.get(path).status_code for path in (JOBS, "/docs", "/metrics/x")] == [401, 401, 401]
+        assert prometheus.post(JOBS, json=DIGITS).status_code == 401
+    app.state.parts.database.close()
