@@ -9,7 +9,8 @@ from service.domain.queue import Size
 from service.runtime.base import Node
 
 LAG_S = 5.0
-"""How long Ray may count resources of a process as used after it ended; measured: below 2 s."""
+"""How long Ray may count resources of a process as used after it ended. Measured: below 0.1 s on an idle node;
+the rest is for a loaded one."""
 _LEAST = 0.01
 """CPUs or GPUs below which a difference is rounding."""
 
