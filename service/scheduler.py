@@ -231,7 +231,7 @@ class Scheduler:
             self._unstored.forget(job.id)
             self._forget_words(state, drained)
         elif state is not None:
-            self._ledger.say(job, token, state.message)
+            self._ledger.say(job, token, state.message, waits=state.phase == "waiting")
         self._order(job, drained.orders_version, token)
 
     def _drain_followed(self, jobs: Sequence[JobRow]) -> None:

@@ -56,8 +56,8 @@ class Desk(Protocol):
     def saved_step(self) -> int:
         """Return how many steps the job's newest checkpoint holds."""
 
-    def say(self, message: str) -> None:
-        """What the attempt does or waits for, in one sentence."""
+    def say(self, message: str, *, waits: bool = False) -> None:
+        """Publish what the attempt does, or what its worker group waits for, in one sentence."""
 
     def show_placement(self, nodes: tuple[str, ...]) -> None:
         """Publish the nodes of the placed worker processes, the most useful process first."""
@@ -81,6 +81,8 @@ class _Group:
     """When the first of its members came back with an error."""
     disagreed_at: float | None = None
     """Since when its ranks have disagreed about the number of steps; None while they agree."""
+    waits_for: str = ""
+    """What it waits for, as published."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,9 +157,16 @@ class Attempt:
         if self.crew.idle_s() >= (limit_s := self._limit_s()):
             failure = hang_of(self.crew.progress(), self.crew.code_places(), limit_s)
             return self._end_stuck(group, failure)
+        self._publish_wait(group)
         if not returned:
             self._resize(group, todo, size)
         return None
+
+    def _publish_wait(self, group: _Group) -> None:
+        waits_for = next((one.waits_for for one in self.crew.progress().values() if one.waits_for), "")
+        if waits_for != group.waits_for:
+            group.waits_for = waits_for
+            self.desk.say(waits_for or f"worker group {group.generation} goes on", waits=bool(waits_for))
 
     def _staffed(self, size: Size) -> Plan:
         """Hire and dismiss; gives the plan for the group."""

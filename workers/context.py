@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -78,6 +78,8 @@ class RankProgress:
     """Steps completed since the start of the job when the current phase began."""
     epoch: int = 0
     doing: Doing = "starting"
+    waits_for: str = ""
+    """What this rank waits for, in one sentence; empty while it does not wait."""
 
     def __str__(self) -> str:
         match self.doing:
@@ -118,6 +120,11 @@ class Helm:
     def enter(self, doing: Doing, *, epoch: int, step: int) -> None:
         """Record the phase that the loop enters and the steps completed so far."""
         self.progress = RankProgress(step=step, epoch=epoch, doing=doing)
+        self.num_signs += 1
+
+    def wait_for(self, text: str) -> None:
+        """Show what this worker waits for, which counts as activity; an empty text takes that back."""
+        self.progress = replace(self.progress, waits_for=text)
         self.num_signs += 1
 
     def successor(self) -> Helm:

@@ -37,6 +37,17 @@ class Bytes(Strict):
     """Payloads that all-reduce in fp32 and in fp16 would have had."""
 
 
+class StorageUse(Strict):
+    """Where a worker group keeps its checkpoints, and how many workers were shown to see that place."""
+
+    place: str
+    """URL or path."""
+    workers: int
+    """Workers that read there what rank 0 had written; a single worker has nothing to prove."""
+    hosts: int
+    """Hosts that these workers run on."""
+
+
 class Started(Reported):
     """A worker group began to train."""
 
@@ -60,6 +71,8 @@ class Started(Reported):
     """Seconds since the group before made its last step."""
     steps_rolled_back: int = 0
     """Steps of the group before that are trained again, because they came after the checkpoint."""
+    storage: StorageUse | None = None
+    """Storage of the checkpoints; None in records of older versions."""
 
 
 class ResizeRecord(Reported):

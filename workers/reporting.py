@@ -22,6 +22,7 @@ from workers.contract import (
     Started,
 )
 from workers.run import Mark, Run
+from workers.state import storage_use
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def announce(run: Run, resumed_from: str | None) -> None:
         steps_per_epoch=run.steps_per_epoch,
         layers=run.session.layers,
         parameters=sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad),
+        storage=storage_use(run),
         **_taken_over(run),
     )
     run.context.link.started(started, run.session.controller.state_dict())

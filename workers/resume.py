@@ -86,14 +86,22 @@ def wait_for_storage(run: Run, work: Callable[[], _T]) -> _T:
         StorageError: the job has never trained and its storage cannot be written.
         StopRequested: the job was paused or cancelled meanwhile.
     """
-    pause_s = FIRST_PAUSE_S
     run.context.link.on_orders(lambda orders: setattr(run, "stop", orders.stop))
+    try:
+        return _retry(run, work)
+    finally:
+        run.context.helm.wait_for("")
+
+
+def _retry(run: Run, work: Callable[[], _T]) -> _T:
+    pause_s = FIRST_PAUSE_S
     while True:
         result, errors = work_side_by_side(run, work)
         if not errors:
             return result  # type: ignore[return-value]
         _raise_final(errors)
         text = f"the checkpoints of this job cannot be reached: {errors[0]}; {way_out(errors[0])}"  # type: ignore[arg-type]
+        run.context.helm.wait_for(text)
         if run.context.rank == 0:
             run.context.link.log(f"warning: {text}; it is tried again in {pause_s:g} s")
         if decide_on_rank_0(run, lambda: run.stop is not None):
@@ -115,11 +123,13 @@ def _check_shared(run: Run, storage: Storage) -> None:
     wait_for_storage(run, lambda: _keep(run, partial(storage.put, path, token.encode())) if is_first else None)
     read = partial(storage.read, path)
     sees = wait_for_storage(run, lambda: sees_token(read, token=token, pause=run.phases.clock.sleep))
-    blind = [rank for rank, there in enumerate(gather(run, sees)) if not there]
+    found = gather(run, (sees, host := socket.gethostname()))
+    blind = [rank for rank, (there, _) in enumerate(found) if not there]
     if not sees:
-        raise StorageError(not_shared(str(storage), socket.gethostname()))
+        raise StorageError(not_shared(str(storage), host))
     if blind:
         raise PeerUnfit(f"rank {blind[0]} does not see the storage of this job")
+    run.num_hosts = len({name for _, name in found})
     wait_for_storage(run, lambda: storage.remove(path) if is_first else None)
 
 

@@ -101,6 +101,8 @@ class Run:
     """As of the newest step; the size in force is `session.global_batch`."""
     adviser: Adviser
     phases: Phases
+    num_hosts: int = 1
+    """Hosts whose workers were shown to see the storage of the checkpoints."""
     position: Position = field(default_factory=Position)
     epoch_loss: LossSum
     recent_loss: LossSum

@@ -16,20 +16,17 @@ from typing import Any, Literal
 from accordion.control import Word
 from workers.buffers import average_buffers
 from workers.checkpoint import Manifest, checkpoint_name
-from workers.contract import CheckpointRecord
+from workers.contract import CheckpointRecord, StorageUse
 from workers.journal import SupersededError, is_superseded
 from workers.resume import find_checkpoint, read_parts
 from workers.run import Run
 from workers.snapshot import copy_to_cpu, load_state, own_state, shared_state
 from workers.storage import Storage, storage_of
-from workers.together import FIRST_PAUSE_S, LOOK_S, MOST_PAUSE_S, decide_on_rank_0, gather
-from workers.upload import SHARED, Peers, Snapshot, Upload, rank_file
+from workers.together import FIRST_PAUSE_S, LOOK_S, MOST_PAUSE_S, PATIENCE_S, SlowWork, decide_on_rank_0, gather
+from workers.upload import SHARED, Peers, Snapshot, Upload, Written, rank_file
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 10.0
-"""How long a checkpoint may take before the next one that is due is skipped. Training waits for at most
-this long per checkpoint, so a storage that hangs does not stop it."""
 _Verdict = Literal["again", "cancelled", "superseded"]
 
 
@@ -67,7 +64,10 @@ def save(run: Run, *, wait: bool = False) -> bool:
     with run.phases("checkpoint"):
         start = run.phases.clock.elapsed()
         if wait:
-            return _save_surely(run, start)
+            try:
+                return _save_surely(run, start)
+            finally:
+                run.context.helm.wait_for("")
         settle(run, give_up=lambda: _is_slow(run))
         if run.saving.upload is not None:
             _say_skipped(run)
@@ -88,12 +88,9 @@ def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
     upload = run.saving.upload
     if upload is None:
         return None
-    says = _Patience(run, upload.name)
-    # one collective per round, so that waiting for a slow storage does not run into a timeout.
-    while None in (ends := gather(run, upload.written(LOOK_S))):
-        says.look()
-        if decide_on_rank_0(run, give_up):
-            return None
+    ends = _wait_for(run, upload, give_up)
+    if ends is None:
+        return None
     run.saving.upload = None
     error: str | None = ends[0].error
     if error is None:
@@ -101,6 +98,23 @@ def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
     else:
         run.saving.failed += 1
     return error
+
+
+def _wait_for(run: Run, upload: Upload, give_up: Callable[[], bool]) -> list[Written] | None:
+    """Return how writing ended on all ranks; None if `give_up` returned True first."""
+    text = f"training stands still for checkpoint {upload.name}: {_storage(run)} has not answered for {{:.0f}} s"
+    slow = SlowWork(run, f"{text}; see that the workers reach it")
+    # one collective per round, so that waiting for a slow storage does not run into a timeout.
+    try:
+        while None in (ends := gather(run, upload.written(LOOK_S))):
+            shown = slow.show()
+            if shown is not None and run.context.rank == 0:
+                run.context.link.log(f"warning: {shown}")
+            if decide_on_rank_0(run, give_up):
+                return None
+    finally:
+        slow.end()
+    return ends
 
 
 def restore(run: Run) -> str | None:
@@ -150,6 +164,7 @@ def _save_surely(run: Run, start: float) -> bool:
                 raise SupersededError(f"{error}; this worker group ends")
             case "cancelled":
                 return False
+        run.context.helm.wait_for(f"training stands still, since the state cannot be saved: {error}")
         run.phases.clock.sleep(pause_s)
         pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
@@ -159,25 +174,6 @@ def _judge(run: Run) -> _Verdict:
     if is_superseded(Path(run.context.launch.storage), run.context.generation):
         return "superseded"
     return "cancelled" if run.stop == "cancel" else "again"
-
-
-class _Patience:
-    """Warns in the job's log that training waits for a checkpoint, at doubling intervals; rank 0."""
-
-    def __init__(self, run: Run, name: str) -> None:
-        self._run, self._name = run, name
-        self._start = run.phases.clock.elapsed()
-        self._next_s = PATIENCE_S
-
-    def look(self) -> None:
-        waited_s = self._run.phases.clock.elapsed() - self._start
-        if self._run.context.rank == 0 and waited_s >= self._next_s:
-            self._next_s *= 2
-            place = _storage(self._run)
-            self._run.context.link.log(
-                f"warning: training stands still for checkpoint {self._name}: {place} has not answered for "
-                f"{waited_s:.0f} s; see that the workers reach it"
-            )
 
 
 def _is_cancelled_and_slow(run: Run, start: float) -> bool:
@@ -258,6 +254,11 @@ def _warn(run: Run, error: str, *, count: int) -> None:
     )
 
 
+def storage_use(run: Run) -> StorageUse:
+    """Return where this group keeps its checkpoints, and how many workers were shown to see that place."""
+    return StorageUse(place=str(_storage(run)), workers=run.context.world_size, hosts=run.num_hosts)
+
+
 def _newest(run: Run) -> str:
     return run.saving.newest or "the job's beginning"
 
@@ -273,4 +274,4 @@ def _follows(run: Run) -> bool:
     return done == run.spec.training.epochs or done % run.spec.checkpoint.every_epochs == 0
 
 
-__all__ = ["is_due", "restore", "save", "settle"]
+__all__ = ["is_due", "restore", "save", "settle", "storage_use"]

@@ -37,7 +37,8 @@ FLUSH_S = 10.0
 """How long the last records may take to reach the actor; they are in the journal in any case."""
 
 log = logging.getLogger(__name__)
-Phase = Literal["starting", "running", "ended"]
+Phase = Literal["starting", "running", "waiting", "ended"]
+"""`waiting`: a worker group waits for its storage."""
 _Kind = TypeVar("_Kind", EndRecord, FailureRecord, PausedRecord)
 
 
@@ -151,9 +152,9 @@ class Supervisor:
         """Return how many steps the job's newest checkpoint holds."""
         return Lineage.of_records(read_records(self._storage)).saved_step
 
-    def say(self, message: str) -> None:
-        """What the attempt does or waits for."""
-        self._state = ("running", clean_text(message))
+    def say(self, message: str, *, waits: bool = False) -> None:
+        """Publish what the attempt does, or what its worker group waits for."""
+        self._state = ("waiting" if waits else "running", clean_text(message))
 
     def orders(self) -> Orders:
         """What people want now, as far as it was heard."""

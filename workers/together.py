@@ -24,6 +24,9 @@ FIRST_PAUSE_S = 1.0
 MOST_PAUSE_S = 20.0
 """Pauses between retries of a failing storage double up to this, which is below a collective's timeout."""
 
+PATIENCE_S = 10.0
+"""How long a checkpoint may take before the next one that is due is skipped, and before a wait for the
+storage is shown."""
 _T = TypeVar("_T")
 
 
@@ -55,6 +58,35 @@ class Background(Generic[_T]):
             self.error = error
 
 
+class SlowWork:
+    """Shows what this rank waits for, at intervals that double from `PATIENCE_S` on.
+
+    `text` has a field for the seconds waited.
+    """
+
+    def __init__(self, run: Run, text: str) -> None:
+        self._run, self._text = run, text
+        self._start = run.phases.clock.elapsed()
+        self._next_s = PATIENCE_S
+
+    def show(self) -> str | None:
+        """Count a sign of life if the work is slow; return the text if it is shown now."""
+        waited_s = self._run.phases.clock.elapsed() - self._start
+        helm = self._run.context.helm
+        if waited_s < self._next_s:
+            helm.num_signs += self._next_s > PATIENCE_S
+            return None
+        self._next_s *= 2
+        text = self._text.format(waited_s)
+        helm.wait_for(text)
+        return text
+
+    def end(self) -> None:
+        """Take back what is shown."""
+        if self._next_s > PATIENCE_S:
+            self._run.context.helm.wait_for("")
+
+
 def gather(run: Run, own: Any) -> list[Any]:
     """Return the objects of all ranks, in rank order."""
     given = [None] * run.context.world_size
@@ -77,9 +109,10 @@ def work_side_by_side(run: Run, work: Callable[[], _T]) -> tuple[_T | None, list
         RuntimeError: another worker is gone.
     """
     background = Background(work)
+    slow = SlowWork(run, "reading from the storage of this job has taken {:.0f} s so far")
     while True:
         ended = background.wait(LOOK_S)
-        run.phases.clock.elapsed()
+        slow.show()
         if ended and background.error is not None and not isinstance(background.error, CheckpointError | OSError):
             raise background.error
         ends = gather(run, (ended, _sendable(background.error)))
@@ -95,8 +128,11 @@ def _sendable(error: BaseException | None) -> CheckpointError | OSError | None:
         case CheckpointError():
             return CheckpointError(str(error))
         case OSError():
-            return OSError(error.errno, str(error)) if error.errno else OSError(str(error))
+            if not error.errno:
+                return OSError(str(error))
+            place = f": {error.filename}" if error.filename else ""
+            return OSError(error.errno, f"{error.strerror}{place}")
     return None
 
 
-__all__ = ["Background", "decide_on_rank_0", "gather", "work_side_by_side"]
+__all__ = ["Background", "SlowWork", "decide_on_rank_0", "gather", "work_side_by_side"]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from accordion.messages import Decision, OptionValue
 from service.domain.jobs import Desired, Reason, Status
 from service.domain.tally import Tally
-from workers.contract import Bytes, EpochRecord, JobSpec
+from workers.contract import Bytes, EpochRecord, JobSpec, StorageUse
 from workers.plain_text import check_texts
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
@@ -58,6 +58,15 @@ class ProgressView(Answer):
     updated_at: datetime
 
 
+class StorageView(StorageUse):
+    """Where a job's checkpoints are kept, as its newest worker group found it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    seen_at: datetime
+    """When the group found it so, before its first step."""
+
+
 class JobView(Answer):
     """One job."""
 
@@ -85,6 +94,8 @@ class JobView(Answer):
     metrics: dict[str, float]
     """Of the newest evaluation."""
     progress: ProgressView | None
+    storage: StorageView | None = None
+    """Null before the first worker group has started."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

@@ -43,6 +43,7 @@ from service.store.stored_documents import (
     stored_labels,
     stored_layers,
     stored_metrics,
+    stored_storage,
     stored_tally,
 )
 from service.store.stored_spec import UnreadableSpec, asked_of, spec_value, stored_spec, submitted_spec
@@ -58,6 +59,7 @@ def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
     `first_without_room` is the id of the first queued job without capacity, which blocks the queue.
     """
     documents = {"labels": stored_labels(row), "metrics": stored_metrics(row), "tally": stored_tally(row)}
+    documents |= {"storage": stored_storage(row)}
     plain = {name: getattr(row, name) for name in JobView.model_fields if name not in {"progress", *documents}}
     return JobView.model_validate(
         {

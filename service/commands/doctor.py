@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +16,7 @@ import typer
 from service.commands.common import FAILED, JsonOption, UrlOption, console, print_json
 
 if TYPE_CHECKING:
+    from service.api.schemas import JobView
     from service.settings import Settings
 
 DISTRIBUTION = "accordion-train"
@@ -181,13 +182,26 @@ def _service(settings: Settings, url: str) -> Iterator[Finding]:
     try:
         with Client(address, service_token(settings, address)) as client:
             checks = client.ready().checks
-            client.jobs(limit=1)
+            newest = client.jobs(limit=1).items
     except ClientError as error:
         yield Finding(name="service", state="bad", message=str(error)) if expected else _could_start(settings)
         return
     yield Finding(name="api", state="ok", message=f"answers at {address}")
     for name, check in checks.items():
         yield Finding(name=name, state="ok" if check.ok else "bad", message=check.message)
+    yield _storage(newest)
+
+
+def _storage(newest: Sequence[JobView]) -> Finding:
+    """What the newest job's workers found of their storage."""
+    from service.commands.storage_text import storage_text
+
+    used = newest[0].storage if newest else None
+    if used is None:
+        message = "is proved to be shared when a job with two or more workers starts"
+        return Finding(name="storage", state="note", message=message)
+    message = f"job {newest[0].name} keeps its checkpoints in {storage_text(used)}"
+    return Finding(name="storage", state="ok", message=message)
 
 
 def _could_start(settings: Settings) -> Finding:

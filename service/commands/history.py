@@ -50,6 +50,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
 
 def _summary(job: JobView) -> list[str]:
     from service.commands import changes, measures, words
+    from service.commands.storage_text import storage_text
     from service.domain.documents import value_at
 
     now = job.progress
@@ -66,6 +67,8 @@ def _summary(job: JobView) -> list[str]:
         f"task       {task}{'' if precision in {'fp32', '?'} else f' in {precision}'}, {method}, policy {policy}",
         f"workers    {changes.workers(job)}, attempt {job.attempt}",
     ]
+    if job.storage is not None:
+        lines.append(f"storage    {storage_text(job.storage)}")
     if job.tally.resizes or job.tally.recoveries:
         lines.append(f"changes    {changes.tally(job.tally)}")
     if now:

@@ -42,6 +42,8 @@ class Reason(StrEnum):
     """The minimum worker group is larger than the cluster as it is."""
     ADMITTED = "ADMITTED"
     TRAINING = "TRAINING"
+    WAITING_FOR_STORAGE = "WAITING_FOR_STORAGE"
+    """Its workers cannot read or write its checkpoints now; they wait, and nothing is lost."""
     WORKERS_LOST = "WORKERS_LOST"
     RETRYING = "RETRYING"
     RESIZE_ORDERED = "RESIZE_ORDERED"

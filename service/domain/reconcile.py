@@ -28,7 +28,7 @@ class Supervisor:
     """What lives of the job in the cluster."""
 
     attempt: int
-    phase: Literal["starting", "running", "ended"]
+    phase: Literal["starting", "running", "waiting", "ended"]
     unplaced: int = 0
     """Number of processes that it still needs for its minimum and that have no node yet."""
 

@@ -36,7 +36,7 @@ class SupervisorState:
 
     job_id: str
     attempt: int
-    phase: Literal["starting", "running", "ended"]
+    phase: Literal["starting", "running", "waiting", "ended"]
     message: str = ""
     """What it is waiting for, in one sentence."""
     placed: tuple[str, ...] | None = None

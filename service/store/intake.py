@@ -129,12 +129,16 @@ class _Intake:
         if not _is_newer(progress, old):
             return
         self._job.progress = progress.model_dump(mode="json")
+        if self._job.reason == Reason.WAITING_FOR_STORAGE:
+            resume_training(self._session, self._job, now=now)
         if old is None or old["epoch"] != progress.epoch:
             self._change(lambda standing: overrides.expire(standing, progress.epoch), now)
 
     def _take_started(self, record: Record, started: Started) -> None:
         self._job.layers = [to_json(layer) for layer in started.layers]
         self._job.started_at = self._job.started_at or record.time
+        if started.storage is not None:
+            self._job.storage = {**started.storage.model_dump(mode="json"), "seen_at": record.time}
         self._void(record, started)
         cause = self._announced(record)
         self._job.tally = _tally(stored_tally(self._job), started, cause)
@@ -247,6 +251,13 @@ class _Intake:
 
     def _change(self, change: Callable[[Standing], Standing], now: float) -> None:
         change_overrides(self._session, self._job, change, now=now)
+
+
+def resume_training(session: Session, job: JobRow, *, now: float) -> None:
+    """Show again what the job trains with, after it waited for its storage."""
+    attempt = session.get(AttemptRow, (job.id, job.attempt))
+    message = attempt.message if attempt is not None else ""
+    step_job(session, job, Status.RUNNING, reason=Reason.TRAINING, message=message, now=now)
 
 
 def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:

@@ -20,7 +20,7 @@ from service.domain.jobs import ENDED, Desired, Reason, Status
 from service.domain.standing import ORDERED
 from service.runtime.base import Node
 from service.store.engine import Database
-from service.store.intake import change_overrides, take_over
+from service.store.intake import change_overrides, resume_training, take_over
 from service.store.leases import holds
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
 from service.store.outbox import append_event, end_event, step_job
@@ -89,9 +89,11 @@ class Ledger:
 
         return self._decide(seen, token, change)
 
-    def say(self, seen: JobRow, token: int, message: str) -> bool:
-        """Say what a job waits for that starts, or that gets other workers."""
+    def say(self, seen: JobRow, token: int, message: str, *, waits: bool = False) -> bool:
+        """Show what a job waits for that starts, gets other workers or, with `waits`, trains."""
         status, message = Status(seen.status), clean_text(message)
+        if status is Status.RUNNING:
+            return self._show_wait(seen, token, message, waits=waits)
         if status not in _WAITING_FOR_WORKERS or not message or seen.message == message:
             return True
         now, reason = self._clock(), Reason(seen.reason)
@@ -100,6 +102,20 @@ class Ledger:
             token,
             lambda session, job: step_job(session, job, status, reason=reason, message=message, now=now),
         )
+
+    def _show_wait(self, seen: JobRow, token: int, message: str, *, waits: bool) -> bool:
+        was_shown = seen.reason == Reason.WAITING_FOR_STORAGE
+        if waits == was_shown and (not waits or message in {"", seen.message}):
+            return True
+        now, reason = self._clock(), Reason.WAITING_FOR_STORAGE
+
+        def change(session: Session, job: JobRow) -> None:
+            if waits:
+                step_job(session, job, Status.RUNNING, reason=reason, message=message, now=now)
+            else:
+                resume_training(session, job, now=now)
+
+        return self._decide(seen, token, change)
 
     def take_over(self, seen: JobRow, token: int, drained: Drained) -> bool:
         """Store what a running job reported.

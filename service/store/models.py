@@ -88,6 +88,8 @@ class JobRow(Base):
     cursor_seq: Mapped[int] = mapped_column(default=-1)
     progress: Mapped[dict[str, Any] | None]
     layers: Mapped[list[Any] | None]
+    storage: Mapped[dict[str, Any] | None]
+    """`StorageUse` of the newest worker group, and when that was; None before the first."""
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     created_at: Mapped[float]
     started_at: Mapped[float | None]

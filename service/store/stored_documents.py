@@ -27,6 +27,16 @@ class _Place:
     time: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Storage:
+    """A stored `StorageUse`, and when it was seen."""
+
+    place: str
+    workers: int
+    hosts: int
+    seen_at: float
+
+
 class _Column(NamedTuple):
     type: TypeAdapter[Any]
     empty: Any
@@ -37,6 +47,7 @@ _COLUMNS = {
     "metrics": _Column(TypeAdapter(dict[str, float]), {}),
     "tally": _Column(TypeAdapter(Tally), Tally()),
     "layers": _Column(TypeAdapter(list[LayerInfo] | None), []),
+    "storage": _Column(TypeAdapter(_Storage | None), None),
     "progress": _Column(TypeAdapter(_Place | None), None),
 }
 _OVERRIDE_COLUMNS = {
@@ -71,6 +82,12 @@ def stored_layers(job: JobRow) -> list[LayerInfo]:
 def layer_names(job: JobRow) -> list[str]:
     """Names of the layers of a job."""
     return [layer.name for layer in stored_layers(job)]
+
+
+def stored_storage(job: JobRow) -> dict[str, Any] | None:
+    """Where the job's checkpoints are, and who saw that place; None before its first worker group."""
+    readable = _read(job, "storage", _COLUMNS["storage"])
+    return None if readable is None else job.storage
 
 
 def stored_progress(job: JobRow) -> dict[str, Any] | None:

@@ -45,6 +45,7 @@ from workers.contract import (
     RejectedRecord,
     ResizeRecord,
     Started,
+    StorageUse,
 )
 
 
@@ -302,6 +303,7 @@ class FakeRuntime:
                 previous_world_size=before,
                 seconds_lost=0.0 if is_first else 0.8,
                 steps_rolled_back=0 if is_first else reached - job.step,
+                storage=StorageUse(place=job.launch.storage, workers=job.world_size, hosts=1),
             ),
         )
         self._log(job, f"training from epoch {job.epoch}, step {job.step}")

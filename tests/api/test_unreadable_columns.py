@@ -30,7 +30,7 @@ def keep(world: World, table: type[Any], **columns: Any) -> None:
 def test_job_with_unreadable_columns_is_shown_overridden_and_cancelled(
     client: TestClient, world: World, document: Any
 ) -> None:
-    columns = dict.fromkeys(("progress", "tally", "layers", "metrics"), document)
+    columns = dict.fromkeys(("progress", "tally", "layers", "metrics", "storage"), document)
     job_id = world.submit(training={"epochs": 300})
     world.train(job_id)
     keep(world, JobRow, **columns)

@@ -12,6 +12,7 @@ import pytest
 from accordion.control import Word
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec, synthetic
 from workers.clock import PHASES, Clock
+from workers.contract import StorageUse
 from workers.loop import train, train_epochs
 from workers.reporting import PROGRESS_EVERY_S
 from workers.run import build
@@ -119,3 +120,10 @@ def test_a_checkpoint_is_taken_as_often_as_asked_and_at_the_end(run_group, tmp_p
     saved = run_group(1, run_job, tmp_path, job)[0].link.of("checkpoint")
     assert [record.epoch for record in saved] == [2, 4, 5]
     assert all(record.size_bytes > 0 for record in saved)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_group_says_where_its_checkpoints_are_and_who_saw_that_place(run_group, tmp_path, workers):
+    (started,) = run_group(workers, run_job, tmp_path, synthetic(1))[0].link.of("started")
+    place = str(tmp_path / "checkpoints")
+    assert started.storage == StorageUse(place=place, workers=workers, hosts=1)

@@ -102,6 +102,17 @@ def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, 
     assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs"}
 
 
+def test_show_and_doctor_tell_where_checkpoints_are_and_who_saw_that_place(accordion: Accordion, spec: Path) -> None:
+    job_id = accordion("submit", spec, "--json").json()["id"]
+    assert accordion("watch", job_id).code == 0
+    used = accordion("show", job_id, "--json").json()["job"]["storage"]
+    assert (used["workers"], used["hosts"]) == (2, 1)
+    shown, found = accordion("show", job_id).out, accordion("doctor").out
+    for text in (shown, found):
+        assert f"{used['place']}, shared by all workers: proved at " in text
+        assert "by 2 workers on 1 host" in text
+
+
 def test_a_metric_is_shown_by_its_own_name(accordion: Accordion, spec: Path) -> None:
     language = ["--set", "task={name: lm-lstm, options: {data: /texts}}"]
     said = accordion("submit", spec, *language, "--follow").out

@@ -48,8 +48,8 @@ class FakeDesk:
     def saved_step(self) -> int:
         return self.saved
 
-    def say(self, message: str) -> None:
-        self.said.append(message)
+    def say(self, message: str, *, waits: bool = False) -> None:
+        self.said.append(f"waits: {message}" if waits else message)
 
     def orders(self) -> Orders:
         return self.wanted

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.unit.workers.faulty import STORE, Fault, Gone, Group
 from workers.clock import Clock
-from workers.context import NoLink, WorkerContext
+from workers.context import Helm, NoLink, WorkerContext
 from workers.contract import EpochRecord, JobSpec, Launch, Orders, Payload, Record, Started
 from workers.journal import Journal, claim_generation, read_records
 from workers.loop import train
@@ -81,6 +81,7 @@ class JournalLink(NoLink):
     lines: list[str] = field(default_factory=list)
     callback: Callable[[Orders], None] = bool  # type: ignore[assignment]
     outcome: str = "gone"
+    helm: Helm = field(default_factory=Helm)
 
     def on_orders(self, callback: Callable[[Orders], None]) -> None:
         self.callback = callback
@@ -136,7 +137,8 @@ class Job:
         link.on_line = partial(on_line, link)
         place = {"generation": generation, "rank": 0, "world_size": 1, "device": "cpu"}
         with suppress(Gone):
-            link.outcome = train(WorkerContext(launch=self.launch, link=link, **place), watched_clock(group))
+            context = WorkerContext(launch=self.launch, link=link, helm=link.helm, **place)
+            link.outcome = train(context, watched_clock(group))
         return link
 
     def disturb(self, fault: Fault, at: int) -> Group:
@@ -159,8 +161,9 @@ class Job:
 
     def visits(self) -> Tensor:
         """How often the newest checkpoint was trained on which sample."""
-        newest = max(name for name in STORE.files if name.endswith("shared.pt"))
-        return torch.load(io.BytesIO(STORE.files[newest]), weights_only=True)["model"]["visits"]
+        files = {str(path): path.read_bytes() for path in self.folder.glob("checkpoints/*/shared.pt")} or STORE.files
+        newest = max(name for name in files if name.endswith("shared.pt"))
+        return torch.load(io.BytesIO(files[newest]), weights_only=True)["model"]["visits"]
 
 
 def _after(kept: dict[int, EpochRecord], record: Record) -> dict[int, EpochRecord]:

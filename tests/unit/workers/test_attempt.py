@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, NodeDiedError
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_crew import FakeCrew, Outcome
 from workers.attempt import RETURN_S
-from workers.context import Interruption
+from workers.context import Interruption, RankProgress
 from workers.contract import EndRecord, Orders, PausedRecord, Size
 from workers.elastic import LEAVE_PATIENCE_S
 from workers.errors import ProcessCrashed, StorageError, TaskRaised
@@ -381,3 +381,14 @@ def test_a_process_that_did_not_start_is_followed_by_another_one(world) -> None:
     here.desk.has_progressed = False
     here.run(exit_when_started)
     assert any(f"{EXIT}; another process is started" in message for message in here.desk.said)
+
+
+def test_a_group_that_waits_for_its_storage_is_shown_until_it_goes_on(world) -> None:
+    made = world()
+
+    def wait(crew: FakeCrew, text: str) -> None:
+        crew.progress_by_rank = {0: RankProgress(doing="training", waits_for=text), 1: RankProgress(doing="training")}
+
+    made.run(lambda crew: wait(crew, "the storage is away"), lambda crew: wait(crew, ""))
+    first = made.desk.said.index("waits: the storage is away")
+    assert made.desk.said[first + 1 :] == ["worker group 1 goes on"]

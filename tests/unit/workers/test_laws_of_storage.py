@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.unit.workers.faulty import FAULTS, Fault, Group
+from tests.unit.workers.faulty_paths import make_paths_faulty
 from tests.unit.workers.storage_world import EPOCHS, SAMPLES, Job, JournalLink
 from workers import state, together
 
@@ -21,6 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 """A killed process's threads end in the middle of what they do."""
 CALLS = 40
 """At least as many as a group makes that nothing disturbs; the first test looks."""
+
+DIRECTORY_CALLS = 20
+"""Likewise, of a directory."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,6 +55,27 @@ def test_the_history_is_the_samples_of_the_surviving_line(job: Job, fault: Fault
     assert torch.equal(job.visits(), torch.ones(EPOCHS, SAMPLES))
 
 
+@pytest.fixture
+def directory_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job whose checkpoints are in a directory."""
+    make_paths_faulty(monkeypatch)
+    return Job(job.folder, storage=None)
+
+
+def test_every_call_of_a_directory_is_among_those_that_go_wrong(directory_job: Job) -> None:
+    assert 0 < directory_job.disturb("error", -1).calls <= DIRECTORY_CALLS
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("at", range(DIRECTORY_CALLS))
+def test_the_history_is_the_samples_of_the_surviving_line_in_a_directory(
+    directory_job: Job, fault: Fault, at: int
+) -> None:
+    directory_job.disturb(fault, at)
+    assert sorted(directory_job.history()) == list(range(EPOCHS))
+    assert torch.equal(directory_job.visits(), torch.ones(EPOCHS, SAMPLES))
+
+
 @pytest.mark.parametrize("at", [0, 12, 20])
 def test_a_storage_that_is_full_for_a_while_makes_nothing_be_trained_again(job: Job, at: int) -> None:
     link = job.run(Group(at=at, times=60))
@@ -73,6 +99,46 @@ def test_a_job_that_is_cancelled_does_not_wait_for_a_storage_that_hangs(job: Job
     link = job.run(group, on_line=lambda link, line: link.order("cancel") if "stands still" in line else None)
     assert link.outcome == "unsaved"
     group.let_arrive()
+
+
+def _waits(job: Job, group: Group, **settings: Any) -> tuple[set[str], JournalLink]:
+    """Run a group; return what it waited for each time it wrote to the log, and the link."""
+    seen: set[str] = set()
+
+    def look(link: JournalLink, line: str) -> None:
+        seen.add(link.helm.progress.waits_for)
+        if group.fault == "hang" and "stands still" in line:
+            group.arrives.set()
+
+    return seen, Job(job.folder, **settings).run(group, on_line=look)
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [
+        (Group(at=0, times=9), "cannot be reached: [Errno 28] No space left on device"),
+        (Group(at=30, times=60), "the state cannot be saved: "),
+        (Group(at=12, fault="hang"), "training stands still for checkpoint"),
+    ],
+    ids=["at its start", "at its end", "hanging"],
+)
+def test_a_group_that_waits_for_its_storage_shows_that_and_takes_it_back(job: Job, group: Group, text: str) -> None:
+    seen, link = _waits(job, group, every_steps=1)
+    assert any(text in waited for waited in seen)
+    assert link.outcome == "completed"
+    assert link.helm.progress.waits_for == ""
+
+
+def test_a_group_that_waits_for_a_storage_that_hangs_is_not_taken_for_a_hung_one(job: Job) -> None:
+    group, signs = Group(at=12, fault="hang"), []
+
+    def look(link: JournalLink, line: str) -> None:
+        signs.append(link.helm.num_signs)
+        if len([told for told in link.lines if "stands still" in told]) == 2:
+            group.arrives.set()
+
+    Job(job.folder, every_steps=1).run(group, on_line=look)
+    assert signs[-1] > signs[-2] + 1
 
 
 def order_pause(link: JournalLink, line: str) -> None:

@@ -97,6 +97,13 @@ export const tile = ([label, value, note = "", strong = false]) =>
   element("div", { className: strong ? "tile strong" : "tile" },
     element("dt", {}, label), element("dd", {}, value, element("span", { className: "note" }, note)));
 
+export function storageText({ place, workers, hosts, seen_at }) {
+  const day = new Date(seen_at).toLocaleDateString("en-CA");
+  const when = `${day} ${clock(seen_at)}`;
+  if (workers === 1) return `Checkpoints in ${place}, used by one worker since ${when}`;
+  return `Checkpoints in ${place}, shared by all workers: proved at ${when} by ${workers} workers on ${counted(hosts, "host")}`;
+}
+
 export const levelText = (level) => {
   if (typeof level !== "object") return String(level);
   return Object.entries(level).map(([key, value]) => `${key}=${value}`).join(", ");

@@ -4,7 +4,7 @@ import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
   bytes, cell, clock, counted, duration, element, fill, hasEnded, levelClass, levelText, measured, metric, number, quality, repaint, swatch, tile,
-  times, words,
+  storageText, times, words,
 } from "./format.js";
 import { marksOf } from "./marks.js";
 import { closeForm, openForm, showOverrides } from "./override.js";
@@ -34,6 +34,8 @@ function showHead() {
   document.title = `${job.name} · ${job.status.toLowerCase()} · Accordion`;
   at("message").textContent = job.message;
   at("message").className = job.status === "FAILED" ? "said bad" : "quiet small";
+  at("storage").hidden = !job.storage;
+  if (job.storage) at("storage").textContent = storageText(job.storage);
   at("pause").hidden = hasEnded(job.status) || job.desired !== "RUN";
   at("resume").hidden = hasEnded(job.status) || job.desired !== "PAUSE";
   at("cancel").hidden = hasEnded(job.status) || job.desired === "CANCEL";
