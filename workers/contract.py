@@ -316,6 +316,9 @@ class Launch(Strict):
     """Id of the installation that runs the attempt, part of its actors' names; empty in old launches."""
     code: str | None = None
     """Path of the user's own modules as a zip, where every worker reaches it; None where the spec names none."""
+    retried_attempt: int = 0
+    """Newest attempt whose end people have overruled: this attempt trains on from the newest checkpoint, though
+    the job had ended. 0 if nobody has."""
 
 
 class Drained(Strict):

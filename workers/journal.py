@@ -113,13 +113,19 @@ def write_end(storage: Path, end: EndRecord) -> None:
     draft.replace(target)
 
 
-def read_end(storage: Path) -> tuple[EndRecord, Drained] | None:
-    """How the job ended and all its records; None while it has not."""
+def read_end(storage: Path, *, retried_attempt: int = 0) -> tuple[EndRecord, Drained] | None:
+    """Return how the job ended and all its records; None while it has not.
+
+    An end recorded by an attempt up to `retried_attempt` does not count: people have overruled it.
+    """
     file = storage / "end.json"
     if not file.exists():
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
     records = tuple(Record.model_validate(record) for record in content["records"])
+    ended_attempt = max((record.attempt for record in records if isinstance(record.payload, EndRecord)), default=0)
+    if retried_attempt and ended_attempt <= retried_attempt:
+        return None
     return EndRecord.model_validate(content["end"]), Drained(records=records)
 
 

@@ -89,7 +89,7 @@ class Supervisor:
     def _is_over(self) -> bool:
         """Do what is left of the attempt; False where that has to be tried again."""
         try:
-            if read_end(self._storage) is None:
+            if read_end(self._storage, retried_attempt=self._launch.retried_attempt) is None:
                 self._end(self._recorded_end() or self._train())
         except Exception as error:
             # a supervisor whose storage is full or away goes on when it is back: nobody else would end the job.

@@ -33,7 +33,8 @@ def run(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     PAUSES.clear()
 
     def to_the_end(*outcomes: Outcome, note_progress: bool = True, **spec: Any) -> FakeCrew:
-        started = launch(tmp_path, **spec)
+        place = {name: spec.pop(name) for name in ("attempt", "retried_attempt") if name in spec}
+        started = launch(tmp_path, **spec).model_copy(update=place)
         crew = FakeCrew(started, list(outcomes), note_progress)
         json = started.model_dump_json()
         supervisor = Supervisor(json, crew=lambda _: crew, ask=cluster, pause=PAUSES.append)
@@ -195,3 +196,37 @@ def test_what_the_supervisor_says_is_in_the_jobs_log(run: Run, cluster: FakeClus
     run(LOST, "completed")
     lines = [line.text for line in cluster.drain().logs if line.rank is None]
     assert any("the process of rank 0 is gone; the job goes on from its newest checkpoint" in line for line in lines)
+
+
+RETRY = {"attempt": 2, "retried_attempt": 1}
+"""Fields of the launch of an attempt that people ordered after the first one had ended the job."""
+
+
+def test_a_retried_job_trains_on_after_its_end_and_ends_anew_with_its_whole_history(run: Run, tmp_path: Path) -> None:
+    ended = run(RAISED).generations
+    retried = run("completed", **RETRY).generations
+    assert (the_end(tmp_path), len(retried)) == (COMPLETED, 1)
+    assert retried[0] > ended[-1]
+    _, history = read_end(tmp_path)
+    ends = [(record.attempt, record.payload.status) for record in history.records if record.payload.kind == "end"]
+    assert ends == [(1, "FAILED"), (2, "SUCCEEDED")]
+
+
+def test_a_retried_job_has_its_whole_budget_of_failures_again(run: Run, tmp_path: Path) -> None:
+    errors: list[Outcome] = [{0: TaskRaised(step, 0, "ValueError: no")} for step in range(5)]
+    run(*errors[:3], max_failures=2)
+    assert the_end(tmp_path).reason == "TOO_MANY_FAILURES"
+    run(*errors[3:], "completed", max_failures=2, **RETRY)
+    assert the_end(tmp_path) == COMPLETED
+
+
+def test_a_supervisor_of_a_retry_that_has_ended_does_not_go_on(run: Run, tmp_path: Path) -> None:
+    run(RAISED)
+    run("completed", **RETRY)
+    assert run("completed", **RETRY).generations == []
+
+
+def test_an_attempt_that_is_no_retry_does_not_go_on_after_the_end(run: Run, tmp_path: Path) -> None:
+    run(RAISED)
+    assert run("completed", attempt=2).generations == []
+    assert the_end(tmp_path).reason == "TASK_RAISED"
