@@ -289,6 +289,7 @@ class FakeRuntime:
         if saved.state:
             job.controller.load_state_dict(saved.state)
         is_first = job.cause == "start"
+        facts = {"layers": LAYERS, "parameters": PARAMETERS, "cause": job.cause, "previous_world_size": before}
         self._post(
             job,
             Started(
@@ -297,10 +298,7 @@ class FakeRuntime:
                 step=job.step,
                 resumed_from=f"epoch-{job.epoch:05d}" if saved.state else None,
                 steps_per_epoch=job.steps_per_epoch,
-                layers=LAYERS,
-                parameters=PARAMETERS,
-                cause=job.cause,
-                previous_world_size=before,
+                **facts,
                 seconds_lost=0.0 if is_first else 0.8,
                 steps_rolled_back=0 if is_first else reached - job.step,
                 storage=StorageUse(place=job.launch.storage, workers=job.world_size, hosts=1),

@@ -1,0 +1,27 @@
+"""A training job whose workers wait for the storage of their checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.domain.jobs import Reason, Status
+from tests.api.world import World
+
+
+@pytest.mark.parametrize("trains_at_once", [True, False])
+def test_a_job_that_waits_for_its_storage_says_so_until_it_trains_again(world: World, trains_at_once: bool) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    world.runtime.stuck.add(job_id)
+    fake, trains = world.runtime.jobs[job_id], world.job(job_id).message
+    fake.phase, fake.says = "waiting", "the storage is away"
+    world.turn_until(lambda: world.job(job_id).reason == Reason.WAITING_FOR_STORAGE)
+    job = world.job(job_id)
+    assert (job.status, job.message) == (Status.RUNNING, "the storage is away")
+    fake.phase, fake.says = "running", "worker group 1 goes on"
+    if trains_at_once:
+        world.runtime.stuck.discard(job_id)
+    world.turn_until(lambda: world.job(job_id).reason == Reason.TRAINING)
+    assert world.job(job_id).message == trains
+    told = [event.data["message"] for event in world.events(job_id, "status")]
+    assert told.count("the storage is away") == 1
