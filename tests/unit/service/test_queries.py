@@ -124,7 +124,9 @@ def test_a_scrape_asks_as_often_however_many_jobs_there_are(world: World) -> Non
 def test_a_turn_without_a_change_plans_no_grants(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[Any] = []
     plan = allocation.plan_grants
-    monkeypatch.setattr(allocation, "plan_grants", lambda *given: (planned.append(given), plan(*given))[1])
+    monkeypatch.setattr(
+        allocation, "plan_grants", lambda *given, **more: (planned.append(given), plan(*given, **more))[1]
+    )
     job_id = world.submit(workers={"min": 4, "max": 4}, training={"epochs": 400})
     world.train(job_id)
     world.turn(2)
