@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from accordion.messages import LayerInfo
+from accordion.messages import LayerInfo, OptionValue
 from service.domain.tally import Tally
 from service.store.models import AttemptRow, JobRow, OverrideRow
 
@@ -51,7 +51,7 @@ _COLUMNS = {
     "progress": _Column(TypeAdapter(_Place | None), None),
 }
 _OVERRIDE_COLUMNS = {
-    "level": _Column(TypeAdapter(str | int | dict[str, str | float | bool | None]), "unknown"),
+    "level": _Column(TypeAdapter(str | int | dict[str, OptionValue | None]), "unknown"),
     "layers": _Column(TypeAdapter(list[str]), []),
     "apply_at": _Column(TypeAdapter(str | int), "unknown"),
 }
