@@ -37,6 +37,7 @@ def made(rank: int, model: nn.Module) -> Any:
     ddp = DistributedDataParallel(model, broadcast_buffers=False)
     return SimpleNamespace(
         ddp=ddp,
+        model=ddp.module,
         context=SimpleNamespace(world_size=dist.get_world_size(), rank=rank),
         position=SimpleNamespace(epoch=0),
         epoch_loss=SimpleNamespace(samples=0),
