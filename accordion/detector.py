@@ -48,6 +48,19 @@ class DetectorResult:
     """Relative change of the statistic; None where nothing was compared or the change has no finite size."""
 
 
+def window_is_full(config: DetectorConfig, steps: int) -> bool:
+    """Return whether a window that is counted in steps ends after that many steps."""
+    return config.window.steps is not None and steps % config.window.steps == 0
+
+
+def window_is_due(config: DetectorConfig, epoch: int, *, epoch_end: bool) -> bool:
+    """Return whether a window ends here; `paper` checks after the first epoch of each window."""
+    if config.window.epochs is None:
+        return not epoch_end
+    number = epoch if config.statistic == "paper" else epoch + 1
+    return epoch_end and number % config.window.epochs == 0
+
+
 def init_detector(layers: Sequence[str]) -> DetectorState:
     """The state before the first report: every layer critical."""
     return DetectorState(regime_by_layer=dict.fromkeys(layers, "critical"))

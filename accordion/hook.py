@@ -55,6 +55,7 @@ class Hook:
         raised: Callable[[], frozenset[Word]],
         *,
         loss_scale: Callable[[], float],
+        pass_skipped_step: Callable[[Tensor], bool],
         overlap: bool,
     ) -> None:
         wait_at_exit()
@@ -63,6 +64,7 @@ class Hook:
         self._engine = engine
         self._raised = raised
         self._loss_scale = loss_scale
+        self._pass_skipped_step = pass_skipped_step
         self._names = {id(parameter): name for name, parameter in named_layers(module.module).items()}
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)  # DDP holds the hook
@@ -153,7 +155,7 @@ class Hook:
         module = self._module()
         if module is not None:
             check_join(module)
-        if self._seen is not None:
+        if self._seen is not None and not self._pass_skipped_step(self._seen):
             raise HookError(
                 "gradients were exchanged twice for one step; call session.step() after each backward(), and "
                 "run all other forward and backward passes, whose gradients are accumulated or discarded, "

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -14,14 +13,12 @@ from accordion.config import Config
 from accordion.errors import HookError, ReportError
 
 
-def check_attachable(module: object, optimizer: Optimizer | None, scaler: GradScaler | None) -> None:
+def check_attachable(module: object, optimizer: Optimizer | None) -> None:
     """Check the arguments of `attach`.
 
     Raises:
         HookError: an argument is not supported; the message says what to change.
     """
-    if scaler is not None and optimizer is None:
-        raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
     if optimizer is not None and not _holds_any(optimizer, module):
         raise HookError(
             "attach() got an optimizer with none of the module's parameters; create it from module.parameters()"
@@ -69,13 +66,13 @@ def check_join(module: DistributedDataParallel) -> None:
         )
 
 
-def check_rate_known(config: Config, lr: float | None, optimizer: Optimizer | None) -> None:
+def check_rate_known(config: Config, *rates: float | None) -> None:
     """Check that the learning rate is known if windows are counted in steps.
 
     Raises:
         ReportError: neither the rate nor an optimizer was given.
     """
-    if config.detector.window.steps and lr is None and optimizer is None:
+    if config.detector.window.steps and all(rate is None for rate in rates):
         raise ReportError(
             "the learning rate is not known, but windows counted in steps need it to detect a drop; set "
             "session.lr or give attach() the optimizer"

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -27,15 +27,16 @@ from accordion.config import Config
 from accordion.control import Word, raised
 from accordion.controller import Controller, Decider
 from accordion.coordination import Coordinator
+from accordion.detector import window_is_due, window_is_full
 from accordion.drive import GroupNetwork
 from accordion.engine import Engine
-from accordion.errors import OverrideError, StateError
+from accordion.errors import HookError, OverrideError, StateError
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
-from accordion.loss_scaling import read_scale, take_optimizer_step, unscale_gradients
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
 from accordion.module_checks import check_attachable, check_rate_known, group_of, unwrapped
-from accordion.session_state import complete_states, decision_of, gathered_state, serialized, state_of_rank
+from accordion.optimizer_steps import OptimizerSteps, StepMode
+from accordion.session_state import complete_states, decision_of, gathered_state, load_states, serialized
 from accordion.single_process import SingleProcessHook
 from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
 from accordion.step_results import StepResult, Switch
@@ -54,6 +55,7 @@ def attach(
     *,
     optimizer: Optimizer | None = None,
     scaler: GradScaler | None = None,
+    step: StepMode = "session",
     decider: Decider | None = None,
     global_batch: int = 0,
     epochs: int | None = None,
@@ -64,28 +66,28 @@ def attach(
     A process without peers, with or without a process group, may pass a module that is not wrapped; its
     gradients are observed and stay what they are.
 
-    Every worker calls this with equal arguments, before the first forward pass. Without an optimizer `Session.step`
-    leaves the optimizer's step to the caller, who takes it when `StepResult.taken` is true. With a scaler, which needs
-    an optimizer, `Session.step` also stands for `scaler.step(optimizer)` and `scaler.update()`. `overlap=False`
-    exchanges gradients inside the backward pass, not in parallel with it. `epochs` is the length of the
-    run; if that is too short for the detector's window, a warning says so at once instead of at the
-    session's end.
+    Every worker calls this with equal arguments, before the first forward pass. `step` says who takes
+    the optimizer's step (`accordion.optimizer_steps.StepMode`). `overlap=False` exchanges gradients
+    inside the backward pass, not in parallel with it. `epochs` is the length of the run; if that is too
+    short for the detector's window, a warning says so at once instead of at the session's end.
 
     Raises:
         HookError: the module already has a hook, is not wrapped although there are peers, or uses a
-            feature that is not supported, such as sparse gradients; a scaler was given without an
-            optimizer; the optimizer belongs to another module; or another worker got different arguments.
+            feature that is not supported, such as sparse gradients; a scaler or `step="optimizer"` was
+            given without an optimizer; the optimizer belongs to another module; or another worker got
+            different arguments.
     """
-    check_attachable(module, optimizer, scaler)
+    check_attachable(module, optimizer)
+    steps = OptimizerSteps(step, optimizer=optimizer, scaler=scaler, parameters=module.parameters())
     layers = decided_layers(unwrapped(module))
     network = GroupNetwork(group_of(module), next(module.parameters()).device)
     engine = Engine(layers, seed=config.seed, world_size=network.world_size, rank=network.rank)
     controller = Controller(config, layers)
-    scaler = scaler if scaler is not None and scaler.is_enabled() else None
-    session = Session(config, engine, controller, optimizer=optimizer, scaler=scaler, decider=decider)
+    session = Session(config, engine, controller, optimizer_steps=steps, decider=decider)
     session.global_batch = session.global_batch or global_batch
     session.connect(module, network, overlap=overlap)
     session.watch_windows(epochs)
+    steps.follow(session.pass_boundary)
     return session
 
 
@@ -98,8 +100,7 @@ class Session:
         engine: Engine,
         controller: Controller,
         *,
-        optimizer: Optimizer | None,
-        scaler: GradScaler | None,
+        optimizer_steps: OptimizerSteps,
         decider: Decider | None,
     ) -> None:
         self.controller = controller
@@ -115,8 +116,7 @@ class Session:
         """Samples a step over all workers: with batch levels as decided, else what the caller says, for the reports."""
         self._config = config
         self._engine = engine
-        self._optimizer = optimizer
-        self._scaler = scaler
+        self._optimizer_steps = optimizer_steps
         self._decider = decider
         self._skipped_in_a_row = 0
         self._windows = WindowProgress()
@@ -136,15 +136,25 @@ class Session:
         self._network = network
         self._coordinator = Coordinator(self._network, self.ledger, self._device, rank=self.rank)
         # Before the hook creates its process group, in which workers with other settings would hang.
-        self._coordinator.require_equal((self._config, self.layers, {"overlap": overlap}))
-        scale = partial(read_scale, self._scaler)
+        steps = self._optimizer_steps
+        self._coordinator.require_equal((self._config, self.layers, {"overlap": overlap, "step": steps.mode}))
         if isinstance(module, DistributedDataParallel):
             self._hook: Hook | SingleProcessHook = Hook(
-                module, self._engine, self._raise_now, loss_scale=scale, overlap=overlap
+                module,
+                self._engine,
+                self._raise_now,
+                loss_scale=steps.read_scale,
+                pass_skipped_step=self._pass_skipped_step,
+                overlap=overlap,
             )
         else:
-            unscale = partial(unscale_gradients, self._scaler, self._optimizer)
-            self._hook = SingleProcessHook(module, self._engine, self._raise_now, loss_scale=scale, unscale=unscale)
+            self._hook = SingleProcessHook(
+                module,
+                self._engine,
+                self._raise_now,
+                loss_scale=steps.read_scale,
+                unscale=steps.unscale_gradients,
+            )
 
     def watch_windows(self, epochs: int | None) -> None:
         """Warn on rank 0 if the run is too short for its windows; `attach` calls this."""
@@ -191,20 +201,32 @@ class Session:
     def step(self) -> StepResult:
         """Take the optimizer's step, unless a gradient was not finite somewhere, and do what was announced.
 
+        Who takes the optimizer's step depends on the argument `step` of `attach`.
+
         Raises:
-            HookError: there was no backward pass whose gradients were exchanged.
+            HookError: there was no backward pass whose gradients were exchanged, or the session follows
+                the optimizer's steps by itself.
             ReportError: windows are counted in steps and the learning rate is not known.
             ReportError, ConfigError: as `end_epoch`, where a decision was due at this boundary.
             RuntimeError: another worker is gone.
         """
-        check_rate_known(self._config, self.lr, self._optimizer)
+        if self._optimizer_steps.mode == "optimizer":
+            raise HookError(
+                'attach() got step="optimizer", so the session follows optimizer.step() by itself; remove '
+                "the call of session.step()"
+            )
+        return self.pass_boundary()
+
+    def pass_boundary(self) -> StepResult:
+        """Do what belongs to the boundary between two steps, and raise as `step`; the followed optimizer calls this."""
+        check_rate_known(self._config, self.lr, self._optimizer_steps.rate())
         announced = raised(self._hook.take_word())
         self._requested -= self._in_flight
         taken = Word.NOT_FINITE not in announced
         self._settle(taken=taken)
         self.steps += 1
         switch = self._switch(self._overridden) if Word.DECISION in announced else None
-        if self._window_is_full():
+        if window_is_full(self._config.detector, self.steps):
             switch = self._close_window(epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr())
         return StepResult(taken=taken, announced=announced - {Word.NOT_FINITE}, switch=switch)
 
@@ -271,7 +293,7 @@ class Session:
         problem: StateError | None = None
         try:
             chosen = complete_states(states, rank=self.rank, world_size=self.world_size)
-            loaded = self._load(chosen)
+            loaded = load_states(self._engine, self.controller, chosen, rank=self.rank, world_size=self.world_size)
             summary = {key: loaded[key] for key in ("steps", "world_size", "decision")}
         except StateError as error:
             problem, summary = error, {"error": str(error)}
@@ -285,18 +307,12 @@ class Session:
         self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
-    def _load(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Load engine and controller; return the state, whose other fields are equal on all workers."""
-        own = state_of_rank(states, self.rank, world_size=self.world_size)
-        decision_of(own["decision"])
-        if self.rank == 0 and own["controller"] is None:
-            raise StateError(
-                "load_state_dict() got a state of rank 0 without its controller; give the state that rank 0 saved"
-            )
-        if own["controller"] is not None:
-            self.controller.load_state_dict(own["controller"])
-        self._engine.load_state_dict(own["engine"])
-        return own
+    def _pass_skipped_step(self, word: Tensor) -> bool:
+        """Pass the boundary of a step that the loop's own scaler skipped; return False for another step."""
+        if self._optimizer_steps.mode == "session" or Word.NOT_FINITE not in raised(word):
+            return False
+        self.pass_boundary()
+        return True
 
     def _raise_now(self) -> frozenset[Word]:
         self._in_flight = frozenset(self._requested)
@@ -310,7 +326,7 @@ class Session:
         else:
             self._count_skipped()
             self._engine.rollback()
-        take_optimizer_step(self._scaler, self._optimizer, taken=taken)
+        self._optimizer_steps.finish(taken=taken)
 
     def _count_skipped(self) -> None:
         self.skipped_steps += 1
@@ -318,23 +334,18 @@ class Session:
         if self._skipped_in_a_row % SKIPPED_IN_A_ROW == 0:
             warn_of_skipped_steps(self._skipped_in_a_row, self._engine.sums.broken_layers(), rank=self.rank)
 
-    def _window_is_full(self) -> bool:
-        steps = self._config.detector.window.steps
-        return steps is not None and self.steps % steps == 0
-
     def _current_lr(self) -> float:
         """Return the schedule's learning rate, or the optimizer's while the schedule's is not known."""
-        if self.lr is None and self._optimizer is not None:
-            return float(self._optimizer.param_groups[0]["lr"])
-        return self.lr or 0.0
+        return (self._optimizer_steps.rate() or 0.0) if self.lr is None else self.lr
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
         # A window without a finite step says nothing: it stays open.
-        closes = self._window_is_due(epoch_end=epoch_end) and self._engine.sums.steps > 0
-        steps = self._engine.sums.steps
+        sums, detector = self._engine.sums, self._config.detector
+        steps = sums.steps
+        closes = steps > 0 and window_is_due(detector, self.epoch, epoch_end=epoch_end)
         statistic, rms = self._close_sums() if closes else (None, None)
-        if epoch_end and self._config.detector.statistic == "paper":
-            self._engine.sums.clear()
+        if epoch_end and detector.statistic == "paper":
+            sums.clear()
         report = Report(
             epoch=self.epoch,
             step=self.steps,
@@ -345,18 +356,10 @@ class Session:
             next_lr=next_lr,
             window_steps=steps,
             statistic_by_layer=statistic,
-            statistic_kind=self._config.detector.statistic,
+            statistic_kind=detector.statistic,
             rms_by_layer=rms,
         )
         return self._switch(lambda: self._decide(report))
-
-    def _window_is_due(self, *, epoch_end: bool) -> bool:
-        """Return whether a window ends here; `paper` checks after the first epoch of each window."""
-        detector = self._config.detector
-        if detector.window.epochs is None:
-            return not epoch_end
-        number = self.epoch if detector.statistic == "paper" else self.epoch + 1
-        return epoch_end and number % detector.window.epochs == 0
 
     def _close_sums(self) -> tuple[dict[str, float], dict[str, float]]:
         """The statistic of the window that ends, and the root mean squares beside it, by layer."""

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion.controller import Controller
+from accordion.engine import Engine
 from accordion.errors import StateError
 from accordion.messages import Decision, decision_from_json
 
@@ -59,6 +61,26 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
             f"load_state_dict() got states of different steps: {steps}; pass states saved at the same step"
         )
     return states
+
+
+def load_states(
+    engine: Engine, controller: Controller, states: Sequence[State], *, rank: int, world_size: int
+) -> State:
+    """Load what `complete_states` returned; return this worker's state, whose other fields are equal on all.
+
+    Raises:
+        StateError: the states are of another model, or rank 0's lacks its controller.
+    """
+    own = state_of_rank(states, rank, world_size=world_size)
+    decision_of(own["decision"])
+    if rank == 0 and own["controller"] is None:
+        raise StateError(
+            "load_state_dict() got a state of rank 0 without its controller; give the state that rank 0 saved"
+        )
+    if own["controller"] is not None:
+        controller.load_state_dict(own["controller"])
+    engine.load_state_dict(own["engine"])
+    return own
 
 
 def state_of_rank(states: Sequence[State], rank: int, *, world_size: int) -> State:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config, DetectorConfig, LayerPlan, Window
 from accordion.hook import named_layers
+from accordion.optimizer_steps import StepMode
 from accordion.session import Session, attach
 from tests.distributed.small import SmallNet, batch
 
@@ -135,6 +136,8 @@ class Way:
     zeroed: bool = False
     """Gradients are set to zero between steps and not to None."""
     clip: float | None = None
+    mode: StepMode = "session"
+    """Who takes the optimizer's step."""
     groups: bool = False
     mixed: bool = False
     """Layers of one bucket have different methods."""
@@ -244,9 +247,22 @@ class Trial:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.ddp.parameters(), self.way.clip)
-        taken = self.session.step().taken
+        taken = self._take_step()
         self.optimizer.zero_grad(set_to_none=not self.way.zeroed)
         return taken
+
+    def _take_step(self) -> bool:
+        if self.way.mode != "optimizer":
+            taken = self.session.step().taken
+            if self.way.mode == "session":
+                return taken
+        skipped = self.session.skipped_steps
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        return self.session.skipped_steps == skipped
 
     def step(self, step: int) -> bool:
         self.backward(step)
@@ -305,7 +321,9 @@ def trial(rank: int, way: Way, method: str, **settings: Any) -> Trial:
     groups = [{"params": weights[::2]}, {"params": weights[1::2], "lr": 0.01}] if way.groups else weights
     optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=10**6) if way.scaled else None
-    session = attach(ddp, config_of(way, method, **settings), optimizer=optimizer, scaler=scaler, overlap=overlap)
+    session = attach(
+        ddp, config_of(way, method, **settings), optimizer=optimizer, scaler=scaler, step=way.mode, overlap=overlap
+    )
     called = torch.compile(ddp, backend="aot_eager") if way.compiled else ddp
     return Trial(way, rank, ddp, session, optimizer, scaler, called)
 

@@ -20,7 +20,7 @@ METHODS = sorted(COMPRESSORS)
 def _save(session, ddp):
     """As bytes: tensors that are handed to several processes would be one memory shared by all."""
     buffer = io.BytesIO()
-    torch.save((session.state_dict(), small.parameters(ddp), session._optimizer.state_dict()), buffer)
+    torch.save((session.state_dict(), small.parameters(ddp), session._optimizer_steps.optimizer.state_dict()), buffer)
     return buffer.getvalue()
 
 
@@ -47,7 +47,7 @@ def _second_half(rank, method, saved):
     states, parameters, optimizers = zip(*_load(saved), strict=True)
     for parameter, value in zip(ddp.module.parameters(), parameters[0], strict=True):
         parameter.data.copy_(value)
-    session._optimizer.load_state_dict(optimizers[0])
+    session._optimizer_steps.optimizer.load_state_dict(optimizers[0])
     session.load_state_dict(states)
     _epochs(session, ddp, rank, range(3, 6))
     return small.parameters(ddp), session.decision, session.ledger.total

@@ -31,7 +31,7 @@ def _train_and_save(rank):
     small.train(session, ddp, rank, range(1, STEPS))
     gathered = session.gather_state_dict()
     saved = [_bytes_of(state) for state in (session.state_dict(), early, gathered)]
-    rest = _bytes_of((small.parameters(ddp), session._optimizer.state_dict()))
+    rest = _bytes_of((small.parameters(ddp), session._optimizer_steps.optimizer.state_dict()))
     small.train(session, ddp, rank, range(STEPS, 2 * STEPS))
     return *saved, rest, small.parameters(ddp)
 
@@ -99,7 +99,7 @@ def _continue(rank, states_by_rank, rest):
     parameters, optimizer = _read(rest)
     for parameter, value in zip(ddp.module.parameters(), parameters, strict=True):
         parameter.data.copy_(value)
-    session._optimizer.load_state_dict(optimizer)
+    session._optimizer_steps.optimizer.load_state_dict(optimizer)
     session.load_state_dict(_read(states_by_rank[rank]))
     small.train(session, ddp, rank, range(STEPS, 2 * STEPS))
     return small.parameters(ddp)

@@ -1,0 +1,123 @@
+"""Who takes the optimizer's step, and what a session does with optimizer and GradScaler around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from accordion.errors import HookError
+
+StepMode = Literal["session", "optimizer", "caller"]
+"""Who takes the optimizer's step.
+
+- `session`: the loop calls `session.step()`, which stands for `optimizer.step()`, and with a scaler for
+  `scaler.step(optimizer)` and `scaler.update()`. Without an optimizer the caller takes the step, if
+  `StepResult.taken` is true.
+- `optimizer`: an unchanged loop, or a framework, calls `optimizer.step()` or `scaler.step(optimizer)`,
+  and the session does its part just before. If a gradient was not finite on some worker, gradients are
+  removed on all workers, so that the step changes nothing.
+- `caller`: as `optimizer`, for loops that call `session.step()` just before the optimizer's step.
+"""
+
+
+class OptimizerSteps:
+    """Takes the steps of an optimizer, or follows an optimizer whose steps the training loop takes."""
+
+    def __init__(
+        self,
+        mode: StepMode,
+        *,
+        optimizer: Optimizer | None,
+        scaler: GradScaler | None,
+        parameters: Iterable[Tensor],
+    ) -> None:
+        check_step_mode(mode, optimizer, scaler)
+        self.mode: StepMode = mode
+        self.optimizer = None if optimizer is None else _innermost(optimizer)
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._parameters = tuple(parameters)
+
+    def follow(self, pass_boundary: Callable[[], object]) -> None:
+        """Call `pass_boundary` before each step that the training loop takes, if this is the mode."""
+        if self.mode != "optimizer" or self.optimizer is None:
+            return
+
+        def before_step(_: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if any(callable(one) for one in (*args[1:], named.get("closure"))):
+                raise HookError(
+                    "optimizer.step(closure) runs the backward pass inside the step, where a session "
+                    'cannot follow it; use attach(..., step="caller") and call session.step() at the '
+                    "end of the closure"
+                )
+            pass_boundary()
+
+        self.optimizer.register_step_pre_hook(before_step)
+
+    def finish(self, *, taken: bool) -> None:
+        """Take the step or skip it; if the training loop takes steps, make it change nothing if it is skipped."""
+        if self.mode != "session":
+            if not taken:
+                self._drop_gradients()
+        elif self.scaler is not None:
+            _step_scaler(self.scaler, self.optimizer if taken else None)
+        elif taken and self.optimizer is not None:
+            self.optimizer.step()
+
+    def rate(self) -> float | None:
+        """Return the optimizer's learning rate, that of its first group; None without an optimizer."""
+        return None if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
+
+    def read_scale(self) -> float:
+        """Return the scale of the loss, 1 without a scaler; waits for the device."""
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
+    def unscale_gradients(self) -> None:
+        """Divide the optimizer's gradients by the scale, unless the script did so to clip them."""
+        if self.scaler is not None and self.optimizer is not None:
+            with suppress(RuntimeError):  # raised for gradients that were unscaled before
+                self.scaler.unscale_(self.optimizer)
+
+    def _drop_gradients(self) -> None:
+        """Remove all gradients: optimizers leave parameters without one as they are, state included."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def check_step_mode(mode: str, optimizer: Optimizer | None, scaler: GradScaler | None) -> None:
+    """Check that the mode is known and has what it needs.
+
+    Raises:
+        HookError: the mode is unknown, or it or the scaler needs an optimizer.
+    """
+    if mode not in get_args(StepMode):
+        raise HookError(f"attach() got step={mode!r}; it is one of {', '.join(get_args(StepMode))}")
+    if optimizer is None and mode == "optimizer":
+        raise HookError('attach() got step="optimizer" but no optimizer to follow; give optimizer= too')
+    if optimizer is None and scaler is not None:
+        raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer inside wrappers such as Accelerate's, whose step hooks are not called."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def _step_scaler(scaler: GradScaler, optimizer: Optimizer | None) -> None:
+    """Step optimizer and scaler; without an optimizer, only lower the scale."""
+    if optimizer is not None:
+        scaler.step(optimizer)
+        scaler.update()
+        return
+    # The scaler looks at gradients here, and those may be finite where another worker's were not.
+    scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+    scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 0})
+
+
+__all__ = ["OptimizerSteps", "StepMode", "check_step_mode"]

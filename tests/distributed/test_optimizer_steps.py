@@ -1,0 +1,176 @@
+"""Loops that call `optimizer.step()` themselves, as frameworks do: the session follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from accordion.config import Config, DetectorConfig, Window
+from accordion.errors import HookError
+from accordion.messages import Override
+from accordion.session import attach
+from tests.distributed import small
+from tests.distributed.compose import WAYS, trial
+
+METHODS = ("none", "powersgd", "topk", "qsgd")
+STEPS = 4
+FOLLOWED = [
+    "as usual",
+    "accumulated over no_sync",
+    "accumulated and scaled",
+    "scaled and clipped",
+    "several groups",
+    "layers unused in some steps, gradients as views set to zero",
+    "static graph",
+]
+
+
+def _ends(rank, name, mode):
+    """By method: parameters, residuals and bytes at the end."""
+    ends = {}
+    for method in METHODS:
+        worker = trial(rank, replace(WAYS[name], mode=mode), method)
+        for step in range(STEPS):
+            worker.step(step)
+        total = worker.session.ledger.total
+        ends[method] = worker.parameters(), worker.owed(), (total.payload, worker.session.steps)
+    return ends
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_following_the_optimizer_changes_no_bit(run_group, name):
+    expected = run_group(2, _ends, name, "session")
+    for mode in ("optimizer", "caller"):
+        for one, other in zip(expected, run_group(2, _ends, name, mode), strict=True):
+            for method in METHODS:
+                (values, owed, counts), (others, others_owed, others_counts) = one[method], other[method]
+                assert all(torch.equal(a, b) for a, b in zip(values, others, strict=True)), method
+                assert owed.keys() == others_owed.keys()
+                assert all(torch.equal(owed[layer], others_owed[layer]) for layer in owed), method
+                assert counts == others_counts
+
+
+def _bad_step(rank, mode, scaled):
+    """Rank 1's gradient is infinite in the third step; the fourth is as usual."""
+    way = replace(WAYS["scaled and clipped" if scaled else "as usual"], mode=mode)
+    worker = trial(rank, way, "powersgd")
+    scales, kept = [], []
+    for step in range(4):
+        before = worker.parameters()
+        bad = rank == 1 and step == 2
+        handle = worker.named()["first.weight"].register_hook(lambda g, bad=bad: g * torch.inf if bad else g)
+        worker.step(step)
+        handle.remove()
+        kept.append(all(torch.equal(a, b) for a, b in zip(before, worker.parameters(), strict=True)))
+        scales.append(worker.scaler.get_scale() if scaled else 1.0)
+    return worker.parameters(), worker.owed(), kept, scales, worker.session.skipped_steps
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["without scaler", "scaler of the loop"])
+@pytest.mark.parametrize("mode", ["optimizer", "caller"])
+def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(run_group, mode, scaled):
+    expected, found = run_group(2, _bad_step, "session", scaled), run_group(2, _bad_step, mode, scaled)
+    for one, other in zip(expected, found, strict=True):
+        assert other[2] == one[2] == [False, False, True, False]
+        assert other[3:] == one[3:]
+        assert other[4] == 1
+        assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+        assert all(torch.equal(one[1][layer], other[1][layer]) for layer in one[1])
+
+
+def _windows(rank):
+    """Level of a layer after each of six steps, with windows of two steps and an override after the third."""
+    ddp, optimizer = small.build()
+    config = Config(method="powersgd", detector=DetectorConfig(window=Window(steps=2)))
+    session = attach(ddp, config, optimizer=optimizer, step="optimizer")
+    found = []
+    for step in range(6):
+        if step == 3 and rank == 0:
+            session.override([Override(id="o", level={"method": "none"}, layers=("last.*",))])
+        small.backward(ddp, rank, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((session.decision.level_by_layer["last.weight"].method, session.decision.step))
+    return found
+
+
+def test_windows_close_and_overrides_hold_while_the_loop_is_unchanged(run_group):
+    one, other = run_group(2, _windows)
+    assert one == other
+    assert [method for method, _ in one] == ["powersgd"] * 3 + ["none"] * 3
+    assert [step for _, step in one][1::2] == [2, 4, 6]
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Stands for an optimizer that a framework wrapped: only the inner one's hooks are called."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+
+def _wrapped(rank):
+    ddp, optimizer = small.build()
+    session = attach(ddp, Config(method="none"), optimizer=Wrapper(optimizer), step="optimizer")
+    small.backward(ddp, rank, 0)
+    Wrapper(optimizer).step()
+    return session.steps
+
+
+def test_the_optimizer_inside_a_wrapper_is_followed(run_group):
+    assert run_group(2, _wrapped) == [1, 1]
+
+
+def _misuse(rank, what):
+    ddp, optimizer = small.build()
+    try:
+        if what == "mode":
+            attach(ddp, Config(), optimizer=optimizer, step="trainer")
+        elif what == "no optimizer":
+            attach(ddp, Config(), step="optimizer")
+        elif what == "modes":
+            attach(ddp, Config(), optimizer=optimizer, step="optimizer" if rank else "caller")
+        session = attach(ddp, Config(), optimizer=optimizer, step="optimizer")
+        small.backward(ddp, rank, 0)
+        if what == "closure":
+            optimizer.step(lambda: torch.tensor(0.0))
+        elif what == "twice":
+            session.step()
+        elif what == "no step":
+            small.backward(ddp, rank, 1)
+    except HookError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("mode", "step='trainer'; it is one of session, optimizer, caller"),
+        ("no optimizer", "give optimizer= too"),
+        ("modes", "different"),
+        ("closure", 'use attach(..., step="caller")'),
+        ("twice", "remove the call of session.step()"),
+        ("no step", "exchanged twice for one step"),
+    ],
+)
+def test_a_loop_that_cannot_be_followed_is_told_the_way_out(run_group, what, sentence):
+    for message in run_group(2, _misuse, what):
+        assert sentence in message
+
+
+def test_a_single_process_without_a_wrapped_module_is_followed():
+    model = small.SmallNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    session = attach(model, Config(method="powersgd"), optimizer=optimizer, step="optimizer")
+    for step in range(3):
+        inputs, labels = small.batch(0, step)
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert session.steps == 3
