@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import torch
@@ -26,9 +27,12 @@ def check_attachable(module: object, optimizer: Optimizer | None) -> None:
     if isinstance(getattr(module, "_orig_mod", None), DistributedDataParallel):
         raise HookError("attach() got a compiled module; give it the DistributedDataParallel inside, then compile")
     if not isinstance(module, torch.nn.Module) or not any(p.requires_grad for p in module.parameters()):
-        raise HookError(f"attach() got a {type(module).__name__}, which is no module with parameters to train")
+        raise HookError(f"attach() got a {type(module).__name__}, which has no trainable parameters")
     if not isinstance(module, DistributedDataParallel) and has_peers():
-        raise HookError(f"attach() got a {type(module).__name__}; wrap the model in DistributedDataParallel first")
+        raise HookError(
+            f"attach() got a {type(module).__name__}; call init_process_group() and wrap the model in "
+            "DistributedDataParallel first"
+        )
     for condition, sentence in _refusals(module):
         if condition:
             raise HookError(sentence)
@@ -38,7 +42,8 @@ def has_peers() -> bool:
     """Return whether there are other workers, or will be once torchrun's processes have joined their group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() > 1
-    return dist.is_available() and dist.is_torchelastic_launched()
+    launched = dist.is_available() and dist.is_torchelastic_launched()
+    return launched and os.environ.get("WORLD_SIZE") != "1"
 
 
 def group_of(module: torch.nn.Module) -> dist.ProcessGroup | None:
@@ -92,8 +97,8 @@ def _refusals(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
     conjugated = [name for name, p in unwrapped(module).named_parameters() if p.is_conj() or p.is_neg()]
     yield (
         bool(conjugated),
-        f"lazily conjugated parameters, here {conjugated}, are not supported; create them from "
-        "x.conj().resolve_conj().resolve_neg()",
+        f"lazily conjugated parameters, here {conjugated}, are not supported; call "
+        "resolve_conj() and resolve_neg() on them first",
     )
     yield (
         any(hasattr(parameter, "_in_backward_optimizers") for parameter in module.parameters()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -23,6 +22,9 @@ StepMode = Literal["session", "optimizer", "caller"]
   removed on all workers, so that the step changes nothing.
 - `caller`: as `optimizer`, for loops that call `session.step()` just before the optimizer's step.
 """
+
+_UNSCALED_BEFORE = "unscale_() has already been called"
+"""Part of GradScaler's message for gradients that were unscaled before."""
 
 
 class OptimizerSteps:
@@ -79,8 +81,11 @@ class OptimizerSteps:
     def unscale_gradients(self) -> None:
         """Divide the optimizer's gradients by the scale, unless the script did so to clip them."""
         if self.scaler is not None and self.optimizer is not None:
-            with suppress(RuntimeError):  # raised for gradients that were unscaled before
+            try:
                 self.scaler.unscale_(self.optimizer)
+            except RuntimeError as error:
+                if _UNSCALED_BEFORE not in str(error):
+                    raise
 
     def _drop_gradients(self) -> None:
         """Remove all gradients: optimizers leave parameters without one as they are, state included."""

@@ -20,12 +20,16 @@ from accordion.engine import Engine, Layer
 from accordion.errors import HookError
 from accordion.gradients import as_real
 from accordion.hook import named_layers
+from accordion.module_checks import has_peers
 
 
 class SingleProcessHook:
     """Observes gradients as they accumulate in `parameter.grad`, before a script clips them.
 
     Its methods are those of `accordion.hook.Hook`.
+
+    Raises:
+        HookError: another session follows the module.
     """
 
     waited_s = 0.0
@@ -44,6 +48,8 @@ class SingleProcessHook:
         self._loss_scale = loss_scale
         self._unscale = unscale
         self._layers = {name: p for name, p in named_layers(module).items() if p.requires_grad}
+        if all(map(_is_followed, self._layers.values())):
+            raise HookError("the module passed to attach() has a session already; attach() once, or to a new module")
         self._accumulated: set[str] = set()
         observe = partial(_observe, weakref.ref(self))
         layers: Iterable[tuple[str, Any]] = self._layers.items()  # torch does not type the method
@@ -61,8 +67,13 @@ class SingleProcessHook:
         """Return the control word of this process; add to the gradients what their layers owe.
 
         Raises:
-            HookError: there was no backward pass since the last call.
+            HookError: there was no backward pass since the last call, or the process has peers now.
         """
+        if has_peers():
+            raise HookError(
+                "this process has peers now, but attach() got a module that is not wrapped, so that no "
+                "gradients are compressed; call attach() after wrapping it in DistributedDataParallel"
+            )
         if not self._accumulated:
             raise HookError("there was no backward pass since the last step; call backward() before session.step()")
         named = {name: self._layers[name] for name in self._accumulated}
@@ -88,6 +99,11 @@ def _observe(hook: weakref.ref[SingleProcessHook], name: str, parameter: Tensor)
     followed = hook()
     if followed is not None:
         followed.observe(name, parameter)
+
+
+def _is_followed(parameter: Any) -> bool:
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}  # torch has no public way to see them
+    return any(getattr(hook, "func", None) is _observe for hook in hooks.values())
 
 
 def _remove(handles: Iterable[Any]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import gc
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from accordion.config import Config, DetectorConfig, Window
 from accordion.errors import HookError
@@ -165,3 +168,53 @@ def test_a_session_that_is_gone_no_longer_follows_its_module():
     del session
     gc.collect()
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def _attached_before_the_group(rank: int, folder: Path) -> str:
+    dist.destroy_process_group()  # as if this process had not joined yet
+    model, _, session = _attached()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    _backward(DistributedDataParallel(model), rank)
+    with pytest.raises(HookError) as refused:
+        session.step()
+    return str(refused.value)
+
+
+def test_a_bare_module_that_is_wrapped_after_attach_is_refused(run_group, tmp_path):
+    said = run_group(2, _attached_before_the_group, tmp_path)
+    assert all("attach() after wrapping it in DistributedDataParallel" in text for text in said)
+
+
+def test_a_bare_module_is_followed_by_one_session_at_a_time():
+    model, _, session = _attached()
+    config = session._config
+    with pytest.raises(HookError, match="has a session already"):
+        attach(model, config)
+    attach(copy.deepcopy(model), config)
+    del session
+    gc.collect()
+    attach(model, config)
+
+
+def test_torchrun_with_one_process_needs_no_process_group(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    model, _, session = _attached()
+    _backward(model, 0)
+    assert session.step().taken
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(HookError, match=r"call init_process_group\(\)"):
+        _attached()
+
+
+class _FailingScaler(torch.amp.GradScaler):
+    """Fails as a scaler does on a device that is lost."""
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_an_error_while_unscaling_is_raised():
+    _, _, session = _attached(scaler=_FailingScaler("cpu"))
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        session._optimizer_steps.unscale_gradients()
