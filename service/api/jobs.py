@@ -18,7 +18,8 @@ from service.api.problems import problems
 from service.api.schemas import PLAIN, DryRun, JobPage, JobView
 from service.api.views import job_view
 from service.domain.jobs import Reason, Status
-from service.domain.queue import Asked, Waiting, plan_queue, sizes_of, sizes_of_snapshot
+from service.domain.queue import Asked, Waiting, plan_queue, sizes_of
+from service.domain.snapshot import read_snapshot
 from service.domain.waiting_message import shown_message
 from service.errors import Invalid
 from service.store.commands import Commands, Idempotency, body_hash
@@ -128,7 +129,7 @@ def _dry_run(parts: Parts, spec: JobSpec) -> DryRun:
     size = Asked(min=group.min, max=group.max, cpus=group.cpus, gpus=group.gpus, memory=group.memory or 0.0)
     waiting.append(Waiting(id="new", asked=size))
     reserved = [size for row in parts.repository.holding() for size in sizes_of(asked_of(row), row.workers)]
-    nodes, foreign = sizes_of_snapshot(cluster.nodes if cluster else [])
+    nodes, foreign = read_snapshot(cluster.nodes if cluster else [])
     verdicts = plan_queue(waiting, nodes, reserved, foreign=foreign)
     verdict = verdicts["new"]
     blockers = (id_ for id_, one in verdicts.items() if one.reason is Reason.WAITING_FOR_ROOM)

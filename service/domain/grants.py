@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from service.domain.jobs import LEAVING, Status
-from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, size_of, sizes_of
+from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, size_of, sizes_of, sizes_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class _Plan:
 
     def __init__(self, jobs: Sequence[Holding], nodes: Sequence[Size], foreign: Sequence[Size] = ()) -> None:
         self._jobs = jobs
-        self._foreign = foreign
+        self._foreign = sizes_on(nodes, foreign)
         self._nodes = nodes
         self.grants = {
             job.id: Grant(workers=min(job.granted, job.asked.max), why=f"people allow at most {job.asked.max}")

@@ -7,9 +7,8 @@ is left, largest first. What is left then is what a waiting job can have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from service.domain.jobs import Reason
 from service.domain.waiting_message import WAITS_ITS_TURN
@@ -64,12 +63,13 @@ def plan_queue(
 ) -> dict[str, Verdict]:
     """A verdict by job id; `waiting` in the order of priority and age, `nodes` alive, `reserved` one entry a worker.
 
-    `foreign` is what other programs use of each node.
+    `foreign` is what other programs use of each node; other nodes than `nodes` do not count.
 
     A job that fits waits behind one that is before it and has no room yet; nobody waits behind one that never fits.
     """
     verdicts: dict[str, Verdict] = {}
     taken = list(reserved)
+    foreign = sizes_on(nodes, foreign)
     capacity = {size: fitting(size, nodes, ()) for size in {size_of(job.asked) for job in waiting}}
     blocked_by: str | None = None
     for job in waiting:
@@ -147,6 +147,12 @@ def fitting(worker: Size, nodes: Sequence[Size], taken: Iterable[Size]) -> int:
     """How many such workers fit beside those that are there; a worker never spans nodes."""
     free, _ = _pack(taken, nodes)
     return sum(room.count(worker) for room in free)
+
+
+def sizes_on(nodes: Sequence[Size], used: Sequence[Size]) -> list[Size]:
+    """Keep what is used on these nodes: the use of a draining node takes no capacity from others."""
+    names = {node.node for node in nodes}
+    return [size for size in used if size.node in names]
 
 
 def num_homeless(taken: Iterable[Size], nodes: Sequence[Size]) -> int:
@@ -231,14 +237,4 @@ def _total(nodes: Sequence[Size]) -> str:
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     return (
         f"{cpus:g} CPU" + (f", {gpus:g} GPU" if gpus else "") + f" on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-    )
-
-
-def sizes_of_snapshot(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Size], list[Size]]:
-    """The nodes of a stored snapshot that take workers (alive, not draining), and what other programs use of each."""
-    usable = [node for node in nodes if node["alive"] and not node.get("draining", False)]
-    foreign = [(node["id"], node.get("cpus_foreign", 0.0), node.get("gpus_foreign", 0.0)) for node in usable]
-    return (
-        [Size(cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"]) for node in usable],
-        [Size(cpus=cpus, gpus=gpus, node=node) for node, cpus, gpus in foreign if cpus or gpus],
     )

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.domain.jobs import Reason
-from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, plan_queue, sizes_of_snapshot
+from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, plan_queue
+from service.domain.snapshot import read_snapshot
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 NODES = st.lists(
@@ -97,7 +98,7 @@ def test_nodes_that_are_gone_or_leave_take_no_workers() -> None:
     here = {"id": "a", "cpus": 4, "gpus": 1, "memory_bytes": 8, "alive": True, "draining": False}
     old = {"id": "b", "cpus": 2, "gpus": 0, "memory_bytes": 4, "alive": True}
     nodes = [here, {**here, "alive": False}, {**here, "draining": True}, old]
-    assert sizes_of_snapshot(nodes)[0] == [
+    assert read_snapshot(nodes)[0] == [
         Size(cpus=4, gpus=1, memory=8, node="a"),
         Size(cpus=2, gpus=0, memory=4, node="b"),
     ]

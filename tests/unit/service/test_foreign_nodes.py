@@ -1,0 +1,59 @@
+"""What other programs use on a node that takes no workers is not subtracted from the others."""
+
+from __future__ import annotations
+
+from service.allocation import ClusterState
+from service.domain.grants import Holding, plan_grants
+from service.domain.jobs import Reason
+from service.domain.queue import Asked, Waiting, plan_queue
+from service.domain.snapshot import read_snapshot
+from service.runtime.base import Node
+
+ASKED = Asked(min=2, max=2, cpus=2, gpus=0)
+
+
+def _cluster() -> ClusterState:
+    """A free node, and a draining one that another program uses."""
+    cluster = ClusterState(nodes=[_node("a", free=4.0), _node("b", free=2.0, draining=True)])
+    cluster.note_use([], 0.0)
+    return cluster
+
+
+def _node(name: str, *, free: float, draining: bool = False) -> Node:
+    return Node(
+        id=name,
+        address="",
+        alive=True,
+        cpus=4.0,
+        gpus=0.0,
+        memory_bytes=0,
+        cpus_free=free,
+        gpus_free=0.0,
+        draining=draining,
+    )
+
+
+def test_a_job_starts_beside_a_draining_node_that_others_use() -> None:
+    cluster = _cluster()
+    foreign = cluster.foreign_use.sizes([])
+    waiting = [Waiting(id="new", asked=ASKED)]
+    verdict = plan_queue(waiting, cluster.usable(), [], foreign=foreign)["new"]
+    assert (verdict.reason, verdict.workers) == (Reason.ADMITTED, 2)
+
+
+def test_a_job_grows_beside_a_draining_node_that_others_use() -> None:
+    cluster = _cluster()
+    job = Holding(id="old", asked=Asked(min=1, max=2, cpus=2, gpus=0), granted=1, placed=("a",))
+    grants = plan_grants([job], [], cluster.usable(), foreign=cluster.foreign_use.sizes([]))
+    assert grants["old"].workers == 2
+
+
+def test_a_dry_run_ignores_what_others_use_of_a_draining_node() -> None:
+    rows = [
+        {"id": node.id, "alive": True, "draining": node.draining, "cpus": node.cpus, "gpus": 0.0, "memory_bytes": 0}
+        | {"cpus_foreign": node.cpus_foreign, "gpus_foreign": 0.0}
+        for node in _cluster().nodes
+    ]
+    nodes, foreign = read_snapshot(rows)
+    verdict = plan_queue([Waiting(id="new", asked=ASKED)], nodes, [], foreign=foreign)["new"]
+    assert verdict.reason is Reason.ADMITTED
