@@ -47,10 +47,15 @@ def claim_generation(storage: Path) -> int:
         return generation
 
 
+def newest_generation(storage: Path) -> int:
+    """Return the highest generation that was claimed, 0 before the first."""
+    folder = storage / "records"
+    return max(_generations(folder), default=0) if folder.is_dir() else 0
+
+
 def is_superseded(storage: Path, generation: int) -> bool:
     """Whether a newer generation was claimed: what this one saves from now on belongs to no history."""
-    folder = storage / "records"
-    return folder.is_dir() and any(newer > generation for newer in _generations(folder))
+    return newest_generation(storage) > generation
 
 
 def read_records(storage: Path, above: Cursor | None = None) -> list[Record]:
@@ -152,6 +157,7 @@ __all__ = [
     "SupersededError",
     "claim_generation",
     "is_superseded",
+    "newest_generation",
     "place_of",
     "read_end",
     "read_records",

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 
 from accordion.control import Word
 from accordion.session import Session
+from workers import standalone
 from workers.buffers import average_buffers, begin_window, keep_memory
 from workers.clock import Clock
 from workers.context import WorkerContext
@@ -40,7 +41,6 @@ from workers.reporting import announce, epoch_record, report_progress, report_sw
 from workers.run import Run, assemble
 from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, num_batches, share
 from workers.script import Held, Leave, NoTask, Samples, Stateful
-from workers.standalone import NO_JOB, standalone_context
 from workers.state import is_due, restore, save
 
 
@@ -152,13 +152,15 @@ class ScriptSession:
         nothing is saved.
 
         Raises:
-            CodeError: `storage` is a URL.
+            CodeError: `storage` is empty or a URL, or the session was used with other arguments before.
             StorageError: `storage` cannot be written.
         """
         if not dist.is_initialized():
             dist.init_process_group(backend)
         if self._context is None:
-            self._context = standalone_context(job or {}, storage)
+            self._context = standalone.standalone_context(job or {}, storage)
+        else:
+            standalone.check_unchanged(self._context, job, storage)
 
     def batches(self, num_samples: int) -> Batches:
         """What to read, in place of a DistributedSampler: `DataLoader(data, batch_sampler=session.batches(len(data)))`.
@@ -202,6 +204,7 @@ class ScriptSession:
             resumed_from = restore(run) if self._saves else None
             begin_window(run)
             announce(run, resumed_from)
+            standalone.log_resume(run, resumed_from)
             run.context.helm.listen(run.session.request)
         self._begin_lap()
         return run.session
@@ -210,6 +213,7 @@ class ScriptSession:
         """The epochs that are still to be trained, counted from 0; in a job `training.epochs` holds, not `number`."""
         run = self.run
         self._epochs = run.spec.training.epochs if self._in_job else number
+        standalone.log_if_done(run, self._epochs)
         while run.position.epoch < self._epochs:
             epoch = run.position.epoch
             if self._batches is None and run.position.samples:
@@ -276,6 +280,7 @@ class ScriptSession:
         decision, rate = run.session.decision, float(run.optimizer.param_groups[0]["lr"])
         self._count("evaluate")
         with self._ours():
+            standalone.check_not_superseded(run)
             average_buffers(run)
             parts = self._summaries({name: float(value) for name, value in metrics.items()})
             agree(run, parts)
@@ -315,12 +320,12 @@ class ScriptSession:
     @property
     def _place(self) -> WorkerContext:
         if self._context is None:
-            self._context = standalone_context({}, None)
+            self._context = standalone.standalone_context({}, None)
         return self._context
 
     @property
     def _in_job(self) -> bool:
-        return self._place.launch.job_id != NO_JOB
+        return self._place.launch.job_id != standalone.NO_JOB
 
     @property
     def _saves(self) -> bool:

@@ -14,7 +14,9 @@ from workers.clock import Clock
 from workers.context import NoLink, WorkerContext
 from workers.contract import JobSpec, Launch, Payload, Started
 from workers.errors import CodeError, StorageError
-from workers.journal import Journal, claim_generation
+from workers.journal import Journal, SupersededError, claim_generation, newest_generation
+from workers.run import Run
+from workers.together import decide_on_rank_0
 
 NO_JOB = "script"
 """Stands in for a job's id, in manifests too."""
@@ -26,18 +28,12 @@ def standalone_context(job: Mapping[str, Any], storage: str | Path | None) -> Wo
     """Return this worker's context; all workers call it together if there is a storage.
 
     Raises:
-        CodeError: there is no process group, or `storage` is a URL.
+        CodeError: there is no process group, or `storage` is empty or a URL.
         StorageError: the directory cannot be written.
     """
     if not dist.is_initialized():
         raise CodeError("there is no process group; call session.init_process_group() first")
-    if "://" in str(storage):
-        raise CodeError(
-            f"storage {str(storage)!r} is a URL; give a directory that all workers see, and the URL as "
-            'job={"checkpoint": {"storage": ...}} if checkpoints are to lie there'
-        )
-    spec = JobSpec.model_validate({"task": {"name": "session:Script"}, "workers": {"min": 1, "max": 1}, **job})
-    place = "" if storage is None else str(Path(storage).absolute())
+    spec, place = _spec_of(job), _place_of(storage)
     world_size, rank = dist.get_world_size(), dist.get_rank()
     generation = _share_generation(place) if place else 1
     link = NoLink(logger.info)
@@ -51,6 +47,52 @@ def standalone_context(job: Mapping[str, Any], storage: str | Path | None) -> Wo
         device=f"cuda:{torch.cuda.current_device()}" if _on_gpus() else "cpu",
         link=link,
     )
+
+
+def check_unchanged(context: WorkerContext, job: Mapping[str, Any] | None, storage: str | Path | None) -> None:
+    """Check that these arguments are already in force; in a job they are ignored.
+
+    Raises:
+        CodeError: the session was used with other arguments before.
+    """
+    launch = context.launch
+    if launch.job_id != NO_JOB:
+        return
+    is_other_job = bool(job) and _spec_of(job or {}) != launch.spec
+    if is_other_job or (storage is not None and _place_of(storage) != launch.storage):
+        raise CodeError(
+            "session.init_process_group() got job or storage after the session was used; call it once, "
+            "before the session is used, even if there is a process group"
+        )
+
+
+def check_not_superseded(run: Run) -> None:
+    """Check on all workers that no other run has started on the storage of a run outside of a job.
+
+    Raises:
+        SupersededError: another run has started on it.
+    """
+    launch = run.context.launch
+    if launch.job_id != NO_JOB or not launch.storage:
+        return
+    newest = decide_on_rank_0(run, lambda: newest_generation(Path(launch.storage)))
+    if newest > run.context.generation:
+        raise SupersededError(
+            f"another run started on storage {launch.storage} (generation {newest}, this run has "
+            f"{run.context.generation}); give each run a directory of its own"
+        )
+
+
+def log_resume(run: Run, resumed_from: str | None) -> None:
+    """Log where a run outside of a job resumes, on rank 0, as a warning because those are visible by default."""
+    if resumed_from is not None and _logs(run):
+        logger.warning("resumed from %s: epoch %d, step %d", resumed_from, run.position.epoch, run.session.steps)
+
+
+def log_if_done(run: Run, epochs: int) -> None:
+    """Log that a run outside of a job has no epochs left to train, on rank 0."""
+    if run.position.epoch >= epochs and _logs(run):
+        logger.warning("all %d epochs have been trained; nothing is left to train", epochs)
 
 
 class JournalLink(NoLink):
@@ -70,6 +112,28 @@ class JournalLink(NoLink):
         self._journal.write(payload)
 
 
+def _logs(run: Run) -> bool:
+    return run.context.launch.job_id == NO_JOB and run.context.rank == 0
+
+
+def _spec_of(job: Mapping[str, Any]) -> JobSpec:
+    return JobSpec.model_validate({"task": {"name": "session:Script"}, "workers": {"min": 1, "max": 1}, **job})
+
+
+def _place_of(storage: str | Path | None) -> str:
+    """Return the directory as an absolute path, and an empty string if there is none."""
+    if storage is None:
+        return ""
+    if storage == "":
+        raise CodeError("storage is empty; give a directory that all workers see, or leave storage out")
+    if "://" in str(storage):
+        raise CodeError(
+            f"storage {str(storage)!r} is a URL; give a directory that all workers see, and the URL as "
+            'job={"checkpoint": {"storage": ...}} to keep checkpoints there'
+        )
+    return str(Path(storage).absolute())
+
+
 def _share_generation(place: str) -> int:
     """Claim a generation on rank 0 for all ranks."""
     claimed: list[Any] = [None]
@@ -80,7 +144,9 @@ def _share_generation(place: str) -> int:
             claimed = [f"{type(error).__name__}: {error}"]
     dist.broadcast_object_list(claimed, src=0)
     if isinstance(claimed[0], str):
-        raise StorageError(f"storage {place} cannot be written: {claimed[0]}; let the workers write there")
+        raise StorageError(
+            f"storage {place} cannot be written: {claimed[0]}; make the directory writable for the workers"
+        )
     return int(claimed[0])
 
 
@@ -89,4 +155,12 @@ def _on_gpus() -> bool:
     return "nccl" in dist.get_backend_config() and torch.cuda.is_available()
 
 
-__all__ = ["NO_JOB", "JournalLink", "standalone_context"]
+__all__ = [
+    "NO_JOB",
+    "JournalLink",
+    "check_not_superseded",
+    "check_unchanged",
+    "log_if_done",
+    "log_resume",
+    "standalone_context",
+]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import io
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from accordion.messages import Override
 from tests.distributed.code_jobs import launch, packed, packed_folder, run_own_script, run_own_task, run_without_us
 from tests.distributed.loop_jobs import RecordingLink
 from workers.contract import Launch, Orders
-from workers.errors import LossNotFinite, TaskRaised
+from workers.errors import CodeError, LossNotFinite, TaskRaised
+from workers.journal import SupersededError
+from workers.session import session
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 MOST_ADDED_LINES = 10
@@ -256,3 +260,59 @@ def test_a_script_outside_of_a_job_goes_on_after_a_death_where_it_has_a_storage(
     assert [said.splitlines()[-1] for said in resumed] == [said.splitlines()[-1] for said in undisturbed]
     again = run_group(2, run_without_us, stored(tmp_path, "train"), [])
     assert "read" not in again[0]
+
+
+def start_used_session(rank: int, storage: str | None) -> str:
+    """Say why a storage is refused by a session that was used before; None passes an empty one to a new session."""
+    session.forget()
+    try:
+        if storage is not None:
+            session.init_process_group()
+            session.init_process_group(job={})
+        with pytest.raises(CodeError) as refused:
+            session.init_process_group(storage=storage or "")
+        return str(refused.value)
+    finally:
+        session.forget()
+
+
+def test_a_storage_that_would_be_ignored_is_refused(run_group, tmp_path):
+    (used,) = run_group(1, start_used_session, str(tmp_path))
+    assert "before the session is used" in used
+    (empty,) = run_group(1, start_used_session, None)
+    assert "storage is empty" in empty
+
+
+def logged_without_us(rank: int, file: str) -> str:
+    """Run a script outside of a job; return what is logged with Python's default settings."""
+    shown = io.StringIO()
+    handler = logging.StreamHandler(shown)
+    logging.getLogger("workers").addHandler(handler)
+    try:
+        run_without_us(rank, file, [])
+    except SupersededError as error:
+        shown.write(f"raised {error}")
+    finally:
+        logging.getLogger("workers").removeHandler(handler)
+    return shown.getvalue()
+
+
+def test_a_script_outside_of_a_job_logs_where_it_resumes_and_that_it_is_done(run_group, tmp_path):
+    file = Path(stored(tmp_path, "train"))
+    longer = file.read_text()
+    file.write_text(longer.replace("epochs(4)", "epochs(2)"))
+    assert run_group(2, logged_without_us, str(file)) == ["", ""]
+    file.write_text(longer)
+    resumed, done = (run_group(2, logged_without_us, str(file)) for _ in range(2))
+    assert re.fullmatch(r"resumed from \S+: epoch 2, step 8\n", resumed[0])
+    nothing_left = "all 4 epochs have been trained; nothing is left to train"
+    assert done[0].splitlines()[1:] == [nothing_left]
+    assert resumed[1] == done[1] == ""
+
+
+def test_a_script_outside_of_a_job_ends_if_another_run_uses_its_storage(run_group, tmp_path):
+    imports = "from pathlib import Path\nfrom workers.journal import claim_generation\n"
+    file = Path(stored(tmp_path, "train", "if epoch == 1: claim_generation(Path(STORAGE))"))
+    file.write_text(imports + file.read_text())
+    for said in run_group(2, logged_without_us, str(file)):
+        assert re.search(r"raised another run started on storage .* give each run a directory", said)
