@@ -284,7 +284,7 @@ class RayCrew:
         if pulse.memory is not None:
             member.memory.add(self._clock(), pulse.memory)
             if pulse.progress.doing != "starting":
-                member.memory.growth.add(self._clock(), pulse.memory.process)
+                member.memory.growth.add(pulse.step, self._clock(), pulse.memory.process)
         if member.number in self._group:
             self._progress[member.number] = pulse.progress
             if self._num_signs.get(member.number) != pulse.num_signs:
@@ -326,6 +326,12 @@ class RayCrew:
                 log.warning("killing worker process %d: %s", member.number, why)
                 self._end_process(member)
                 self._lose(member, why)
+                self._expect_relief(member)
+
+    def _expect_relief(self, killed: _Member) -> None:
+        for member in self._members.values():
+            if member.place and killed.place and member.place.node == killed.place.node:
+                member.memory.expect_relief(self._clock())
 
     def _measure_here(self, member: _Member, pid: int) -> None:
         """Read a local process's memory from outside: one that holds Python's lock does not answer."""

@@ -84,10 +84,16 @@ class OutOfMemory(WorkerError):
             advice = "lower training.micro_batch, or raise workers.memory or take larger nodes"
         else:
             advice = (
-                f"memory grew steadily, by {60 * self.bytes_per_s / 1e9:.2g} GB a minute: look for what "
-                "the code keeps from step to step, such as losses with their graphs"
+                f"its memory grew by {_growth_rate(self.bytes_per_s)}; look for objects kept across steps, "
+                "such as losses that still hold their graph"
             )
         return f"out of memory ({self.shortage}); {advice}"
+
+
+def _growth_rate(bytes_per_s: float) -> str:
+    gb_a_minute = 60 * bytes_per_s / 1e9
+    gb, per = (gb_a_minute, "a minute") if gb_a_minute >= 0.1 else (60 * gb_a_minute, "an hour")
+    return f"{gb:.{1 if gb >= 1 else 2}f} GB {per}"
 
 
 class CheckpointError(WorkerError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,9 +20,11 @@ PRESSURE = 0.92
 """Share of a node's memory in use from which its largest worker is killed; Ray acts at 0.95."""
 GUILTY_SHARE = 0.25
 """Share of a node's memory from which a killed worker counts as the cause of the shortage."""
-PATIENCE_S = 5.0
+SHORTAGE_GRACE_S = 5.0
 """How long memory must be short before a process is killed that is too small to be the cause: a large one
 that was just killed, perhaps of another job, takes seconds to give its memory back."""
+RELIEF_SHARE = 0.02
+"""Share of a node's memory by which its use must fall to count as memory that a killed process gives back."""
 MOST_READINGS = 64
 """Readings kept of a process; every second one goes when there are more."""
 LEAST_READINGS = 4
@@ -65,13 +67,18 @@ class MemoryUse:
 
 @dataclass(slots=True)
 class MemoryGrowth:
-    """Memory readings of one process while it trains, evenly thinned."""
+    """Memory readings of one process while it trains, at most one per step, evenly thinned."""
 
     readings: list[tuple[float, int]] = field(default_factory=list)
     """Time in seconds and bytes used, oldest first."""
+    _step: int = -1
+    """Step of the newest reading."""
 
-    def add(self, at_s: float, used: int) -> None:
-        """Append a reading; halve the number of older ones when there are too many."""
+    def add(self, step: int, at_s: float, used: int) -> None:
+        """Append a reading unless the step already has one; thin out the older ones if there are too many."""
+        if step <= self._step:
+            return
+        self._step = step
         if len(self.readings) == MOST_READINGS:
             del self.readings[1::2]
         self.readings.append((at_s, used))
@@ -98,7 +105,9 @@ class MemoryWatch:
     growth: MemoryGrowth = field(default_factory=MemoryGrowth)
     """Readings while the process trains in the newest group."""
     _short_since_s: float | None = None
-    """First of the readings, up to the newest, with too little memory and this process the largest."""
+    """Since when the node has been short of memory without relief; None if the newest reading shows enough."""
+    _peak: int = 0
+    """Highest use of the node since then."""
 
     def add(self, at_s: float, use: MemoryUse | None) -> None:
         """Take a reading; None where there was nothing to read."""
@@ -106,10 +115,18 @@ class MemoryWatch:
         if use is None:
             return
         self.latest = use
-        if not (use.is_pressed and use.is_largest):
+        if not use.is_pressed:
             self._short_since_s = None
-        elif self._short_since_s is None:
-            self._short_since_s = at_s
+        elif self._short_since_s is None or self._peak - use.node >= RELIEF_SHARE * use.node_total:
+            self._short_since_s, self._peak = at_s, use.node
+        else:
+            # Which of several equal ranks is the largest changes with every reading, so that does not matter here.
+            self._peak = max(self._peak, use.node)
+
+    def expect_relief(self, now_s: float) -> None:
+        """Grant the process another `SHORTAGE_GRACE_S`: a process on its node was killed for its memory."""
+        if self._short_since_s is not None:
+            self._short_since_s = now_s
 
     def judge(self, limit: int | None) -> WorkerError | None:
         """Return why the process must be killed now; None if it need not be."""
@@ -119,9 +136,9 @@ class MemoryWatch:
         if limit is not None and use.process > limit:
             used, allowed = _in_gb(use.process, limit)
             return OutOfMemory(f"{used} GB; workers.memory is {allowed} GB", growth)
-        if self._short_since_s is None:
+        if self._short_since_s is None or not use.is_largest:
             return None
-        has_lasted = self.read_s - self._short_since_s >= PATIENCE_S
+        has_lasted = self.read_s - self._short_since_s >= SHORTAGE_GRACE_S
         return _blame(use, growth) if use.is_guilty or has_lasted else None
 
     def explain_death(self) -> WorkerError | None:
@@ -154,8 +171,9 @@ def read_memory_use(pid: int) -> MemoryUse | None:
         return None
     if not use.is_pressed:
         return use
-    largest = max(map(_tree_bytes, _worker_pids()), default=0)
-    return MemoryUse(process=use.process, node=used, node_total=total, is_largest=use.process >= largest)
+    # Not read a second time: a process that grows would never be the largest.
+    largest_other = max((_tree_bytes(other) for other in _worker_pids() if other != pid), default=0)
+    return replace(use, is_largest=use.process >= largest_other)
 
 
 def _tree_bytes(pid: int) -> int:
@@ -206,8 +224,8 @@ def _cgroup_memory(files: tuple[str, str, str, str]) -> tuple[int, int] | None:
 __all__ = [
     "GUILTY_SHARE",
     "MOST_READINGS",
-    "PATIENCE_S",
     "PRESSURE",
+    "SHORTAGE_GRACE_S",
     "MemoryGrowth",
     "MemoryUse",
     "MemoryWatch",

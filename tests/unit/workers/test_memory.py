@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from tests.unit.workers.fake_ray import HERE, THERE, FakeRay
 from tests.unit.workers.world import launch
 from workers import crew as crew_module
+from workers import memory as memory_module
 from workers.context import RankProgress
 from workers.crew import PULSE_S, RayCrew
 from workers.errors import OutOfMemory
 from workers.failure_causes import failure_of
-from workers.memory import MOST_READINGS, PATIENCE_S, MemoryGrowth, MemoryUse, read_memory_use
+from workers.memory import MOST_READINGS, SHORTAGE_GRACE_S, MemoryGrowth, MemoryUse, MemoryWatch, read_memory_use
 from workers.spec import WorkersSpec
 from workers.worker import Place, Pulse
 
@@ -97,7 +98,7 @@ def test_only_the_largest_process_of_a_node_short_of_memory_is_ended(fake: FakeR
 def test_small_process_ended_for_want_of_memory_is_not_blamed(fake: FakeRay, seated: Make) -> None:
     crew = seated(1, used := {})
     used[0] = replace(PRESSED, process=GB)
-    look(crew, fake, PATIENCE_S + PULSE_S)
+    look(crew, fake, SHORTAGE_GRACE_S + PULSE_S)
     assert failure_of(crew.returned()).cause == "infrastructure"
     assert "its node used 15.0 of 16.0 GB" in str(crew.returned()[0])
 
@@ -107,10 +108,48 @@ def test_small_process_outlives_a_large_one_that_gives_its_memory_back(fake, sea
     used |= {0: replace(PRESSED, process=GB, is_largest=False), 1: PRESSED}
     look(crew, fake)
     used[0] = replace(PRESSED, process=GB)
-    look(crew, fake, PATIENCE_S - 2 * PULSE_S)
+    look(crew, fake, SHORTAGE_GRACE_S - 2 * PULSE_S)
     used[0] = replace(PRESSED, process=GB, node=11 * GB)
-    look(crew, fake, 2 * PATIENCE_S)
+    look(crew, fake, 2 * SHORTAGE_GRACE_S)
     assert [one.number for one in crew.processes] == [0]
+
+
+def test_small_processes_are_killed_one_at_a_time(fake: FakeRay, seated: Make) -> None:
+    crew = seated(2, used := {})
+    used |= dict.fromkeys(range(2), replace(PRESSED, process=GB))
+    look(crew, fake, SHORTAGE_GRACE_S + PULSE_S)
+    assert len(crew.processes) == 1
+
+
+def seen_by_small_ranks(node_bytes: list[int]) -> list[MemoryWatch]:
+    """Eight almost equal ranks on a node of 100 GB, a reading a second; a new one is the largest each time."""
+    watches = [MemoryWatch() for _ in range(8)]
+    for second, node in enumerate(node_bytes):
+        for number, watch in enumerate(watches):
+            largest = second % 8 == number
+            use = MemoryUse(process=12 * GB + largest, node=node, node_total=100 * GB, is_largest=largest)
+            watch.add(float(second), use)
+    return watches
+
+
+def test_one_of_several_equal_ranks_that_fill_a_node_is_killed() -> None:
+    killed = [watch for watch in seen_by_small_ranks([96 * GB + n % 2 * 10**8 for n in range(60)]) if watch.judge(None)]
+    assert len(killed) == 1
+
+
+def test_equal_ranks_live_on_while_a_killed_process_gives_its_memory_back() -> None:
+    giving_back = [99 * GB] * 4 + [98 * GB, 96 * GB, 94 * GB, 93 * GB]
+    assert not any(watch.judge(None) for watch in seen_by_small_ranks(giving_back))
+
+
+def test_process_is_the_largest_if_no_other_used_more_when_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "_node_memory", lambda: (95 * GB, 100 * GB))
+    monkeypatch.setattr(memory_module, "_worker_pids", lambda: [1, 2])
+    sizes = {1: iter([12 * GB, 13 * GB]), 2: iter([11 * GB])}
+    monkeypatch.setattr(memory_module, "_tree_bytes", lambda pid: next(sizes[pid]))
+    use = read_memory_use(1)
+    assert use is not None
+    assert use.is_largest
 
 
 def test_process_that_the_kernel_ended_on_a_full_node_is_told_as_out_of_memory(fake: FakeRay, seated: Make) -> None:
@@ -181,7 +220,7 @@ def train_with(crew: RayCrew, fake: FakeRay, readings: list[int]) -> str:
 def test_process_that_grows_step_by_step_is_told_as_a_leak(fake: FakeRay, seated: Make) -> None:
     told = train_with(seated(1, {}, memory="1GB"), fake, [n * 10**8 for n in range(3, 12)])
     assert told.startswith("out of memory (1.1 GB; workers.memory is 1.0 GB)")
-    assert "memory grew steadily, by 6 GB a minute: look for what the code keeps" in told
+    assert "its memory grew by 6.0 GB a minute; look for objects kept across steps" in told
     assert "micro_batch" not in told
 
 
@@ -189,7 +228,23 @@ def test_process_that_grows_step_by_step_is_told_as_a_leak(fake: FakeRay, seated
 def test_process_that_needs_much_at_once_is_not_told_as_a_leak(fake, seated: Make, readings) -> None:
     told = train_with(seated(1, {}, memory="1GB"), fake, [n * 10**8 for n in readings])
     assert "lower training.micro_batch" in told
-    assert "steadily" not in told
+    assert "grew" not in told
+
+
+def test_memory_that_one_long_step_takes_bit_by_bit_is_not_told_as_a_leak(fake, seated: Make) -> None:
+    crew = seated(1, {}, memory="1GB")
+    for used in range(3, 12):
+        fake.actors[0].answers["pulse"] = training(0, used * 10**8)
+        look(crew, fake, PULSE_S)
+    look(crew, fake)
+    assert "lower training.micro_batch" in str(crew.returned()[0])
+
+
+@pytest.mark.parametrize(
+    ("gb_a_minute", "told"), [(110.0, "110.0 GB a minute"), (0.25, "0.25 GB a minute"), (0.004, "0.24 GB an hour")]
+)
+def test_growth_is_told_in_digits_that_people_read(gb_a_minute: float, told: str) -> None:
+    assert f"its memory grew by {told};" in str(OutOfMemory("2 GB", gb_a_minute * 1e9 / 60))
 
 
 def test_figures_of_a_shortage_have_as_many_digits_as_they_need(fake: FakeRay, seated: Make) -> None:
@@ -201,6 +256,6 @@ def test_figures_of_a_shortage_have_as_many_digits_as_they_need(fake: FakeRay, s
 def test_growth_keeps_a_bounded_number_of_readings(readings: list[int]) -> None:
     growth = MemoryGrowth()
     for second, used in enumerate(readings):
-        growth.add(float(second), used)
+        growth.add(second, float(second), used)
     assert len(growth.readings) <= MOST_READINGS
     assert not readings or growth.readings[-1] == (len(readings) - 1.0, readings[-1])
