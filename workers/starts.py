@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from workers.contract import EndReason, FailureRecord
 from workers.elastic import Process
-from workers.errors import StorageError, TaskRaised
+from workers.errors import ProcessCrashed, StorageError, TaskRaised
 from workers.failure_causes import CONTROLLER, failure_of, is_storage_outage
 from workers.symptoms import sentence_of
 
@@ -39,7 +39,7 @@ class StartVerdict:
 
 @dataclass(slots=True)
 class AvoidedNodes:
-    """Nodes temporarily avoided because a process there could not build the task or see the storage."""
+    """Nodes temporarily avoided because a process there crashed, or could not build the task or see the storage."""
 
     until: dict[str, float] = field(default_factory=dict)
     """When each node may be used again."""
@@ -75,13 +75,13 @@ def judge_starts(
         unbuilt += [one for one in failed if is_storage_outage(one.error)]
     lost = [one for one in failed if one not in unbuilt]
     if not unbuilt:
-        return _judge_loss(lost, has_trained=has_trained)
+        return _judge_loss(lost, ready, has_trained=has_trained)
     if ready or has_trained:
         return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
     if any(process.ready_since is None and process.node is not None for process in processes):
         return None
     if lost:
-        return _judge_loss(lost, has_trained=has_trained)
+        return _judge_loss(lost, ready, has_trained=has_trained)
     first = unbuilt[0].error
     if isinstance(first, StorageError):
         message = f"no worker process can keep the job's state: {sentence_of(first)}"
@@ -90,9 +90,15 @@ def judge_starts(
     return StartVerdict(failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED")
 
 
-def _judge_loss(lost: Sequence[FailedStart], *, has_trained: bool) -> StartVerdict:
+def _judge_loss(lost: Sequence[FailedStart], ready: Set[str | None], *, has_trained: bool) -> StartVerdict:
     failure = failure_of({CONTROLLER: lost[0].error})
-    if failure.cause == "job" and not has_trained:
+    if failure.cause != "job":
+        return StartVerdict(failure=failure)
+    if ready:
+        # Code that loads on another node: this node may be to blame.
+        avoid = frozenset(one.node for one in lost if one.node and isinstance(one.error, ProcessCrashed)) - ready
+        return StartVerdict(failure=failure, avoid=avoid)
+    if not has_trained:
         # Code that ends its process while it loads: the second time at one step ends the job.
         failure = failure.model_copy(update={"step": 0})
     return StartVerdict(failure=failure)

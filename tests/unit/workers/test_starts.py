@@ -9,7 +9,7 @@ from dataclasses import replace
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_crew import FakeCrew
 from workers.contract import EndRecord, Orders, Size
-from workers.errors import StorageError, TaskRaised
+from workers.errors import ProcessCrashed, StorageError, TaskRaised
 from workers.starts import AVOID_S
 
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
@@ -120,3 +120,12 @@ def test_a_node_whose_mount_is_broken_is_avoided(world: Callable[..., World]) ->
     here.run(lambda crew: crew.cannot_start(1, UNREACHABLE))
     assert here.crew.avoided[-1] == {"b"}
     assert any("node host-b cannot take part: OSError" in said for said in here.desk.said)
+
+
+def test_process_that_crashes_on_one_node_does_not_end_a_job_that_loads_elsewhere(world) -> None:
+    here = world(least=2, nodes={1: "b", 2: "b"}, slow={1, 2})
+    crash = ProcessCrashed("the process crashed with illegal instruction at kernel.py:3")
+    end = here.run(*[lambda crew: [crew.cannot_start(n, crash) for n in {1, 2} & set(crew.members)]] * 20)
+    assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    assert here.crew.avoided[-1] == {"b"}
+    assert [(record.cause, record.step) for record in here.desk.records] == [("job", None)] * 2
