@@ -115,11 +115,12 @@ def raised_at(error: BaseException) -> str:
 
 def code_place(frames: traceback.StackSummary) -> str:
     """Return `file.py:line` of the innermost user code or built-in task; else of the innermost frame."""
-    own = [frame for frame in frames if _is_user_code(frame.filename)] or list(frames[-1:])
+    own = [frame for frame in frames if is_user_code(frame.filename)] or list(frames[-1:])
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
-def _is_user_code(filename: str) -> bool:
+def is_user_code(filename: str) -> bool:
+    """Whether a file holds user code or a built-in task, rather than installed packages or this project."""
     file = Path(filename)
     if filename.startswith(("<", *_INSTALLED)) or "site-packages" in file.parts:
         return False
