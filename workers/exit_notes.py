@@ -10,6 +10,7 @@ import faulthandler
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
@@ -25,10 +26,10 @@ def note_file(storage: str, node: str, pid: int) -> Path:
     return Path(storage, "exits", f"{node[:12]}-{pid}.txt")
 
 
-def keep_exit_note(file: Path) -> None:
-    """Record a crash or an `os._exit` of this process in this file from now on.
+def keep_exit_note(file: Path, before_exit: Callable[[], object] = lambda: None) -> None:
+    """Record a crash or an `os._exit` of this process in this file from now on; `os._exit` calls `before_exit` first.
 
-    If the storage cannot be written, only the note is lost.
+    If the storage cannot be written, only the note is lost, and `before_exit` is not called.
     """
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +38,7 @@ def keep_exit_note(file: Path) -> None:
         faulthandler.enable(note, all_threads=False)
         # Forked children crash or call os._exit without ending this process.
         os.register_at_fork(after_in_child=faulthandler.disable)
-        _note_exits(note)
+        _note_exits(note, before_exit)
 
 
 def read_exit_note(file: Path) -> str | None:
@@ -58,17 +59,20 @@ def discard_exit_note(file: Path) -> None:
         file.unlink()
 
 
-def _note_exits(note: IO[str]) -> None:
+def _note_exits(note: IO[str], before_exit: Callable[[], object]) -> None:
     leave, mine = os._exit, os.getpid()
 
     def noted(status: int) -> NoReturn:
-        with suppress(OSError, ValueError):
+        try:
             if os.getpid() == mine:
                 caller = sys._getframe(1)
                 place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-                note.write(f"the process ended itself with os._exit({status}) at {place}\n")
-                note.flush()
-        leave(status)
+                with suppress(OSError, ValueError):
+                    note.write(f"the process ended itself with os._exit({status}) at {place}\n")
+                    note.flush()
+                before_exit()
+        finally:
+            leave(status)
 
     os._exit = noted
 

@@ -33,7 +33,7 @@ from workers.memory import MemoryUse, read_memory_use
 from workers.shared_storage import check_token
 from workers.symptoms import code_place, is_collateral, raised_at, sendable_errors, sentence_of
 from workers.tasks import SCRIPT
-from workers.telemetry import Source, shipping
+from workers.telemetry import LogShipper, Source, shipping
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from workers.data import Data
     from workers.meeting import Address, Meeting
     from workers.tasks.base import Task
+
+EXIT_FLUSH_S = 1.0
+"""How long a process that calls `os._exit` waits for its last log lines to leave."""
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +106,8 @@ class Worker:
         """Id of the thread that trains, while one does."""
         self._link: Link | None = None
         """Of rank 0, while it trains."""
+        self._shipper: LogShipper | None = None
+        """Sends what this process prints; the newest one."""
 
     def place(self) -> Place:
         """Where this process runs; answered as soon as it is there."""
@@ -111,7 +116,7 @@ class Worker:
         node = ray.get_runtime_context().get_node_id()
         place = Place(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
         if not self._has_note:
-            keep_exit_note(note_file(self._launch.storage, node, place.pid))
+            keep_exit_note(note_file(self._launch.storage, node, place.pid), before_exit=self._flush_logs)
             self._has_note = True
         return place
 
@@ -123,13 +128,17 @@ class Worker:
             StorageError: this process does not see the job's directory.
         """
         source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
-        with sendable_errors(), shipping(source, RayAsk(self._launch.installation)):
+        with sendable_errors(), shipping(source, RayAsk(self._launch.installation)) as self._shipper:
             if self._launch.spec.workers.gpus >= 1:
                 _wait_for_gpu()
             if self._token:
                 launch, host = self._launch, self.place().host
                 check_token(Path(launch.storage), launch.attempt, token=self._token, host=host)
             self._parts = _loaded(self._launch)
+
+    def _flush_logs(self) -> None:
+        if self._shipper is not None:
+            self._shipper.flush(EXIT_FLUSH_S)
 
     def open(self, generation: int) -> Address:
         """Open the store of a new group that this process leads; return its host, port and secret."""
@@ -208,8 +217,10 @@ class Worker:
             self._helm = self._helm.successor()
         device = device_of(self._launch.spec.workers)
         place = (seat.rank, seat.world_size)
+        source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=seat.rank)
         with (
-            _link(self._launch, seat) as link,
+            shipping(source, RayAsk(self._launch.installation)) as self._shipper,
+            _link(self._launch, seat, self._shipper) as link,
             process_group(
                 self._meet(seat),
                 place,
@@ -290,17 +301,15 @@ def _run(context: WorkerContext) -> str:
 
 
 @contextmanager
-def _link(launch: Launch, seat: Seat) -> Iterator[Link]:
-    """The rank's road to the world while the block runs; what the rank prints travels on it."""
-    ask = RayAsk(launch.installation)
-    with shipping(Source(job_id=launch.job_id, attempt=launch.attempt, rank=seat.rank), ask) as shipper:
-        if seat.rank != 0:
-            yield NoLink(shipper.write)
-            return
-        journal = Journal(Path(launch.storage), attempt=launch.attempt, generation=seat.generation, clock=time.time)
-        link = ActorLink(launch, journal, ask=ask, shipper=shipper)
-        link.start()
-        try:
-            yield link
-        finally:
-            link.close()
+def _link(launch: Launch, seat: Seat, shipper: LogShipper) -> Iterator[Link]:
+    """Connect the rank to the Accordion actor while the block runs."""
+    if seat.rank != 0:
+        yield NoLink(shipper.write)
+        return
+    journal = Journal(Path(launch.storage), attempt=launch.attempt, generation=seat.generation, clock=time.time)
+    link = ActorLink(launch, journal, ask=RayAsk(launch.installation), shipper=shipper)
+    link.start()
+    try:
+        yield link
+    finally:
+        link.close()

@@ -53,3 +53,27 @@ def test_a_storage_that_cannot_be_written_costs_the_note_only(tmp_path: Path) ->
 
 def test_there_is_no_note_of_a_process_that_was_never_there(tmp_path: Path) -> None:
     assert read_exit_note(tmp_path / "exits" / "none.txt") is None
+
+
+FLUSHED = """import os
+from pathlib import Path
+from workers.exit_notes import keep_exit_note
+def flush():
+    with open({flushed!r}, "a") as file:
+        print(os.getpid(), file=file)
+    raise RuntimeError
+keep_exit_note(Path({note!r}), before_exit=flush)
+if not os.fork():
+    os._exit(1)
+os.wait()
+print(os.getpid(), flush=True)
+os._exit(3)
+"""
+
+
+def test_process_that_ends_itself_calls_the_hook_first_and_its_children_do_not(tmp_path: Path) -> None:
+    flushed = tmp_path / "flushed"
+    code = FLUSHED.format(flushed=str(flushed), note=str(tmp_path / "exits" / "note.txt"))
+    root = Path(__file__).parents[3]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, capture_output=True, text=True)
+    assert (flushed.read_text(), ended.returncode) == (ended.stdout, 3)
