@@ -166,7 +166,8 @@ class Attempt:
         waits_for = next((one.waits_for for one in self.crew.progress().values() if one.waits_for), "")
         if waits_for != group.waits_for:
             group.waits_for = waits_for
-            self.desk.say(waits_for or f"worker group {group.generation} goes on", waits=bool(waits_for))
+            storage_is_back = f"worker group {group.generation} continues: its storage is available again"
+            self.desk.say(waits_for or storage_is_back, waits=bool(waits_for))
 
     def _staffed(self, size: Size) -> Plan:
         """Hire and dismiss; gives the plan for the group."""
@@ -348,8 +349,8 @@ class Attempt:
         if self.desk.saved_step():
             return "the job goes on from its newest checkpoint"
         if self._last:
-            return "the job has no checkpoint yet and starts again"
-        return "another process is started"
+            return "no checkpoint yet; the job restarts from the beginning"
+        return "starting a replacement process"
 
     def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> Interruption:
         """Forget the group and keep how far it was."""

@@ -317,8 +317,8 @@ class Launch(Strict):
     code: str | None = None
     """Path of the user's own modules as a zip, where every worker reaches it; None where the spec names none."""
     retried_attempt: int = 0
-    """Newest attempt whose end people have overruled: this attempt trains on from the newest checkpoint, though
-    the job had ended. 0 if nobody has."""
+    """Newest attempt whose recorded end is ignored because the user retried the job: this attempt resumes from the
+    newest checkpoint. 0 if there is none."""
 
 
 class Drained(Strict):

@@ -63,7 +63,7 @@ def read_parts(run: Run, storage: Storage, manifest: Manifest) -> Parts | None:
     """Read what this rank needs of a checkpoint; None on all ranks if any rank found it damaged.
 
     In a group of the same size as the saved one, each rank reads its own part. In a group of another
-    size, rank 0 reads all parts, one at a time, and broadcasts what they amount to.
+    size, rank 0 reads all parts, one at a time, and broadcasts the merged state.
 
     Raises:
         StopRequested: the job was paused or cancelled while its storage was unreachable.
@@ -201,7 +201,7 @@ def _read_own(run: Run, storage: Storage, manifest: Manifest) -> Parts:
 
 
 def _share_merged(run: Run, storage: Storage, manifest: Manifest) -> Parts:
-    """Read all parts on rank 0 and return what they amount to; rank 0 takes over the loss of the open epoch."""
+    """Read all parts on rank 0 and return the merged state; rank 0 takes over the loss of the open epoch."""
     merged, is_first = MergedParts(manifest.world_size), run.context.rank == 0
     found = wait_for_storage(run, lambda: _read_merged(storage, manifest, merged) if is_first else None)
     shared, own = broadcast_state(found, device=run.context.device)

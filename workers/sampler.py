@@ -45,7 +45,7 @@ def batch_at(samples: int, *, num_samples: int, global_batch: int) -> range:
     """Return the batch that begins where `samples` of the epoch are done.
 
     BatchNorm cannot train on a single sample: if only one would be left for the last batch, this
-    batch leaves it a second. Jobs whose batches have one or two samples are served as they ask.
+    batch leaves it a second. Jobs with a global batch of one or two keep it.
     """
     left = num_samples - samples
     leaves_one = global_batch > 2 and left == global_batch + 1

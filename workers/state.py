@@ -22,7 +22,7 @@ from workers.resume import find_checkpoint, read_parts
 from workers.run import Run
 from workers.snapshot import copy_to_cpu, load_state, own_state, shared_state
 from workers.storage import Storage, storage_of
-from workers.together import FIRST_PAUSE_S, LOOK_S, MOST_PAUSE_S, PATIENCE_S, SlowWork, decide_on_rank_0, gather
+from workers.together import FIRST_PAUSE_S, LOOK_S, MOST_PAUSE_S, SLOW_STORAGE_S, SlowWork, decide_on_rank_0, gather
 from workers.upload import SHARED, Peers, Snapshot, Upload, Written, rank_file
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def save(run: Run, *, wait: bool = False) -> bool:
     """Take a checkpoint of this moment; all ranks together, at a step boundary.
 
     Returns as soon as the state is copied; a thread writes it. If the previous checkpoint is still being
-    written after `PATIENCE_S`, this one is skipped, with a warning in the job's log. With `wait` the
+    written after `SLOW_STORAGE_S`, this one is skipped, with a warning in the job's log. With `wait` the
     checkpoint is complete on return: a failing storage is retried until it works or the job is
     cancelled. Running statistics are averaged over the workers.
 
@@ -102,8 +102,8 @@ def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
 
 def _wait_for(run: Run, upload: Upload, give_up: Callable[[], bool]) -> list[Written] | None:
     """Return how writing ended on all ranks; None if `give_up` returned True first."""
-    text = f"training stands still for checkpoint {upload.name}: {_storage(run)} has not answered for {{:.0f}} s"
-    slow = SlowWork(run, f"{text}; see that the workers reach it")
+    text = f"training is paused: {_storage(run)} has not responded for {{:.0f}} s while saving checkpoint {upload.name}"
+    slow = SlowWork(run, f"{text}; check that the workers can reach it")
     # one collective per round, so that waiting for a slow storage does not run into a timeout.
     try:
         while None in (ends := gather(run, upload.written(LOOK_S))):
@@ -164,7 +164,7 @@ def _save_surely(run: Run, start: float) -> bool:
                 raise SupersededError(f"{error}; this worker group ends")
             case "cancelled":
                 return False
-        run.context.helm.wait_for(f"training stands still, since the state cannot be saved: {error}")
+        run.context.helm.wait_for(f"training is paused because its state cannot be saved: {error}")
         run.phases.clock.sleep(pause_s)
         pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
@@ -177,12 +177,12 @@ def _judge(run: Run) -> _Verdict:
 
 
 def _is_cancelled_and_slow(run: Run, start: float) -> bool:
-    return run.stop == "cancel" and run.phases.clock.elapsed() - start >= PATIENCE_S
+    return run.stop == "cancel" and run.phases.clock.elapsed() - start >= SLOW_STORAGE_S
 
 
 def _is_slow(run: Run) -> bool:
-    """Return whether the checkpoint that is being written has taken longer than `PATIENCE_S`."""
-    return run.phases.clock.elapsed() - run.saving.began_s >= PATIENCE_S
+    """Return whether the checkpoint that is being written has taken longer than `SLOW_STORAGE_S`."""
+    return run.phases.clock.elapsed() - run.saving.began_s >= SLOW_STORAGE_S
 
 
 def _say_skipped(run: Run) -> None:

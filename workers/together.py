@@ -24,7 +24,7 @@ FIRST_PAUSE_S = 1.0
 MOST_PAUSE_S = 20.0
 """Pauses between retries of a failing storage double up to this, which is below a collective's timeout."""
 
-PATIENCE_S = 10.0
+SLOW_STORAGE_S = 10.0
 """How long a checkpoint may take before the next one that is due is skipped, and before a wait for the
 storage is shown."""
 _T = TypeVar("_T")
@@ -59,7 +59,7 @@ class Background(Generic[_T]):
 
 
 class SlowWork:
-    """Shows what this rank waits for, at intervals that double from `PATIENCE_S` on.
+    """Shows what this rank waits for, at intervals that double from `SLOW_STORAGE_S` on.
 
     `text` has a field for the seconds waited.
     """
@@ -67,14 +67,14 @@ class SlowWork:
     def __init__(self, run: Run, text: str) -> None:
         self._run, self._text = run, text
         self._start = run.phases.clock.elapsed()
-        self._next_s = PATIENCE_S
+        self._next_s = SLOW_STORAGE_S
 
     def show(self) -> str | None:
         """Count a sign of life if the work is slow; return the text if it is shown now."""
         waited_s = self._run.phases.clock.elapsed() - self._start
         helm = self._run.context.helm
         if waited_s < self._next_s:
-            helm.num_signs += self._next_s > PATIENCE_S
+            helm.num_signs += self._next_s > SLOW_STORAGE_S
             return None
         self._next_s *= 2
         text = self._text.format(waited_s)
@@ -83,7 +83,7 @@ class SlowWork:
 
     def end(self) -> None:
         """Take back what is shown."""
-        if self._next_s > PATIENCE_S:
+        if self._next_s > SLOW_STORAGE_S:
             self._run.context.helm.wait_for("")
 
 
@@ -109,7 +109,7 @@ def work_side_by_side(run: Run, work: Callable[[], _T]) -> tuple[_T | None, list
         RuntimeError: another worker is gone.
     """
     background = Background(work)
-    slow = SlowWork(run, "reading from the storage of this job has taken {:.0f} s so far")
+    slow = SlowWork(run, "waiting for this job's storage for {:.0f} s")
     while True:
         ended = background.wait(LOOK_S)
         slow.show()

@@ -18,7 +18,7 @@ def test_a_job_that_waits_for_its_storage_says_so_until_it_trains_again(world: W
     world.turn_until(lambda: world.job(job_id).reason == Reason.WAITING_FOR_STORAGE)
     job = world.job(job_id)
     assert (job.status, job.message) == (Status.RUNNING, "the storage is away")
-    fake.phase, fake.says = "running", "worker group 1 goes on"
+    fake.phase, fake.says = "running", "worker group 1 continues: its storage is available again"
     if trains_at_once:
         world.runtime.stuck.discard(job_id)
     world.turn_until(lambda: world.job(job_id).reason == Reason.TRAINING)

@@ -367,7 +367,7 @@ def test_a_job_that_trained_outlives_processes_that_end_while_they_load(world) -
 
 @pytest.mark.parametrize(
     ("saved", "told"),
-    [(0, "the job has no checkpoint yet and starts again"), (30, "goes on from its newest")],
+    [(0, "no checkpoint yet; the job restarts from the beginning"), (30, "goes on from its newest")],
 )
 def test_what_follows_a_failure_is_said_as_it_is(world, saved: int, told: str) -> None:
     here: World = world(least=2)
@@ -380,7 +380,7 @@ def test_a_process_that_did_not_start_is_followed_by_another_one(world) -> None:
     here: World = world(most=1, slow={0})
     here.desk.has_progressed = False
     here.run(exit_when_started)
-    assert any(f"{EXIT}; another process is started" in message for message in here.desk.said)
+    assert any(f"{EXIT}; starting a replacement process" in message for message in here.desk.said)
 
 
 def test_a_group_that_waits_for_its_storage_is_shown_until_it_goes_on(world) -> None:
@@ -391,4 +391,4 @@ def test_a_group_that_waits_for_its_storage_is_shown_until_it_goes_on(world) -> 
 
     made.run(lambda crew: wait(crew, "the storage is away"), lambda crew: wait(crew, ""))
     first = made.desk.said.index("waits: the storage is away")
-    assert made.desk.said[first + 1 :] == ["worker group 1 goes on"]
+    assert made.desk.said[first + 1 :] == ["worker group 1 continues: its storage is available again"]

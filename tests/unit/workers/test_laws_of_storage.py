@@ -87,16 +87,16 @@ def test_a_storage_that_is_full_for_a_while_makes_nothing_be_trained_again(job: 
 def test_a_storage_that_hangs_costs_checkpoints_and_the_job_waits_at_its_end(job: Job) -> None:
     job = Job(job.folder, every_steps=1)
     group = Group(at=12, fault="hang")
-    link = job.run(group, on_line=lambda _, line: group.arrives.set() if "stands still" in line else None)
+    link = job.run(group, on_line=lambda _, line: group.arrives.set() if "training is paused" in line else None)
     assert link.outcome == "completed"
     assert "due after step 2 is skipped: g000000000001-e000000-s0000000002 has been on its way" in link.lines[0]
-    assert "training stands still for checkpoint" in link.lines[-1]
+    assert "while saving checkpoint" in link.lines[-1]
     assert torch.equal(job.visits(), torch.ones(EPOCHS, SAMPLES))
 
 
 def test_a_job_that_is_cancelled_does_not_wait_for_a_storage_that_hangs(job: Job) -> None:
     group = Group(at=12, fault="hang")
-    link = job.run(group, on_line=lambda link, line: link.order("cancel") if "stands still" in line else None)
+    link = job.run(group, on_line=lambda link, line: link.order("cancel") if "training is paused" in line else None)
     assert link.outcome == "unsaved"
     group.let_arrive()
 
@@ -107,7 +107,7 @@ def _waits(job: Job, group: Group, **settings: Any) -> tuple[set[str], JournalLi
 
     def look(link: JournalLink, line: str) -> None:
         seen.add(link.helm.progress.waits_for)
-        if group.fault == "hang" and "stands still" in line:
+        if group.fault == "hang" and "training is paused" in line:
             group.arrives.set()
 
     return seen, Job(job.folder, **settings).run(group, on_line=look)
@@ -117,8 +117,8 @@ def _waits(job: Job, group: Group, **settings: Any) -> tuple[set[str], JournalLi
     ("group", "text"),
     [
         (Group(at=0, times=9), "cannot be reached: [Errno 28] No space left on device"),
-        (Group(at=30, times=60), "the state cannot be saved: "),
-        (Group(at=12, fault="hang"), "training stands still for checkpoint"),
+        (Group(at=30, times=60), "its state cannot be saved: "),
+        (Group(at=12, fault="hang"), "while saving checkpoint"),
     ],
     ids=["at its start", "at its end", "hanging"],
 )
@@ -134,7 +134,7 @@ def test_a_group_that_waits_for_a_storage_that_hangs_is_not_taken_for_a_hung_one
 
     def look(link: JournalLink, line: str) -> None:
         signs.append(link.helm.num_signs)
-        if len([told for told in link.lines if "stands still" in told]) == 2:
+        if len([told for told in link.lines if "training is paused" in told]) == 2:
             group.arrives.set()
 
     Job(job.folder, every_steps=1).run(group, on_line=look)
