@@ -38,7 +38,7 @@ def is_dead(error: BaseException) -> bool:
     return not _SIGNS_OF_DEATH.isdisjoint(_ray_types(error))
 
 
-def is_node_loss(error: BaseException) -> bool:
+def _is_node_loss(error: BaseException) -> bool:
     """Whether a process is gone because its node is."""
     return "NodeDiedError" in _ray_types(error) or (is_dead(error) and bool(_NODE_LOSS.search(str(error))))
 
@@ -46,7 +46,7 @@ def is_node_loss(error: BaseException) -> bool:
 def died_alone(error: BaseException) -> bool:
     """Whether a process died while its node stayed; one that we killed for its silence does not count."""
     died = not {"ActorDiedError", "WorkerCrashedError", "OutOfMemoryError"}.isdisjoint(_ray_types(error))
-    return died and not is_node_loss(error)
+    return died and not _is_node_loss(error)
 
 
 def is_collateral(error: BaseException) -> bool:
@@ -70,7 +70,7 @@ def death_of(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, ProcessLost):
         return f": {text}"
-    if is_node_loss(error):
+    if _is_node_loss(error):
         return ": its node is gone"
     if found := _EXIT_CODE.search(text):
         return f": it ended with exit code {found[1]}"
