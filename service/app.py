@@ -102,10 +102,14 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=_GRACE_S,
         server_header=False,
     )
+    parts: Parts = app.state.parts
+    watch = threading.Thread(target=parts.database.watch_file, args=(parts.draining,), daemon=True)
+    watch.start()
     try:
-        _Server(config, app.state.parts).run(sockets=[listener])
+        _Server(config, parts).run(sockets=[listener])
     finally:
-        app.state.parts.database.close()
+        parts.draining.set()
+        parts.database.close()
 
 
 class _Server(uvicorn.Server):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -20,6 +21,8 @@ from service.store.postgres import Limits, create_reader, create_writer, lift_li
 _BUSY_S = 30.0
 """How long anybody waits for a turn, s."""
 _PRAGMAS = (f"busy_timeout={_BUSY_S * 1000:.0f}", "foreign_keys=ON", "synchronous=NORMAL")
+WATCH_S = 1.0
+"""Interval between two looks at a database file that this process may not use for a while."""
 _BEGIN = "accordion_begin"
 _DOCUMENTS: dict[str, Any] = {"json_serializer": dump_document, "json_deserializer": load_document}
 
@@ -76,6 +79,14 @@ class Database:
             if connection.dialect.name == "postgresql":
                 lift_limits(connection)
             yield connection
+
+    def watch_file(self, until: Event) -> None:
+        """Look at the file every second until the event, so that an older copy of it is noticed.
+
+        A process that was idle since a backup was made could not tell the backup from the newest state.
+        """
+        while self._guard is not None and not until.wait(WATCH_S):
+            self._guard.note_count()
 
     def close(self) -> None:
         """Give all connections back."""

@@ -82,6 +82,16 @@ class FileGuard:
         if not is_ours:
             raise Unavailable(f"the database's write-ahead log {self._log} was removed or replaced; {_WAY_OUT}")
 
+    def note_count(self) -> bool:
+        """Note how many changes the file has, also those of other processes; False if it is no database."""
+        with self._lock:
+            if self._descriptor is None:
+                return True
+            is_database = os.pread(self._descriptor, len(_HEADER), 0) == _HEADER
+            if is_database:
+                self._compare_count(self._descriptor)
+        return is_database
+
     def close(self) -> None:
         """Close the descriptor."""
         with self._lock:
@@ -100,11 +110,7 @@ class FileGuard:
         if found != self._identity:
             what = "was removed" if found is None else "was replaced by another file"
             raise Unavailable(f"the database {self._path} {what} while the service has it open; {_WAY_OUT}")
-        with self._lock:
-            is_database = self._descriptor is None or os.pread(self._descriptor, len(_HEADER), 0) == _HEADER
-            if is_database and self._descriptor is not None:
-                self._compare_count(self._descriptor)
-        if not is_database:
+        if not self.note_count():
             raise Unavailable(f"the database {self._path} was overwritten and is no longer a database; {_WAY_OUT}")
         if self._is_older:
             raise Unavailable(f"the database {self._path} was overwritten by an older copy of it; {_WAY_OUT}")

@@ -6,12 +6,16 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from threading import Event
+from uuid import uuid4
 
 import pytest
 from fastapi.testclient import TestClient
 
-from service.errors import StartError
+from service.errors import StartError, Unavailable
+from service.store.engine import Database
 from service.store.migrations import upgrade
+from service.store.models import LoginLinkRow
 from tests.api.test_bad_input import JOBS, problem_of
 from tests.api.test_health import checks
 from tests.api.world import DIGITS, World
@@ -105,3 +109,39 @@ def test_the_scheduler_leaves_the_cluster_alone_while_its_database_is_gone(world
         world.turn(8)
     assert world.runtime.removed == []
     assert not (world.settings.home / "accordion.db").exists()
+
+
+def test_an_idle_process_reports_an_older_copy_that_is_newer_than_its_last_request(tmp_path: Path) -> None:
+    file = tmp_path / "accordion.db"
+    url = f"sqlite:///{file}"
+    upgrade(url)
+    with closing(Database(url)) as idle, closing(Database(url)) as busy:
+        _add_links(idle, 3)
+        _write_log_back(file)
+        _add_links(busy, 3)
+        _write_log_back(file)
+        backup = file.read_bytes()
+        _add_links(busy, 3)
+        _write_log_back(file)
+        idle.watch_file(_Stop(after=1))
+        file.write_bytes(backup)
+        with pytest.raises(Unavailable, match="was overwritten by an older copy"):
+            _add_links(idle, 1)
+
+
+class _Stop(Event):
+    """Set after some intervals, which pass at once."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._num_left = after
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._num_left -= 1
+        return self._num_left < 0
+
+
+def _add_links(database: Database, number: int) -> None:
+    for _ in range(number):
+        with database.write() as session:
+            session.add(LoginLinkRow(digest=uuid4().hex, expires_at=1.0))
