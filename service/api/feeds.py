@@ -147,18 +147,34 @@ class FeedHub:
                 _log.exception("streams")
                 break
             for feed, look in news:
-                feed.add(look)
+                if look is None:
+                    feed.close()
+                else:
+                    feed.add(look)
             await anyio.sleep(POLL_S)
         for feed in self._feeds.values():
             feed.close()
 
-    def _read_news(self, feeds: Sequence[Feed]) -> list[tuple[Feed, Look]]:
+    def _read_news(self, feeds: Sequence[Feed]) -> list[tuple[Feed, Look | None]]:
+        """New looks by feed; None for a job that cannot be read."""
         versions = self._repository.versions({feed.reader.job_id for feed in feeds})
         return [
-            (feed, feed.reader.look(feed.position))
+            (feed, _look_safely(feed))
             for feed in feeds
-            if versions.get(feed.reader.job_id) != feed.newest_look.version or feed.position < feed.newest_look.newest
+            if not feed.is_closed
+            and (
+                versions.get(feed.reader.job_id) != feed.newest_look.version or feed.position < feed.newest_look.newest
+            )
         ]
+
+
+def _look_safely(feed: Feed) -> Look | None:
+    """Read what is new for a feed; None if that fails, so that no other job's streams end."""
+    try:
+        return feed.reader.look(feed.position)
+    except Exception:  # noqa: BLE001  # clients reconnect and are told what is wrong
+        _log.exception("stream", job=feed.reader.job_id)
+        return None
 
 
 async def follow(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIterator[str]:
@@ -177,8 +193,9 @@ async def follow(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIterator
             if look.closing:
                 yield look.closing
             return
-        if look.progress != progress:
-            progress = look.progress
+        # A page is newer than the feed's newest look: its progress would come before older progress.
+        if feed.newest_look.progress != progress:
+            progress = feed.newest_look.progress
             yield progress
         if not frames and not await _wait(changed, keepalive_s):
             yield ": still here\n\n"
