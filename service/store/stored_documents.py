@@ -5,7 +5,9 @@ What cannot be read is logged and replaced by an empty value, so that one bad ro
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, NamedTuple
 
 import structlog
@@ -55,6 +57,9 @@ _OVERRIDE_COLUMNS = {
     "layers": _Column(TypeAdapter(list[str]), []),
     "apply_at": _Column(TypeAdapter(str | int), "unknown"),
 }
+_reported: deque[tuple[str, Any, str]] = deque(maxlen=1000)
+"""Table, row and column of values that were logged as unreadable; each is logged once."""
+_lock = Lock()
 _log = structlog.get_logger()
 
 
@@ -111,5 +116,14 @@ def _read(row: JobRow | AttemptRow | OverrideRow, name: str, column: _Column) ->
         return column.type.validate_python(getattr(row, name))
     except ValidationError as error:
         key = getattr(row, "id", None) or getattr(row, "job_id", None)
-        _log.error("unreadable column", table=row.__tablename__, row=key, column=name, error=str(error))
+        if _is_first_report(row.__tablename__, key, name):
+            _log.error("unreadable column", table=row.__tablename__, row=key, column=name, error=str(error))
         return column.empty
+
+
+def _is_first_report(*place: Any) -> bool:
+    with _lock:
+        is_first = place not in _reported
+        if is_first:
+            _reported.append(place)
+    return is_first

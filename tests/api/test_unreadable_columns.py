@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from structlog.testing import capture_logs
 
 from service.domain.jobs import Reason, Status
 from service.store.models import AttemptRow, DecisionRow, EpochRow, EventRow, JobRow, OverrideRow
+from service.store.stored_documents import stored_labels
 from tests.api.test_streams import frames
 from tests.api.world import World
 from workers.contract import FailureRecord
@@ -84,3 +86,12 @@ def test_outage_of_the_storage_is_not_counted_as_a_failure(world: World) -> None
     job = world.reach(job_id, Status.RECOVERING)
     assert (job.failures, job.reason) == (0, Reason.WORKERS_LOST)
     assert message in job.message
+
+
+def test_an_unreadable_column_is_logged_once(world: World) -> None:
+    job = world.job(world.submit())
+    job.labels = {"a": {"b": "c"}}  # type: ignore[dict-item]  # as another version could have stored it
+    with capture_logs() as logs:
+        found = [stored_labels(job) for _ in range(3)]
+    assert found == [{}, {}, {}]
+    assert [(entry["row"], entry["column"]) for entry in logs] == [(job.id, "labels")]
