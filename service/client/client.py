@@ -153,11 +153,14 @@ class Client:
             return (going or found)[0]
         if not found:
             raise NotOneJob(f"there is no job {reference!r}; 'accordion list' shows all")
+        if not going:
+            newest = max(found, key=lambda job: job.created_at)
+            message = f"no unfinished job matches {reference!r}; the newest that ended is {newest.id} ({newest.status})"
+            raise NotOneJob(message, newest.id)
         shown = ", ".join(f"{job.id} ({job.status})" for job in found[:5])
         count = f"{len(found)} or more" if len(found) >= PAGE_JOBS else len(found)
         more = " ..." if len(found) > 5 else ""
-        newest = max(found, key=lambda job: job.created_at).id if not going else None
-        raise NotOneJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id", newest)
+        raise NotOneJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id")
 
     def _matching(self, reference: str, status: Sequence[str] = ()) -> list[JobView]:
         """Newest jobs with that name or id prefix, at most one page of each."""
