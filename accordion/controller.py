@@ -90,6 +90,7 @@ class Controller:
         """Decisions made from reports so far."""
         self._config = config
         self._layers = tuple(layer.name for layer in layers)
+        self._vectors = {layer.name for layer in layers if len(layer.shape) == 1}
         self._ladders = config.ladders(self._layers)
         self._detector = init_detector(self._layers)
         self._batch = init_batch()
@@ -167,6 +168,8 @@ class Controller:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another controller of the same settings and layers was saved.
 
+        Layers of one dimension had no level in older releases; those that the state lacks start critical.
+
         Raises:
             StateError: the state is of another model, or none of ours; nothing is changed then.
         """
@@ -176,7 +179,7 @@ class Controller:
             placed = self._place(saved.overrides, saved.starts)
         except OverrideError as error:
             raise StateError(f"saved controller state does not fit this job: {error}") from error
-        regimes = {layer: saved.detector.regime_by_layer[layer] for layer in self._layers}
+        regimes = {layer: saved.detector.regime_by_layer.get(layer, "critical") for layer in self._layers}
         before = self._detector, self._policy_state
         self._detector = replace(saved.detector, regime_by_layer=regimes)
         # Another policy's state says nothing to this one, which starts anew.
@@ -203,7 +206,7 @@ class Controller:
 
     def _check_layers(self, detector: DetectorState) -> None:
         saved, ours = set(detector.regime_by_layer), set(self._layers)
-        if saved != ours:
+        if saved - ours or ours - saved - self._vectors:
             raise StateError(
                 f"saved controller state is of another model: missing {sorted(ours - saved)}, "
                 f"unexpected {sorted(saved - ours)}; load it into the model it was saved from"
