@@ -63,7 +63,7 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
 
         state = follow(client, job, out, see=see)
         result = _figures(client, client.job(job.id), watch)
-        ended = f"ends with the demo; 'accordion up' serves it again, under /jobs/{job.id}"
+        ended = f"the service stops with the demo; run 'accordion up' and open /jobs/{job.id}"
         for line in _summary(result, state, f"{url}/jobs/{job.id} (it keeps running)" if stays else ended):
             out.print(line, soft_wrap=True)
     if figures is not None:

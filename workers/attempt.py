@@ -380,5 +380,5 @@ class Attempt:
             self.desk.say(self._pause_reason)
             return
         ready = sum(one.ready_since is not None for one in self.crew.processes)
-        waiting = f"{ready} of {size.target} worker processes are ready, {size.min} are needed"
+        waiting = f"{ready} of {size.target} worker processes ready, {size.min} needed"
         self.desk.say("; ".join(dict.fromkeys([waiting, *self._avoided.reasons.values()])))

@@ -66,10 +66,10 @@ class ClusterView(Answer):
     """Why the cluster is unreachable, or which jobs of other installations also run there; empty if none."""
     seen_at: datetime | None
     cpus: float
-    """Of the nodes that take workers: alive and not being drained; likewise the GPUs."""
+    """CPUs of the schedulable nodes (alive, not draining)."""
     gpus: float
     cpus_reserved: float
-    """By jobs of ours that start or run."""
+    """CPUs reserved by this service's jobs."""
     gpus_reserved: float
     cpus_foreign: float
     """CPUs that other programs use on the nodes that take workers."""

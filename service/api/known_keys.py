@@ -32,17 +32,17 @@ def describe_unknown(key: str, known: Sequence[str]) -> str:
     """Sentence about a key that is not known, with the most similar known one, or all of them."""
     similar = get_close_matches(key, known, n=1)
     if similar:
-        return f"{key!r} is not known here; did you mean {similar[0]!r}?"
+        return f"unknown key {key!r}; did you mean {similar[0]!r}?"
     if known:
-        return f"{key!r} is not known here; known are {', '.join(map(repr, known))}"
-    return f"{key!r} is not known here; check the spelling or leave it out"
+        return f"unknown key {key!r}; allowed keys: {', '.join(map(repr, known))}"
+    return f"unknown key {key!r}; check the spelling or leave it out"
 
 
 def describe_no_mapping(value: Any, known: Sequence[str]) -> str:
     """Sentence about a value where a mapping with these keys belongs."""
     shown = repr(value)
-    what = f"is {shown}" if len(shown) <= 80 else "is no mapping"
-    return f"{what}; give a mapping with any of {', '.join(map(repr, known))}"
+    what = f"is {shown}" if len(shown) <= 80 else "is not a mapping"
+    return f"{what}, but must be a mapping with keys such as {', '.join(map(repr, known))}"
 
 
 def _models(kind: Any) -> Iterator[type[BaseModel]]:

@@ -50,7 +50,7 @@ OverrideState = Literal["PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSED
 
 
 class OverrideView(Answer):
-    """An override and how far it got."""
+    """An override and its status."""
 
     id: str
     number: int
@@ -64,10 +64,10 @@ class OverrideView(Answer):
     message: str
     """Why it was rejected, superseded or expired; which ranks have not switched yet."""
     epoch: int | None
-    """Where it came into force; likewise the step. Worker groups that take over later leave it as it is."""
+    """Epoch in which it took effect. Worker groups that take over later leave it as it is."""
     step: int | None
     world_size: int | None
-    """Of the worker group that runs it now."""
+    """World size of the worker group that runs it now."""
     acks: int
     """Ranks that said, from their own hook, that they run the announced plan."""
     ack_list: list[Ack]

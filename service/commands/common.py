@@ -43,7 +43,9 @@ def connect(url: str) -> Client:
 
 
 def find_to_read(client: Client, reference: str) -> JobView:
-    """The job that a command shows; if several ended jobs match, the newest, which standard error tells.
+    """Find the job that a command shows.
+
+    If several ended jobs match, returns the newest and says so on standard error.
 
     Raises:
         NotOneJob: none matches, or several that have not ended.
@@ -56,7 +58,7 @@ def find_to_read(client: Client, reference: str) -> JobView:
         if error.newest_ended is None:
             raise
         newest = error.newest_ended
-        typer.echo(f"accordion: several ended jobs match {reference!r}; this is the newest, {newest}", err=True)
+        typer.echo(f"accordion: several ended jobs match {reference!r}; showing the newest, {newest}", err=True)
         return client.job(newest)
 
 

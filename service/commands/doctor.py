@@ -198,7 +198,7 @@ def _storage(newest: Sequence[JobView]) -> Finding:
 
     used = newest[0].storage if newest else None
     if used is None:
-        message = "is proved to be shared when a job with two or more workers starts"
+        message = "not verified yet; checked when a job with two or more workers starts"
         return Finding(name="storage", state="note", message=message)
     message = f"job {newest[0].name} keeps its checkpoints in {storage_text(used)}"
     return Finding(name="storage", state="ok", message=message)

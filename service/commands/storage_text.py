@@ -14,4 +14,4 @@ def storage_text(used: StorageView) -> str:
     if used.workers == 1:
         return f"{used.place}, used by one worker since {when}"
     hosts = f"{used.hosts} host{'' if used.hosts == 1 else 's'}"
-    return f"{used.place}, shared by all workers: proved at {when} by {used.workers} workers on {hosts}"
+    return f"{used.place}, shared: verified by {used.workers} workers on {hosts} at {when}"

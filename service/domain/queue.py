@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from service.domain.jobs import Reason
 from service.domain.waiting_message import WAITS_ITS_TURN
 
+_WAIT_FOR_OTHERS = "it starts when they release them; or lower workers.cpus or workers.gpus"
 _ROUNDING = 1e-6
 """A third of a CPU three times must fill one CPU; this is far below any share that people ask for."""
 
@@ -99,8 +100,8 @@ def _verdict(asked: Asked, room: _Capacity, *, blocked_by: str | None) -> Verdic
         return Verdict(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
     if most < asked.min:
         message = (
-            f"needs {_group(asked)}, but the whole cluster ({_total(nodes)}{_memory(asked, nodes)}) "
-            f"holds at most {most}; lower workers.min or what each worker takes, or add nodes"
+            f"needs {_group(asked)}, but the whole cluster ({_total(nodes)}){_memory(asked, nodes)} "
+            f"holds at most {most}; {_way_to_fit(asked, nodes, most)}"
         )
         return Verdict(reason=Reason.NEVER_FITS, workers=0, message=message)
     if blocked_by is not None:
@@ -118,10 +119,10 @@ def _shortage(asked: Asked, now: int, room: _Capacity) -> str:
     """Why a job does not fit now: because of other jobs, or of other programs."""
     foreign = f"other programs use {_parts_of(room.foreign, room.nodes)}" if room.foreign else ""
     if foreign and _placeable(asked, replace(room, foreign=())) >= asked.min:
-        return f"needs {_group(asked)}, and {foreign}; it starts when they end, or lower what each worker takes"
+        return f"needs {_group(asked)}, and {foreign}; {_WAIT_FOR_OTHERS}"
     message = (
         f"needs {_group(asked)}, and only {now} fit beside the jobs that run now ({_total(room.nodes)} in all); "
-        "it starts when one of them ends, or lower workers.min"
+        f"it starts when one of them ends{', or lower workers.min' if now else ''}"
     )
     return f"{message}; {foreign}" if foreign else message
 
@@ -129,7 +130,7 @@ def _shortage(asked: Asked, now: int, room: _Capacity) -> str:
 def _parts_of(used: Sequence[Size], nodes: Sequence[Size]) -> str:
     kinds = [("CPU", [size.cpus for size in used], [node.cpus for node in nodes])]
     kinds.append(("GPU", [size.gpus for size in used], [node.gpus for node in nodes]))
-    parts = [f"{sum(some):g} of the cluster's {sum(every):g} {kind}" for kind, some, every in kinds if sum(some)]
+    parts = [f"{sum(some):g} of the cluster's {sum(every):g} {kind}s" for kind, some, every in kinds if sum(some)]
     return " and ".join(parts)
 
 
@@ -230,7 +231,19 @@ def _group(asked: Asked) -> str:
 
 def _memory(asked: Asked, nodes: Sequence[Size]) -> str:
     """What the largest node offers, if the job limits its memory."""
-    return f" with at most {max(node.memory for node in nodes) / 1e9:.1f} GB of memory" if asked.memory else ""
+    return f", whose largest node has {_largest_memory(nodes) / 1e9:.1f} GB," if asked.memory else ""
+
+
+def _largest_memory(nodes: Sequence[Size]) -> float:
+    return max(node.memory for node in nodes)
+
+
+def _way_to_fit(asked: Asked, nodes: Sequence[Size], most: int) -> str:
+    """What to change about a job that the whole cluster cannot hold."""
+    if asked.memory > _largest_memory(nodes):
+        return "lower workers.memory, or add larger nodes"
+    fewer = "workers.min or " if most else ""
+    return f"lower {fewer}what each worker takes, or add nodes"
 
 
 def _total(nodes: Sequence[Size]) -> str:

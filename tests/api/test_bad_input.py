@@ -18,14 +18,18 @@ WRONG_SPECS = [
     ({**DIGITS, "compression": {"low": {"rnak": 4}}}, "/compression", "has no option 'rnak'; known are factors, rank"),
     ({**DIGITS, "compression": {"low": {"rank": 0}}}, "/compression", "at least 1"),
     ({**DIGITS, "policy": {"name": "fixed", "options": {"level": "middle"}}}, "", "'middle'; known are low, high"),
-    ({**DIGITS, "wokers": {"max": 2}}, "/wokers", "'wokers' is not known here; did you mean 'workers'?"),
+    ({**DIGITS, "wokers": {"max": 2}}, "/wokers", "unknown key 'wokers'; did you mean 'workers'?"),
     (
         {**DIGITS, "checkpoint": {"frequency": 2}},
         "/checkpoint/frequency",
-        "'frequency' is not known here; known are 'every_epochs', ",
+        "unknown key 'frequency'; allowed keys: 'every_epochs', ",
     ),
-    ({**DIGITS, "limits": 600}, "/limits", "is 600; give a mapping with any of 'start_seconds', 'step_seconds', "),
-    ({**DIGITS, "batch": "large"}, "/batch", "is 'large'; give a mapping with any of 'low', 'high'"),
+    (
+        {**DIGITS, "limits": 600},
+        "/limits",
+        "is 600, but must be a mapping with keys such as 'start_seconds', 'step_seconds', ",
+    ),
+    ({**DIGITS, "batch": "large"}, "/batch", "is 'large', but must be a mapping with keys such as 'low', 'high'"),
     ({**DIGITS, "workers": {"min": 3, "max": 2}}, "/workers", "min is 3, above workers.max 2; lower min or raise max"),
     (
         {**DIGITS, "training": {"epochs": 0}},
@@ -44,7 +48,7 @@ WRONG_OVERRIDES = [
     ({"level": "low", "until": 1}, "/until", "would begin in epoch"),
     ({"level": "low", "apply_at": 9, "until": 9}, "/until", "give 10 or more"),
     ({"level": "low", "apply_at": 30}, "/apply_at", "the job's last epoch is 29"),
-    ({"level": "low", "from": 3}, "/from", "is not known here"),
+    ({"level": "low", "from": 3}, "/from", "unknown key"),
     ({"level": "low", "target": "moon"}, "/target", "'moon' is refused"),
     ({"level": "low", "target": "batch"}, "/target", "this job has no batch levels, so its batch stays as it is"),
 ]

@@ -122,11 +122,11 @@ def test_a_job_without_its_minimum_says_what_it_waits_for_and_keeps_the_reason(w
     world.train(job_id)
     world.runtime.break_group(job_id)
     world.runtime.jobs[job_id].starts_in = 8
-    world.runtime.jobs[job_id].says = "1 of 2 worker processes are ready, 2 are needed"
+    world.runtime.jobs[job_id].says = "1 of 2 worker processes ready, 2 needed"
     world.turn(3)
     job = world.job(job_id)
     assert (job.status, job.reason) == (Status.RECOVERING, Reason.WORKERS_LOST)
-    assert job.message == "1 of 2 worker processes are ready, 2 are needed"
+    assert job.message == "1 of 2 worker processes ready, 2 needed"
     world.train(job_id)
 
 

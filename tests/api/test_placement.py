@@ -82,7 +82,7 @@ def test_job_waits_for_capacity_that_other_programs_use_and_says_so(client: Test
     world.turn(10)
     job = world.job(job_id)
     assert (job.attempt, job.reason) == (0, Reason.WAITING_FOR_ROOM)
-    assert "other programs use 2 of the cluster's 4 CPU" in job.message
+    assert "other programs use 2 of the cluster's 4 CPUs" in job.message
     assert client.get("/api/v1/cluster").json()["cpus_foreign"] == 2.0
     dry_run = client.post("/api/v1/jobs?dry_run=true", json={**DIGITS, "workers": WIDE, "priority": 100}).json()
     assert "other programs use 2" in dry_run["message"]
@@ -117,4 +117,4 @@ def test_job_that_is_not_placed_because_of_other_programs_is_not_admitted_again(
     two_nodes.turn(40)
     job = two_nodes.job(wide)
     assert (job.attempt, job.lost_attempts) == (1, 0)
-    assert "other programs use 2 of the cluster's 8 CPU" in job.message
+    assert "other programs use 2 of the cluster's 8 CPUs" in job.message

@@ -94,7 +94,7 @@ def test_a_job_that_is_not_there_is_not_found(client: TestClient, what: str) -> 
         ({"min": 1, "max": 1025}, "/max", "less than or equal to 1024"),
         ({"min": "1", "max": 2}, "/min", "valid integer"),
         ({"min": 1}, "/max", "is missing and has no default"),
-        ({"min": 1, "max": 2, "cpus": 4}, "/cpus", "not known here"),
+        ({"min": 1, "max": 2, "cpus": 4}, "/cpus", "unknown key"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused_with_its_place(

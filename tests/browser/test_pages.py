@@ -29,7 +29,7 @@ def test_the_charts_are_drawn(page, service, running):
     for chart in ("loss", "metrics", "traffic", "phases", "change", "rate", "regimes", "levels"):
         expect(page.locator(f"#{chart} .main-svg").first).to_be_visible()
     expect(page.locator("#loss-said")).to_contain_text("Newest training loss 0.")
-    expect(page.locator("#storage")).to_contain_text("shared by all workers: proved at")
+    expect(page.locator("#storage")).to_contain_text("shared: verified by 2 workers on 1 host at")
 
 
 def test_the_override_form_takes_the_wheel_and_hands_it_back(page, running):

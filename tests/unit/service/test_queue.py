@@ -117,7 +117,10 @@ def test_memory_that_no_node_has_is_refused_with_what_the_nodes_have() -> None:
     nodes = [Size(cpus=4, gpus=0, memory=8e9), Size(cpus=4, gpus=0, memory=16e9)]
     verdict = plan_queue([job], nodes, [])["a"]
     assert verdict.reason is Reason.NEVER_FITS
-    assert "8 CPU on 2 nodes with at most 16.0 GB of memory" in verdict.message
+    assert verdict.message == (
+        "needs 1 worker of 1 CPU and 64.0 GB, but the whole cluster (8 CPU on 2 nodes), whose largest node has "
+        "16.0 GB, holds at most 0; lower workers.memory, or add larger nodes"
+    )
 
 
 def test_limits_of_memory_are_counted_like_cpus() -> None:

@@ -130,7 +130,7 @@ def test_an_attempt_that_is_stopped_while_nobody_trains_starts_nothing(world, st
 def test_what_the_attempt_waits_for_is_said(world: Callable[..., World]) -> None:
     here = world(least=2, slow={1})
     here.run(lambda crew: (crew.dismiss(1), crew.slow.clear()))
-    assert "1 of 2 worker processes are ready, 2 are needed" in here.desk.said
+    assert "1 of 2 worker processes ready, 2 needed" in here.desk.said
 
 
 def test_the_reason_of_a_pause_is_shown_until_the_pause_is_over(world: Callable[..., World]) -> None:
@@ -146,8 +146,8 @@ def test_a_job_that_waits_for_workers_names_the_node_that_is_avoided(world: Call
     here = world(least=2, nodes={1: "b"}, slow={1, 2})
     blind = StorageError("node host-b does not see the storage of this job")
     here.run(lambda crew: crew.cannot_start(1, blind), lambda crew: (crew.dismiss(2), crew.slow.clear()))
-    shown = next(message for message in reversed(here.desk.said) if "are ready" in message)
-    assert shown.startswith("1 of 2 worker processes are ready, 2 are needed; a worker process on node host-b cannot")
+    shown = next(message for message in reversed(here.desk.said) if "processes ready" in message)
+    assert shown.startswith("1 of 2 worker processes ready, 2 needed; a worker process on node host-b cannot")
     assert "does not see the storage of this job" in shown
 
 

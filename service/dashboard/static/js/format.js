@@ -101,7 +101,7 @@ export function storageText({ place, workers, hosts, seen_at }) {
   const day = new Date(seen_at).toLocaleDateString("en-CA");
   const when = `${day} ${clock(seen_at)}`;
   if (workers === 1) return `Checkpoints in ${place}, used by one worker since ${when}`;
-  return `Checkpoints in ${place}, shared by all workers: proved at ${when} by ${workers} workers on ${counted(hosts, "host")}`;
+  return `Checkpoints in ${place}, shared: verified by ${workers} workers on ${counted(hosts, "host")} at ${when}`;
 }
 
 export const levelText = (level) => {
