@@ -15,6 +15,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+# After pytest ended with another status than that of failed tests: nobody knows which tests passed, so none counts as passed.
+CRASHED = status=$$?; [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "pytest ended with status $$status"; exit $$status; };
 
 .PHONY: help venv demo test test-elastic test-gpu lint format bench-library bench-recovery
 
@@ -45,12 +47,12 @@ demo: $(STAMP)
 test: lint
 	@failed=; \
 	for part in "parallel -n $(TEST_PROCESSES) --dist loadfile" serial; do \
-	  $(PYTEST) --part $$part $(PYTEST_ARGS) || failed="$$failed $${part%% *}"; \
+	  $(PYTEST) --part $$part $(PYTEST_ARGS) || { $(CRASHED) failed="$$failed $${part%% *}"; }; \
 	done; \
 	[ -z "$$failed" ] || { $(PYTEST) --cache-show cache/lastfailed; echo "tests failed in:$$failed"; exit 1; }
 
 test-elastic: $(STAMP)
-	$(PYTEST) --part elastic tests/elastic $(PYTEST_ARGS)
+	@$(PYTEST) --part elastic tests/elastic $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
 
 test-gpu: $(STAMP)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "there is no GPU: nothing is tested")'
