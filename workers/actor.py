@@ -11,13 +11,33 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from accordion.controller import Controller
 from accordion.errors import ReportError
-from workers.calls import Decided, Question, Receipt, Refused, Registration, Stamp, Unknown, line_bytes
-from workers.contract import Cursor, Drained, LogLine, Orders, Progress, Record
+from workers.calls import (
+    Decided,
+    NameTaken,
+    Question,
+    Receipt,
+    Refused,
+    Registration,
+    Stamp,
+    Unknown,
+    line_bytes,
+)
+from workers.contract import (
+    GUEST_ATTEMPT,
+    Cursor,
+    Drained,
+    EndRecord,
+    Guest,
+    LogLine,
+    Orders,
+    Progress,
+    Record,
+)
 from workers.journal import Place, place_of
 
 LOG_LIMIT_BYTES = 1 << 20
@@ -26,6 +46,8 @@ POSTS_PER_S = 400
 """Posts that all jobs together make at most; the actor answers 1,000 to 1,800 calls a second."""
 DRAIN_LIMIT = 1000
 """Records handed over in one call: a few megabytes."""
+GUEST_SILENCE_S = 60.0
+"""A guest run that has not enlisted for this long no longer keeps its name; runs enlist every few seconds."""
 
 _NOBODY = Stamp(attempt=0, generation=0)
 
@@ -45,12 +67,18 @@ class _Job:
     logs: deque[LogLine] = field(default_factory=deque)
     logs_bytes: int = 0
     logs_dropped: int = 0
+    guest: Guest | None = None
+    """None for jobs of the service."""
+    enlisted_at: float = 0.0
+    """When the guest run last enlisted; the clock of `AccordionActor`."""
+    has_ended: bool = False
+    """Whether this generation of a guest run has recorded the run's end."""
 
     def admit(self, stamp: Stamp) -> Refused | None:
         if stamp < self.stamp:
             return Refused(newest=self.stamp)
         if stamp > self.stamp:
-            self.stamp, self.controller = stamp, None
+            self.stamp, self.controller, self.has_ended = stamp, None, False
         return None
 
     def confirm(self, cursor: Cursor) -> None:
@@ -66,7 +94,8 @@ class _Job:
 class AccordionActor:
     """All methods may be called at any time and repeated; Ray calls them one at a time up to their first `await`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._jobs: dict[str, _Job] = {}
         self._left_out: list[str] = []
         """Jobs left out of the last answer of `drain_many` because it was full."""
@@ -119,6 +148,7 @@ class AccordionActor:
         if incarnation in (None, job.incarnation):
             done = place_of(job.confirmed)
             job.records |= {place_of(record): record for record in records if place_of(record) > done}
+            job.has_ended = job.has_ended or any(isinstance(record.payload, EndRecord) for record in records)
         job.progress = progress or job.progress
         return job.receipt(pause_s=len(self._jobs) / POSTS_PER_S)
 
@@ -188,6 +218,21 @@ class AccordionActor:
         self._left_out = [job_id for job_id in waiting if job_id not in answer]
         return answer
 
+    async def enlist(self, guest: Guest) -> Receipt | Refused | NameTaken:
+        """List a guest run until it is forgotten; the run repeats the call every few seconds while it is alive."""
+        for job_id, other in self._jobs.items():
+            if job_id != guest.job_id and self._keeps_name(other, guest.name):
+                return NameTaken(job_id=job_id)
+        job = self._job(guest.job_id)
+        if refused := job.admit(Stamp(GUEST_ATTEMPT, guest.generation)):
+            return refused
+        job.guest, job.enlisted_at = guest, self._clock()
+        return job.receipt()
+
+    async def guests(self) -> tuple[Guest, ...]:
+        """Return the guest runs that have enlisted and were not forgotten, ended and silent ones included."""
+        return tuple(job.guest for job in self._jobs.values() if job.guest is not None)
+
     async def progress(self, job_id: str) -> Progress | None:
         """Where the job was, as far as it was told."""
         job = self._jobs.get(job_id)
@@ -198,7 +243,7 @@ class AccordionActor:
 
         Schedulers of one database take turns by its lease, so a foreign claim means a second database.
         """
-        now = time.monotonic()
+        now = self._clock()
         if self._claim is None or self._claim[0] == scheduler or now >= self._claim[1]:
             self._claim = (scheduler, now + last_s)
         return self._claim[0]
@@ -206,6 +251,10 @@ class AccordionActor:
     async def forget(self, job_id: str) -> None:
         """Drop all that is held of a job."""
         self._jobs.pop(job_id, None)
+
+    def _keeps_name(self, job: _Job, name: str) -> bool:
+        is_alive = not job.has_ended and self._clock() - job.enlisted_at < GUEST_SILENCE_S
+        return is_alive and job.guest is not None and job.guest.name == name
 
     def _job(self, job_id: str) -> _Job:
         return self._jobs.setdefault(job_id, _Job())

@@ -69,6 +69,14 @@ class Receipt:
     """Seconds until the caller should post again; grows with the number of jobs."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameTaken:
+    """A guest run cannot be registered: another one that is alive has its name."""
+
+    job_id: str
+    """Id of the other run."""
+
+
 def line_bytes(line: LogLine) -> int:
     """What a log line weighs: its text, and beside it the record, so that empty lines are not held without end."""
     return len(line.text.encode()) + _RECORD_BYTES

@@ -13,7 +13,10 @@ from accordion.messages import Ack, Decision, LayerInfo, Override
 from workers.plain_text import clean_texts
 from workers.spec import MOST_SAMPLES as MOST_SAMPLES
 from workers.spec import JobSpec as JobSpec
-from workers.spec import Strict
+from workers.spec import Label, Strict
+
+GUEST_ATTEMPT = 1
+"""Attempt of a guest run: Ray Train restarts it, so that only its generation grows."""
 
 
 class Reported(Strict):
@@ -58,7 +61,7 @@ class Started(Reported):
     resumed_from: str | None
     """Name of the checkpoint, None at the beginning of the job."""
     steps_per_epoch: int
-    """Of an epoch that has the present batch throughout; another batch makes it another number."""
+    """Of an epoch that has the present batch throughout; another batch makes it another number. 0 if not known."""
     layers: tuple[LayerInfo, ...]
     """Layers that decisions speak of, in the model's order."""
     parameters: int
@@ -103,7 +106,7 @@ class EpochRecord(Reported):
     """Of the evaluation: `loss`, `accuracy` and what else the task measures."""
     lr: float
     global_batch: int
-    """Samples a step at the end of the epoch."""
+    """Samples a step at the end of the epoch; 0 if not known, as in most guest runs. Likewise `samples`."""
     samples: int
     skipped_steps: int = 0
     """Steps not taken because a gradient was not finite."""
@@ -248,8 +251,9 @@ class Progress(Strict):
     epoch: int
     step: int
     steps_per_epoch: int
-    """Of an epoch that has the present batch throughout."""
+    """Of an epoch that has the present batch throughout; 0 if not known, as in a guest run."""
     epochs: int
+    """Epochs of the whole job; 0 if not known, as in a guest run."""
     world_size: int
     loss: float | None
     lr: float
@@ -319,6 +323,24 @@ class Launch(Strict):
     retried_attempt: int = 0
     """Newest attempt whose recorded end is ignored because the user retried the job: this attempt resumes from the
     newest checkpoint. 0 if there is none."""
+
+
+class Guest(Strict):
+    """A guest run: people started it themselves with Ray Train, and it registers with the service."""
+
+    job_id: str
+    """UUID that the run chose and keeps in its storage, so that it stays the same when Ray Train restarts the run."""
+    name: Label
+    """Name to show; unique among the guest runs that are alive."""
+    generation: int
+    """Grows with every worker group of the run; the attempt of all its records is `GUEST_ATTEMPT`."""
+    train_run: str
+    """Name of the run in Ray Train (`RunConfig(name=...)`)."""
+    ray_job_id: str
+    """Id of the Ray job that started the run; `ray job stop` or its owner can end it."""
+    spec: JobSpec
+    """Settings of the run as far as they are known: a field that is not in its `model_fields_set` is unknown, and its
+    default says nothing about the run. `spec.model_dump(exclude_unset=True)` has the known fields."""
 
 
 class Drained(Strict):

@@ -31,6 +31,13 @@ def actor_name(installation: str) -> str:
     return f"{_ACTOR}-{installation}" if installation else _ACTOR
 
 
+def installation_of(name: str) -> str | None:
+    """Return the installation id in an Accordion actor's name, empty for one without; None for other actors."""
+    if name == _ACTOR:
+        return ""
+    return name.removeprefix(f"{_ACTOR}-") if name.startswith(f"{_ACTOR}-") else None
+
+
 def supervisor_name(name: SupervisorName) -> str:
     """Return the name of the supervisor of one attempt."""
     prefix = f"accordion-{name.installation}-" if name.installation else ""

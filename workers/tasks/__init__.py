@@ -108,4 +108,7 @@ SCRIPT_ROW = TaskRow(
     },
 )
 
-__all__ = ["SCRIPT", "SCRIPT_ROW", "TASKS", "TaskRow"]
+GUEST = "guest"
+"""The task of a guest run, which people start themselves with Ray Train; nobody can submit it."""
+
+__all__ = ["GUEST", "SCRIPT", "SCRIPT_ROW", "TASKS", "TaskRow"]

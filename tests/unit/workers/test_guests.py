@@ -1,0 +1,111 @@
+"""Guest runs in the Accordion actor, as a plain class with a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from workers.actor import GUEST_SILENCE_S, AccordionActor
+from workers.calls import NameTaken, Receipt, Refused, Stamp
+from workers.contract import GUEST_ATTEMPT, EndRecord, Guest, JobSpec, Record
+from workers.names import actor_name, installation_of
+
+SPEC = JobSpec.model_validate({"name": "digits", "task": {"name": "guest"}, "workers": {"min": 8, "max": 8}})
+
+
+class Clock:
+    """The actor's clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def actor(clock: Clock) -> AccordionActor:
+    return AccordionActor(clock)
+
+
+def guest(job_id: str = "a", *, generation: int = 1, name: str = "digits") -> Guest:
+    return Guest(job_id=job_id, name=name, generation=generation, train_run="r", ray_job_id="01000000", spec=SPEC)
+
+
+def enlist(actor: AccordionActor, run: Guest) -> Any:
+    return asyncio.run(actor.enlist(run))
+
+
+def post_end(actor: AccordionActor, run: Guest) -> None:
+    end = EndRecord(status="SUCCEEDED", reason="COMPLETED")
+    record = Record(attempt=GUEST_ATTEMPT, generation=run.generation, seq=0, time=0.0, payload=end)
+    asyncio.run(actor.post(run.job_id, Stamp(GUEST_ATTEMPT, run.generation), [record]))
+
+
+def test_guests_are_listed_until_they_are_forgotten(actor: AccordionActor) -> None:
+    runs = guest("a", name="one"), guest("b", name="two")
+    assert all(isinstance(enlist(actor, run), Receipt) for run in (*runs, runs[0]))
+    assert asyncio.run(actor.guests()) == runs
+    asyncio.run(actor.forget("a"))
+    assert asyncio.run(actor.guests()) == runs[1:]
+
+
+def test_a_second_live_guest_of_a_name_is_refused(actor: AccordionActor) -> None:
+    enlist(actor, guest("a"))
+    assert enlist(actor, guest("b")) == NameTaken(job_id="a")
+    assert asyncio.run(actor.guests()) == (guest("a"),)
+
+
+def test_a_guest_keeps_its_name_while_it_enlists(actor: AccordionActor, clock: Clock) -> None:
+    enlist(actor, guest("a"))
+    clock.now = GUEST_SILENCE_S - 1
+    enlist(actor, guest("a"))
+    clock.now += GUEST_SILENCE_S - 1
+    assert isinstance(enlist(actor, guest("b")), NameTaken)
+    clock.now += 1
+    assert isinstance(enlist(actor, guest("b")), Receipt)
+
+
+def test_a_guest_that_has_ended_leaves_its_name_to_others(actor: AccordionActor) -> None:
+    enlist(actor, guest("a"))
+    post_end(actor, guest("a"))
+    assert isinstance(enlist(actor, guest("b")), Receipt)
+
+
+def test_a_guest_that_goes_on_after_its_end_has_its_name_again(actor: AccordionActor) -> None:
+    enlist(actor, guest("a"))
+    post_end(actor, guest("a"))
+    enlist(actor, guest("a", generation=2))
+    assert isinstance(enlist(actor, guest("b")), NameTaken)
+
+
+def test_an_older_generation_of_a_guest_is_refused(actor: AccordionActor) -> None:
+    enlist(actor, guest(generation=2))
+    assert enlist(actor, guest(generation=1)) == Refused(newest=Stamp(GUEST_ATTEMPT, 2))
+    assert asyncio.run(actor.guests()) == (guest(generation=2),)
+
+
+def test_the_spec_of_a_guest_keeps_what_is_known_on_its_way() -> None:
+    there = pickle.loads(pickle.dumps(guest()))
+    known = {"name": "digits", "task": {"name": "guest"}, "workers": {"min": 8, "max": 8}}
+    assert there.spec.model_dump(exclude_unset=True) == known
+
+
+def test_a_job_that_is_no_guest_must_still_have_a_share_for_every_worker() -> None:
+    with pytest.raises(ValidationError, match="lower micro_batch or workers"):
+        JobSpec.model_validate({"task": {"name": "synthetic"}, "workers": {"min": 8, "max": 8}})
+
+
+@pytest.mark.parametrize("installation", ["", "0123456789ab"])
+def test_the_name_of_an_actor_tells_its_installation(installation: str) -> None:
+    assert installation_of(actor_name(installation)) == installation
+    assert installation_of("job-1.2") is None
