@@ -123,6 +123,8 @@ class Session:
         self._requested: set[Word] = set()
         self._in_flight: frozenset[Word] = frozenset()
         self._overrides: tuple[Override, ...] = ()
+        self.on_boundary: Callable[[StepResult], None] | None = None
+        """Called on every rank with the result of each step boundary, also of those that the session follows."""
         self.lr: float | None = None
         """The schedule's rate of this epoch, before batch scaling and warm-up; None takes the optimizer's."""
         self._go_over_to(self.decision)
@@ -228,7 +230,10 @@ class Session:
         switch = self._switch(self._overridden) if Word.DECISION in announced else None
         if window_is_full(self._config.detector, self.steps):
             switch = self._close_window(epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr())
-        return StepResult(taken=taken, announced=announced - {Word.NOT_FINITE}, switch=switch)
+        result = StepResult(taken=taken, announced=announced - {Word.NOT_FINITE}, switch=switch)
+        if self.on_boundary is not None:
+            self.on_boundary(result)
+        return result
 
     def end_epoch(self, *, lr: float, next_lr: float) -> Switch:
         """Report the epoch and go over to what is decided for the next one.
@@ -383,16 +388,13 @@ class Session:
         """Rank 0 decides, all ranks go over to it and say which plan they run."""
         decision = self._coordinator.share_decision(decide)
         self._go_over_to(decision)
-        own = Ack(rank=self.rank, step=self.steps, digest=self._plan_digest())
+        batch = self.global_batch if self._config.batch else None
+        own = Ack(rank=self.rank, step=self.steps, digest=plan_digest(self._engine.plan, batch))
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
     def _go_over_to(self, decision: Decision) -> None:
         self.decision, self._engine.plan = decision, decision.level_by_layer
         self.global_batch = decision.global_batch or self.global_batch
-
-    def _plan_digest(self) -> str:
-        """Of what this rank itself runs."""
-        return plan_digest(self._engine.plan, self.global_batch if self._config.batch else None)
 
 
 __all__ = ["Session", "StepResult", "Switch", "attach"]
