@@ -14,9 +14,12 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest
+# Where a test process that crashes leaves the stacks of its threads.
+CRASHES := build/crashes
+PYTEST := ACCORDION_CRASHES=$(CRASHES) $(BIN)/python -m pytest
+SHOW_CRASHES = grep -lr 'Fatal Python error' $(CRASHES) 2>/dev/null | xargs -r tail -n +1
 # After pytest ended with another status than that of failed tests: nobody knows which tests passed, so none counts as passed.
-CRASHED = status=$$?; [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "pytest ended with status $$status"; exit $$status; };
+CRASHED = status=$$?; $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "pytest ended with status $$status"; exit $$status; };
 
 .PHONY: help venv demo test test-elastic test-gpu lint format bench-library bench-recovery
 
@@ -45,13 +48,14 @@ demo: $(STAMP)
 	$(BIN)/accordion demo $(DEMO_ARGS)
 
 test: lint
-	@failed=; \
+	@rm -rf $(CRASHES); failed=; \
 	for part in "parallel -n $(TEST_PROCESSES) --dist loadfile" serial; do \
 	  $(PYTEST) --part $$part $(PYTEST_ARGS) || { $(CRASHED) failed="$$failed $${part%% *}"; }; \
 	done; \
 	[ -z "$$failed" ] || { $(PYTEST) --cache-show cache/lastfailed; echo "tests failed in:$$failed"; exit 1; }
 
 test-elastic: $(STAMP)
+	@rm -rf $(CRASHES)
 	@$(PYTEST) --part elastic tests/elastic $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
 
 test-gpu: $(STAMP)

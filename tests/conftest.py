@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib.util
 import os
 import secrets
@@ -13,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.postgres import Postgres, find_program, run_postgres
@@ -26,6 +29,15 @@ from tests.postgres import Postgres, find_program, run_postgres
 # in CI all runs try the same examples: what chance finds is for us, not for whoever submits something else.
 settings.register_profile("ours", deadline=None, derandomize=os.environ.get("ACCORDION_REQUIRE") == "all")
 settings.load_profile("ours")
+
+# Services run in threads of this process. A thread that prints while pytest replaces `sys.stdout` crashes the process
+# (CPython < 3.13 prints to a borrowed reference), so for all tests the log lines of services go nowhere.
+structlog.configure(
+    processors=[structlog.contextvars.merge_contextvars, structlog.processors.JSONRenderer(default=str)],
+    logger_factory=structlog.ReturnLoggerFactory(),
+    # A cached logger would escape `capture_logs`.
+    cache_logger_on_first_use=False,
+)
 
 # what is made for a test is for this machine's user only while it runs; tests of tokens set theirs.
 os.environ.setdefault("ACCORDION_NO_AUTH", "1")
@@ -52,8 +64,14 @@ os.environ["RAY_AUTH_MODE"] = RAY_ENV["RAY_AUTH_MODE"]
 # Ray reads the token once in the life of a process, so all clusters of a session share it.
 RAY_AUTH_TOKEN = os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 # Ray reads the mode when it is imported, and test modules that are collected before the cluster starts import it.
+_crash_files: list[TextIO] = []
+"""Kept open: the handler writes to the descriptor."""
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h: the child gets a signal when its parent dies."""
+
+
+CRASHES = os.environ.get("ACCORDION_CRASHES")
+"""Folder for the stacks of the threads of a test process that crashes; `make` prints them. See `keep_crash_trace`."""
 
 
 class Require:
@@ -98,6 +116,34 @@ def free_port() -> int:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test` and `make test-elastic` run the tests in parts."""
     parser.addoption("--part", choices=["parallel", "serial", "elastic"], help="run only this part of the tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure() -> None:
+    """Keep the stacks of a crash in a file: standard error of a process of pytest-xdist is easily lost."""
+    if CRASHES:
+        keep_crash_trace(Path(CRASHES))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Keep them until the process is gone: pytest stops here, and Ray took the signals over when it connected."""
+    if CRASHES:
+        file = keep_crash_trace(Path(CRASHES))
+        names = Counter((task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
+        file.write(f"threads when the tests had ended: {dict(names)}\n")
+        file.flush()
+
+
+def keep_crash_trace(folder: Path) -> TextIO:
+    """Have the interpreter write the stacks of all threads to a file of this process when it crashes; return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}.txt"
+    file = (folder / name).open("a")
+    faulthandler.disable()
+    faulthandler.enable(file)
+    _crash_files.append(file)
+    return file
 
 
 def part_of(item: pytest.Item) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx2
 import pytest
-import structlog
 import uvicorn
 from fastapi.testclient import TestClient
 
@@ -22,18 +21,6 @@ from tests.api.fake_runtime import FakeRuntime
 from tests.api.world import World
 
 LOCAL = "http://127.0.0.1"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def plain_logs() -> None:
-    """Logs go nowhere: coloured tracebacks take seconds, and printing while pytest changes `sys.stdout` can crash."""
-    renderer = structlog.processors.JSONRenderer(default=str)
-    structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, renderer],
-        logger_factory=structlog.ReturnLoggerFactory(),
-        # A cached logger would escape `capture_logs` in the tests that follow.
-        cache_logger_on_first_use=False,
-    )
 
 
 @pytest.fixture

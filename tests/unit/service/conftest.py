@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import structlog
 
 from service.client import Client
 from service.commands.table import run
@@ -38,13 +37,10 @@ Accordion = Callable[..., Said]
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    # The service shares the process with the command line; its log lines are not what the command prints.
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with pytest.MonkeyPatch.context() as patch:
         # An earlier test may have left loggers of the standard library, and a handler whose stream is closed.
         patch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
         yield from serve_live(tmp_path_factory.mktemp("service"))
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from service.commands.pack import pack
 from service.commands.table import run
@@ -23,9 +22,7 @@ SPEC = "name: own\ncode: ./code\ntask: {name: 'mine:Mine'}\ntraining: {epochs: 1
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     yield from serve_live(tmp_path_factory.mktemp("service"))
-    structlog.reset_defaults()
 
 
 @pytest.fixture
