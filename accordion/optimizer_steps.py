@@ -10,6 +10,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from accordion.errors import HookError
+from accordion.step_results import StepResult
 
 StepMode = Literal["session", "optimizer", "caller"]
 """Who takes the optimizer's step.
@@ -44,7 +45,7 @@ class OptimizerSteps:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._parameters = tuple(parameters)
 
-    def follow(self, pass_boundary: Callable[[], object]) -> None:
+    def follow(self, pass_boundary: Callable[[], StepResult]) -> None:
         """Call `pass_boundary` before each step that the training loop takes, if this is the mode."""
         if self.mode != "optimizer" or self.optimizer is None:
             return
@@ -56,19 +57,42 @@ class OptimizerSteps:
                     'cannot follow it; use attach(..., step="caller") and call session.step() at the '
                     "end of the closure"
                 )
-            pass_boundary()
+            self.prepare_loop_step(taken=pass_boundary().taken)
 
         self.optimizer.register_step_pre_hook(before_step)
 
+    def check_step_call(self) -> None:
+        """Check that the training loop may call `session.step()`.
+
+        Raises:
+            HookError: the session follows the optimizer's steps by itself.
+        """
+        if self.mode == "optimizer":
+            raise HookError(
+                'attach() got step="optimizer", so the session follows optimizer.step() by itself; remove '
+                "the call of session.step()"
+            )
+
     def finish(self, *, taken: bool) -> None:
-        """Take the step or skip it; if the training loop takes steps, make it change nothing if it is skipped."""
+        """Take the step or skip it, unless the training loop takes steps."""
         if self.mode != "session":
-            if not taken:
-                self._drop_gradients()
-        elif self.scaler is not None:
+            return
+        if self.scaler is not None:
             _step_scaler(self.scaler, self.optimizer if taken else None)
         elif taken and self.optimizer is not None:
             self.optimizer.step()
+
+    def prepare_loop_step(self, *, taken: bool) -> None:
+        """Make the step that the training loop takes next change nothing if it has to be skipped.
+
+        Call this just before that step only: inside the next backward pass, gradients are those of the
+        next step.
+        """
+        if taken or self.mode == "session":
+            return
+        self._record_overflow()
+        for parameter in self._parameters:  # optimizers leave parameters without a gradient as they are
+            parameter.grad = None
 
     def rate(self) -> float | None:
         """Return the optimizer's learning rate, that of its first group; None without an optimizer."""
@@ -87,10 +111,18 @@ class OptimizerSteps:
                 if _UNSCALED_BEFORE not in str(error):
                     raise
 
-    def _drop_gradients(self) -> None:
-        """Remove all gradients: optimizers leave parameters without one as they are, state included."""
-        for parameter in self._parameters:
-            parameter.grad = None
+    def _record_overflow(self) -> None:
+        """Let the loop's scaler lower its scale, although the gradients of this worker may be finite.
+
+        The NaN that marks a skipped step is lost if DDP leaves the gradient of its layer as it is, which
+        happens to layers that no worker used.
+        """
+        if self.scaler is None or self.optimizer is None:
+            return
+        self.unscale_gradients()
+        checks = self.scaler._per_optimizer_states[id(self.optimizer)]  # torch has no public way to say it
+        for found_inf in checks["found_inf_per_device"].values():
+            found_inf.fill_(1.0)
 
 
 def check_step_mode(mode: str, optimizer: Optimizer | None, scaler: GradScaler | None) -> None:

@@ -30,7 +30,7 @@ from accordion.coordination import Coordinator
 from accordion.detector import window_is_due, window_is_full
 from accordion.drive import GroupNetwork
 from accordion.engine import Engine
-from accordion.errors import HookError, OverrideError, StateError
+from accordion.errors import OverrideError, StateError
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
@@ -212,12 +212,10 @@ class Session:
             ReportError, ConfigError: as `end_epoch`, where a decision was due at this boundary.
             RuntimeError: another worker is gone.
         """
-        if self._optimizer_steps.mode == "optimizer":
-            raise HookError(
-                'attach() got step="optimizer", so the session follows optimizer.step() by itself; remove '
-                "the call of session.step()"
-            )
-        return self.pass_boundary()
+        self._optimizer_steps.check_step_call()
+        result = self.pass_boundary()
+        self._optimizer_steps.prepare_loop_step(taken=result.taken)
+        return result
 
     def pass_boundary(self) -> StepResult:
         """Do what belongs to the boundary between two steps, and raise as `step`; the followed optimizer calls this."""

@@ -12,7 +12,7 @@ from accordion.errors import HookError
 from accordion.messages import Override
 from accordion.session import attach
 from tests.distributed import small
-from tests.distributed.compose import WAYS, trial
+from tests.distributed.compose import WAYS, Branches, Way, trial
 
 METHODS = ("none", "powersgd", "topk", "qsgd")
 STEPS = 4
@@ -78,6 +78,53 @@ def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(run_group,
         assert other[4] == 1
         assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
         assert all(torch.equal(one[1][layer], other[1][layer]) for layer in one[1])
+
+
+def _scales(rank, mode, model, clip):
+    """Scales after each of four steps; in the third, rank 1's gradient of a layer is infinite."""
+    ddp = {"find_unused_parameters": model is Branches}
+    layer = "enter.weight" if model is Branches else "first.weight"
+    found = {}
+    for method in METHODS:
+        worker = trial(rank, Way(model=model, ddp=ddp, clip=clip, scaled=True, mode=mode), method)
+        found[method] = []
+        for step in range(4):
+            bad = rank == 1 and step == 2
+            handle = worker.named()[layer].register_hook(lambda g, bad=bad: g * torch.inf if bad else g)
+            worker.step(step)
+            handle.remove()
+            found[method].append(worker.scaler.get_scale() / 2.0**12)
+    return found
+
+
+@pytest.mark.parametrize("clip", [None, 0.01], ids=["as is", "unscaled and clipped before the step"])
+@pytest.mark.parametrize("model", [small.SmallNet, Branches], ids=["all layers used", "unused layers"])
+@pytest.mark.parametrize("mode", ["optimizer", "caller"])
+def test_a_scaler_of_the_loop_backs_off_on_all_ranks(run_group, mode, model, clip):
+    for found in run_group(2, _scales, mode, model, clip):
+        assert all(scales == [1, 1, 0.5, 0.5] for scales in found.values()), found
+
+
+def _accumulated(rank, mode, bad_step):
+    """Parameters after three steps of two backward passes; rank 1's gradient is infinite in `bad_step`."""
+    ends = {}
+    for method in METHODS:
+        worker = trial(rank, Way(pieces=2, scaled=True, mode=mode), method)
+        for step in range(3):
+            bad = rank == 1 and step == bad_step
+            handle = worker.named()["first.weight"].register_hook(lambda g, bad=bad: g * torch.inf if bad else g)
+            worker.step(step)
+            handle.remove()
+        ends[method] = worker.parameters()
+    return ends
+
+
+@pytest.mark.parametrize("mode", ["optimizer", "caller"])
+def test_a_skipped_step_takes_nothing_from_what_the_next_step_accumulates(run_group, mode):
+    expected, found = run_group(2, _accumulated, "session", 1), run_group(2, _accumulated, mode, 1)
+    for one, other in zip(expected, found, strict=True):
+        for method in METHODS:
+            assert all(torch.equal(a, b) for a, b in zip(one[method], other[method], strict=True)), method
 
 
 def _windows(rank):
