@@ -121,14 +121,13 @@ class Attempt:
 
     def run(self) -> EndRecord | PausedRecord:
         """Train until the job or the attempt is over."""
+        over: EndRecord | PausedRecord | None = None
         try:
-            while True:
-                over = self._turn()
-                if over is not None:
-                    return over
+            while (over := self._turn()) is None:
                 self.crew.look(TICK_S)
         finally:
-            self.crew.close()
+            self.crew.close(over)
+        return over
 
     def _turn(self) -> EndRecord | PausedRecord | None:
         orders = self.desk.orders()

@@ -108,6 +108,7 @@ class Helm:
         self.progress = RankProgress()
         self.num_signs = 0
         """Activity counter: a worker whose counter stands still makes no progress."""
+        self._metrics: dict[str, float] = {}
         self._words: set[Word] = set()
         self._listener: Callable[[Word], None] | None = None
         self._lock = threading.Lock()
@@ -126,6 +127,17 @@ class Helm:
         """Show what this worker waits for, which counts as activity; an empty text takes that back."""
         self.progress = replace(self.progress, waits_for=text)
         self.num_signs += 1
+
+    def report_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Keep metrics for the record of the present epoch; a later value of a name replaces an earlier one."""
+        with self._lock:
+            self._metrics |= metrics
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return and clear the metrics reported since the last epoch's end."""
+        with self._lock:
+            metrics, self._metrics = self._metrics, {}
+            return metrics
 
     def successor(self) -> Helm:
         """For the next group: nothing is asked of it yet."""

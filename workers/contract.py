@@ -76,6 +76,8 @@ class Started(Reported):
     """Steps of the group before that are trained again, because they came after the checkpoint."""
     storage: StorageUse | None = None
     """Storage of the checkpoints; None in records of older versions."""
+    engine: Literal["ray-train", "actors"] | None = None
+    """What runs the worker processes; None in records of older versions and outside of a job."""
 
 
 class ResizeRecord(Reported):

@@ -11,21 +11,22 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from workers.cluster import draining_nodes
 from workers.context import Interruption, RankProgress
-from workers.contract import Launch, ResizeRecord
+from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.elastic import Process
 from workers.errors import ProcessCrashed, ProcessLost, StorageError, TaskNotReady, TaskRaised, WorkerError
 from workers.exit_notes import discard_exit_note, note_file, read_exit_note
-from workers.memory import MemoryGrowth, MemoryUse, MemoryWatch, read_memory_use
+from workers.member import Member
+from workers.memory import MemoryGrowth, MemoryUse, read_memory_use
 from workers.shared_storage import write_token
 from workers.starts import FailedStart
 from workers.symptoms import died_alone, is_dead
-from workers.worker import Place, Pulse, Seat, Worker
+from workers.worker import Pulse, Seat, Worker
 
 PULSE_S = 1.0
 """Distance between two signs of life that are asked of a process."""
@@ -54,30 +55,6 @@ EXPELLED = "expelled"
 """What a process counts as coming back with that did not come back."""
 
 
-@dataclass(slots=True, eq=False)
-class _Member:
-    number: int
-    actor: Any
-    starting: Any
-    """Becomes its `Place`, then the word that it is prepared; None where it is ready."""
-    place: Place | None = None
-    prepares_s: float = 0.0
-    """Seconds spent preparing."""
-    ready_since: float | None = None
-    leaving_since: float | None = None
-    training: Any = None
-    pulsing: Any = None
-    pulsed_at: float = 0.0
-    """When the newest sign of life was asked for."""
-    silent_s: float = 0.0
-    """How long it has been awaited."""
-    pulse: Pulse | None = None
-    memory: MemoryWatch = field(default_factory=MemoryWatch)
-
-    def calls(self) -> list[Any]:
-        return [call for call in (self.starting, self.training, self.pulsing) if call is not None]
-
-
 class RayCrew:
     """Implements `Crew`. `clock` is monotonic, `pause` sleeps for the given seconds."""
 
@@ -99,7 +76,7 @@ class RayCrew:
         self._options = {"num_cpus": workers.cpus, "num_gpus": workers.gpus, "max_concurrency": 4, "max_restarts": 0}
         self._options |= {"memory": workers.memory} if workers.memory else {}
         self._memory_limit, self._measure = workers.memory, measure
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, Member] = {}
         self._next = 0
         self._failed: list[FailedStart] = []
         self._group: tuple[int, ...] = ()
@@ -135,9 +112,12 @@ class RayCrew:
     def hire(self, avoid: Collection[str] = ()) -> None:
         """Start one more actor, on any node that has room and is not to be avoided."""
         selector = {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
-        actor = self._ray.remote(Worker).options(**self._options, **selector).remote(self._launch, self._token)
-        self._members[self._next] = _Member(self._next, actor, actor.place.remote())
+        actor = self._start_actor({**self._options, **selector})
+        self._members[self._next] = Member(self._next, actor, actor.place.remote())
         self._next += 1
+
+    def _start_actor(self, options: dict[str, Any]) -> Any:
+        return self._ray.remote(Worker).options(**options).remote(self._launch, self._token)
 
     def dismiss(self, number: int) -> None:
         """Kill the actor."""
@@ -158,12 +138,12 @@ class RayCrew:
     def look(self, timeout_s: float) -> None:
         """Wait for any of the open calls, then take what has come."""
         self._ask_for_signs_of_life()
-        calls = {call: member for member in self._members.values() for call in member.calls()}
+        calls = self._open_calls()
         if calls:
             done, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
             more, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
             for call in dict.fromkeys([*done, *more]):
-                self._take(calls[call], call)
+                calls[call](call)
         else:
             self._pause(timeout_s)
         self._watch_memory()
@@ -189,6 +169,7 @@ class RayCrew:
             raise ProcessLost(f"rank 0's process opened no store for its group: {type(error).__name__}") from error
         self._group, self._returned, self._newest, self._progress = tuple(group), {}, None, {}
         self._num_signs, self._idle_s = {}, 0.0
+        nodes = tuple(member.place.node if member.place is not None else "" for member in members)
         for rank, member in enumerate(members):
             seat = Seat(
                 generation=generation,
@@ -197,6 +178,7 @@ class RayCrew:
                 store=store,
                 interruption=interruption,
                 peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._answer_s),
+                nodes=nodes,
             )
             member.training = member.actor.train.remote(seat)
             member.memory.growth = MemoryGrowth()
@@ -242,10 +224,15 @@ class RayCrew:
                 places[calls[call]] = self._ray.get(call)
         return places
 
-    def close(self) -> None:
+    def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
         """Kill all actors."""
+        del outcome
         for number in list(self._members):
             self.dismiss(number)
+
+    def _open_calls(self) -> dict[Any, Callable[[Any], None]]:
+        """Return the calls to wait for, each with the function that takes its answer."""
+        return {call: partial(self._take, member) for member in self._members.values() for call in member.calls()}
 
     def _ask_for_signs_of_life(self) -> None:
         now = self._clock()
@@ -255,7 +242,7 @@ class RayCrew:
             if member.place is not None and member.pulsing is None and now - member.pulsed_at >= PULSE_S:
                 member.pulsing, member.pulsed_at = member.actor.pulse.remote(computed), now
 
-    def _take(self, member: _Member, call: Any) -> None:
+    def _take(self, member: Member, call: Any) -> None:
         """A call has come back."""
         try:
             answer = self._ray.get(call)
@@ -276,10 +263,19 @@ class RayCrew:
             self._hear(member, answer)
         elif member.place is None:
             member.place, member.starting = answer, member.actor.prepare.remote()
+            self._note_placed(member)
         else:
-            member.starting, member.ready_since, member.silent_s = None, self._clock(), 0.0
+            member.starting, member.silent_s = None, 0.0
+            self._note_ready(member)
 
-    def _hear(self, member: _Member, pulse: Pulse) -> None:
+    def _note_placed(self, member: Member) -> None:
+        """The process runs on a node and begins to prepare; the other engine has it join its run here."""
+
+    def _note_ready(self, member: Member) -> None:
+        if member.starting is None and member.has_joined and member.ready_since is None:
+            member.ready_since = self._clock()
+
+    def _hear(self, member: Member, pulse: Pulse) -> None:
         member.pulse = pulse
         if pulse.memory is not None:
             member.memory.add(self._clock(), pulse.memory)
@@ -293,7 +289,7 @@ class RayCrew:
             newest = self._newest or (0, 0.0)
             self._newest = max(newest, (pulse.step, pulse.stepped_at), key=lambda made: made[1])
 
-    def _lose(self, member: _Member, why: BaseException) -> None:
+    def _lose(self, member: Member, why: BaseException) -> None:
         """A process is gone, whichever of its calls says so first."""
         if self._members.pop(member.number, None) is None:
             return
@@ -306,7 +302,7 @@ class RayCrew:
             node, host = (member.place.node, member.place.host) if member.place is not None else (None, None)
             self._failed.append(FailedStart(error=why, node=node, host=host))
 
-    def _explained(self, member: _Member, why: BaseException) -> BaseException:
+    def _explained(self, member: Member, why: BaseException) -> BaseException:
         """Replace Ray's error by the process's exit note or its lack of memory, if there is one."""
         if member.place is None or not is_dead(why):
             return why
@@ -328,12 +324,12 @@ class RayCrew:
                 self._lose(member, why)
                 self._expect_relief(member)
 
-    def _expect_relief(self, killed: _Member) -> None:
+    def _expect_relief(self, killed: Member) -> None:
         for member in self._members.values():
             if member.place and killed.place and member.place.node == killed.place.node:
                 member.memory.expect_relief(self._clock())
 
-    def _measure_here(self, member: _Member, pid: int) -> None:
+    def _measure_here(self, member: Member, pid: int) -> None:
         """Read a local process's memory from outside: one that holds Python's lock does not answer."""
         if self._clock() - member.memory.read_s >= _MEASURE_S:
             member.memory.add(self._clock(), self._measure(pid))
@@ -345,16 +341,16 @@ class RayCrew:
         self._idle_s += watched_s
         for member in list(self._members.values()):
             member.silent_s = member.silent_s + watched_s if member.pulsing is not None else 0.0
-            member.prepares_s += watched_s if member.place is not None and member.ready_since is None else 0.0
+            member.prepares_s += watched_s if member.place is not None and member.starting is not None else 0.0
             why = self._is_hung(member)
             if why is not None:
                 log.warning("killing worker process %d: %s", member.number, why)
                 self._end_process(member)
                 self._lose(member, why)
 
-    def _is_hung(self, member: _Member) -> WorkerError | None:
+    def _is_hung(self, member: Member) -> WorkerError | None:
         """Return why the process must be killed; None if it need not be."""
-        limit_s = max(PREPARING_S, self._answer_s) if member.ready_since is None else self._answer_s
+        limit_s = max(PREPARING_S, self._answer_s) if member.starting is not None else self._answer_s
         if member.silent_s >= limit_s:
             # Its replacement may hold Python's lock for as long.
             self._answer_s = max(self._answer_s, min(2 * self._answer_s, MOST_SILENCE_S))
@@ -367,7 +363,7 @@ class RayCrew:
             return TaskNotReady(None, None, sentence)
         return None
 
-    def _end_process(self, member: _Member) -> None:
+    def _end_process(self, member: Member) -> None:
         """A stopped process does not hear Ray: its machine ends it."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

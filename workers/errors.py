@@ -8,6 +8,7 @@
     ├── StorageError      the storage of the checkpoints cannot serve this job
     ├── PeerUnfit         another worker of the group cannot take part
     ├── CodeError         somebody's own code is not as it must be: the archive, or what it holds
+    ├── EngineUnavailable the installed Ray cannot run the job's engine
     ├── OutOfMemory       a worker process used more than its limit, or than its node had
     └── ProcessLost       a worker process is gone, or as good as gone
         └── ProcessCrashed  the code that ran in it ended it
@@ -108,6 +109,10 @@ class PeerUnfit(WorkerError):
     """Another worker of the group cannot take part; its own error holds the reason."""
 
 
+class EngineUnavailable(WorkerError):
+    """The installed Ray cannot run the engine that `workers.engine` names."""
+
+
 class CodeError(WorkerError):
     """The archive is not safe to unpack, its modules cannot be found, or they are no task."""
 
@@ -115,6 +120,7 @@ class CodeError(WorkerError):
 __all__ = [
     "CheckpointError",
     "CodeError",
+    "EngineUnavailable",
     "LossNotFinite",
     "OutOfMemory",
     "PeerUnfit",

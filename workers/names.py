@@ -50,3 +50,9 @@ def parse_supervisor_name(name: str) -> SupervisorName | None:
     if found is None:
         return None
     return SupervisorName(found["installation"] or "", found["job_id"], int(found["attempt"]))
+
+
+def train_run_name(name: str | None, job_id: str, attempt: int) -> str:
+    """Return the name of the Ray Train run of one attempt: the job's name, if it has one, its id and the attempt."""
+    prefix = f"{name.replace('/', '-')}-" if name else ""
+    return f"{prefix}{job_id}.{attempt}"

@@ -1,14 +1,25 @@
-"""Interface between an attempt and its worker processes; `crew.RayCrew` implements it on Ray."""
+"""Interface between an attempt and its worker processes; `ENGINES` names its implementations on Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+import importlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, cast
 
 from workers.context import Interruption, RankProgress
-from workers.contract import ResizeRecord
+from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.elastic import Process
 from workers.starts import FailedStart
+
+ENGINES = {"ray-train": "workers.ray_train:RayTrainCrew", "actors": "workers.crew:RayCrew"}
+"""Implementation of each value of `workers.engine`; a module is imported at first use."""
+
+
+def crew_of(launch: Launch) -> Crew:
+    """Return the worker processes of an attempt, on the engine that its job names."""
+    module, _, name = ENGINES[launch.spec.workers.engine].partition(":")
+    make = cast("Callable[[Launch], Crew]", getattr(importlib.import_module(module), name))
+    return make(launch)
 
 
 class Crew(Protocol):
@@ -58,5 +69,5 @@ class Crew(Protocol):
     def code_places(self) -> dict[int, str]:
         """Return the line of user code that each responding rank of the newest group executes."""
 
-    def close(self) -> None:
-        """Kill all processes."""
+    def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
+        """Kill all processes; `outcome` is how the attempt ended, None if it failed unexpectedly."""

@@ -22,6 +22,7 @@ from workers.contract import (
     Started,
 )
 from workers.run import Mark, Run
+from workers.standalone import NO_JOB
 from workers.state import storage_use
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ def announce(run: Run, resumed_from: str | None) -> None:
         layers=run.session.layers,
         parameters=sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad),
         storage=storage_use(run),
+        engine=run.spec.workers.engine if run.context.launch.job_id != NO_JOB else None,
         **_taken_over(run),
     )
     run.context.link.started(started, run.session.controller.state_dict())
@@ -96,14 +98,17 @@ def report_switch(run: Run, switch: Switch) -> None:
 
 
 def epoch_record(run: Run, decision: Decision, *, loss: float | None, metrics: Mapping[str, float]) -> EpochRecord:
-    """The finished epoch; `decision` was in force at its end."""
+    """The finished epoch; `decision` was in force at its end.
+
+    Metrics from `ray.train.report` are added to those given, which win where both name one.
+    """
     statistic = run.adviser.statistic
     return EpochRecord(
         epoch=run.position.epoch,
         step=run.session.steps,
         world_size=run.context.world_size,
         loss=loss,
-        metrics=dict(metrics),
+        metrics={**run.context.helm.take_metrics(), **metrics},
         lr=float(run.optimizer.param_groups[0]["lr"]),
         global_batch=decision.global_batch or run.spec.training.global_batch,
         samples=run.position.samples,

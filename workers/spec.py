@@ -108,6 +108,9 @@ class WorkersSpec(Strict):
     memory: ByteSize | None = Field(default=None, ge=LEAST_MEMORY_BYTES, le=MOST_MEMORY_BYTES)
     """Memory limit of each worker, in bytes or as text such as `4GB`. It is reserved on the node, and a worker
     that exceeds it is killed. Without it, the largest worker of a node that runs out of memory is killed."""
+    engine: Literal["ray-train", "actors"] = "ray-train"
+    """What runs the worker processes: `ray-train` makes them workers of a Ray Train run, which Ray's state API and
+    dashboard show; `actors` starts plain Ray actors, which need neither `ray[train]` nor its controller process."""
 
     @field_validator("memory", mode="wrap")
     @classmethod

@@ -17,7 +17,7 @@ from workers.asking import AT_HOME, ActorSilentError, Ask, RayAsk
 from workers.attempt import Attempt
 from workers.context import Interruption
 from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Progress, Started
-from workers.crew import RayCrew
+from workers.errors import EngineUnavailable
 from workers.failure import Failures, safe_step
 from workers.journal import Journal, claim_generation, read_end, read_records, write_end
 from workers.lineage import Lineage
@@ -25,7 +25,7 @@ from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.orders import Watch
 from workers.outbox import Outbox
 from workers.plain_text import clean_text
-from workers.process_pool import Crew
+from workers.process_pool import Crew, crew_of
 from workers.telemetry import Source, shipping
 
 MOST_RESTARTS = 100
@@ -56,7 +56,7 @@ class Supervisor:
         self,
         launch: str,
         *,
-        crew: Callable[[Launch], Crew] = RayCrew,
+        crew: Callable[[Launch], Crew] = crew_of,
         ask: Ask | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -104,15 +104,28 @@ class Supervisor:
         records = list(read_records(self._storage))
         failures = Failures.recorded(r.payload for r in records if r.attempt == self._launch.attempt)
         self._watch.look(ASK_TIMEOUT_S)
+        try:
+            crew = self._crew(self._launch)
+        except EngineUnavailable as error:
+            return self._unavailable(error)
+        log.info("engine: %s", self._launch.spec.workers.engine)
         attempt = Attempt(
             launch=self._launch,
-            crew=self._crew(self._launch),
+            crew=crew,
             desk=self,
             failures=failures,
             interruption=self._lost_before(),
             has_trained=any(isinstance(record.payload, Started) for record in records),
         )
-        end = attempt.run()
+        try:
+            end = attempt.run()
+        except EngineUnavailable as error:
+            return self._unavailable(error)
+        self._journal().write(end)
+        return end
+
+    def _unavailable(self, error: EngineUnavailable) -> EndRecord:
+        end = EndRecord(status="FAILED", reason="START_FAILED", message=str(error))
         self._journal().write(end)
         return end
 

@@ -71,6 +71,8 @@ class Seat:
     interruption: Interruption | None
     peer_timeout_s: float
     """Timeout of a collective, in seconds."""
+    nodes: tuple[str, ...] = ()
+    """Ray's id of each rank's node, in rank order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

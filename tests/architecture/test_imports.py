@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGES, ROOT, source_files
+from tests.architecture.source import PACKAGES, ROOT, module_name, source_files
 
 PLANTED = [
     ("one-way", "accordion/planted.py", "import workers.contract"),
@@ -105,3 +105,38 @@ def test_what_a_server_reads_loads_neither_torch_nor_ray() -> None:
 
 def test_the_api_process_loads_neither_torch_nor_ray() -> None:
     assert loaded_by(["service.app"]).isdisjoint({"torch", "ray"})
+
+
+PRIVATE_HOMES = {"ray.train.v2": "workers.ray_train_internals"}
+"""Private names of other packages by their beginning, and the one module that may import them."""
+
+
+def strangers(tree: ast.AST, module: str) -> set[str]:
+    """Private names of other packages that a module imports though another one is their home."""
+    nodes = list(ast.walk(tree))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {
+        f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    homes = {
+        name: home for name in names for start, home in PRIVATE_HOMES.items() if f"{name}.".startswith(f"{start}.")
+    }
+    return {name for name, home in homes.items() if home != module}
+
+
+def test_what_ray_train_keeps_private_has_one_home() -> None:
+    found = {module_name(path): strangers(ast.parse(path.read_text()), module_name(path)) for path in source_files()}
+    assert {module: names for module, names in found.items() if names} == {}
+    assert strangers(ast.parse((ROOT / "workers/ray_train_internals.py").read_text()), "workers.planted")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import ray.train.v2._internal.util",
+        "from ray.train.v2._internal.execution import context",
+        "def f():\n    from ray.train import v2",
+    ],
+)
+def test_a_second_home_of_what_ray_train_keeps_private_is_found(line: str) -> None:
+    assert strangers(ast.parse(line), "workers.planted")

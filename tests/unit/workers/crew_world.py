@@ -58,7 +58,7 @@ class World:
         return [one.number for one in self.crew.processes]
 
 
-def crew_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **spec: Any) -> World:
+def crew_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, kind: type[RayCrew] = RayCrew, **spec: Any) -> World:
     """A crew of a job with these parts of a spec; no node of its cluster is drained."""
     monkeypatch.setattr(crew_module, "draining_nodes", frozenset)
     fake = FakeRay()
@@ -68,4 +68,4 @@ def crew_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **spec: Any) -> Wor
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(os, "kill", fake.end)
     own = {"clock": lambda: fake.now, "pause": fake.pass_time, "measure": lambda _: None}
-    return World(RayCrew(launch(tmp_path, **spec), **own), fake)
+    return World(kind(launch(tmp_path, **spec), **own), fake)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.unit.workers.world import note
 from workers.context import Interruption, RankProgress
-from workers.contract import Launch, ResizeRecord
+from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.elastic import Process
 from workers.errors import ProcessLost
 from workers.journal import Journal
@@ -152,5 +152,5 @@ class FakeCrew:
     def code_places(self) -> dict[int, str]:
         return {0: "train.py:7"}
 
-    def close(self) -> None:
+    def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
         self.closed = True

@@ -10,6 +10,7 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
+from workers.ray_train_controller import RayTrainController
 from workers.worker import Place, Pulse, Worker
 
 DEAD = ActorDiedError()
@@ -68,6 +69,10 @@ class FakeRay:
 
     now: float = 1000.0
     actors: list[Actor] = field(default_factory=list)
+    controllers: list[Actor] = field(default_factory=list)
+    """Actors that host Ray Train's controller, in the order of their start."""
+    admission: Any = None
+    """Answer of a new controller when a worker is to join its run."""
     options: list[dict[str, Any]] = field(default_factory=list)
     """With which worker actors were made."""
     killed: list[Actor] = field(default_factory=list)
@@ -78,7 +83,11 @@ class FakeRay:
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=partial(self._start, what, options)))
 
     def _start(self, what: Any, options: dict[str, Any], *arguments: Any) -> Any:
-        if what is Worker:
+        if what is RayTrainController:
+            self.controllers.append(Actor(len(self.controllers)))
+            self.controllers[-1].answers = {"run": OPEN, "admit": self.admission, "conclude": None}
+            return self.controllers[-1]
+        if isinstance(what, type) and issubclass(what, Worker):
             self.options.append(options)
             self.actors.append(Actor(len(self.actors)))
             return self.actors[-1]

@@ -1,0 +1,60 @@
+"""The actor that hosts Ray Train's controller for one attempt; imports nothing of Ray Train until it is asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from workers.contract import Launch
+from workers.ray_train_worker import SETTINGS
+
+if TYPE_CHECKING:
+    from workers.ray_train_internals import Controller
+
+Ending = Literal["finished", "aborted", "errored"]
+POLL_S = "1.0"
+"""Interval of Ray Train's polls of its workers: they only keep its own view of the run up to date."""
+CONTROLLER_SETTINGS = {
+    **SETTINGS,
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": POLL_S,
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
+    "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
+}
+
+
+class RayTrainController:
+    """Runs one Ray Train run in this process; the supervisor says which workers belong to it."""
+
+    def __init__(self, launch: str) -> None:
+        for name, text in CONTROLLER_SETTINGS.items():
+            os.environ.setdefault(name, text)
+        self._launch = Launch.model_validate_json(launch)
+        self._built: asyncio.Future[Controller] = asyncio.get_event_loop().create_future()
+
+    async def run(self) -> None:
+        """Run until `conclude`.
+
+        Raises:
+            ImportError: Ray Train, or something it needs, is not installed here.
+            OSError: the job's directory cannot be written.
+        """
+        controller = await asyncio.to_thread(self._build)
+        self._built.set_result(controller)
+        await controller.run()
+
+    async def admit(self, number: int, actor: Any) -> None:
+        """Make a worker process part of the run; its training function runs when this returns."""
+        await (await asyncio.shield(self._built)).admit(number, actor)
+
+    async def conclude(self, ending: Ending, message: str) -> None:
+        """Have the run end in this state."""
+        (await asyncio.shield(self._built)).conclude(ending, message)
+
+    def _build(self) -> Controller:
+        from workers.ray_train_internals import create_controller
+
+        return create_controller(self._launch)
+
+
+__all__ = ["CONTROLLER_SETTINGS", "Ending", "RayTrainController"]
