@@ -11,8 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
@@ -25,22 +24,24 @@ from service.code import CodeStore
 from service.code_pruning import CodePruning
 from service.deadlines import Deadlines
 from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Requeue, Wait
-from service.domain.jobs import HELD, Reason, Status
+from service.domain.jobs import HELD, Kind, Reason, Status
 from service.domain.reconcile import Seen, Supervisor, next_action
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
 from service.foreign import ClusterClaim, ForeignJobs
+from service.guests import GuestRuns
 from service.logs import configure_logs
+from service.order_delivery import OrderDelivery
+from service.report_drain import ReportDrain
 from service.runtime.base import Runtime, SupervisorState
 from service.settings import Settings, load_settings
 from service.store.engine import Database
-from service.store.intake import cursor_of, holds_news, place
+from service.store.intake import cursor_of, holds_news
 from service.store.leases import Lease, LeaseLost
 from service.store.ledger import Ledger
 from service.store.migrations import upgrade
 from service.store.models import JobRow
 from service.store.repository import Repository
 from service.store.stored_spec import UnreadableSpec, spec_of
-from service.unstored import Unstored
 from workers.contract import Drained, EndRecord, PausedRecord
 from workers.contract import Launch as LaunchOrder
 
@@ -74,9 +75,11 @@ class Scheduler:
         self._surveyed_at: float | None = None
         kept_s = settings.code_retention_s
         self._pruning = CodePruning(self._code, self._repository, passed=passed, kept_s=kept_s)
-        self._unstored = Unstored()
-        self._drained: dict[str, Drained] = {}
-        """Reports drained in this turn and not processed yet, by job id."""
+        self._reports = ReportDrain(runtime, settings.storage_of)
+        self._orders = OrderDelivery(runtime, self._ledger)
+        self._guests = GuestRuns(
+            self._repository, self._orders, reports=self._reports, settings=settings, passed=passed
+        )
         longest_s = max(settings.start_timeout_s, settings.cancel_grace_s)
         self._deadlines = Deadlines(clock=clock, passed=passed, longest_s=longest_s)
         self._missing_since: dict[str, float] = {}
@@ -106,7 +109,7 @@ class Scheduler:
             self._say_unreachable(token, str(error))
             return
         jobs = self._repository.unfinished()
-        self._drain_followed(jobs)
+        self._reports.drain_all({job.id: cursor_of(job) for job in jobs if self._is_followed(job)})
         for job in jobs:
             self._look_after(job, token, fresh=fresh)
         for job in self._allocator.admit(self._cluster, token, self._settings):
@@ -133,13 +136,14 @@ class Scheduler:
         found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
         self._cluster.note_supervisors(found, now)
         # Read after the cluster, which may take its time: every supervisor that was seen has its row by now.
+        self._guests.refresh_registered(token)
         unfinished = self._repository.unfinished_ids()
         self._cluster.note_use(self._repository.holding(), now)
         unknown = self._remove_ended(self._cluster.supervisors.keys() - unfinished, token)
         self._foreign.note(self._runtime.foreign(), unknown)
         missing = unfinished - self._cluster.supervisors.keys()
         self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
-        self._unstored.keep_only(unfinished)
+        self._reports.keep_only(unfinished)
         self._deadlines.keep_only(unfinished)
         self._ledger.keep_cluster(token, nodes=self._cluster.nodes, message=self._foreign.message)
         self._surveyed_at = now
@@ -164,10 +168,14 @@ class Scheduler:
 
     def _look_after(self, job: JobRow, token: int, *, fresh: bool) -> None:
         supervisor = self._cluster.supervisors.get(job.id)
-        if self._lease.hold() != token or (supervisor is None and not fresh):
+        is_guest = job.kind == Kind.GUEST
+        if self._lease.hold() != token or (supervisor is None and not fresh and not is_guest):
             return
         try:
-            self._act(job, supervisor, token)
+            if is_guest:
+                self._guests.follow(job, token)
+            else:
+                self._act(job, supervisor, token)
         except LeaseLost:
             raise
         except RuntimeUnavailable as error:
@@ -203,7 +211,7 @@ class Scheduler:
         return Supervisor(attempt=state.attempt, phase=state.phase, unplaced=self._cluster.unplaced(job))
 
     def _end_attempt(self, job: JobRow, action: _End, *, end: EndRecord, token: int) -> None:
-        self._hear_last_words(job)
+        self._reports.take_last(job)
         match action:
             case Remove(why):
                 self._remove(job.id, token, why=why)
@@ -219,7 +227,7 @@ class Scheduler:
                 assert_never(action)
 
     def _follow(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
-        drained = self._drain(job)
+        drained = self._reports.take(job)
         end = next((r.payload for r in drained.records if isinstance(r.payload, EndRecord)), None)
         if end is not None:
             self._finish(job, end, token)
@@ -228,62 +236,23 @@ class Scheduler:
             self._park(job, token)
             return
         if holds_news(job, drained) and self._ledger.take_over(job, token, drained):
-            self._unstored.forget(job.id)
+            self._reports.mark_stored(job.id)
             self._forget_words(state, drained)
         elif state is not None:
             self._ledger.say(job, token, state.message, waits=state.phase == "waiting")
-        self._order(job, drained.orders_version, token)
-
-    def _drain_followed(self, jobs: Sequence[JobRow]) -> None:
-        """Drain all running jobs in one call: a call per job saturated the Accordion actor at 240 jobs."""
-        for job_id, drained in self._drained.items():
-            # Output is delivered only once, and this job was not processed because the lease was lost.
-            self._unstored.add(job_id, drained)
-        followed = {job.id: cursor_of(job) for job in jobs if self._is_followed(job)}
-        self._drained = dict.fromkeys(followed, Drained())
-        if followed:
-            try:
-                self._drained |= self._runtime.drain_many(followed)
-            except RuntimeUnavailable as error:
-                _log.warning("cluster", error=str(error))
+        self._orders.deliver(job, drained.orders_version, token)
 
     def _is_followed(self, job: JobRow) -> bool:
+        if job.kind == Kind.GUEST:
+            return True
         state = self._cluster.supervisors.get(job.id)
         runs = state is not None and state.attempt == job.attempt and state.phase != "ended"
         return runs and Status(job.status) not in HELD
-
-    def _drain(self, job: JobRow) -> Drained:
-        """What the job reports, after the output that could not be stored the last time."""
-        drained = self._drained.pop(job.id, None)
-        if drained is None:
-            drained = self._runtime.drain(job.id, cursor_of(job))
-        return self._unstored.add(job.id, drained)
-
-    def _hear_last_words(self, job: JobRow) -> None:
-        """Fetch the output that the cluster forgets with the job. No job waits for it where it cannot be had."""
-        with suppress(RuntimeUnavailable):
-            if job.id in self._drained:
-                self._drain(job)
-            self._drain(job)
-
-    def _history(self, job: JobRow) -> Drained:
-        """All that is known of the job: records that were lost on the way come from its storage."""
-        kept, storage = self._unstored.of(job.id), self._settings.storage_of(job.id)
-        history = self._runtime.history(job.id, storage)
-        records = {place(record): record for record in (*history.records, *kept.records)}
-        return kept.model_copy(update={"records": tuple(records[key] for key in sorted(records))})
 
     def _forget_words(self, state: SupervisorState | None, drained: Drained) -> None:
         """What a supervisor said before its records came tells nothing of where the job is after them."""
         if state is not None and drained.records:
             self._cluster.supervisors[state.job_id] = replace(state, message="")
-
-    def _order(self, job: JobRow, held: int, token: int) -> None:
-        """Hand the orders over where the other side does not hold them; it forgets them when its actor dies."""
-        if held < job.orders_version and not self._runtime.order(job.id, self._ledger.orders_of(job)):
-            return
-        if job.orders_confirmed < job.orders_version:
-            self._ledger.confirm_orders(job, token, job.orders_version)
 
     def _launch(self, job: JobRow, token: int) -> None:
         storage = self._settings.storage_of(job.id)
@@ -323,8 +292,8 @@ class Scheduler:
         # Out of sight is not always dead: it must not come back beside its successor.
         self._remove(job.id, token, why=action.message)
         budget = self._settings.max_lost_attempts
-        if self._ledger.lose(job, token, action=action, history=self._history(job), budget=budget):
-            self._unstored.forget(job.id)
+        if self._ledger.lose(job, token, action=action, history=self._reports.history(job), budget=budget):
+            self._reports.mark_stored(job.id)
 
     def _requeue(self, job: JobRow, message: str, token: int) -> None:
         """Return the job to the queue.
@@ -332,18 +301,18 @@ class Scheduler:
         Its supervisor is removed first, so that no process starts beside the next attempt.
         """
         self._remove(job.id, token, why=message)
-        if self._ledger.requeue(job, token, message=message, history=self._history(job)):
-            self._unstored.forget(job.id)
+        if self._ledger.requeue(job, token, message=message, history=self._reports.history(job)):
+            self._reports.mark_stored(job.id)
 
     def _park(self, job: JobRow, token: int) -> None:
         """The attempt is over and the job is not; what is left of it must not be there beside the next one."""
-        if self._ledger.park(job, token, drained=self._history(job)):
-            self._unstored.forget(job.id)
+        if self._ledger.park(job, token, drained=self._reports.history(job)):
+            self._reports.mark_stored(job.id)
             self._remove(job.id, token, why=f"attempt {job.attempt} has paused")
 
     def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:
         """All that came before the end is shown before it."""
-        if self._ledger.finish(job, token, end=end, drained=self._history(job)):
+        if self._ledger.finish(job, token, end=end, drained=self._reports.history(job)):
             self._remove(job.id, token, why=f"the job ended: {end.reason}")
 
 

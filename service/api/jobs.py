@@ -27,6 +27,7 @@ from service.store.models import JobRow
 from service.store.repository import JobFilter
 from service.store.stored_spec import asked_of
 from workers.contract import JobSpec
+from workers.tasks import GUEST
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 _LOCATION = {"Location": {"description": "address of the job", "schema": {"type": "string"}}}
@@ -78,6 +79,7 @@ def submit(
     With an `Idempotency-Key`, repeating the request answers 200 with the job that the first one made; the same key with
     another body is refused with 422.
     """
+    _refuse_guest(spec)
     check_code(parts, spec)
     if query.dry_run:
         return Response(_dry_run(parts, spec).model_dump_json(), 200, media_type="application/json")
@@ -115,6 +117,15 @@ def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobVi
     """One job: spec, state with its reason, progress, newest metrics."""
     response.headers["ETag"] = etag(job)
     return job_view(job, repository.first_without_room([job]))
+
+
+def _refuse_guest(spec: JobSpec) -> None:
+    if spec.task.name == GUEST:
+        raise Invalid(
+            f"task.name is {GUEST!r}, which is for runs that register themselves: call accordion_ray.attach in a Ray "
+            "Train script, and start the script; or name a task from GET /api/v1/tasks",
+            "/task/name",
+        )
 
 
 def _idempotency(key: str | None, scope: str, body: Any) -> Idempotency | None:

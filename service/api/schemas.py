@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from accordion.messages import Decision, OptionValue
-from service.domain.jobs import Desired, Reason, Status
+from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.tally import Tally
 from workers.contract import Bytes, EpochRecord, JobSpec, StorageUse
 from workers.plain_text import check_texts
@@ -44,12 +44,15 @@ class ProgressView(Answer):
 
     epoch: int
     """The one that runs, and so how many are finished; behind the last one all of them."""
-    epochs: int
+    epochs: int | None
+    """Epochs of the whole job; null if not known, as in a guest run."""
     step: int
-    steps: int
-    """Steps of the whole job, if the batch stays as large as it is now."""
-    samples_per_s: float
+    steps: int | None
+    """Steps of the whole job, if the batch stays as large as it is now; null if not known."""
+    samples_per_s: float | None
+    """Samples that all workers train on per second; null if not known."""
     eta_s: float | None
+    """Seconds until the last step at the present speed; null if not known."""
     loss: float | None
     lr: float
     bytes: Bytes
@@ -67,11 +70,26 @@ class StorageView(StorageUse):
     """When the group found it so, before its first step."""
 
 
+class RayRunView(Answer):
+    """What runs the newest worker group of a job in Ray."""
+
+    engine: Literal["ray-train", "actors"] | None
+    """Who starts and watches the worker processes: Ray Train, or the service itself with plain actors; null if the
+    workers did not report it."""
+    train_run: str | None
+    """Name of the run in Ray Train, as in Ray's dashboard and state API; null without one."""
+    ray_job_id: str | None
+    """Id of the Ray job that started a guest run; null for jobs that were submitted here."""
+
+
 class JobView(Answer):
-    """One job."""
+    """One job, or a guest run."""
 
     id: str
     name: str
+    kind: Kind = Kind.JOB
+    """`job` was submitted here; `guest` is a Ray Train script that registered itself. A guest run is shown, and its
+    compression can be overridden; it is started, resized and stopped where its script runs."""
     status: Status
     desired: Desired
     reason: Reason
@@ -94,6 +112,8 @@ class JobView(Answer):
     metrics: dict[str, float]
     """Of the newest evaluation."""
     progress: ProgressView | None
+    ray_run: RayRunView | None = None
+    """Null before the first worker group has started."""
     storage: StorageView | None = None
     """Null before the first worker group has started."""
     created_at: datetime

@@ -25,6 +25,7 @@ from service.api.schemas import (
     ProgressView,
     ScheduleView,
 )
+from service.domain.jobs import Kind
 from service.domain.waiting_message import shown_message
 from service.store.models import (
     AckRow,
@@ -43,6 +44,7 @@ from service.store.stored_documents import (
     stored_labels,
     stored_layers,
     stored_metrics,
+    stored_ray_run,
     stored_storage,
     stored_tally,
 )
@@ -59,7 +61,7 @@ def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
     `first_without_room` is the id of the first queued job without capacity, which blocks the queue.
     """
     documents = {"labels": stored_labels(row), "metrics": stored_metrics(row), "tally": stored_tally(row)}
-    documents |= {"storage": stored_storage(row)}
+    documents |= {"storage": stored_storage(row), "ray_run": stored_ray_run(row)}
     plain = {name: getattr(row, name) for name in JobView.model_fields if name not in {"progress", *documents}}
     return JobView.model_validate(
         {
@@ -84,14 +86,18 @@ def progress_view(row: JobRow) -> ProgressView | None:
 
 
 def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
-    steps = now.get("steps") or now["steps_per_epoch"] * now["epochs"]
-    rate = now["samples_per_s"] / (now.get("global_batch") or spec_value(row, "training.global_batch", 1))
+    steps = now.get("steps") or now["steps_per_epoch"] * now["epochs"] or None
+    default_batch = 0 if row.kind == Kind.GUEST else 1
+    batch = now.get("global_batch") or spec_value(row, "training.global_batch", default_batch)
+    rate = now["samples_per_s"] / batch if batch else 0.0
     return ProgressView.model_validate(
         {
-            **{name: now[name] for name in ("epoch", "epochs", "step", "samples_per_s", "loss", "lr", "bytes")},
+            **{name: now[name] for name in ("epoch", "step", "loss", "lr", "bytes")},
+            "epochs": now["epochs"] or None,
+            "samples_per_s": now["samples_per_s"] if batch else None,
             "compute_s_by_rank": now.get("compute_s_by_rank", ()),
             "steps": steps,
-            "eta_s": max(0, steps - now["step"]) / rate if rate > 0 else None,
+            "eta_s": max(0, steps - now["step"]) / rate if steps and rate > 0 else None,
             "updated_at": now["time"],
         }
     )

@@ -54,7 +54,7 @@ PAGE_HISTORY = 100
 MAX_NAME = 63
 """Maximum length of a job name, in characters."""
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
-UNFINISHED = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "RECOVERING", "PAUSING", "PAUSED", "STOPPING")
+UNFINISHED = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "RECOVERING", "PAUSING", "PAUSED", "STOPPING", "LOST")
 """States of jobs that have not ended."""
 
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 
 
+class Kind(StrEnum):
+    """Who runs a training run."""
+
+    JOB = "job"
+    """Submitted to this service, which starts, places and resizes it."""
+    GUEST = "guest"
+    """A Ray Train script that registered itself: followed and overridden here, started and stopped elsewhere."""
+
+
 class Status(StrEnum):
     """Where a job is."""
 
@@ -19,6 +28,8 @@ class Status(StrEnum):
     PAUSED = "PAUSED"
     """Saved, without workers, until people resume it."""
     STOPPING = "STOPPING"
+    LOST = "LOST"
+    """A guest run that has not reported for a while; it is RUNNING again as soon as it reports."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -69,6 +80,8 @@ class Reason(StrEnum):
     """Several worker groups in a row failed without a new checkpoint or epoch."""
     START_FAILED = "START_FAILED"
     LOST = "LOST"
+    REGISTERED = "REGISTERED"
+    """A guest run is known, and its first worker group has not reported yet."""
 
 
 ENDED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED})
@@ -83,9 +96,10 @@ _LEFT = ENDED | LEAVING | {Status.QUEUED}
 STEPS: dict[Status, frozenset[Status]] = {
     Status.QUEUED: frozenset({Status.STARTING, Status.PAUSED, Status.CANCELLED, Status.FAILED}),
     Status.STARTING: frozenset({Status.RUNNING, Status.RECOVERING}) | _LEFT,
-    Status.RUNNING: frozenset({Status.RESIZING, Status.RECOVERING}) | _LEFT,
+    Status.RUNNING: frozenset({Status.RESIZING, Status.RECOVERING, Status.LOST}) | _LEFT,
     Status.RESIZING: frozenset({Status.RUNNING, Status.RECOVERING}) | _LEFT,
-    Status.RECOVERING: frozenset({Status.RUNNING}) | _LEFT,
+    Status.RECOVERING: frozenset({Status.RUNNING, Status.LOST}) | _LEFT,
+    Status.LOST: frozenset({Status.RUNNING}) | ENDED,
     Status.PAUSING: frozenset({Status.PAUSED, Status.QUEUED, Status.STOPPING}) | ENDED,
     Status.PAUSED: frozenset({Status.QUEUED, Status.CANCELLED}),
     Status.STOPPING: ENDED,

@@ -73,14 +73,16 @@ def check_batch(
         )
 
 
-def check_interval(apply_at: str | int, until: int | None, *, epoch: int, epochs: int) -> None:
-    """Accept an interval that holds at least one epoch that is still to come; `epoch` runs now, of `epochs`.
+def check_interval(apply_at: str | int, until: int | None, *, epoch: int, epochs: int | None) -> None:
+    """Accept an interval that holds at least one epoch that is still to come; `epoch` runs now.
+
+    `epochs` is the number of epochs of the job, None if it is not known.
 
     Raises:
         Invalid: it is empty, over, or begins after the job's last epoch.
     """
     start = apply_at if isinstance(apply_at, int) else epoch + (apply_at == "next_epoch")
-    if start >= epochs:
+    if epochs is not None and start >= epochs:
         named = f"epoch {start}" if isinstance(apply_at, int) else f"{apply_at}, which is epoch {start}"
         raise Invalid(f"apply_at is {named}; the job's last epoch is {epochs - 1}", "/apply_at")
     first = max(start, epoch)

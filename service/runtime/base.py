@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from workers.contract import Cursor, Drained, EndRecord, Launch, Orders
+from workers.contract import Cursor, Drained, EndRecord, Guest, Launch, Orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,12 @@ class Runtime(Protocol):
 
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
         """Drain several jobs in one call, by id; jobs missing in the result are drained by the next call."""
+
+    def guests(self) -> list[Guest]:
+        """Guest runs that are registered with this installation and not forgotten."""
+
+    def forget_guest(self, job_id: str) -> None:
+        """Drop all that the cluster holds of a guest run that is over."""
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """How the job ended, from the end file beside its checkpoints; None while it has not."""

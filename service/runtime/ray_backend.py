@@ -15,7 +15,7 @@ from service.errors import RuntimeUnavailable
 from service.runtime.base import Node, SupervisorState
 from workers.asking import ActorSilentError, RayAsk, ensure_actor
 from workers.cluster import draining_nodes, free_resources
-from workers.contract import Cursor, Drained, EndRecord, Launch, Orders
+from workers.contract import Cursor, Drained, EndRecord, Guest, Launch, Orders
 from workers.journal import read_end, read_records
 from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
 from workers.supervisor import start_supervisor
@@ -115,6 +115,20 @@ class RayBackend:
             except ActorSilentError:
                 found = {}
         return {**found, **{job_id: self.drain(job_id, cursors[job_id]) for job_id in cursors.keys() - ours.keys()}}
+
+    def guests(self) -> list[Guest]:
+        """Guest runs that registered with the Accordion actor; none if it is unresponsive."""
+        with self._connected():
+            try:
+                return list(self._ask("guests", timeout_s=CALL_TIMEOUT_S))
+            except (ActorSilentError, AttributeError):
+                # An actor that an older version started knows no guests, and lives until its cluster ends.
+                return []
+
+    def forget_guest(self, job_id: str) -> None:
+        """Drop what the Accordion actor holds of the run."""
+        with self._connected():
+            self._tell("forget", job_id)
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """How the job ended."""

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.domain import overrides
-from service.domain.jobs import Desired, Reason, Status
+from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.standing import Standing
 from service.domain.wishes import check_batch, check_interval, check_layers, check_level
 from service.errors import Conflict, Invalid, NotFound
@@ -208,12 +208,16 @@ def _check_wish(job: JobRow, wish: OverrideWish) -> None:
             f"job {job.id} has had {job.override_number} overrides, the limit is {MAX_OVERRIDES}; submit a new job"
         )
     spec = spec_of(job)
+    is_guest = job.kind == Kind.GUEST
+    if wish.target == "batch" and is_guest and spec.batch is None:
+        raise Invalid("this is a guest run, and its batch belongs to its script; change the script", "/target")
     if wish.target == "batch":
         check_batch(wish.level, wish.layers, batch=spec.config().batch, least=spec.least_batch)
     else:
         check_level(wish.level, spec.config().ladder())
     progress = stored_progress(job)
-    check_interval(wish.apply_at, wish.until, epoch=progress["epoch"] if progress else 0, epochs=spec.training.epochs)
+    epochs = None if is_guest else spec.training.epochs
+    check_interval(wish.apply_at, wish.until, epoch=progress["epoch"] if progress else 0, epochs=epochs)
     check_layers(wish.layers, layer_names(job))
 
 

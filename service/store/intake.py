@@ -65,6 +65,8 @@ def take_over(session: Session, job: JobRow, drained: Drained, *, now: float) ->
     Since the cursor only grows, a row is only ever overwritten by a newer worker group's or a later record.
     """
     intake = _Intake(session, job)
+    if job.status == Status.LOST:
+        intake.end_silence(drained, now=now)
     intake.take_logs(drained.logs, dropped=drained.logs_dropped, now=now)
     # first: a job's last progress comes with its end, after which none is taken.
     if drained.progress is not None:
@@ -105,6 +107,12 @@ class _Intake:
             PausedRecord: self._take_end,
             EndRecord: self._take_end,
         }
+
+    def end_silence(self, drained: Drained, *, now: float) -> None:
+        """A guest run that was lost reports again."""
+        if drained.progress is not None:
+            self._job.world_size = drained.progress.world_size
+        resume_training(self._session, self._job, now=now)
 
     def take_record(self, record: Record) -> None:
         """One record, whatever it is."""

@@ -16,10 +16,11 @@ from sqlalchemy.orm import Session
 from accordion.messages import Override
 from service.domain import overrides
 from service.domain.actions import Lose
-from service.domain.jobs import ENDED, Desired, Reason, Status
+from service.domain.jobs import ENDED, Desired, Kind, Reason, Status
 from service.domain.standing import ORDERED
 from service.runtime.base import Node
 from service.store.engine import Database
+from service.store.guest_rows import insert_guest, update_guest
 from service.store.intake import change_overrides, resume_training, take_over
 from service.store.leases import holds
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
@@ -27,7 +28,7 @@ from service.store.outbox import append_event, end_event, step_job
 from service.store.repository import Repository
 from service.store.stored_documents import is_override_readable
 from service.store.stored_spec import spec_value
-from workers.contract import Drained, EndRecord, Orders, PausedRecord, Size
+from workers.contract import Drained, EndRecord, Guest, Orders, PausedRecord, Size
 from workers.plain_text import clean_text
 
 Change = Callable[[Session, JobRow], None]
@@ -172,6 +173,32 @@ class Ledger:
 
         return self._decide(seen, token, change)
 
+    def mark_lost(self, seen: JobRow, token: int, *, message: str) -> bool:
+        """Show that a guest run has been silent for too long."""
+        now = self._clock()
+
+        def change(session: Session, job: JobRow) -> None:
+            job.world_size = 0
+            step_job(session, job, Status.LOST, reason=Reason.LOST, message=message, now=now)
+
+        return self._decide(seen, token, change)
+
+    def register_guest(self, guest: Guest, token: int) -> bool:
+        """Insert or update the row of a guest run; False if the lease is lost or the run has ended."""
+        now = self._clock()
+        with self._database.write() as session:
+            job = session.get(JobRow, guest.job_id, with_for_update=True)
+            if not holds(session, token):
+                return False
+            if job is None:
+                insert_guest(session, guest, now=now)
+                return True
+            if job.kind != Kind.GUEST or Status(job.status) in ENDED:
+                return False
+            job.version += 1
+            update_guest(job, guest)
+            return True
+
     def park(self, seen: JobRow, token: int, *, drained: Drained) -> bool:
         """The attempt has paused: the job stands still, or goes on where people have resumed or cancelled it since."""
         now = self._clock()
@@ -257,6 +284,8 @@ def _end(session: Session, job: JobRow, status: Status, *, reason: Reason, messa
 
 
 def _message_of(job: JobRow, end: EndRecord) -> str:
+    if job.kind == Kind.GUEST:
+        return "its script ended" if end.status == "SUCCEEDED" else "its script ended without a message"
     if end.status == "SUCCEEDED":
         epochs = spec_value(job, "training.epochs", 0)
         return f"all {epochs} epochs are trained" if epochs else "all epochs are trained"

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, MetaData
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from service.domain.jobs import Kind
 from service.store.columns import LongPlainText, PlainText
 
 _ID = PlainText(36)
@@ -51,6 +52,7 @@ class JobRow(Base):
 
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     name: Mapped[str] = mapped_column(_NAME)
+    kind: Mapped[str] = mapped_column(PlainText(8), default=Kind.JOB.value)
     version: Mapped[int] = mapped_column(default=0)
     """Raised by every write; a write that read an older one changes nothing."""
     etag_version: Mapped[int] = mapped_column(default=1)
@@ -90,6 +92,8 @@ class JobRow(Base):
     layers: Mapped[list[Any] | None]
     storage: Mapped[dict[str, Any] | None]
     """`StorageUse` of the newest worker group, and when that was; None before the first."""
+    ray_run: Mapped[dict[str, Any] | None]
+    """What runs the newest worker group in Ray (`service.domain.ray_run.RayRun`); None before the first."""
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     created_at: Mapped[float]
     started_at: Mapped[float | None]

@@ -8,11 +8,12 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from service.domain import overrides
-from service.domain.jobs import ENDED, HELD, Desired, Reason, Status
+from service.domain.jobs import ENDED, HELD, Desired, Kind, Reason, Status
 from service.errors import Conflict, Invalid, NotFound
 from service.store.engine import Database
 from service.store.models import JobRow
 from service.store.outbox import append_event, end_event, keep_standing, standings, step_job
+from service.store.stored_documents import stored_ray_run
 from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
 
@@ -96,6 +97,7 @@ class Steering:
             if job.desired == Desired.CANCEL:
                 return job
             refuse_ended(job, "cancelled")
+            refuse_guest(job, "cancelled")
             touch(job)
             job.desired = Desired.CANCEL.value
             if job.status in HELD:
@@ -114,6 +116,7 @@ class Steering:
             job = asked_job(session, job_id)
             check(job)
             refuse_ended(job, what)
+            refuse_guest(job, what)
             if job.desired == Desired.CANCEL:
                 raise Conflict(f"job {job.id} is being cancelled and cannot be {what} any more")
             if not is_asked(job):
@@ -148,6 +151,21 @@ def refuse_ended(job: JobRow, what: str) -> None:
     """
     if Status(job.status) in ENDED:
         raise Conflict(f"job {job.id} is {job.status} and cannot be {what} any more")
+
+
+def refuse_guest(job: JobRow, what: str) -> None:
+    """Let a job pass that this service runs.
+
+    Raises:
+        Conflict: it is a guest run.
+    """
+    if job.kind == Kind.GUEST:
+        run = stored_ray_run(job)
+        train_run = f" (Ray Train run {run.train_run})" if run is not None and run.train_run else ""
+        raise Conflict(
+            f"job {job.id} is a guest run and cannot be {what} here: its own Ray Train script{train_run} runs it; "
+            "change or stop the script where it was started"
+        )
 
 
 def _check_limits(job: JobRow, least: int, most: int) -> None:

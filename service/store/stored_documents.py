@@ -14,6 +14,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from accordion.messages import LayerInfo, OptionValue
+from service.domain.ray_run import RayRun
 from service.domain.tally import Tally
 from service.store.models import AttemptRow, JobRow, OverrideRow
 
@@ -51,6 +52,7 @@ _COLUMNS = {
     "layers": _Column(TypeAdapter(list[LayerInfo] | None), []),
     "storage": _Column(TypeAdapter(_Storage | None), None),
     "progress": _Column(TypeAdapter(_Place | None), None),
+    "ray_run": _Column(TypeAdapter(RayRun | None), None),
 }
 _OVERRIDE_COLUMNS = {
     "level": _Column(TypeAdapter(str | int | dict[str, OptionValue | None]), "unknown"),
@@ -93,6 +95,12 @@ def stored_storage(job: JobRow) -> dict[str, Any] | None:
     """Where the job's checkpoints are, and who saw that place; None before its first worker group."""
     readable = _read(job, "storage", _COLUMNS["storage"])
     return None if readable is None else job.storage
+
+
+def stored_ray_run(job: JobRow) -> RayRun | None:
+    """What runs the newest worker group in Ray; None if it is not known."""
+    run: RayRun | None = _read(job, "ray_run", _COLUMNS["ray_run"])
+    return run
 
 
 def stored_progress(job: JobRow) -> dict[str, Any] | None:

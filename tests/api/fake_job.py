@@ -10,6 +10,7 @@ from typing import Any, Literal
 from accordion.controller import Controller
 from accordion.messages import Decision, LayerInfo
 from workers.contract import Bytes, EndRecord, EpochRecord, Launch, LogLine, Orders, Progress, Record
+from workers.tasks import GUEST
 
 LAYERS = (
     LayerInfo(name="fc1.weight", shape=(512, 64)),
@@ -18,6 +19,7 @@ LAYERS = (
 )
 SAMPLES = 1437
 PARAMETERS = sum(math.prod(layer.shape) for layer in LAYERS)
+_UNKNOWN_OF_GUESTS = ("steps_per_epoch", "epochs", "steps", "global_batch", "samples_per_s")
 _PHASES = {"compute": 0.6, "communicate": 0.2, "optimize": 0.1, "evaluate": 0.05, "checkpoint": 0.05}
 
 
@@ -103,7 +105,13 @@ def _measured(task: str, done: float) -> dict[str, float]:
     return {"perplexity": 90.0 - 70 * done} if task.startswith("lm-") else {"accuracy": 0.1 + 0.87 * done}
 
 
-def progress_of(job: FakeJob, *, now: float, ticks: int) -> Progress:
+def progress_of(job: FakeJob, *, now: float) -> Progress:
+    progress = _whole_progress(job, now=now)
+    is_guest = job.launch.spec.task.name == GUEST
+    return progress.model_copy(update=dict.fromkeys(_UNKNOWN_OF_GUESTS, 0)) if is_guest else progress
+
+
+def _whole_progress(job: FakeJob, *, now: float) -> Progress:
     return Progress(
         attempt=job.attempt,
         generation=job.generation,

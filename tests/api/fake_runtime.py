@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from accordion.messages import Ack, Decision, Report, plan_digest
 from service.errors import RuntimeUnavailable
 from service.runtime.base import Node, SupervisorState
+from tests.api.fake_guests import FakeGuests
 from tests.api.fake_job import (
     LAYERS,
     PARAMETERS,
@@ -49,7 +50,7 @@ from workers.contract import (
 )
 
 
-class FakeRuntime:
+class FakeRuntime(FakeGuests):
     """Implements `service.runtime.base.Runtime`; any thread may call it."""
 
     def __init__(
@@ -60,13 +61,11 @@ class FakeRuntime:
         cpus: Sequence[float] = (4.0,),
         ticks_per_epoch: int = 1,
     ) -> None:
-        self.jobs: dict[str, FakeJob] = {}
+        super().__init__(clock)
         self.down = False
         """The cluster does not answer."""
         self.mute: set[int] = set()
         """Ranks that do not acknowledge."""
-        self.stuck: set[str] = set()
-        """Jobs that do not react to orders, and do not train."""
         self.draining: set[int] = set()
         """Nodes that are about to go, by their place in `cpus`; likewise those that are gone."""
         self.dead: set[int] = set()
@@ -92,7 +91,6 @@ class FakeRuntime:
         self._used: list[tuple[float, list[float]]] = []
         self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
-        self._clock = clock
         self._passed = passed
         self._ticks = ticks_per_epoch
         self._lock = threading.RLock()
@@ -132,7 +130,7 @@ class FakeRuntime:
                     placed=self.placed.get(id_),
                 )
                 for id_, job in self.jobs.items()
-                if job.alive
+                if job.alive and id_ not in self.enlisted
             ]
 
     def foreign(self) -> dict[str, int]:
@@ -187,7 +185,7 @@ class FakeRuntime:
             job.waiting = [r for r in job.waiting if (r.attempt, r.generation, r.seq) > least]
             records = job.journal if self.repeats else job.waiting
             logs, job.logs = job.logs, []
-            progress = progress_of(job, now=self._clock(), ticks=self._ticks) if job.phase == "running" else None
+            progress = progress_of(job, now=self.report_time(job_id)) if job.phase == "running" else None
             return Drained(
                 records=tuple(records), progress=progress, logs=tuple(logs), orders_version=job.orders.version
             )

@@ -41,7 +41,7 @@ def test_a_paused_job_goes_on_only_through_the_queue() -> None:
     ("status", "before"),
     [
         (Status.STARTING, {Status.QUEUED}),
-        (Status.RUNNING, {Status.STARTING, Status.RESIZING, Status.RECOVERING}),
+        (Status.RUNNING, {Status.LOST, Status.STARTING, Status.RESIZING, Status.RECOVERING}),
         (Status.RESIZING, {Status.RUNNING}),
         (Status.RECOVERING, {Status.STARTING, Status.RUNNING, Status.RESIZING}),
         (Status.PAUSING, {Status.STARTING, Status.RUNNING, Status.RESIZING, Status.RECOVERING}),

@@ -1,0 +1,124 @@
+"""Follows guest runs: Ray Train scripts that registered with the Accordion actor and run without a supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import assert_never
+
+import structlog
+
+from service.domain.actions import Follow
+from service.domain.guests import Close, MarkLost, Silence, SilenceLimits, next_guest_action
+from service.domain.jobs import Status
+from service.order_delivery import OrderDelivery
+from service.report_drain import ReportDrain
+from service.settings import Settings
+from service.store.intake import cursor_of, holds_news
+from service.store.models import JobRow
+from service.store.repository import Repository
+from workers.contract import EndRecord, Guest
+
+_log = structlog.get_logger()
+
+
+class GuestRuns:
+    """Inserts rows for guest runs, stores what they report, and notices which ones fell silent.
+
+    They are never started, placed, resized or queued: their processes belong to Ray Train, and the resources that these
+    use count as use by other programs.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        orders: OrderDelivery,
+        *,
+        reports: ReportDrain,
+        settings: Settings,
+        passed: Callable[[], float],
+    ) -> None:
+        self._repository = repository
+        self._orders = orders
+        self._runtime = orders.runtime
+        self._ledger = orders.ledger
+        self._reports = reports
+        self._passed = passed
+        self._limits = SilenceLimits(lost_s=settings.guest_lost_s, closed_s=settings.guest_closed_s)
+        self._silence = Silence(settings.lease_s)
+        self._registered: dict[str, Guest] = {}
+        """Guest runs at the last look, by job id."""
+        self._ended_at: dict[str, float] = {}
+        """When an ended run was first seen among the registered ones, by job id; monotonic clock."""
+
+    def refresh_registered(self, token: int) -> None:
+        """Insert rows for new guest runs, and let the cluster forget those that are over.
+
+        Raises:
+            RuntimeUnavailable: the cluster does not answer.
+        """
+        guests = {guest.job_id: guest for guest in self._runtime.guests()}
+        known = self._repository.known(guests)
+        ended = known - self._repository.unfinished_ids() if known else set()
+        self._registered = {job_id: guest for job_id, guest in self._registered.items() if job_id in guests}
+        for job_id in guests.keys() - ended:
+            self._register(guests[job_id], token)
+        self._forget_ended(ended)
+
+    def follow(self, job: JobRow, token: int) -> None:
+        """Store what the run reports, notice its silence or end, and hand it new orders.
+
+        Raises:
+            RuntimeUnavailable: the cluster does not answer.
+        """
+        drained = self._reports.take(job)
+        heard = holds_news(job, drained)
+        answered = job.id in self._reports.answered
+        silent_s = self._silence.note_turn(job.id, answered=answered, heard=heard, now=self._passed())
+        end = next((record.payload for record in drained.records if isinstance(record.payload, EndRecord)), None)
+        if end is not None:
+            self._finish(job, end, token)
+            return
+        if heard and self._ledger.take_over(job, token, drained):
+            self._reports.mark_stored(job.id)
+        match next_guest_action(Status(job.status), silent_s, self._limits):
+            case Follow():
+                self._orders.deliver(job, drained.orders_version, token)
+            case MarkLost(message):
+                self._ledger.mark_lost(job, token, message=message)
+            case Close(message):
+                self._finish(job, EndRecord(status="FAILED", reason="LOST", message=message), token)
+            case action:
+                assert_never(action)
+
+    def _register(self, guest: Guest, token: int) -> None:
+        if self._registered.get(guest.job_id) == guest:
+            return
+        try:
+            is_stored = self._ledger.register_guest(guest, token)
+        except Exception:  # noqa: BLE001  # one run that cannot be stored must not stop the scheduler
+            _log.exception("guest run not registered", job_id=guest.job_id)
+            return
+        if is_stored:
+            self._registered[guest.job_id] = guest
+            _log.info("guest run registered", job_id=guest.job_id, name=guest.name)
+
+    def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:
+        if self._ledger.finish(job, token, end=end, drained=self._reports.unstored(job)):
+            self._reports.mark_stored(job.id)
+            self._silence.forget(job.id)
+            _log.info("guest run ended", job_id=job.id, status=end.status)
+
+    def _forget_ended(self, job_ids: Iterable[str]) -> None:
+        """Confirm the last records of ended runs, and let the cluster forget each run after a while.
+
+        A run that waits for the confirmation of its end would send all of it again to an actor that has forgotten it.
+        """
+        now = self._passed()
+        self._ended_at = {job_id: self._ended_at.get(job_id, now) for job_id in job_ids}
+        for job_id, ended_at in list(self._ended_at.items()):
+            job = self._repository.job(job_id)
+            if job is not None:
+                self._runtime.drain(job_id, cursor_of(job))
+            if now - ended_at >= self._limits.lost_s:
+                self._runtime.forget_guest(job_id)
+                del self._ended_at[job_id]

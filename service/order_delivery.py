@@ -1,0 +1,28 @@
+"""Hands what people want of a running job to the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.runtime.base import Runtime
+from service.store.ledger import Ledger
+from service.store.models import JobRow
+
+
+@dataclass(frozen=True, slots=True)
+class OrderDelivery:
+    """Sends orders until the cluster holds the newest version of them."""
+
+    runtime: Runtime
+    ledger: Ledger
+
+    def deliver(self, job: JobRow, held: int, token: int) -> None:
+        """Send the job's orders unless version `held` is the newest; an actor that restarts has lost them.
+
+        Raises:
+            RuntimeUnavailable: the cluster does not answer.
+        """
+        if held < job.orders_version and not self.runtime.order(job.id, self.ledger.orders_of(job)):
+            return
+        if job.orders_confirmed < job.orders_version:
+            self.ledger.confirm_orders(job, token, job.orders_version)

@@ -1,0 +1,62 @@
+"""Rows of guest runs: training that registered itself and holds no allocation of ours."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.domain.guests import name_guest
+from service.domain.jobs import ENDED, Desired, Kind, Reason, Status
+from service.domain.ray_run import RayRun
+from service.store.models import AttemptRow, JobRow
+from service.store.outbox import append_event, status_data
+from workers.contract import GUEST_ATTEMPT, Guest
+
+_MESSAGE = "registered by its Ray Train script; waits for its first report"
+
+
+def insert_guest(session: Session, guest: Guest, *, now: float) -> None:
+    """Insert the rows of a guest run that has none."""
+    unfinished = [status.value for status in Status if status not in ENDED]
+    same_name = select(JobRow.name).where(JobRow.name == guest.name, JobRow.status.in_(unfinished))
+    job = JobRow(
+        id=guest.job_id,
+        name=name_guest(guest.name, guest.job_id, set(session.scalars(same_name))),
+        kind=Kind.GUEST.value,
+        status=Status.RUNNING.value,
+        desired=Desired.RUN.value,
+        reason=Reason.REGISTERED.value,
+        message=_MESSAGE,
+        labels=dict(guest.spec.labels),
+        priority=guest.spec.priority,
+        attempt=GUEST_ATTEMPT,
+        created_at=now,
+        **_facts(guest),
+    )
+    session.add(job)
+    session.flush()
+    attempt = AttemptRow(
+        job_id=job.id, number=GUEST_ATTEMPT, workers=0, reason=job.reason, message=_MESSAGE, created_at=now
+    )
+    session.add(attempt)
+    append_event(session, job, "status", data=status_data(job), now=now)
+
+
+def update_guest(job: JobRow, guest: Guest) -> None:
+    """Store what a guest run registered with when its script was started again."""
+    for name, value in _facts(guest).items():
+        setattr(job, name, value)
+
+
+def _facts(guest: Guest) -> dict[str, Any]:
+    """Columns that hold what a guest run registered with; fields of its spec that are not known are left out."""
+    run = RayRun(engine="ray-train", train_run=guest.train_run, ray_job_id=guest.ray_job_id)
+    return {
+        "spec": guest.spec.model_dump(mode="json", exclude_unset=True),
+        "min_workers": guest.spec.workers.min,
+        "max_workers": guest.spec.workers.max,
+        "ray_run": asdict(run),
+    }
