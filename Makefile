@@ -6,8 +6,9 @@ TORCH_ARGS ?=
 # What `accordion demo` and pytest get, such as DEMO_ARGS='--json out.json' and PYTEST_ARGS='-m "not slow"'.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-# How many processes run the tests that do not disturb each other.
+# How many processes run tests, each a whole file at a time.
 TEST_PROCESSES ?= 2
+IN_PROCESSES = -n $(TEST_PROCESSES) --dist loadfile
 # What the bench gets, such as BENCH_ARGS='--quick --rows encode'.
 BENCH_ARGS ?=
 
@@ -49,14 +50,14 @@ demo: $(STAMP)
 
 test: lint
 	@rm -rf $(CRASHES); failed=; \
-	for part in "parallel -n $(TEST_PROCESSES) --dist loadfile" serial; do \
+	for part in "parallel $(IN_PROCESSES)" "live $(IN_PROCESSES)" serial; do \
 	  $(PYTEST) --part $$part $(PYTEST_ARGS) || { $(CRASHED) failed="$$failed $${part%% *}"; }; \
 	done; \
 	[ -z "$$failed" ] || { $(PYTEST) --cache-show cache/lastfailed; echo "tests failed in:$$failed"; exit 1; }
 
 test-elastic: $(STAMP)
 	@rm -rf $(CRASHES)
-	@$(PYTEST) --part elastic tests/elastic $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
+	@$(PYTEST) --part elastic $(IN_PROCESSES) tests/elastic $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
 
 test-gpu: $(STAMP)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "there is no GPU: nothing is tested")'

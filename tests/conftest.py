@@ -41,8 +41,9 @@ structlog.configure(
 
 # what is made for a test is for this machine's user only while it runs; tests of tokens set theirs.
 os.environ.setdefault("ACCORDION_NO_AUTH", "1")
-SERIAL_FOLDERS = {"browser", "e2e", "netlab"}
-"""Folders of tests that keep the whole machine busy, or measure it; no other test runs beside them."""
+LIVE_FOLDERS, SERIAL_FOLDERS = {"browser", "e2e"}, {"netlab"}
+"""Folders of tests that look at a whole service from outside, of which few run at a time, and of those that measure the
+machine: no other test runs beside them."""
 RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -115,7 +116,8 @@ def free_port() -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test` and `make test-elastic` run the tests in parts."""
-    parser.addoption("--part", choices=["parallel", "serial", "elastic"], help="run only this part of the tests")
+    parts = ["parallel", "live", "serial", "elastic"]
+    parser.addoption("--part", choices=parts, help="run only this part of the tests")
 
 
 @pytest.hookimpl(trylast=True)
@@ -150,7 +152,10 @@ def part_of(item: pytest.Item) -> str:
     """Name of the part that a test belongs to."""
     if item.get_closest_marker("elastic"):
         return "elastic"
-    return "serial" if item.path.relative_to(Path(__file__).parent).parts[0] in SERIAL_FOLDERS else "parallel"
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    if folder in SERIAL_FOLDERS:
+        return "serial"
+    return "live" if folder in LIVE_FOLDERS or item.get_closest_marker("ray") else "parallel"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
