@@ -1,4 +1,6 @@
-"""Our driver: what the scheduler does for one job. `python -m tests.bench.recovery_ours ADDRESS FOLDER MIN MAX`.
+"""Our driver: what the scheduler does for one job.
+
+`python -m tests.bench.recovery_ours ADDRESS FOLDER MIN MAX ENGINE`
 
 A line `resize N` on standard input orders another size.
 """
@@ -7,9 +9,11 @@ from __future__ import annotations
 
 import select
 import sys
+import time
 import uuid
 
 from service.runtime.ray_backend import RayBackend
+from tests.bench.recovery_stage import ORDERED
 from tests.bench.recovery_task import EVERY_STEPS, GLOBAL_BATCH, HIDDEN, LR, MICRO_BATCH, MOMENTUM
 from workers.contract import Cursor, JobSpec, Launch, Orders, Size
 
@@ -17,14 +21,16 @@ LOOK_S = 0.25
 """The scheduler's pace."""
 
 
-def main(address: str, folder: str, least: int, most: int) -> None:
+def main(address: str, folder: str, *size: int, engine: str) -> None:
     """Run the job until somebody ends this process."""
+    least, most = size
     backend = RayBackend(address=address)
+    backend.nodes()
     job_id = uuid.uuid4().hex
     spec = JobSpec.model_validate(
         {
             "task": {"name": "tests.bench.recovery_task:LoggedDigits", "options": {"hidden": HIDDEN, "folder": folder}},
-            "workers": {"min": least, "max": most},
+            "workers": {"min": least, "max": most, "engine": engine},
             "training": {
                 "epochs": 100_000,
                 "global_batch": GLOBAL_BATCH,
@@ -35,6 +41,7 @@ def main(address: str, folder: str, least: int, most: int) -> None:
             "checkpoint": {"every_epochs": 1000, "every_steps": EVERY_STEPS},
         }
     )
+    print(f"{ORDERED}{time.time()}", flush=True)
     backend.start(Launch(job_id=job_id, attempt=1, workers=most, storage=f"{folder}/storage", spec=spec))
     orders, cursor = Orders(version=1, size=Size(min=least, target=most)), Cursor()
     while backend.outcome(job_id, f"{folder}/storage") is None:
@@ -52,4 +59,4 @@ def main(address: str, folder: str, least: int, most: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), engine=sys.argv[5])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.bench.recovery_stage import ORDERED
 from tests.bench.recovery_task import EVERY_STEPS, GLOBAL_BATCH, HIDDEN, LR, MOMENTUM, LoggedDigits
 from workers.data.digits import load_digits
 
@@ -24,6 +26,7 @@ def main(address: str, folder: str, least: int, most: int) -> None:
     ray.init(address=address, log_to_driver=False)
     # Ray Train wants a number, or a real tuple.
     workers = least if least == most else (least, most)
+    print(f"{ORDERED}{time.time()}", flush=True)
     TorchTrainer(
         train,
         train_loop_config={"folder": folder},

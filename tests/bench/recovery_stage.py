@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.recovery_task import EVERY_STEPS, Recovery, Step, read_steps, recovery_after
-from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node
+from tests.bench.recovery_task import EVERY_STEPS, Recovery, Step, longest_pause, read_steps, recovery_after
+from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node, command_line
 from tests.netlab.lab import ROOT
 
 START_S, RECOVERY_S = 120.0, 240.0
@@ -22,6 +22,10 @@ START_S, RECOVERY_S = 120.0, 240.0
 LOOK_S = 0.1
 NOTICE_S = 10
 """From the notice that a node is about to go to its end."""
+ORDERED = "ordered at "
+"""What a driver prints before the time at which it orders the job."""
+CONTROLLER = "ray::RayTrainController"
+"""Title of the process with Ray Train's controller."""
 _PAST_CHECKPOINTS = 2 * EVERY_STEPS + EVERY_STEPS // 2
 """Steps before the fault: two checkpoints, and half of the way to the next."""
 
@@ -32,16 +36,22 @@ class Contestant:
 
     module: str
     """Its driver."""
+    arguments: Sequence[str] = ()
+    """What the driver gets beside the address, the folder and the size."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment of its cluster's nodes."""
 
 
+_OURS = "tests.bench.recovery_ours"
+_PLAIN = "tests.bench.recovery_peer"
 CONTESTANTS = {
-    "ours": Contestant(module="tests.bench.recovery_ours", settings=QUICK_DEATHS),
-    "ray-train": Contestant(module="tests.bench.recovery_peer"),
-    "ray-train-quick": Contestant(module="tests.bench.recovery_peer", settings=QUICK_DEATHS),
+    "ours": Contestant(module=_OURS, arguments=["ray-train"], settings=QUICK_DEATHS),
+    "actors": Contestant(module=_OURS, arguments=["actors"], settings=QUICK_DEATHS),
+    "plain": Contestant(module=_PLAIN),
+    "plain-quick": Contestant(module=_PLAIN, settings=QUICK_DEATHS),
 }
-"""The last is Ray Train on a cluster with our settings: what is owed to them alone."""
+"""Both engines of ours, and Ray Train by itself; the last on a cluster with our settings, to show what
+is owed to them alone."""
 
 
 class Stage:
@@ -104,6 +114,23 @@ class Stage:
         assert recovery is not None
         return recovery
 
+    def pause(self, fault: float) -> Recovery:
+        """Wait until two checkpoints' worth of steps have followed the fault; return their longest pause.
+
+        Raises:
+            TimeoutError: they do not follow.
+        """
+        last = max(step.step for step in read_steps(self.folder) if step.time <= fault)
+        reached = last + _PAST_CHECKPOINTS
+        self.wait(lambda: max(step.step for step in read_steps(self.folder)) >= reached, RECOVERY_S)
+        return longest_pause(read_steps(self.folder), fault)
+
+    def start_s(self) -> float:
+        """Return the seconds from the driver's order to the first step that every rank had begun another after."""
+        lines = [line for line in self._said.read_text().splitlines() if line.startswith(ORDERED)]
+        steps = read_steps(self.folder)
+        return max(step.time for step in steps if step.step == 1) - float(lines[0].removeprefix(ORDERED))
+
     def wait(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Look until it holds; end the doomed node when its time has come."""
         limit = time.monotonic() + limit_s
@@ -129,6 +156,7 @@ class Stage:
         clean = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
         token = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
         arguments: Sequence[str] = [self.cluster.address, str(self.folder), *map(str, self._size)]
+        arguments = [*arguments, *self._contestant.arguments]
         with self._said.open("w") as said:
             return subprocess.Popen(
                 self.cluster.on_head([sys.executable, "-m", self._contestant.module, *arguments]),
@@ -143,6 +171,41 @@ class Stage:
     def _end_driver(self) -> None:
         self._driver.kill()
         self._driver.wait()
+
+
+def after(fault: Callable[[Stage], float]) -> Callable[[Stage], Recovery]:
+    """Return what plants the fault and waits until other workers, or fewer or more of them, go on."""
+    return lambda stage: stage.recovery(fault(stage))
+
+
+def controller_killed(stage: Stage) -> Recovery:
+    """Kill -9 of the actor with Ray Train's controller; the workers may go on meanwhile."""
+    [pid] = [pid for pid in processes_of(stage.cluster) if CONTROLLER in command_line(pid)]
+    now = time.time()
+    os.kill(pid, signal.SIGKILL)
+    return stage.pause(now)
+
+
+def start(stage: Stage) -> Recovery:
+    """Seconds from the order to the first completed step."""
+    return Recovery(seconds=stage.start_s(), stood_still_s=0.0, rolled_back=0, world_size=2)
+
+
+def memory(stage: Stage) -> Recovery:
+    """Proportional set size of all processes that Ray started for the job, MB in place of seconds."""
+    used = sum(pss_bytes(pid) for pid in processes_of(stage.cluster) if "ray::IDLE" not in command_line(pid))
+    return Recovery(seconds=used / 1e6, stood_still_s=0.0, rolled_back=0, world_size=2)
+
+
+def processes_of(cluster: Cluster) -> list[int]:
+    """Process ids of all that runs under the cluster's raylets and bears the name of a task or an actor."""
+    return [pid for node in [cluster.head, *cluster.nodes] for pid in node.workers("ray::")]
+
+
+def pss_bytes(pid: int) -> int:
+    """Return a process's memory; what it shares with others counts in parts."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return 1024 * int(next(line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")))
 
 
 def worker_killed(stage: Stage) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,16 @@ def recovery_after(steps: Iterable[Step], fault: float) -> Recovery | None:
         rolled_back=max(0, last - new[0].step),
         world_size=completed.world_size,
     )
+
+
+def longest_pause(steps: Sequence[Step], fault: float) -> Recovery:
+    """Where training went on in the same constellation: its longest time without a step after the fault."""
+    after = [step for step in steps if step.time > fault]
+    times = [max(step.time for step in steps if step.time <= fault), *(step.time for step in after)]
+    pause_s = max(later - earlier for earlier, later in itertools.pairwise(times))
+    made = Counter((step.rank, step.step) for step in steps)
+    again = len({step for (_, step), count in made.items() if count > 1})
+    return Recovery(seconds=pause_s, stood_still_s=pause_s, rolled_back=again, world_size=after[-1].world_size)
 
 
 def _follows(step: Step, before: Step) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.recovery import TARGETS, row_of
-from tests.bench.recovery_task import Recovery, Step, recovery_after
+from tests.bench.recovery_report import row_of, table
+from tests.bench.recovery_rows import ROWS
+from tests.bench.recovery_task import Recovery, Step, longest_pause, recovery_after
 
 FAULT = 10.0
 
@@ -35,17 +36,52 @@ def test_the_first_step_of_a_new_process_is_not_complete_before_the_next():
     assert recovery_after([*steps(1, 100, [9.0]), *steps(2, 100, [14.0])], FAULT) is None
 
 
-@pytest.mark.parametrize(("peer_s", "met"), [(2.7, True), (2.5, False)])
-def test_a_row_is_met_by_the_ratio_of_the_seconds_in_a_round(peer_s, met):
-    target = next(target for target in TARGETS if target.row == "worker-killed")
-    times = {"ours": 2.0, "ray-train": peer_s}
-    found = {
-        name: Recovery(seconds=seconds, stood_still_s=seconds, rolled_back=0, world_size=2)
-        for name, seconds in times.items()
-    }
-    assert row_of(target, [found])["met"] is met
+def test_the_longest_pause_counts_where_the_same_processes_go_on():
+    found = longest_pause(steps(1, 100, [9.0, 9.9, 10.4, 11.6, 11.7]), FAULT)
+    assert found == Recovery(seconds=pytest.approx(1.2), stood_still_s=pytest.approx(1.2), rolled_back=0, world_size=2)
+
+
+def test_steps_that_both_a_new_and_an_old_process_made_are_made_again():
+    found = longest_pause([*steps(1, 100, [9.0, 9.5, 9.9]), *steps(2, 101, [14.0, 14.1])], FAULT)
+    assert (found.seconds, found.rolled_back) == (pytest.approx(4.1), 2)
+
+
+def row(name):
+    return next(row for row in ROWS if row.name == name)
+
+
+def done(seconds, again=0):
+    return Recovery(seconds=seconds, stood_still_s=seconds, rolled_back=again, world_size=2)
+
+
+def reached(name, **found):
+    return [asked["met"] for asked in row_of(row(name), [found])["reach"]]
+
+
+@pytest.mark.parametrize(
+    ("ours", "actors", "plain", "met"),
+    [
+        (done(3.0), done(2.0), done(6.0), [True, True, True]),
+        (done(3.1), done(2.0), done(6.3), [False, True, True]),
+        (done(3.0), done(2.0), done(5.9), [True, False, True]),
+        (done(3.0, again=26), done(2.0, again=20), done(6.0), [True, True, False]),
+    ],
+)
+def test_a_row_is_met_by_the_ratios_and_the_steps_of_a_round(ours, actors, plain, met):
+    assert reached("worker-killed", ours=ours, actors=actors, plain=plain) == met
 
 
 def test_a_row_without_our_figure_is_not_met():
-    target = next(target for target in TARGETS if target.row == "node-drained")
-    assert row_of(target, [{}])["met"] is False
+    assert reached("node-drained") == [False] * 4
+
+
+@pytest.mark.parametrize(("megabytes", "met"), [(850.0, True), (851.0, False)])
+def test_memory_is_met_by_the_difference_to_actors(megabytes, met):
+    assert reached("memory", ours=done(megabytes), actors=done(600.0)) == [met]
+
+
+def test_the_table_shows_the_least_and_the_most_of_the_rounds():
+    rounds = [{"ours": done(seconds), "actors": done(2.0)} for seconds in (1.0, 2.0, 4.0)]
+    [line] = table([row_of(row("resized"), rounds)]).splitlines()[2:]
+    assert "| 2 s (1 - 4) | 2 s |" in line
+    assert "| 1 × (0.5 - 2) |" in line
