@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import importlib.util
 import os
 import secrets
@@ -14,17 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 import pytest
 import structlog
 from hypothesis import settings
 
 from tests.postgres import Postgres, find_program, run_postgres
+from tests.process_end import ended_sessions, keep_crash_trace
 
 # in CI all runs try the same examples: what chance finds is for us, not for whoever submits something else.
 settings.register_profile("ours", deadline=None, derandomize=os.environ.get("ACCORDION_REQUIRE") == "all")
@@ -65,8 +64,6 @@ os.environ["RAY_AUTH_MODE"] = RAY_ENV["RAY_AUTH_MODE"]
 # Ray reads the token once in the life of a process, so all clusters of a session share it.
 RAY_AUTH_TOKEN = os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 # Ray reads the mode when it is imported, and test modules that are collected before the cluster starts import it.
-_crash_files: list[TextIO] = []
-"""Kept open: the handler writes to the descriptor."""
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h: the child gets a signal when its parent dies."""
 
@@ -131,21 +128,7 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     """Keep them until the process is gone: pytest stops here, and Ray took the signals over when it connected."""
     if CRASHES:
-        file = keep_crash_trace(Path(CRASHES))
-        names = Counter((task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
-        file.write(f"threads when the tests had ended: {dict(names)}\n")
-        file.flush()
-
-
-def keep_crash_trace(folder: Path) -> TextIO:
-    """Have the interpreter write the stacks of all threads to a file of this process when it crashes; return it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}.txt"
-    file = (folder / name).open("a")
-    faulthandler.disable()
-    faulthandler.enable(file)
-    _crash_files.append(file)
-    return file
+        keep_crash_trace(Path(CRASHES))
 
 
 def part_of(item: pytest.Item) -> str:
@@ -168,6 +151,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A part in which no test was selected has passed: the others may hold what was asked for."""
+    ended_sessions.append(session)
     if session.config.getoption("part") and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 

@@ -7,9 +7,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.architecture.source import ROOT
 
 CRASH = "import atexit, ctypes\n\n\ndef test_ok():\n    atexit.register(ctypes.string_at, 0)\n"
+CRASHING_DESTRUCTOR = """
+import ctypes, sys, types
+
+def test_ok():
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(libc.abort, None, None)
+    sys.modules["ray._raylet"] = types.ModuleType("ray._raylet")
+
+def test_fails(): assert False
+"""
+
+
+def run_pytest(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+    (folder / "test_it.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "no:cacheprovider", str(folder)]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "ACCORDION_CRASHES": str(folder / "crashes")}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
 def test_only_the_common_conftest_configures_the_logs_of_services() -> None:
@@ -19,14 +39,15 @@ def test_only_the_common_conftest_configures_the_logs_of_services() -> None:
 
 
 def test_a_test_process_that_crashes_at_its_exit_leaves_its_stacks(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
-    (tmp_path / "test_it.py").write_text(CRASH)
-    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "no:cacheprovider"]
-    crashes = tmp_path / "crashes"
-    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "ACCORDION_CRASHES": str(crashes)}
-    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = run_pytest(tmp_path, CRASH)
     assert "1 passed" in done.stdout
     assert done.returncode == -signal.SIGSEGV
-    [trace] = (file.read_text() for file in crashes.iterdir())
+    [trace] = (file.read_text() for file in (tmp_path / "crashes").iterdir() if file.stat().st_size)
     assert "Fatal Python error: Segmentation fault" in trace
     assert "in string_at" in trace
+
+
+def test_a_destructor_of_rays_library_does_not_change_what_the_tests_found(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, CRASHING_DESTRUCTOR)
+    assert "1 failed, 1 passed" in done.stdout
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,43 @@
+"""How a process of the tests ends: a crash leaves its stacks, and Ray's leftovers do not change the exit status."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+ended_sessions: list[pytest.Session] = []
+"""The session of this process once its tests have ended; its exit status is final when the process ends."""
+_files: list[TextIO] = []
+"""Kept open: the handler writes to the descriptor."""
+
+
+def keep_crash_trace(folder: Path) -> None:
+    """Have the interpreter write the stacks of all threads to a file of this process if it crashes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}.txt"
+    _files.append((folder / name).open("a"))
+    faulthandler.disable()
+    faulthandler.enable(_files[-1])
+
+
+def _end_without_destructors() -> None:
+    """Leave before the destructors of Ray's library run.
+
+    After a node was cut off, `ray.shutdown()` leaves a thread of the library behind (`worker.io`). It
+    goes on while the destructors free what it uses: a session whose tests had all passed ended with a
+    segmentation fault.
+    """
+    if ended_sessions and "ray._raylet" in sys.modules:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(ended_sessions[-1].exitstatus))
+
+
+# The first to be registered is the last to be called, after Ray's own.
+atexit.register(_end_without_destructors)
