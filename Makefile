@@ -9,6 +9,10 @@ PYTEST_ARGS ?=
 # How many processes run tests, each a whole file at a time.
 TEST_PROCESSES ?= 2
 IN_PROCESSES = -n $(TEST_PROCESSES) --dist loadfile
+# Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
+ENGINE ?=
+# Which of the tests of test-elastic are run, such as ELASTIC_ARGS='-m both_engines'.
+ELASTIC_ARGS ?=
 # What the bench gets, such as BENCH_ARGS='--quick --rows encode'.
 BENCH_ARGS ?=
 
@@ -57,7 +61,7 @@ test: lint
 
 test-elastic: $(STAMP)
 	@rm -rf $(CRASHES)
-	@$(PYTEST) --part elastic $(IN_PROCESSES) tests/elastic $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
+	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) tests/elastic $(ELASTIC_ARGS) $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
 
 test-gpu: $(STAMP)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "there is no GPU: nothing is tested")'

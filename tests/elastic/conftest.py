@@ -18,6 +18,8 @@ from service.errors import RuntimeUnavailable
 from service.runtime.ray_backend import RayBackend
 from workers.contract import Cursor, Drained, EndRecord, EpochRecord, JobSpec, Launch, LogLine, Orders, Record
 
+ENGINE = os.environ.get("ACCORDION_TEST_ENGINE", "")
+"""Engine of all jobs of this folder; empty for the product's default. `make test-elastic ENGINE=...` sets it."""
 WAIT_S = 240.0
 """Only ends a test that fails: a loaded two-core machine needs many times what a free one does, two minutes for a job's
 first steps where ten others run."""
@@ -98,6 +100,12 @@ class Life:
         return [(epoch, row.loss, row.metrics, row.level_by_layer, row.regime_by_layer) for epoch, row in rows]
 
 
+def job_spec(spec: dict[str, Any]) -> JobSpec:
+    """Check a spec; without an engine of its own it gets the one that the tests run on."""
+    engine = {"engine": ENGINE} if ENGINE else {}
+    return JobSpec.model_validate({**spec, "workers": {**engine, **spec.get("workers", {})}})
+
+
 def place(item: Record | Cursor) -> tuple[int, int, int]:
     return (item.attempt, item.generation, item.seq)
 
@@ -170,7 +178,7 @@ def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
     def begin(spec: dict[str, Any], *, workers: int = 2) -> Life:
         job_id = uuid.uuid4().hex
         storage = str(folder / job_id)
-        launch = Launch(job_id=job_id, attempt=1, workers=workers, storage=storage, spec=JobSpec.model_validate(spec))
+        launch = Launch(job_id=job_id, attempt=1, workers=workers, storage=storage, spec=job_spec(spec))
         lives.append(Life(backend, launch))
         backend.start(launch)
         return lives[-1]
@@ -179,7 +187,7 @@ def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
     for life in lives:
         backend.remove(life.launch.job_id)
     wait_for(lambda: not backend.supervisors() and everything_is_free())
-    wait_for(lambda: not any(map(processes, ("ray::Supervisor", "ray::Worker"))))
+    wait_for(lambda: not any(map(processes, ("ray::Supervisor", "ray::RayTrainController", "ray::Worker"))))
 
 
 @pytest.hookimpl(wrapper=True)

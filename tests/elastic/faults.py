@@ -50,6 +50,7 @@ class Cost:
     """One row of the table."""
 
     fault: str
+    engine: str
     seconds: float | None
     """From the fault to the next step; None where training never stood still."""
     rolled_back: int
@@ -145,8 +146,15 @@ class Watched:
         assert all(self.began_where_it_could(fault) for fault in self.faults), self.life.story()
         rolled_back = max((started.steps_rolled_back for started in self.life.all(Started)), default=0)
         assert rolled_back <= MOST_ROLLED_BACK
-        COSTS.append(Cost(fault=fault, seconds=self._seconds(), rolled_back=rolled_back, seen_twice=self.seen_twice()))
-        return COSTS[-1]
+        cost = Cost(
+            fault=fault,
+            engine=self.life.launch.spec.workers.engine,
+            seconds=self._seconds(),
+            rolled_back=rolled_back,
+            seen_twice=self.seen_twice(),
+        )
+        COSTS.append(cost)
+        return cost
 
     def began_where_it_could(self, fault: float) -> bool:
         """Whether the group after a fault lost nothing that was in a whole checkpoint when it happened."""
@@ -179,10 +187,16 @@ def equal(ones: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> boo
 
 def table(costs: list[Cost]) -> str:
     """What the faults cost, for people."""
-    head = f"{'fault':<44} {'survived':<9} {'s to next step':>14} {'steps rolled back':>18} {'samples seen twice':>19}"
-    rows = [
-        f"{cost.fault:<44} {'yes':<9} {'-' if cost.seconds is None else f'{cost.seconds:.1f}':>14} "
-        f"{cost.rolled_back:>18} {cost.seen_twice:>19}"
-        for cost in costs
-    ]
-    return "\n".join([head, *rows])
+    widths = (44, 10, 9, 15, 18, 19)
+    head = ("fault", "engine", "survived", "s to next step", "steps rolled back", "samples seen twice")
+    lines = [head, *map(_cells, costs)]
+    return "\n".join(" ".join(map(_aligned, line, widths)) for line in lines)
+
+
+def _cells(cost: Cost) -> tuple[str, ...]:
+    seconds = "-" if cost.seconds is None else f"{cost.seconds:.1f}"
+    return (cost.fault, cost.engine, "yes", seconds, str(cost.rolled_back), str(cost.seen_twice))
+
+
+def _aligned(cell: str, width: int) -> str:
+    return cell.rjust(width) if cell[:1].isdigit() or cell == "-" else cell.ljust(width)

@@ -156,6 +156,7 @@ def test_two_faults_at_once(watch: Watch, undisturbed: dict[str, torch.Tensor]) 
     assert equal(watched.parameters(), undisturbed)
 
 
+@pytest.mark.both_engines
 def test_a_survivor_goes_on_alone_and_the_lost_one_is_replaced(watch: Watch) -> None:
     watched = watch(workers={"min": 1}, training={"epochs": 6})
     watched.reach(AFTER)
@@ -168,6 +169,7 @@ def test_a_survivor_goes_on_alone_and_the_lost_one_is_replaced(watch: Watch) -> 
     assert (resize.cause, resize.old, resize.new) == ("joined", 1, 2)
 
 
+@pytest.mark.both_engines
 def test_people_resize_a_job_and_no_step_is_lost(watch: Watch) -> None:
     watched = watch(workers={"min": 1, "max": 3}, options={"pace_s": 0.1})
     watched.reach(AFTER)

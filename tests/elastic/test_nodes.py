@@ -14,11 +14,11 @@ import ray
 
 from service.runtime.ray_backend import RayBackend
 from tests.conftest import Require
-from tests.elastic.conftest import Life, wait_for
+from tests.elastic.conftest import Life, job_spec, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, job
 from tests.elastic.memory_cgroup import memory_cgroup
 from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node, may_mount, with_private
-from workers.contract import FailureRecord, JobSpec, Launch, ResizeRecord
+from workers.contract import FailureRecord, Launch, ResizeRecord
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 AFTER = 30
@@ -44,7 +44,7 @@ def begin(tmp_path: Path) -> Begin:
 
 def start_life(cluster: Cluster, folder: Path, spec: dict[str, Any]) -> Life:
     """Start a job on a cluster; it ends with the cluster."""
-    checked = JobSpec.model_validate(spec)
+    checked = job_spec(spec)
     job_id = uuid.uuid4().hex
     storage = str(folder / "jobs" / job_id)
     launch = Launch(job_id=job_id, attempt=1, workers=checked.workers.max, storage=storage, spec=checked)
@@ -76,6 +76,7 @@ def leaving(watched: Watched) -> list[str]:
     return [node.id for node in watched.life.backend.nodes() if node.draining or not node.alive]
 
 
+@pytest.mark.both_engines
 def test_a_node_killed(begin: Begin) -> None:
     with cluster(nodes=2) as made:
         watched = begin(made, **ELASTIC)

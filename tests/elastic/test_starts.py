@@ -9,30 +9,31 @@ from pathlib import Path
 import pytest
 
 from service.runtime.ray_backend import RayBackend
-from tests.elastic.conftest import everything_is_free, processes, wait_for
+from tests.elastic.conftest import everything_is_free, job_spec, processes, wait_for
 from workers import crew as crew_module
-from workers.contract import JobSpec, Launch
-from workers.crew import RayCrew
+from workers.contract import Launch
 from workers.errors import ProcessLost
+from workers.process_pool import Crew, crew_of
 from workers.starts import FailedStart
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 LIMIT_S = 5.0
 """Instead of two minutes; a process that only waits answers in milliseconds."""
 LIMITS = {"answer_seconds": LIMIT_S}
-Hanging = Callable[[str], RayCrew]
+Hanging = Callable[[str], Crew]
 
 
 @pytest.fixture
 def hanging(backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     """A crew whose first process hangs in this way while it prepares; from then on the limit is a short one."""
     backend.nodes()
-    crews: list[RayCrew] = []
+    crews: list[Crew] = []
 
-    def hire(way: str) -> RayCrew:
+    def hire(way: str) -> Crew:
         task = {"name": "tests.elastic.hanging:HangsOnce", "options": {"folder": str(tmp_path), "hang": way}}
-        spec = JobSpec.model_validate({"task": task, "workers": {"min": 1, "max": 1}, "limits": LIMITS})
-        crews.append(RayCrew(Launch(job_id="starts", attempt=1, workers=1, storage=str(tmp_path), spec=spec)))
+        spec = job_spec({"task": task, "workers": {"min": 1, "max": 1}, "limits": LIMITS})
+        launch = Launch(job_id="starts", attempt=1, workers=1, storage=str(tmp_path), spec=spec)
+        crews.append(crew_of(launch))
         crews[-1].hire()
         look_until(crews[-1], (tmp_path / "hangs").exists)
         monkeypatch.setattr(crew_module, "PREPARING_S", LIMIT_S)
@@ -44,11 +45,11 @@ def hanging(backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     wait_for(lambda: everything_is_free() and not processes("ray::Worker"))
 
 
-def look_until(crew: RayCrew, condition: Callable[[], object]) -> None:
+def look_until(crew: Crew, condition: Callable[[], object]) -> None:
     wait_for(lambda: (crew.look(0.1), condition())[1])
 
 
-def is_ready(crew: RayCrew) -> bool:
+def is_ready(crew: Crew) -> bool:
     return any(one.ready_since is not None for one in crew.processes)
 
 
