@@ -32,6 +32,8 @@ class Member:
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     joining: Any = None
     """Call by which the process joins the run of its engine; None if no such call is open."""
+    joining_since: float = 0.0
+    """When that call was made."""
     has_joined: bool = True
     """Whether the process may train; False until it has joined the run of its engine."""
 

@@ -28,6 +28,8 @@ END_S = 3.0
 """How long Ray Train may take to note the end of its run."""
 RETRY_S = 1.0
 """Pause before another controller, where the one before it failed too before a worker joined its run."""
+JOIN_S = 120.0
+"""How long a controller may take to let a worker join its run before it is replaced; a loaded machine takes 20 s."""
 MOST_FAILED_CONTROLLERS = 5
 """Controllers in a row that may fail before one is up; then the attempt ends."""
 
@@ -44,7 +46,7 @@ class RayTrainCrew(RayCrew):
     def __init__(self, launch: Launch, **named: Any) -> None:
         super().__init__(launch, **named)
         check_ray_train(self._ray.__version__)
-        self._options |= {"max_concurrency": 16}
+        self._options |= {"max_concurrency": 8}
         self._controller: Any = None
         self._running: Any = None
         """Call that returns when the controller's run ends."""
@@ -55,6 +57,8 @@ class RayTrainCrew(RayCrew):
         """Start a controller where there is none, then do what `RayCrew` does."""
         if self._controller is None and self._members and self._clock() >= self._next_controller_at:
             self._start_controller()
+        if any(one.joining and self._clock() - one.joining_since >= JOIN_S for one in self._members.values()):
+            self._drop_controller(f"no worker could join its run within {JOIN_S:g} s")
         super().look(timeout_s)
 
     def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
@@ -84,6 +88,7 @@ class RayTrainCrew(RayCrew):
         member.has_joined = member.ready_since is not None
         if self._controller is not None:
             member.joining = self._controller.admit.remote(member.number, member.actor)
+            member.joining_since = self._clock()
 
     def _open_calls(self) -> dict[Any, Callable[[Any], None]]:
         joining = {one.joining: partial(self._take_joining, one) for one in self._members.values() if one.joining}
@@ -103,24 +108,29 @@ class RayTrainCrew(RayCrew):
         self._note_ready(member)
 
     def _lose_controller(self, run: Any) -> None:
-        """Replace a controller whose process died, or whose run failed.
+        """Note why a controller's process or run ended."""
+        try:
+            self._ray.get(run)
+            self._drop_controller("its run ended")
+        except self._ray.exceptions.RayTaskError as raised:
+            self._drop_controller(f"{type(raised.cause).__name__}: {raised.cause}")
+        except self._ray.exceptions.RayError as lost:
+            self._drop_controller(f"its process is gone ({type(lost).__name__})")
+
+    def _drop_controller(self, reason: str) -> None:
+        """Kill the controller; another one takes its place.
 
         Raises:
             EngineUnavailable: one controller after another fails.
         """
-        self._num_failed += 1
-        try:
-            self._ray.get(run)
-            reason = "its run ended"
-        except self._ray.exceptions.RayTaskError as raised:
-            reason = f"{type(raised.cause).__name__}: {raised.cause}"
-        except self._ray.exceptions.RayError as lost:
-            reason = f"its process is gone ({type(lost).__name__})"
-        if self._num_failed > 1:
-            self._next_controller_at = self._clock() + RETRY_S
+        log.warning("Ray Train's controller stopped: %s; another one takes the running workers over", reason)
         self._ray.kill(self._controller)
         self._controller = self._running = None
-        log.warning("Ray Train's controller stopped: %s; another one takes the running workers over", reason)
+        for member in self._members.values():
+            member.joining = None
+        self._num_failed += 1
+        if self._num_failed > 1:
+            self._next_controller_at = self._clock() + RETRY_S
         if self._num_failed >= MOST_FAILED_CONTROLLERS:
             raise EngineUnavailable(
                 f"Ray Train's controller failed {self._num_failed} times in a row: {reason}; set workers.engine to "

@@ -44,7 +44,7 @@ class RayTrainController:
         await controller.run()
 
     async def admit(self, number: int, actor: Any) -> None:
-        """Make a worker process part of the run; its training function runs when this returns."""
+        """Make a worker process part of the run."""
         await (await asyncio.shield(self._built)).admit(number, actor)
 
     async def conclude(self, ending: Ending, message: str) -> None:

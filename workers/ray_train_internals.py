@@ -1,25 +1,25 @@
 """Private names of Ray Train 2.60, for a run whose workers come and go one by one; no other module imports them.
 
-Ray Train's trainer, controller, worker group, worker and training function stay its own. What differs: the worker
-group begins empty, takes in workers that the supervisor has started, and forgets those that are gone; ranks are those
-of the present group; `ray.train.report` goes to the job's records.
+Ray Train's trainer, controller, worker group, callbacks and state API stay its own. What differs: the worker group
+begins empty, takes in workers that the supervisor has started, and forgets those that are gone; people's own code sees
+the ranks of its present group, and its `ray.train.report` goes to the job's records.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from importlib import metadata as distributions
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import ray
+from ray import cloudpickle
 from ray.exceptions import RayActorError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.backend import Backend, BackendConfig
+from ray.train.backend import BackendConfig
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.checkpoint.report_handler import ReportCallbackHandler
@@ -39,12 +39,12 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
 from ray.train.v2._internal.execution.worker_group import (
-    ReplicaGroup,
     WorkerGroup,
     WorkerGroupPollStatus,
     WorkerGroupState,
 )
-from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
+from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
+from ray.train.v2._internal.execution.worker_group.worker import ActorMetadata, RayTrainWorker
 from ray.train.v2._internal.execution.worker_group.worker import Worker as RosterEntry
 from ray.train.v2._internal.util import TrainingFramework
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -52,11 +52,11 @@ from ray.train.v2.api.exceptions import ControllerError
 
 from workers.errors import CodeError
 from workers.names import train_run_name
+from workers.ray_train_worker import torchrun_variables
 
 if TYPE_CHECKING:
     from workers.contract import Launch
     from workers.ray_train_controller import Ending
-    from workers.ray_train_worker import WorkerInRayTrain
     from workers.worker import Seat
 
 _UNUSED_CALLBACKS = {"DatasetsCallback", "WorkingDirectorySetupCallback", "PlacementGroupCleanerCallback"}
@@ -65,86 +65,51 @@ _UNUSED_CALLBACKS = {"DatasetsCallback", "WorkingDirectorySetupCallback", "Place
 log = logging.getLogger(__name__)
 
 
-class _Backend(Backend):
-    """Sets up no process group: workers join one group after another by themselves."""
-
-    has_replica_groups = True
-    share_cuda_visible_devices = False
-
-
 class _BackendConfig(BackendConfig):
-    """Stands in for `TorchConfig`, whose process group lives as long as the run's worker group."""
-
-    @property
-    def backend_cls(self) -> type[Backend]:
-        return _Backend
+    """Stands in for `TorchConfig`: worker groups make their process groups themselves, one after another."""
 
     @property
     def framework(self) -> TrainingFramework:
         return TrainingFramework.TORCH
 
 
-class TrainSide:
-    """A worker process's part in a Ray Train run: Ray Train's worker object and the context that scripts read."""
+class ScriptContext:
+    """What `ray.train` tells and does in people's own code; `report` gets its metrics."""
 
-    def __init__(self, host: WorkerInRayTrain) -> None:
-        self.worker = RayTrainWorker()
-        self._host = host
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._worker = RayTrainWorker()
+        self._functions = _TrainFunctions(report)
         self._place: DistributedContext | None = None
-        self._has_joined = False
 
-    def join_run(self, arguments: Mapping[str, Any]) -> None:
-        """Set up Ray Train's context; one that replaces another keeps the running training function and its rank."""
-        before = get_train_context() if self._has_joined else None
-        self.worker.init_train_context(**arguments)
-        set_train_fn_utils(_TrainFunctions(self._host))
-        context = get_train_context()
-        if before is not None:
-            runner = before.execution_context.training_thread_runner
-            context.execution_context = replace(context.execution_context, training_thread_runner=runner)
-        context.distributed_context = self._place or context.distributed_context
-        self._has_joined = True
-
-    def start_training_function(self, train_fn_ref: Any) -> None:
-        """Start it, unless it runs."""
-        if get_train_context().execution_context.training_thread_runner.is_running():
-            return
-        serve = self._host.serve_groups
-        self.worker.run_train_fn(SimpleNamespace(get=lambda: serve))
-        del train_fn_ref
+    def join_run(self, run_context: bytes) -> None:
+        """Set up Ray Train's context of a run; the place in the present group stays."""
+        self._worker.init_train_context(**cloudpickle.loads(run_context))
+        set_train_fn_utils(self._functions)
+        if self._place is not None:
+            get_train_context().distributed_context = self._place
 
     def show_place(self, seat: Seat) -> None:
-        """Have `ray.train.get_context()` and the environment tell the worker's place in its present group."""
-        here = seat.nodes[seat.rank]
+        """Have `ray.train.get_context()` tell the worker's place in its present group."""
+        told = torchrun_variables(seat)
         self._place = DistributedContext(
             world_rank=seat.rank,
             world_size=seat.world_size,
-            local_rank=seat.nodes[: seat.rank].count(here),
-            local_world_size=seat.nodes.count(here),
-            node_rank=list(dict.fromkeys(seat.nodes)).index(here),
+            local_rank=int(told["LOCAL_RANK"]),
+            local_world_size=int(told["LOCAL_WORLD_SIZE"]),
+            node_rank=int(told["NODE_RANK"]),
         )
         get_train_context().distributed_context = self._place
-        os.environ |= {
-            "RANK": str(self._place.world_rank),
-            "WORLD_SIZE": str(self._place.world_size),
-            "LOCAL_RANK": str(self._place.local_rank),
-            "LOCAL_WORLD_SIZE": str(self._place.local_world_size),
-            "NODE_RANK": str(self._place.node_rank),
-        }
-        if self._host.uses_gpu and "TORCH_NCCL_BLOCKING_WAIT" not in os.environ:
-            # as Ray Train's TorchConfig does.
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
 
 
 class _TrainFunctions(DistributedTrainFnUtils):
     """Functions of `ray.train` in a job: no call waits at an actor, so a lost worker leaves no rank waiting there."""
 
-    def __init__(self, host: WorkerInRayTrain) -> None:
-        self._host = host
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report = report
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, *_: Any, **__: Any) -> None:
         """Add rank 0's metrics to the job's records; a checkpoint is not kept, and a warning says so."""
-        self._host.report(metrics, has_checkpoint=checkpoint is not None)
+        self._report(metrics, has_checkpoint=checkpoint is not None)
 
     def get_checkpoint(self) -> None:
         """Return None: the job's own checkpoints restore what was given to `session.attach`."""
@@ -210,43 +175,39 @@ class Roster(WorkerGroup):
         self._worker_group_state = _State(
             start_time=0.0, placement_group_handle=_NoPlacementGroup(), workers=[], sync_actor=None
         )
-        self._replica_groups: list[ReplicaGroup] = []
-        self._worker_rank_to_replica_group_rank: dict[int, int] = {}
         for callback in self._callbacks:
             if isinstance(callback, ReportCallbackHandler):
                 callback.after_worker_group_start(self)
 
-    def prepare_worker(self, actor: Any) -> RosterEntry:
-        """Set up Ray Train's context in the worker's process; may take seconds, and changes no state."""
-        metadata = ray.get(actor.get_metadata.remote())
-        newcomer = RosterEntry(actor, metadata, self.get_resources_per_worker())
-        newcomer.distributed_context = DistributedContext(
-            world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0
-        )
-        self._init_train_context([newcomer], None)
-        return newcomer
+    async def add_worker(self, actor: Any) -> None:
+        """Have a worker process join the run, and list it."""
+        metadata = ActorMetadata(**await actor.get_metadata.remote())
+        await actor.join_run.remote(self._packed_context)
+        self._set_workers([*self.get_workers(), RosterEntry(actor, metadata, self.get_resources_per_worker())])
 
-    def add_worker(self, newcomer: RosterEntry) -> None:
-        """Take in a prepared worker, and start its training function."""
-        self._set_workers([*self.get_workers(), newcomer])
-        group = ReplicaGroup([newcomer], self.get_resources_per_worker(), self._replica_group_callbacks)
-        self._replica_groups.append(group)
-        group.start_training(self._worker_group_context)
+    @cached_property
+    def _packed_context(self) -> bytes:
+        """Arguments of `RayTrainWorker.init_train_context`, so that a worker need not import their classes."""
+        arguments = {
+            "train_run_context": self._train_run_context,
+            "distributed_context": DistributedContext(
+                world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0
+            ),
+            "synchronization_actor": None,
+            "storage_context": self._storage_context,
+            "worker_callbacks": self._worker_callbacks_to_propagate,
+            "controller_actor": None,
+        }
+        return bytes(cloudpickle.dumps(arguments))
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         """Poll the workers and forget those that are gone: the supervisor decides what a loss means."""
         found = list(zip(self.get_workers(), self._poll_workers_and_collect_errors(timeout), strict=True))
-        kept = [(worker, status) for worker, status in found if not _is_gone(status.error)]
-        workers = [worker for worker, _ in kept]
+        kept = [worker for worker, status in found if not _is_gone(status)]
         if len(kept) < len(found):
-            self._replica_groups = [one for one in self._replica_groups if one.get_workers()[0] in workers]
-            self._set_workers(workers)
-        for _, status in kept:
-            # an error would make the controller restart the whole group.
-            status.error, status.running = None, True
-        polled = WorkerGroupPollStatus(
-            dict(enumerate(status for _, status in kept)), self._worker_rank_to_replica_group_rank
-        )
+            self._set_workers(kept)
+        # an error in a status would make the controller end the whole run.
+        polled = WorkerGroupPollStatus({rank: WorkerStatus(running=True) for rank in range(len(kept))}, {})
         # Ray Train's callbacks take an empty group for one that has not begun.
         for callback in self._callbacks if kept else ():
             callback.after_worker_group_poll_status(polled)
@@ -265,14 +226,14 @@ class Roster(WorkerGroup):
         self._world_rank_to_ongoing_poll.clear()
         if workers:
             workers = self._assign_worker_ranks(workers)
-        self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
         self._worker_group_state = replace(self._worker_group_state, workers=workers)
         for callback in self._callbacks:
             if isinstance(callback, ReportCallbackHandler) or (workers and isinstance(callback, StateManagerCallback)):
                 callback.after_worker_group_start(self)
 
 
-def _is_gone(error: BaseException | None) -> bool:
+def _is_gone(status: WorkerStatus | None) -> bool:
+    error = status.error if status is not None else None
     return isinstance(error, WorkerHealthCheckFailedError) and isinstance(error.health_check_failure, RayActorError)
 
 
@@ -309,7 +270,7 @@ class Controller(TrainController):
         """Make a worker part of the run."""
         while (roster := self._worker_group) is None:
             await asyncio.sleep(0.01)
-        roster.add_worker(await asyncio.to_thread(roster.prepare_worker, actor))
+        await roster.add_worker(actor)
         log.debug("worker process %d is part of the run", number)
 
     def conclude(self, ending: Ending, message: str) -> None:
@@ -359,7 +320,7 @@ def create_controller(launch: Launch) -> Controller:
     workers = launch.spec.workers
     resources = {"CPU": workers.cpus} | ({"GPU": workers.gpus} if workers.gpus else {})
     trainer = _Trainer(
-        _train,
+        _train_group,
         backend_config=_BackendConfig(),
         scaling_config=ScalingConfig(
             num_workers=launch.workers, resources_per_worker=resources, use_gpu=bool(workers.gpus)
@@ -374,8 +335,8 @@ def create_controller(launch: Launch) -> Controller:
     return trainer.controller
 
 
-def _train() -> None:
-    """Stand for the training function; each worker runs its own `serve_groups` in its place."""
+def _train_group() -> None:
+    """Stand for the training function; the supervisor has each worker process train in its present group."""
 
 
-__all__ = ["Controller", "Roster", "TrainSide", "create_controller"]
+__all__ = ["Controller", "Roster", "ScriptContext", "create_controller"]

@@ -14,8 +14,9 @@ from tests.unit.workers.fake_ray import DEAD, OPEN
 from workers.contract import EndRecord, PausedRecord
 from workers.crew import PULSE_S
 from workers.errors import EngineUnavailable
-from workers.ray_train import MOST_FAILED_CONTROLLERS, RAY_SERIES, RETRY_S, RayTrainCrew, check_ray_train
-from workers.ray_train_worker import finite_numbers
+from workers.ray_train import JOIN_S, MOST_FAILED_CONTROLLERS, RAY_SERIES, RETRY_S, RayTrainCrew, check_ray_train
+from workers.ray_train_worker import finite_numbers, torchrun_variables
+from workers.worker import Seat
 
 
 @pytest.fixture
@@ -51,6 +52,16 @@ def test_a_process_that_prepares_when_the_controller_dies_joins_the_next_one(wor
     world.look()
     assert world.ready == [0]
     assert len(world.ray.controllers[1].asked("admit")) == 1
+
+
+def test_a_controller_that_lets_nobody_join_is_replaced(world: World) -> None:
+    world.ray.admission = OPEN
+    world.crew.hire()
+    world.look()
+    world.ray.admission = None
+    world.look(JOIN_S + PULSE_S)
+    assert world.ray.controllers[0] in world.ray.killed
+    assert (len(world.ray.controllers), world.ready) == (2, [0])
 
 
 def test_a_controller_that_always_fails_ends_the_attempt_with_its_error(world: World) -> None:
@@ -101,3 +112,17 @@ def test_a_ray_without_what_ray_train_imports_is_refused(monkeypatch: pytest.Mon
 def test_of_reported_metrics_the_finite_numbers_are_kept() -> None:
     metrics = {"loss": 0.5, "step": 3, "nan": float("nan"), "text": "7", "list": [1], "none": None}
     assert finite_numbers(metrics) == {"loss": 0.5, "step": 3.0}
+
+
+def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
+    seat = Seat(
+        generation=1,
+        rank=3,
+        world_size=4,
+        store=("host", 1, ""),
+        interruption=None,
+        peer_timeout_s=60.0,
+        nodes=("a", "b", "a", "b"),
+    )
+    told = torchrun_variables(seat)
+    assert told == {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"}

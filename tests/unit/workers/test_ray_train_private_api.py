@@ -15,14 +15,10 @@ V2 = "ray.train.v2"
 EXECUTION = f"{V2}._internal.execution"
 MEMBERS: Mapping[str, set[str]] = {
     f"{EXECUTION}.worker_group:WorkerGroup": {
-        "_start_impl", "_init_train_context", "_poll_workers_and_collect_errors", "_assign_worker_ranks",
-        "get_resources_per_worker", "get_workers", "poll_status", "execute_single", "abort", "shutdown",
+        "_start_impl", "_poll_workers_and_collect_errors", "_assign_worker_ranks", "get_resources_per_worker",
+        "get_workers", "poll_status", "execute_single", "abort", "shutdown",
     },
-    f"{EXECUTION}.worker_group:ReplicaGroup": {"start_training", "get_workers"},
-    f"{EXECUTION}.worker_group.worker:RayTrainWorker": {
-        "init_train_context", "run_train_fn", "execute", "get_metadata", "poll_status", "clear_result_queue",
-        "shutdown",
-    },
+    f"{EXECUTION}.worker_group.worker:RayTrainWorker": {"init_train_context"},
     f"{EXECUTION}.controller:TrainController": {"worker_group_cls", "run", "_step", "_poll_workers", "get_state"},
     f"{EXECUTION}.scaling_policy:ScalingPolicy": {
         "make_decision_for_non_running_worker_group", "make_decision_for_running_worker_group",
@@ -35,7 +31,7 @@ MEMBERS: Mapping[str, set[str]] = {
     f"{V2}.api.data_parallel_trainer:DataParallelTrainer": {
         "fit", "_create_default_callbacks", "_initialize_and_run_controller",
     },
-    "ray.train.backend:Backend": {"has_replica_groups"},
+    "ray.train.backend:BackendConfig": {"framework"},
 }  # fmt: skip
 """Classes as `module:name`, each with the members that are overridden or called."""
 WAY_OUT = (
