@@ -83,18 +83,22 @@ def _possible(run: Run, override: Override) -> bool:
 
 def report_switch(run: Run, switch: Switch) -> None:
     """Say what all workers switched to, and which plan each of them runs now; rank 0."""
+    for record in switch_records(switch):
+        run.context.link.post(record)
+
+
+def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
+    """Return the records of a switch: the decision, and every rank's acknowledgement of its plan."""
     decision = switch.decision
-    run.context.link.post(DecisionRecord(decision=decision))
-    run.context.link.post(
-        AcksRecord(
-            epoch=decision.epoch,
-            step=decision.step,
-            world_size=run.context.world_size,
-            digest=plan_digest(decision.level_by_layer, decision.global_batch),
-            override_ids=decision.override_ids,
-            acks=switch.acks,
-        )
+    acks = AcksRecord(
+        epoch=decision.epoch,
+        step=decision.step,
+        world_size=len(switch.acks),
+        digest=plan_digest(decision.level_by_layer, decision.global_batch),
+        override_ids=decision.override_ids,
+        acks=switch.acks,
     )
+    return DecisionRecord(decision=decision), acks
 
 
 def epoch_record(run: Run, decision: Decision, *, loss: float | None, metrics: Mapping[str, float]) -> EpochRecord:

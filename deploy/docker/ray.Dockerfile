@@ -10,6 +10,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN pip install --constraint constraints.txt --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch
 COPY accordion accordion
+COPY accordion_ray accordion_ray
 COPY workers workers
 COPY service service
 RUN pip install --constraint constraints.txt '.[service,postgresql]'

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("accordion", "workers", "service")
+PACKAGES = ("accordion", "accordion_ray", "workers", "service")
 
 
 def source_files() -> list[Path]:

@@ -17,6 +17,9 @@ from tests.architecture.source import PACKAGES, ROOT, module_name, source_files
 PLANTED = [
     ("one-way", "accordion/planted.py", "import workers.contract"),
     ("one-way", "workers/planted.py", "import service.settings"),
+    ("one-way", "workers/planted.py", "import accordion_ray"),
+    ("one-way", "service/planted.py", "import accordion_ray.errors"),
+    ("one-way", "accordion_ray/planted.py", "import service.settings"),
     ("library", "accordion/planted.py", "import pydantic"),
     ("torch-free", "accordion/messages.py", "import torch"),
     ("torch-free", "accordion/policies/fixed.py", "from accordion import session"),

@@ -34,6 +34,7 @@ TOP_LEVEL = {
     "Makefile",
     "README.md",
     "accordion",
+    "accordion_ray",
     "constraints.txt",
     "deploy",
     "pyproject.toml",

@@ -1,0 +1,13 @@
+"""Accordion in a Ray Train script: `attach` after `prepare_model`, and nothing else in the loop changes.
+
+model = ray.train.torch.prepare_model(model)
+accordion_ray.attach(model, optimizer)
+"""
+
+from __future__ import annotations
+
+from accordion_ray.attachment import attach
+from accordion_ray.checkpoints import save_state
+from accordion_ray.errors import AttachError
+
+__all__ = ["AttachError", "attach", "save_state"]

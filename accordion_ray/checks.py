@@ -1,0 +1,51 @@
+"""Checks of model and settings before `attach` registers anything."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from accordion.config import Config
+from accordion_ray.errors import AttachError
+
+
+def check_model(model: object, *, world_size: int) -> None:
+    """Check that `prepare_model` has wrapped the model for data-parallel training.
+
+    A single worker's model is not wrapped by `prepare_model` and need not be.
+
+    Raises:
+        AttachError: the model is sharded, or is not wrapped although there are other workers.
+    """
+    sharded = FSDPModule | FullyShardedDataParallel
+    if isinstance(model, nn.Module) and any(isinstance(part, sharded) for part in model.modules()):
+        raise AttachError(
+            "attach() got a model that FSDP shards; its gradients are scattered over the workers, "
+            "where they cannot be compressed. Call prepare_model(model) without "
+            'parallel_strategy="fsdp", or train without Accordion'
+        )
+    inner = getattr(model, "_orig_mod", model)  # accordion.attach refuses a compiled model itself
+    if world_size > 1 and not isinstance(inner, DistributedDataParallel):
+        raise AttachError(
+            f"attach() got a {type(model).__name__} on {world_size} workers; call "
+            "model = ray.train.torch.prepare_model(model) first and pass its result"
+        )
+
+
+def check_config(config: Config, steps_per_epoch: int | None) -> None:
+    """Check settings that an unchanged training loop could not follow.
+
+    Raises:
+        AttachError: a setting does not fit.
+    """
+    if config.batch is not None:
+        raise AttachError(
+            f"Config(batch=...) changes the global batch between {config.batch.low} and "
+            f"{config.batch.high} samples, which an unchanged loop does not follow; leave it out"
+        )
+    if steps_per_epoch is not None and steps_per_epoch < 1:
+        raise AttachError(
+            f"steps_per_epoch is {steps_per_epoch}; give a whole number from 1 on, such as "
+            "len(train_loader), or leave it out to follow ray.train.report"
+        )

@@ -1,0 +1,161 @@
+"""Rank 0's way to the Accordion actor, which may not be there yet, or not any more.
+
+An actor is only looked for and never started: without a service nobody would read what it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accordion_ray.errors import AttachError
+from workers.asking import ActorSilentError, Ask
+from workers.calls import NameTaken, Receipt, Refused
+from workers.contract import Guest
+from workers.names import NAMESPACE, actor_name, installation_of
+
+ENLIST_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def find_installations() -> list[str]:
+    """Return the ids of the installations whose Accordion actor runs on this Ray cluster."""
+    from ray.util import list_named_actors
+
+    actors = list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+    return sorted(found for found in map(installation_of, names) if found is not None)
+
+
+def check_installations(found: Sequence[str]) -> None:
+    """Check that it is clear which of the installations a run belongs to.
+
+    Raises:
+        AttachError: there are several.
+    """
+    if len(found) > 1:
+        raise AttachError(_ambiguous(found))
+
+
+class RunningActor:
+    """Calls the Accordion actor of an installation if it runs. Implements `Ask`."""
+
+    def __init__(self, installation: str) -> None:
+        self._name = actor_name(installation)
+        self._actor: Any = None
+
+    def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
+        """Return the method's answer.
+
+        Raises:
+            ActorSilentError: there is no such actor, it is too old for the method, or it did not
+                answer in time.
+        """
+        import ray
+
+        try:
+            self._actor = self._actor or ray.get_actor(self._name, namespace=NAMESPACE)
+            call = getattr(self._actor, method).remote(*arguments, **named)
+            return ray.get(call, timeout=timeout_s)
+        except (ray.exceptions.RayError, OSError, ValueError, AttributeError) as error:
+            self._actor = None
+            raise ActorSilentError(f"the Accordion actor gave no answer to {method}: {error}") from error
+
+
+class ServiceConnection:
+    """Registers a guest run with the service, and passes calls on while it is registered.
+
+    Implements `Ask`. One thread calls `refresh` every few seconds; any thread may call the rest.
+
+    Args:
+        guest: what is registered.
+        installation: id of the installation to register with; None takes the only one there is.
+        find: returns the installations on this cluster.
+        connect: returns the way to an installation's actor.
+    """
+
+    def __init__(
+        self,
+        guest: Guest,
+        *,
+        installation: str | None,
+        find: Callable[[], list[str]] = find_installations,
+        connect: Callable[[str], Ask] = RunningActor,
+    ) -> None:
+        self.guest = guest
+        self.is_registered = False
+        self.is_superseded = False
+        """Whether a newer worker group of the run has registered."""
+        self._installation = installation
+        self._find = find
+        self._connect = connect
+        self._actor: Ask | None = None
+        self._told = ""
+        """The last warning, which is not repeated."""
+
+    def refresh(self) -> None:
+        """Find the service if it is not known, and register again, so that it knows that the run is alive."""
+        self._actor = self._actor or self._find_actor()
+        if self._actor is None or self.is_superseded:
+            return
+        try:
+            self._note(self._actor("enlist", self.guest, timeout_s=ENLIST_TIMEOUT_S))
+        except ActorSilentError:
+            # It may come back under another name, or not at all: look for it again.
+            self._actor = None
+
+    def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
+        """Return the answer of the Accordion actor's method.
+
+        Raises:
+            ActorSilentError: the run is not registered, or there was no answer in time.
+        """
+        actor = self._actor
+        if actor is None or not self.is_registered:
+            raise ActorSilentError(f"the run is not registered, so {method} was not called")
+        return actor(method, *arguments, timeout_s=timeout_s, **named)
+
+    def _find_actor(self) -> Ask | None:
+        found = self._find()
+        if self._installation is not None:
+            found = [one for one in found if one == self._installation]
+        if len(found) > 1:
+            self._warn(_ambiguous(found))
+        if len(found) != 1:
+            return None
+        self._installation = found[0]
+        return self._connect(found[0])
+
+    def _note(self, answer: Receipt | Refused | NameTaken) -> None:
+        match answer:
+            case NameTaken():
+                self.is_registered = False
+                self._warn(
+                    f"the guest run {self.guest.name!r} is not registered with Accordion, because run "
+                    f"{answer.job_id} has this name; training goes on. Give attach() another name="
+                )
+            case Refused():
+                self.is_registered, self.is_superseded = False, True
+                self._warn(
+                    f"generation {self.guest.generation} of the guest run {self.guest.name!r} is over: "
+                    f"generation {answer.newest.generation} is registered; this one reports nothing more"
+                )
+            case Receipt():
+                if not self.is_registered:
+                    log.info("guest run %s is registered with Accordion", self.guest.job_id)
+                self.is_registered = True
+
+    def _warn(self, sentence: str) -> None:
+        if sentence != self._told:
+            log.warning("%s", sentence)
+        self._told = sentence
+
+
+def _ambiguous(found: Sequence[str]) -> str:
+    listed = ", ".join(repr(installation) for installation in found)
+    return (
+        f"{len(found)} Accordion installations run on this Ray cluster ({listed}); choose one with "
+        "attach(..., installation=), or pass register=False"
+    )

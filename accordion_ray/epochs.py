@@ -1,0 +1,81 @@
+"""Where epochs end in a loop that does not say so: with `ray.train.report`, or after a number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accordion.session import Session
+from accordion.step_results import StepResult
+from accordion_ray.guest_run import GuestRun
+from accordion_ray.records import Attached, EndedEpoch
+
+
+class EpochFollower:
+    """Ends the session's epochs on every rank; all ranks make the same steps and reports.
+
+    Args:
+        attached: what is followed.
+        guest: reports to the service, on rank 0.
+    """
+
+    def __init__(self, attached: Attached, guest: GuestRun | None) -> None:
+        self._attached = attached
+        self._guest = guest
+        self._lr = attached.rate()
+        self._ended_at = attached.session.steps
+        """Step at which the last epoch ended."""
+        self._ended: EndedEpoch | None = None
+        """Epoch that has ended and is not recorded yet, since its metrics are still to come."""
+
+    def pass_boundary(self, result: StepResult) -> None:
+        """Observe a step boundary; the session calls this."""
+        self._record({})
+        self._lr = self._attached.rate()
+        if self._guest is not None:
+            self._guest.record_boundary(result)
+        length = self._attached.steps_per_epoch
+        if length is not None and self._attached.session.steps % length == 0:
+            self._end()
+            self._record({})
+
+    def end_before_save(self) -> None:
+        """End the epoch before its state is saved, if the script is about to report it."""
+        if self._attached.steps_per_epoch is None:
+            self._end()
+
+    def begin_report(self, metrics: Mapping[str, Any]) -> None:
+        """End and record the epoch that the script reports."""
+        if self._attached.steps_per_epoch is None:
+            self._end()
+            self._record(metrics)
+
+    def finish_report(self) -> None:
+        """Count the time of a report, which saves a checkpoint."""
+        if self._guest is not None:
+            self._guest.count_seconds("checkpoint")
+
+    def _end(self) -> None:
+        session = self._attached.session
+        if session.steps == self._ended_at:
+            return
+        if self._guest is not None:
+            self._guest.count_seconds("evaluate")
+        epoch, decision = session.epoch, session.decision
+        switch = session.end_epoch(lr=self._lr, next_lr=self._attached.rate())
+        session.lr = None  # the optimizer's rate counts, which may change at every step
+        self._ended_at = session.steps
+        self._ended = EndedEpoch(epoch=epoch, decision=decision, switch=switch, lr=self._lr)
+        if self._guest is not None:
+            self._guest.count_seconds("decide")
+
+    def _record(self, metrics: Mapping[str, Any]) -> None:
+        ended, self._ended = self._ended, None
+        if self._guest is not None and ended is not None:
+            self._guest.record_epoch(ended, metrics)
+
+
+def follower_of(session: Session) -> EpochFollower | None:
+    """Return what follows a session that `accordion_ray.attach` has made; None for other sessions."""
+    follower = getattr(session.on_boundary, "__self__", None)
+    return follower if isinstance(follower, EpochFollower) else None

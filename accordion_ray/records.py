@@ -1,0 +1,178 @@
+"""What a guest run reports, built from its session; pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
+from typing import Any
+
+from torch.optim import Optimizer
+
+from accordion.config import Config
+from accordion.messages import Decision
+from accordion.session import Session
+from accordion.step_results import Switch
+from workers.contract import Bytes, FailureRecord, JobSpec, Record, Started
+from workers.spec import LEAST_SHARE
+from workers.tasks import GUEST
+
+_LOSS_METRICS = ("train_loss", "loss")
+"""Names under which scripts report the mean loss of an epoch, the first found counts."""
+_LONGEST_NAME = 63
+
+
+def label_of(name: str) -> str:
+    """Return a name as the service takes it: other characters become hyphens, and the end is cut."""
+    label = re.sub(r"[^A-Za-z0-9._/-]+", "-", name)[:_LONGEST_NAME].strip("._/-")
+    return label or GUEST
+
+
+def known_spec(
+    config: Config, *, name: str, world_size: int, global_batch: int, resources: Mapping[str, float]
+) -> JobSpec:
+    """Return a spec in which only the fields that are known of a guest run are set.
+
+    Raises:
+        ValidationError: the service does not take a value, such as more than 1,024 workers.
+    """
+    low, high = (dict(level.options) for level in _ends_of_ladder(config))
+    detector, window = config.detector, config.detector.window
+    workers: dict[str, Any] = {"min": world_size, "max": world_size}
+    if resources.get("CPU", 0.0) >= LEAST_SHARE:
+        workers["cpus"] = resources["CPU"]
+    if float(resources.get("GPU", 0.0)).is_integer():
+        workers["gpus"] = resources.get("GPU", 0.0)
+    known = {
+        "name": name,
+        "task": {"name": GUEST},
+        "workers": workers,
+        "training": {
+            "seed": config.seed,
+            **({"global_batch": global_batch} if global_batch else {}),
+        },
+        "compression": {"method": config.method, "low": low, "high": high},
+        "policy": {
+            "name": config.policy,
+            "threshold": detector.threshold,
+            "window": {key: value for key, value in asdict(window).items() if value is not None},
+            "lr_drop": detector.lr_drop,
+            "statistic": detector.statistic,
+            "options": dict(config.policy_options),
+        },
+    }
+    return JobSpec.model_validate(known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """What `attach` has put together on a rank."""
+
+    session: Session
+    optimizer: Optimizer
+    parameters: int
+    """Number of trained values."""
+    steps_per_epoch: int | None = None
+    """Steps after which an epoch ends; None if epochs end with `ray.train.report`."""
+    resumed_from: str | None = None
+    """Name of the checkpoint whose state the session has loaded; None if it starts anew."""
+
+    def rate(self) -> float:
+        """Return the optimizer's learning rate, that of its first group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedEpoch:
+    """An epoch that has ended on all ranks."""
+
+    epoch: int
+    decision: Decision
+    """In force at its end."""
+    switch: Switch
+    """The switch to what is in force from now on."""
+    lr: float
+    """Learning rate of its last step."""
+
+
+def started_record(attached: Attached, history: Iterable[Record]) -> Started:
+    """Return the record that a worker group begins with, given the records of the groups before it."""
+    session = attached.session
+    cause, previous_world_size, last_step = "start", 0, 0
+    for record in history:
+        last_step = max(last_step, int(getattr(record.payload, "step", None) or 0))
+        if isinstance(record.payload, Started):
+            previous_world_size = record.payload.world_size
+            cause = "recovery" if previous_world_size == session.world_size else "resize"
+    return Started(
+        world_size=session.world_size,
+        epoch=session.epoch,
+        step=session.steps,
+        resumed_from=attached.resumed_from,
+        steps_per_epoch=attached.steps_per_epoch or 0,
+        layers=session.layers,
+        parameters=attached.parameters,
+        cause=cause,
+        previous_world_size=previous_world_size,
+        steps_rolled_back=max(0, last_step - session.steps),
+    )
+
+
+def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers among the metrics of `ray.train.report`."""
+    given = {str(name): value for name, value in metrics.items() if isinstance(value, Real)}
+    numbers = {name: float(value) for name, value in given.items() if not isinstance(value, bool)}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def loss_of(metrics: Mapping[str, float]) -> float | None:
+    """Return the training loss among the metrics, by its name; None without one."""
+    return next((metrics[name] for name in _LOSS_METRICS if name in metrics), None)
+
+
+def is_last_failure(history: Iterable[Record], max_failures: int) -> bool:
+    """Return whether Ray Train gives up after one more failure than are recorded in the history.
+
+    Ray Train counts failures that were never recorded, too, so it may give up earlier than this says.
+    """
+    count = sum(isinstance(record.payload, FailureRecord) for record in history)
+    return 0 <= max_failures <= count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a session has counted at some moment since the run began."""
+
+    bytes: Bytes = field(default_factory=Bytes)
+    steps: int = 0
+    skipped_steps: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By phase, since `attach`."""
+
+    def since(self, before: Totals) -> Totals:
+        """Return what was counted after another moment."""
+        mine, theirs = self.bytes.model_dump(), before.bytes.model_dump()
+        return replace(
+            self,
+            bytes=Bytes(**{name: value - theirs[name] for name, value in mine.items()}),
+            steps=self.steps - before.steps,
+            skipped_steps=self.skipped_steps - before.skipped_steps,
+            seconds={phase: value - before.seconds.get(phase, 0.0) for phase, value in self.seconds.items()},
+        )
+
+
+def totals_of(session: Session, seconds: Mapping[str, float]) -> Totals:
+    """Return what the session has counted so far."""
+    return Totals(
+        bytes=Bytes(**asdict(session.ledger.total)),
+        steps=session.steps,
+        skipped_steps=session.skipped_steps,
+        seconds=dict(seconds),
+    )
+
+
+def _ends_of_ladder(config: Config) -> tuple[Any, Any]:
+    ladder = config.ladder()
+    return ladder[0], ladder[-1]

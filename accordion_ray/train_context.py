@@ -1,0 +1,100 @@
+"""The Ray Train run that this process works for; the only module with Ray Train's private names."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accordion.training_warnings import TrainingWarning
+from accordion_ray.errors import AttachError
+
+TESTED_RAY = "2.60"
+"""Release of Ray whose private names are used here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRun:
+    """What a worker knows of its run."""
+
+    name: str
+    """`RunConfig(name=...)`, or what Ray Train chose."""
+    rank: int
+    world_size: int
+    filesystem: Any
+    """pyarrow's filesystem of the run's storage."""
+    path: str
+    """Directory of the run in that filesystem."""
+    max_failures: int
+    """Restarts that `FailureConfig` allows; -1 for any number."""
+
+
+def current_run() -> TrainRun:
+    """Return the run of the training function that calls this.
+
+    Raises:
+        AttachError: the caller is no Ray Train worker, or Ray has another version.
+    """
+    warn_of_other_ray(importlib.metadata.version("ray"))
+    context = _context()
+    storage = context.get_storage()
+    return TrainRun(
+        name=str(context.get_experiment_name()),
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        filesystem=storage.storage_filesystem,
+        path=str(storage.experiment_fs_path),
+        max_failures=context.train_run_context.run_config.failure_config.max_failures,
+    )
+
+
+def warn_of_other_ray(version: str) -> None:
+    """Warn if the installed Ray is not of the release that was tested."""
+    if not version.startswith(f"{TESTED_RAY}."):
+        warnings.warn(
+            f"Ray {version} is installed, and accordion_ray was tested with Ray {TESTED_RAY}; "
+            f'training goes on. Install "ray[train]=={TESTED_RAY}.*" if something fails',
+            TrainingWarning,
+            stacklevel=4,
+        )
+
+
+def follow_reports(before_report: Callable[[Mapping[str, Any]], None], after_report: Callable[[], None]) -> None:
+    """Call two functions around each `ray.train.report`, the first one with its metrics."""
+    context = _context()
+    report = context.report
+
+    def followed(metrics: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
+        before_report(metrics)
+        answer = report(metrics, *arguments, **named)
+        after_report()
+        return answer
+
+    context.report = followed
+
+
+def training_error() -> BaseException | None:
+    """Return what the training function raised; None if it returned or still runs."""
+    error = _context().execution_context.training_thread_runner.get_error()
+    raised: BaseException | None = getattr(error, "_base_exc", error)
+    return raised
+
+
+def _context() -> Any:
+    try:
+        from ray.train.v2._internal.execution.context import get_train_context
+    except ImportError as error:
+        raise AttachError(
+            f"Ray {importlib.metadata.version('ray')} is installed without the Ray Train that "
+            f'accordion_ray needs ({error}); install "ray[train]=={TESTED_RAY}.*"'
+        ) from error
+    try:
+        return get_train_context()
+    except RuntimeError as error:
+        raise AttachError(
+            "attach() was called outside of a Ray Train training function; call it in the function "
+            "that TorchTrainer runs, or use accordion.attach in other scripts. Ray Train's version "
+            "1 (RAY_TRAIN_V2_ENABLED=0) is not supported"
+        ) from error

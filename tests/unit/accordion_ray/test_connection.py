@@ -1,0 +1,129 @@
+"""A guest run's way to a service that comes, goes, or is not alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from accordion_ray.connection import ServiceConnection, check_installations
+from accordion_ray.errors import AttachError
+from tests.unit.workers.world import FakeCluster
+from workers.asking import ActorSilentError
+from workers.contract import Guest, JobSpec
+
+SPEC = JobSpec.model_validate({"task": {"name": "guest"}, "workers": {"min": 2, "max": 2}})
+
+
+def guest(job_id: str = "a", generation: int = 1) -> Guest:
+    return Guest(job_id=job_id, name="digits", generation=generation, train_run="r", ray_job_id="1", spec=SPEC)
+
+
+class World:
+    """A cluster and the installations that can be found on it."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.found: list[str] = ["ab"]
+
+    def connect(self, run: Guest, installation: str | None = None) -> ServiceConnection:
+        return ServiceConnection(
+            run, installation=installation, find=lambda: self.found, connect=lambda _: self.cluster
+        )
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with closing(FakeCluster()) as cluster:
+        yield World(cluster)
+
+
+def test_a_run_registers_with_the_only_installation(world: World) -> None:
+    connection = world.connect(guest())
+    connection.refresh()
+    assert connection.is_registered
+    assert world.cluster.call("guests") == (guest(),)
+
+
+def test_a_run_registers_as_soon_as_there_is_a_service(world: World) -> None:
+    world.found = []
+    connection = world.connect(guest())
+    connection.refresh()
+    assert not connection.is_registered
+    world.found = ["ab"]
+    connection.refresh()
+    assert connection.is_registered
+
+
+def test_no_call_reaches_the_actor_before_the_run_is_registered(world: World) -> None:
+    connection = world.connect(guest())
+    with pytest.raises(ActorSilentError, match="not registered"):
+        connection("progress", "a", timeout_s=1.0)
+    assert world.cluster.calls == []
+
+
+def test_a_run_registers_again_after_the_actor_was_killed(world: World) -> None:
+    connection = world.connect(guest())
+    connection.refresh()
+    world.cluster.kill_actor()
+    connection.refresh()
+    assert world.cluster.call("guests") == (guest(),)
+
+
+def test_a_service_that_is_silent_for_a_while_is_found_again(world: World) -> None:
+    connection = world.connect(guest())
+    world.cluster.silent.add("enlist")
+    connection.refresh()
+    assert not connection.is_registered
+    world.cluster.silent.clear()
+    connection.refresh()
+    assert connection.is_registered
+
+
+def test_several_installations_ask_for_a_choice(world: World) -> None:
+    with pytest.raises(AttachError, match=r"2 Accordion installations .*'ab', 'cd'.* installation="):
+        check_installations(["ab", "cd"])
+    check_installations(["ab"])
+    world.found = ["ab", "cd"]
+    undecided, decided = world.connect(guest()), world.connect(guest(), "cd")
+    undecided.refresh()
+    decided.refresh()
+    assert (undecided.is_registered, decided.is_registered) == (False, True)
+
+
+def test_a_run_keeps_to_its_installation_when_another_appears(world: World) -> None:
+    connection = world.connect(guest())
+    connection.refresh()
+    world.found = ["ab", "cd"]
+    world.cluster.silent.add("enlist")
+    connection.refresh()
+    world.cluster.silent.clear()
+    world.cluster.kill_actor()
+    connection.refresh()
+    assert world.cluster.call("guests") == (guest(),)
+
+
+def test_a_taken_name_is_told_once_and_tried_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.connect(guest("a")).refresh()
+    second = world.connect(guest("b"))
+    with caplog.at_level(logging.WARNING):
+        second.refresh()
+        second.refresh()
+    assert not second.is_registered
+    assert [record.getMessage() for record in caplog.records] == [
+        "the guest run 'digits' is not registered with Accordion, because run a has this name; training goes on. "
+        "Give attach() another name="
+    ]
+    world.cluster.call("forget", "a")
+    second.refresh()
+    assert second.is_registered
+
+
+def test_an_older_worker_group_reports_nothing_more(world: World) -> None:
+    older, newer = world.connect(guest(generation=1)), world.connect(guest(generation=2))
+    older.refresh()
+    newer.refresh()
+    older.refresh()
+    assert (older.is_superseded, older.is_registered, newer.is_registered) == (True, False, True)
