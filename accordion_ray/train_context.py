@@ -10,9 +10,7 @@ from typing import Any
 
 from accordion.training_warnings import TrainingWarning
 from accordion_ray.errors import AttachError
-
-TESTED_RAY = "2.60"
-"""Release of Ray whose private names are used here."""
+from workers.ray_train import RAY_SERIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +37,7 @@ def current_run() -> TrainRun:
     """
     warn_of_other_ray(importlib.metadata.version("ray"))
     context = _context()
+    check_not_in_job(context)
     storage = context.get_storage()
     return TrainRun(
         name=str(context.get_experiment_name()),
@@ -52,12 +51,25 @@ def current_run() -> TrainRun:
 
 def warn_of_other_ray(version: str) -> None:
     """Warn if the installed Ray is not of the release that was tested."""
-    if not version.startswith(f"{TESTED_RAY}."):
+    if not version.startswith(f"{RAY_SERIES}."):
         warnings.warn(
-            f"Ray {version} is installed, and accordion_ray was tested with Ray {TESTED_RAY}; "
-            f'training goes on. Install "ray[train]=={TESTED_RAY}.*" if something fails',
+            f"Ray {version} is installed, and accordion_ray was tested with Ray {RAY_SERIES}; "
+            f'training goes on. Install "ray[train]=={RAY_SERIES}.*" if something fails',
             TrainingWarning,
             stacklevel=4,
+        )
+
+
+def check_not_in_job(context: Any) -> None:
+    """Check that the run is not an attempt of the service's own, which has no synchronization actor.
+
+    Raises:
+        AttachError: it is.
+    """
+    if context.get_synchronization_actor() is None:
+        raise AttachError(
+            "attach() was called in a job of the Accordion service, which compresses by itself; use "
+            "workers.session in the job's script"
         )
 
 
@@ -88,7 +100,7 @@ def _context() -> Any:
     except ImportError as error:
         raise AttachError(
             f"Ray {importlib.metadata.version('ray')} is installed without the Ray Train that "
-            f'accordion_ray needs ({error}); install "ray[train]=={TESTED_RAY}.*"'
+            f'accordion_ray needs ({error}); install "ray[train]=={RAY_SERIES}.*"'
         ) from error
     try:
         return get_train_context()
