@@ -5,7 +5,8 @@
     ├── ReportError      a report does not fit the model or the decisions before it
     ├── OverrideError    an override cannot be applied to this job
     ├── StateError       a saved state does not fit this model
-    └── HookError        the hook met something it cannot serve
+    ├── HookError        the hook met something it cannot serve
+    └── MissingFrameworkError  an integration's framework is not installed
 
 All carry one sentence with the value, the limit and the way out, and survive pickling.
 """
@@ -37,4 +38,19 @@ class HookError(AccordionError, RuntimeError):
     """The hook cannot serve this module, bucket or process group."""
 
 
-__all__ = ["AccordionError", "ConfigError", "HookError", "OverrideError", "ReportError", "StateError"]
+class MissingFrameworkError(AccordionError, ImportError):
+    """The framework of an integration is not installed."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+
+
+__all__ = [
+    "AccordionError",
+    "ConfigError",
+    "HookError",
+    "MissingFrameworkError",
+    "OverrideError",
+    "ReportError",
+    "StateError",
+]

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,8 @@ PLANTED = [
     ("one-way", "service/planted.py", "import accordion_ray.errors"),
     ("one-way", "accordion_ray/planted.py", "import service.settings"),
     ("library", "accordion/planted.py", "import pydantic"),
+    ("library", "accordion/planted.py", "import transformers"),
+    ("integrations", "accordion/planted.py", "from accordion.integrations import common"),
     ("torch-free", "accordion/messages.py", "import torch"),
     ("torch-free", "accordion/policies/fixed.py", "from accordion import session"),
     ("torch-free", "workers/contract.py", "import ray"),
@@ -93,13 +95,24 @@ def test_every_contract_is_proved_by_a_planted_import() -> None:
     assert {contract for contract, _, _ in PLANTED} == contracts().keys()
 
 
-def test_the_library_needs_nothing_but_torch() -> None:
-    nodes = [
-        node for path in source_files() if "accordion" in path.parts for node in ast.walk(ast.parse(path.read_text()))
-    ]
+def foreign_imports(paths: Iterable[Path]) -> set[str]:
+    """Top-level names that files import from outside of the standard library."""
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) == {"accordion", "torch"}
+    return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
+
+
+def test_the_library_needs_nothing_but_torch() -> None:
+    paths = [path for path in source_files() if "accordion" in path.relative_to(ROOT).parts]
+    core = [path for path in paths if "integrations" not in path.parts]
+    assert foreign_imports(core) == {"accordion", "torch"}
+    assert foreign_imports(paths) == {"accordion", "torch", "transformers"}
+
+
+def test_no_integration_is_loaded_before_a_script_asks_for_it() -> None:
+    frameworks = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
+    assert loaded_by(["accordion.session", "accordion.integrations.accelerate"]).isdisjoint(frameworks)
 
 
 def test_what_a_server_reads_loads_neither_torch_nor_ray() -> None:

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion import Config, attach
+from accordion.optimizer_steps import StepMode
 from tests.bench.peers_powersgd import PeerPowerSGD
 from tests.bench.resnet import resnet18
 
@@ -65,10 +66,12 @@ class HalfDdp(Contestant):
 class Accordion(Contestant):
     """Ours, at a level that does not change."""
 
+    mode: StepMode = "session"
+
     def __init__(self, method: str, options: Mapping[str, Any], *, overlap: bool = True, **settings: Any) -> None:
         super().__init__(ddp(**settings))
         config = Config(method=method, low=options, high=options)
-        self._session = attach(self.module, config, optimizer=self.optimizer, overlap=overlap)
+        self._session = attach(self.module, config, optimizer=self.optimizer, overlap=overlap, step=self.mode)
 
     @property
     def payload(self) -> int:
@@ -76,6 +79,16 @@ class Accordion(Contestant):
 
     def _finish(self) -> None:
         self._session.step()
+        self.optimizer.zero_grad()
+
+
+class Following(Accordion):
+    """Ours in an unchanged loop, which calls `optimizer.step()`."""
+
+    mode: StepMode = "optimizer"
+
+    def _finish(self) -> None:
+        self.optimizer.step()
         self.optimizer.zero_grad()
 
 
@@ -110,6 +123,7 @@ CONTESTANTS: Mapping[str, Callable[[], Contestant]] = {
     "ddp": lambda: Contestant(ddp()),
     "fp16": HalfDdp,
     "accordion": lambda: Accordion("powersgd", {"rank": RANK}, **ADVISED),
+    "accordion following": lambda: Following("powersgd", {"rank": RANK}, **ADVISED),
     "accordion alternating": lambda: Accordion("powersgd", {"rank": RANK, "factors": "alternating"}, **ADVISED),
     "accordion blocking": lambda: Accordion("powersgd", {"rank": RANK}, overlap=False, **ADVISED),
     "accordion after backward": lambda: Accordion(

@@ -43,7 +43,7 @@ OVER_A_LINK: Mapping[str, tuple[str, str]] = {
 PLANS: Sequence[Plan] = (
     Plan(
         rate=0,
-        peers={"none": ("none", "ddp")},
+        peers={"none": ("none", "ddp"), "following": ("accordion following", OURS)},
         steps={},
         few=5,
         rounds=12,

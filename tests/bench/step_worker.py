@@ -45,6 +45,8 @@ class Workplace:
         for name, values in parameters.items():
             assert name == ALONE or apart(values) == 0.0, f"{name}: the workers' parameters differ"
         assert torch.equal(parameters["ddp"], parameters["none"]), "none does not give what plain DDP gives"
+        same = torch.equal(parameters["accordion"], parameters["accordion following"])
+        assert same, "following the optimizer does not give what session.step() gives"
         return {name: (values[0], values[-1]) for name, values in losses.items()}
 
     def measure(self, steps: Mapping[str, int], rounds: int) -> dict[str, Any]:

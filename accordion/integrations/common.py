@@ -1,0 +1,129 @@
+"""What the integrations share: checks of the model, saved states, epochs, and metrics for loggers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from accordion.config import Config
+from accordion.errors import HookError, StateError
+from accordion.module_checks import has_peers
+from accordion.session import Session
+from accordion.training_warnings import TrainingWarning
+
+STATE_FILE = "accordion.pt"
+"""File in a framework's checkpoint folder that contains the states of all workers."""
+
+
+class GatheredState:
+    """A session's state, for frameworks that call `state_dict` on all ranks and write on rank 0 only."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all workers on rank 0, and an empty dict on other ranks."""
+        return self._session.gather_state_dict() or {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the states of all workers; the number of workers may have changed."""
+        self._session.load_state_dict(state)
+
+
+class EpochReports:
+    """Ends a session's epochs for a framework that announces the start of each epoch."""
+
+    def __init__(self, session: Session, config: Config, optimizer: Optimizer, *, epoch: int) -> None:
+        self._session = session
+        self._optimizer = optimizer
+        self._by_steps = config.detector.window.steps is not None
+        session.epoch = epoch
+        # Windows counted in steps read the optimizer's rate at each window instead.
+        session.lr = None if self._by_steps else self._rate()
+
+    def begin(self, epoch: int) -> None:
+        """End the session's epoch if a later one begins; every worker calls this."""
+        session, rate = self._session, self._rate()
+        if session.epoch >= epoch:
+            return
+        session.end_epoch(lr=rate if session.lr is None else session.lr, next_lr=rate)
+        session.epoch = epoch
+        if self._by_steps:
+            session.lr = None
+
+    def _rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+
+def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Module:
+    """Return the module that `attach` takes: the DistributedDataParallel inside a compiled module, or the module.
+
+    Raises:
+        HookError: the process has peers and the model is not wrapped; `way_out` ends the sentence.
+    """
+    inner = getattr(model, "_orig_mod", model)
+    if isinstance(inner, DistributedDataParallel):
+        return inner
+    if has_peers():
+        raise HookError(f"Accordion got a {type(model).__name__} that DistributedDataParallel does not wrap; {way_out}")
+    return model
+
+
+def training_metrics(session: Session) -> dict[str, float]:
+    """Return what loggers show of a session: bytes of this worker since the job began, and its decision."""
+    total, regimes = session.ledger.total, session.decision.regime_by_layer.values()
+    return {
+        "accordion/sent_bytes": float(total.payload),
+        "accordion/dense_bytes": float(total.dense),
+        "accordion/critical_layers": float(sum(regime == "critical" for regime in regimes)),
+        "accordion/skipped_steps": float(session.skipped_steps),
+    }
+
+
+def save_state(session: Session, folder: Path) -> None:
+    """Write the states of all workers into a checkpoint folder, on rank 0; every worker calls this."""
+    state = session.gather_state_dict()
+    if state is None or not folder.is_dir():  # the framework may have rotated the checkpoint away
+        return
+    unfinished = folder / f"{STATE_FILE}.tmp"
+    torch.save(state, unfinished)
+    unfinished.replace(folder / STATE_FILE)
+
+
+def load_state(session: Session, folder: Path) -> None:
+    """Load the states of all workers from a checkpoint folder; every worker calls this.
+
+    If the checkpoint has none, a warning says that residuals and decisions start from the beginning.
+
+    Raises:
+        StateError: only some workers find the file, or the states are not of this model.
+    """
+    path = folder / STATE_FILE
+    found = _gather_flags(flag=path.is_file())
+    missing = [rank for rank, flag in enumerate(found) if not flag]
+    if len(missing) == len(found):
+        warnings.warn(
+            f"{path} does not exist: residuals and decisions of Accordion start from the beginning; if it "
+            "is elsewhere, name its folder in AccordionCallback(..., resume_from=)",
+            TrainingWarning,
+            stacklevel=3,
+        )
+    elif missing:
+        raise StateError(f"{path} does not exist on ranks {missing}, but on others; copy it to all nodes")
+    else:
+        session.load_state_dict(torch.load(path, weights_only=True))
+
+
+def _gather_flags(*, flag: bool) -> list[bool]:
+    if not dist.is_initialized():
+        return [flag]
+    flags: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(flags, flag)
+    return flags

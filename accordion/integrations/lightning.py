@@ -1,0 +1,118 @@
+"""PyTorch Lightning: a callback for `Trainer`.
+
+    trainer = Trainer(strategy="ddp", callbacks=[AccordionCallback(config)])
+    trainer.fit(model, data)
+
+Both packages work, `lightning` and `pytorch_lightning`; the callback belongs to the one that the script
+imported first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from accordion.config import Config
+from accordion.errors import HookError, MissingFrameworkError
+from accordion.integrations.common import EpochReports, GatheredState, training_metrics
+from accordion.session import Session, attach
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _import_lightning() -> Any:
+    for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            reason = error
+    raise MissingFrameworkError(
+        f"accordion.integrations.lightning needs Lightning ({reason}): pip install pytorch-lightning"
+    ) from reason
+
+
+_Callback: Any = _import_lightning().Callback
+
+
+class AccordionCallback(_Callback):
+    """Compresses a trainer's gradients, logs bytes and decisions, and saves its state in every checkpoint.
+
+    `fit(ckpt_path=...)` restores the state, also with another number of processes. `options` are those
+    of `accordion.attach`.
+
+    `on_train_start` raises HookError if the strategy is neither DDP nor a single device, or if there is
+    not exactly one optimizer.
+    """
+
+    def __init__(self, config: Config, **options: Any) -> None:
+        self._config = config
+        self._options = options
+        self._saved: Mapping[str, Any] | None = None
+        self.session: Session | None = None
+        """The session of the run; None before `fit`."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Attach to the model that the strategy has wrapped by now."""
+        check_trainer(trainer)
+        [optimizer] = trainer.optimizers
+        # Lightning runs the backward pass inside `optimizer.step`, so the session cannot follow that call.
+        session = attach(
+            trainer.strategy.model,
+            self._config,
+            optimizer=optimizer,
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            step="caller",
+            **self._options,
+        )
+        self._epochs = EpochReports(session, self._config, optimizer, epoch=trainer.current_epoch)
+        if self._saved is not None:
+            session.load_state_dict(self._saved)
+        self._saved, self.session = None, session
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """End the session's epoch before."""
+        self._epochs.begin(trainer.current_epoch)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:  # noqa: ARG002
+        """Pass the step boundary after the backward pass, before gradients are clipped."""
+        if self.session is not None:
+            self.session.step()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002
+        """Log the session's metrics as often as the trainer logs."""
+        if self.session is not None and trainer.global_step % trainer.log_every_n_steps == 0:
+            self.log_dict(training_metrics(self.session))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all workers on rank 0, which writes the checkpoint; every worker calls this."""
+        return {} if self.session is None else GatheredState(self.session).state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Keep a checkpoint's state until training starts."""
+        self._saved = state_dict
+
+
+def check_trainer(trainer: Any) -> None:
+    """Check that a trainer replicates the model on all processes and has one optimizer.
+
+    Raises:
+        HookError: it does not; the message says what to change.
+    """
+    name, model = type(trainer.strategy).__name__, trainer.strategy.model
+    if not isinstance(model, DistributedDataParallel) and name != "SingleDeviceStrategy":
+        raise HookError(
+            f"Lightning trains with {name}, but Accordion compresses the gradients of "
+            'DistributedDataParallel only; use Trainer(strategy="ddp")'
+        )
+    if len(trainer.optimizers) != 1:
+        raise HookError(
+            f"configure_optimizers() gave {len(trainer.optimizers)} optimizers, but AccordionCallback "
+            "follows one; attach one session per module by hand (accordion.attach)"
+        )
+
+
+__all__ = ["AccordionCallback", "check_trainer"]

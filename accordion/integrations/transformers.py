@@ -1,0 +1,92 @@
+"""Hugging Face Transformers: a callback for `Trainer`.
+
+trainer = Trainer(model=model, args=arguments, train_dataset=data)
+trainer.add_callback(AccordionCallback(trainer, config))
+trainer.train()
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from accordion.config import Config
+from accordion.errors import HookError, MissingFrameworkError
+from accordion.integrations.accelerate import check_strategy
+from accordion.integrations.common import (
+    EpochReports,
+    distributed_module,
+    load_state,
+    save_state,
+    training_metrics,
+)
+from accordion.session import Session, attach
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise MissingFrameworkError(
+        f'accordion.integrations.transformers needs transformers ({error}): pip install "transformers[torch]"'
+    ) from error
+
+
+class AccordionCallback(TrainerCallback):
+    """Compresses a trainer's gradients, logs bytes and decisions, and saves its state in every checkpoint.
+
+    A resumed run loads the state from the trainer's checkpoint folder, also with another number of
+    processes. If that is not `checkpoint-STEP` in `output_dir`, give it as `resume_from`. `options` are
+    those of `accordion.attach`.
+
+    `on_train_begin` raises HookError if the strategy is not DistributedDataParallel, if checkpoints are
+    saved on each node, or on the second `train()` of a trainer.
+    """
+
+    def __init__(self, trainer: Any, config: Config, *, resume_from: str | Path | None = None, **options: Any) -> None:
+        self._trainer = trainer
+        self._config = config
+        self._resume_from = resume_from
+        self._options = options
+        self.session: Session | None = None
+        """The session of the run; None before `train()`."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Attach to the model that the trainer has wrapped by now."""
+        trainer = self._trainer
+        check_strategy(trainer.accelerator)
+        if self.session is not None:
+            raise HookError("a Trainer with AccordionCallback trains once; create another Trainer and callback")
+        if args.save_on_each_node:
+            raise HookError(
+                "save_on_each_node=True is not supported, because rank 0 saves the state of all workers; "
+                "remove it and set output_dir to a folder that all nodes reach"
+            )
+        module = distributed_module(trainer.model_wrapped, way_out="start the script with torchrun")
+        optimizer, scaler = trainer.optimizer, trainer.accelerator.scaler
+        session = attach(module, self._config, optimizer=optimizer, scaler=scaler, step="optimizer", **self._options)
+        self._epochs = EpochReports(session, self._config, optimizer, epoch=int(state.epoch or 0))
+        if state.global_step > 0:
+            load_state(session, self._folder(args, state, resumed=True))
+        self.session = session
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """End the session's epoch before."""
+        self._epochs.begin(int(state.epoch or 0))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Log the session's metrics together with the trainer's own."""
+        if control.should_log and self.session is not None:
+            self._trainer.log(training_metrics(self.session))
+            control.should_log = True  # `log` lowers it, and the trainer's own metrics follow
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Save the session's state in the checkpoint that the trainer has just written."""
+        if self.session is not None and not args.save_only_model:
+            save_state(self.session, self._folder(args, state))
+
+    def _folder(self, args: Any, state: Any, *, resumed: bool = False) -> Path:
+        if resumed and (given := self._resume_from or args.resume_from_checkpoint):
+            return Path(given)
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+__all__ = ["AccordionCallback"]
