@@ -39,6 +39,7 @@ ALWAYS = {
     "PYTHONPATH": str(lab.ROOT),
 }
 _RAY = str(Path(sys.executable).with_name("ray"))
+_GIVEN_UP = "timed out during startup"
 _HEAD_HOST = 1
 _PORTS = range(20_000, 32_000)
 """Where nobody listens by chance: below those that Linux picks by itself."""
@@ -55,6 +56,8 @@ class Node:
     """Its temporary directory; the log of `ray start` lies beside it."""
     host: int | None
     """Of the lab; None on 127.0.0.1."""
+    command: Sequence[str]
+    """What `start` runs."""
     id: str = field(default="", init=False)
     """As Ray prints it; known when the node is up."""
     raylet: int = field(default=0, init=False)
@@ -64,6 +67,10 @@ class Node:
         """Processes under the raylet whose titles contain the word; an actor's is `ray::Class.method`."""
         return [pid for pid in family(self.raylet)[1:] if title in command_line(pid)]
 
+    def was_given_up(self) -> bool:
+        """Whether Ray gave it up because it had not registered after 30 s, which cannot be set."""
+        return self.start.poll() is not None and _GIVEN_UP in _log(self.folder).read_text()
+
     def is_up(self) -> bool:
         """Whether it has registered.
 
@@ -71,7 +78,7 @@ class Node:
             RuntimeError: it ended.
         """
         text = _log(self.folder).read_text()
-        if self.start.poll() is not None:
+        if self.start.poll() is not None and not self.was_given_up():
             raise RuntimeError(f"the node ended with status {self.start.returncode} before it was up:\n{text}")
         return "Ray runtime started" in text
 
@@ -230,13 +237,17 @@ class Cluster:
         command += [f"--node-ip-address={lab.address(host) if host else '127.0.0.1'}"]
         command += ["--object-store-memory=80000000", f"--temp-dir={folder}"]
         folder.mkdir()
+        return Node(self._run(command, folder), folder, host, command)
+
+    def _run(self, command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         with _log(folder).open("wb") as log:
-            start = subprocess.Popen(command, env=self._env(), stdout=log, stderr=log, preexec_fn=_end_with_parent)
-        return Node(start, folder, host)
+            return subprocess.Popen(command, env=self._env(), stdout=log, stderr=log, preexec_fn=_end_with_parent)
 
     def _wait_until_up(self, nodes: list[Node]) -> None:
         limit = time.monotonic() + START_S
         while not all(node.is_up() for node in nodes):
+            for node in filter(Node.was_given_up, nodes):
+                node.start = self._run(node.command, node.folder)
             if time.monotonic() > limit:
                 raise RuntimeError(f"not up within {START_S:g} s:\n{[_log(node.folder).read_text() for node in nodes]}")
             time.sleep(0.05)
