@@ -41,8 +41,10 @@ structlog.configure(
 # what is made for a test is for this machine's user only while it runs; tests of tokens set theirs.
 os.environ.setdefault("ACCORDION_NO_AUTH", "1")
 LIVE_FOLDERS, SERIAL_FOLDERS = {"browser", "e2e"}, {"netlab"}
-"""Folders of tests that look at a whole service from outside, of which few run at a time, and of those that measure the
-machine: no other test runs beside them."""
+"""Folders of tests that look at a whole service from outside, of which few run at a time, and of those
+that measure the machine: no other test runs beside them."""
+FOLDERS_OF_PART = {"live": LIVE_FOLDERS, "serial": SERIAL_FOLDERS, "elastic": {"elastic"}}
+"""Folders that hold all tests of the part; the other folders are not even collected for it."""
 RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -131,14 +133,35 @@ def pytest_unconfigure() -> None:
         keep_crash_trace(Path(CRASHES))
 
 
+def folder_of(path: Path) -> str:
+    """Name of the folder below `tests` that a path lies in; empty for `tests` itself."""
+    return next(iter(path.relative_to(Path(__file__).parent).parts), "")
+
+
 def part_of(item: pytest.Item) -> str:
-    """Name of the part that a test belongs to."""
+    """Name of the part that a test belongs to.
+
+    Raises:
+        UsageError: it needs Ray and would run beside tests that leave Ray no time.
+    """
+    folder = folder_of(item.path)
     if item.get_closest_marker("elastic"):
         return "elastic"
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    if folder in SERIAL_FOLDERS:
-        return "serial"
-    return "live" if folder in LIVE_FOLDERS or item.get_closest_marker("ray") else "parallel"
+    part = next((part for part in ("live", "serial") if folder in FOLDERS_OF_PART[part]), "parallel")
+    if part == "parallel" and item.get_closest_marker("ray"):
+        raise pytest.UsageError(f"{item.nodeid} needs Ray: move it to tests/e2e, or to tests/elastic")
+    return part
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out folders without a test of the part: to import them takes longer than some parts."""
+    part = config.getoption("part")
+    folder = folder_of(collection_path) if part else ""
+    if not folder:
+        return None
+    if part == "parallel":
+        return True if folder in LIVE_FOLDERS | SERIAL_FOLDERS else None
+    return None if folder in FOLDERS_OF_PART[part] else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
