@@ -39,6 +39,7 @@ class Up:
     def kill(self, name: str) -> int:
         """Kill a program, wait until another one is in its place, and give the new process id."""
         before = self.pid(name)
+        assert before, f"{name} does not run"  # to signal process 0 would end all of this test session
         os.kill(before, signal.SIGKILL)
         wait_for(lambda: self.pid(name) not in (0, before))
         return self.pid(name)
