@@ -31,12 +31,12 @@ CRASHED = status=$$?; $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_ca
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
 	@echo "make test    linters, types, import contracts, then all tests"
-	@echo "make test-elastic  only the faults that a job has to survive, with a table of what each cost"
+	@echo "make test-elastic  only the faults that a job has to survive, with a table of what each cost; ENGINE=actors for the other engine"
 	@echo "make test-gpu  the library on one card; without a card nothing is run, and it says so"
 	@echo "make lint    the checks without the tests"
 	@echo "make format  format the code"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
-	@echo "make bench-recovery  time how training goes on after faults against plain Ray Train; alone on the machine"
+	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, for an hour"
 	@echo "make venv    install everything into $(VENV)"
 
 venv: $(STAMP)
