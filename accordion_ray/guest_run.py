@@ -148,6 +148,12 @@ class GuestRun:
             self._outbox.flush(END_FLUSH_S)
         return end is not None
 
+    def close(self) -> None:
+        """Stop reporting; what was not delivered stays in the journal."""
+        self._closed.set()
+        self._orders.close()
+        self._outbox.close()
+
     def count_seconds(self, phase: str) -> None:
         """Count the time since the last call as this phase, but for what training waited for exchanges."""
         now, waited = self._clock.elapsed(), self._attached.session.communicate_s

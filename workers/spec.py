@@ -341,7 +341,7 @@ class JobSpec(Strict):
                 "training.precision is fp16 and workers.gpus is 0; processors lack parts of fp16, so take bf16 or "
                 "fp32, or give workers.gpus"
             )
-        if self.workers.gpus > 1 and self.task.name != SCRIPT:
+        if self.workers.gpus > 1 and self.task.name not in (SCRIPT, GUEST):
             raise ValueError(
                 f"workers.gpus is {self.workers.gpus:g}, and a worker trains on one GPU; give workers.gpus 1 and more "
                 "workers, or a script of your own that uses several"

@@ -1,0 +1,243 @@
+"""A guest run of one process: an unchanged loop, its session, and a service that comes and goes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accordion
+from accordion.config import Config, DetectorConfig, Window
+from accordion.messages import Override
+from accordion_ray import guest_run
+from accordion_ray.connection import ServiceConnection
+from accordion_ray.epochs import EpochFollower
+from accordion_ray.guest_run import GuestRun
+from accordion_ray.records import Attached, known_spec
+from tests.unit.workers.world import FakeCluster, until
+from workers.clock import Clock
+from workers.contract import (
+    GUEST_ATTEMPT,
+    AcksRecord,
+    Cursor,
+    DecisionRecord,
+    EndRecord,
+    EpochRecord,
+    FailureRecord,
+    Guest,
+    Orders,
+    RejectedRecord,
+    Started,
+)
+from workers.journal import Journal, claim_generation, read_records
+
+CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
+HIGH = Override(id="high", level="high", number=1)
+STRANGE = Override(id="strange", level="high", layers=("conv*",), number=2)
+FAILURE = FailureRecord(cause="job", rank=0, message="rank 0: ValueError: boom")
+
+
+class Trained:
+    """A guest run and the loop that it follows."""
+
+    def __init__(
+        self, cluster: FakeCluster, storage: Path, *, max_failures: int = 0, length: int | None = None
+    ) -> None:
+        self.cluster, self.storage = cluster, storage
+        self.found = ["ab"]
+        generation = claim_generation(storage)
+        spec = known_spec(CONFIG, name="digits", world_size=1, global_batch=8, resources={"CPU": 1.0})
+        self.guest = Guest(job_id="a", name="digits", generation=generation, train_run="r", ray_job_id="1", spec=spec)
+        connection = ServiceConnection(
+            self.guest, installation=None, find=lambda: self.found, connect=lambda _: cluster
+        )
+        clock = Clock()
+        journal = Journal(storage, attempt=GUEST_ATTEMPT, generation=generation, clock=clock.now)
+        self.run = GuestRun(connection, journal, clock, max_failures=max_failures)
+        self.model = nn.Linear(4, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.session = accordion.attach(
+            self.model,
+            CONFIG,
+            optimizer=self.optimizer,
+            step="optimizer",
+            decider=self.run.keep_statistic,
+            global_batch=8,
+        )
+        attached = Attached(session=self.session, optimizer=self.optimizer, parameters=20, steps_per_epoch=length)
+        self.epochs = EpochFollower(attached, self.run)
+        self.session.on_boundary = self.epochs.pass_boundary
+        self.run.begin(attached)
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(2, 4)).sum().backward()
+            self.optimizer.step()
+
+    def payloads(self, kind: type[Any]) -> list[Any]:
+        """Payloads of a kind that the actor holds."""
+        records = self.cluster.call("drain", "a", Cursor()).records
+        return [record.payload for record in records if isinstance(record.payload, kind)]
+
+    def recorded(self, kind: type[Any]) -> list[Any]:
+        """Payloads of a kind in the journal."""
+        return [record.payload for record in read_records(self.storage) if isinstance(record.payload, kind)]
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guest_run, "REFRESH_S", 0.01)
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with closing(FakeCluster()) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def trained(cluster: FakeCluster, tmp_path: Path) -> Iterator[Trained]:
+    world = Trained(cluster, tmp_path)
+    yield world
+    world.run.close()
+
+
+def held(trained: Trained, kind: type[Any]) -> bool:
+    return bool(trained.payloads(kind))
+
+
+def test_a_run_tells_of_its_start_its_windows_and_its_progress(trained: Trained) -> None:
+    trained.steps(4)
+    until(functools.partial(held, trained, DecisionRecord))
+    [started] = trained.payloads(Started)
+    assert (started.world_size, started.step, started.epoch, started.cause) == (1, 0, 0, "start")
+    assert (started.parameters, started.steps_per_epoch) == (20, 0)
+    until(lambda: trained.cluster.call("progress", "a"))
+    progress = trained.cluster.call("progress", "a")
+    assert (progress.epochs, progress.steps_per_epoch, progress.global_batch) == (0, 0, 8)
+
+
+def test_training_goes_on_without_a_service_and_catches_up(cluster: FakeCluster, tmp_path: Path) -> None:
+    trained = Trained(cluster, tmp_path)
+    trained.found = []
+    trained.steps(4)
+    trained.epochs.begin_report({"accuracy": 0.5})
+    assert trained.recorded(EpochRecord)
+    trained.found = ["ab"]
+    until(functools.partial(held, trained, EpochRecord))
+    assert trained.payloads(Started)
+    trained.run.close()
+
+
+def test_what_a_killed_actor_held_is_delivered_again(trained: Trained) -> None:
+    until(functools.partial(held, trained, Started))
+    trained.cluster.kill_actor()
+    until(functools.partial(held, trained, Started))
+    until(lambda: trained.cluster.call("guests") == (trained.guest,))
+
+
+def test_an_override_takes_hold_at_a_step_boundary_and_is_acknowledged(trained: Trained) -> None:
+    until(lambda: trained.cluster.call("guests"))
+    trained.cluster.call("order", "a", Orders(version=1, overrides=(HIGH, STRANGE)))
+    until(functools.partial(held, trained, RejectedRecord))
+    trained.steps(1)
+    until(functools.partial(held, trained, AcksRecord))
+    [acks] = trained.payloads(AcksRecord)
+    assert acks.override_ids == ("high",)
+    assert [(ack.rank, ack.digest) for ack in acks.acks] == [(0, acks.digest)]
+    [rejected] = trained.payloads(RejectedRecord)
+    assert rejected.override_id == "strange"
+    assert "conv*" in rejected.reason
+
+
+def test_a_report_ends_an_epoch_with_the_numbers_of_its_metrics(trained: Trained) -> None:
+    trained.steps(3)
+    trained.epochs.begin_report({"loss": 0.5, "accuracy": 1, "best": True, "note": "x", "nan": float("nan")})
+    trained.epochs.begin_report({"loss": 0.1})
+    [record] = trained.recorded(EpochRecord)
+    assert (record.epoch, record.step, record.loss, record.metrics) == (0, 3, 0.5, {"loss": 0.5, "accuracy": 1.0})
+    assert (record.global_batch, record.samples, record.lr) == (8, 24, pytest.approx(0.1))
+    assert record.statistic_by_layer is not None
+    assert trained.session.epoch == 1
+
+
+def test_the_epochs_of_a_run_add_up_to_its_bytes(trained: Trained) -> None:
+    for _ in range(3):
+        trained.steps(2)
+        trained.epochs.end_before_save()
+        trained.epochs.begin_report({})
+    epochs = trained.recorded(EpochRecord)
+    assert [one.epoch for one in epochs] == [0, 1, 2]
+    assert sum(one.bytes.dense for one in epochs) == trained.session.ledger.total.dense > 0
+
+
+def test_an_epoch_that_was_saved_but_not_reported_is_recorded_with_the_next_step(trained: Trained) -> None:
+    trained.steps(2)
+    trained.epochs.end_before_save()
+    assert trained.recorded(EpochRecord) == []
+    trained.steps(1)
+    assert [one.step for one in trained.recorded(EpochRecord)] == [2]
+
+
+def test_epochs_of_a_given_length_end_without_reports(cluster: FakeCluster, tmp_path: Path) -> None:
+    trained = Trained(cluster, tmp_path, length=2)
+    trained.steps(5)
+    trained.epochs.begin_report({"loss": 1.0})
+    assert [(one.epoch, one.step) for one in trained.recorded(EpochRecord)] == [(0, 2), (1, 4)]
+    trained.run.close()
+
+
+def test_a_rate_that_changes_inside_an_epoch_is_seen(trained: Trained) -> None:
+    trained.steps(1)
+    trained.epochs.begin_report({})
+    trained.optimizer.param_groups[0]["lr"] = 0.01
+    trained.steps(1)
+    until(functools.partial(held, trained, DecisionRecord))
+    assert trained.recorded(DecisionRecord)[-1].decision.cause == "lr_drop"
+
+
+def test_a_run_whose_function_returns_has_succeeded(trained: Trained) -> None:
+    trained.steps(1)
+    until(lambda: trained.cluster.call("guests"))
+    assert trained.run.record_end(None)
+    assert trained.payloads(EndRecord) == [EndRecord(status="SUCCEEDED", reason="COMPLETED")]
+
+
+def test_a_failure_is_the_end_when_ray_train_gives_up(cluster: FakeCluster, tmp_path: Path) -> None:
+    ended = []
+    for _ in range(2):
+        trained = Trained(cluster, tmp_path, max_failures=1)
+        until(lambda trained=trained: trained.guest in trained.cluster.call("guests"))
+        ended.append(trained.run.record_end(FAILURE))
+    assert ended == [False, True]
+    assert [one.final for one in trained.recorded(FailureRecord)] == [False, True]
+    assert trained.recorded(EndRecord) == [EndRecord(status="FAILED", reason="TASK_RAISED", message=FAILURE.message)]
+
+
+def test_the_next_worker_group_tells_of_the_one_before(cluster: FakeCluster, tmp_path: Path) -> None:
+    first = Trained(cluster, tmp_path)
+    first.steps(3)
+    first.epochs.begin_report({})
+    first.run.close()
+    second = Trained(cluster, tmp_path)
+    started = second.recorded(Started)[-1]
+    assert (started.cause, started.previous_world_size, started.steps_rolled_back) == ("recovery", 1, 3)
+    second.run.close()
+
+
+def test_a_journal_that_cannot_be_written_does_not_end_training(trained: Trained, caplog, monkeypatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Journal, "write", fail)
+    trained.epochs.end_before_save()
+    trained.steps(4)
+    assert trained.session.steps == 4
+    assert [record.getMessage() for record in caplog.records if "No space left" in record.getMessage()]

@@ -1,0 +1,78 @@
+"""What a guest run says of itself: only what it knows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from accordion.config import Config, DetectorConfig, LayerPlan, Window
+from accordion_ray.records import is_last_failure, known_spec, label_of, loss_of
+from workers.contract import FailureRecord, JobSpec, Record
+from workers.spec import Label
+
+CONFIG = Config(
+    method="topk",
+    by_layer={"a*": LayerPlan(method="none")},
+    detector=DetectorConfig(window=Window(steps=50)),
+    seed=3,
+)
+
+
+def spec_of(config: Config = CONFIG, **changes: object) -> JobSpec:
+    known = {"name": "digits", "world_size": 2, "global_batch": 0, "resources": {"CPU": 2.0}, **changes}
+    return known_spec(config, **known)
+
+
+def test_only_fields_that_are_known_are_set() -> None:
+    known = spec_of().model_dump(exclude_unset=True)
+    assert known.keys() == {"name", "task", "workers", "training", "compression", "policy"}
+    assert known["task"] == {"name": "guest"}
+    assert known["workers"] == {"min": 2, "max": 2, "cpus": 2.0, "gpus": 0.0}
+    assert known["training"] == {"seed": 3}
+    assert known["policy"]["window"] == {"steps": 50}
+
+
+@pytest.mark.parametrize("window", [Window(steps=50), Window(epochs=3)])
+def test_the_spec_gives_the_settings_of_the_session(window: Window) -> None:
+    config = Config(method="qsgd", detector=DetectorConfig(window=window, threshold=0.3, lr_drop=0.2), seed=5)
+    there = spec_of(config).config()
+    assert (there.method, there.detector, there.seed) == (config.method, config.detector, config.seed)
+    assert there.ladder() == config.ladder()
+
+
+@pytest.mark.parametrize("resources", [{}, {"CPU": 0.0}, {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 2.0}])
+def test_any_resources_of_a_worker_are_taken(resources: dict[str, float]) -> None:
+    spec_of(resources=resources, world_size=8)
+
+
+def test_a_group_that_is_too_large_for_the_service_is_refused() -> None:
+    with pytest.raises(ValidationError, match="1024"):
+        spec_of(world_size=2000)
+
+
+@given(st.text(max_size=100))
+def test_every_name_becomes_a_label(name: str) -> None:
+    label = label_of(name)
+    assert TypeAdapter(Label).validate_python(label) == label
+
+
+@pytest.mark.parametrize("name", ["digits", "ray_train_run-2026-11-22_12-00-00"])
+def test_a_usual_name_stays_as_it_is(name: str) -> None:
+    assert label_of(name) == name
+
+
+def test_the_training_loss_is_known_by_its_name() -> None:
+    assert loss_of({"loss": 2.0, "train_loss": 1.0}) == 1.0
+    assert loss_of({"loss": 2.0}) == 2.0
+    assert loss_of({"accuracy": 2.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "max_failures", "is_last"), [(0, 0, True), (0, 1, False), (1, 1, True), (9, -1, False)]
+)
+def test_a_failure_is_the_last_where_no_restart_is_left(recorded: int, max_failures: int, is_last: bool) -> None:
+    failure = FailureRecord(cause="job", rank=0, message="x")
+    history = [Record(attempt=1, generation=n, seq=0, time=0.0, payload=failure) for n in range(1, recorded + 1)]
+    assert is_last_failure(history, max_failures) == is_last
