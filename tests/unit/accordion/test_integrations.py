@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from accordion import Config, DetectorConfig, Window, attach
 from accordion.errors import HookError, MissingFrameworkError
@@ -46,6 +47,11 @@ def test_a_model_that_accelerate_has_not_prepared_is_refused(monkeypatch):
     monkeypatch.setattr(common, "has_peers", lambda: True)
     with pytest.raises(HookError, match=r"a Linear that .* does not wrap; call accelerator.prepare"):
         attach_accelerator(accelerator(), Config(), model=torch.nn.Linear(8, 8), optimizer=None)
+
+
+def test_the_module_inside_a_compiled_one_is_attached():
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    assert common.distributed_module(SimpleNamespace(_orig_mod=wrapped), way_out="") is wrapped
 
 
 def test_accelerate_is_refused_where_every_node_saves_for_itself():
