@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from service.api.override_schemas import OverrideState
-from service.domain.jobs import Status
+from service.domain.jobs import Kind, Status
 from service.domain.tally import RECOVERY_CAUSES, RESIZE_CAUSES, Tally
 from service.store.models import JobRow
 from service.store.repository import Repository
@@ -50,7 +50,9 @@ class _Family:
 
 
 FAMILIES: Mapping[str, _Family] = {
-    "accordion_job_info": _Family("gauge", "What a job is: its name, task, compression method and policy; always 1."),
+    "accordion_job_info": _Family(
+        "gauge", "What a job is: name, kind (job or guest), task, method and policy; always 1."
+    ),
     "accordion_job_state": _Family("gauge", "1 for the state the job is in, 0 for all others."),
     "accordion_job_epochs": _Family("gauge", "Epochs of a job: finished and planned."),
     "accordion_job_steps": _Family("gauge", "Optimizer steps of a job: finished and planned."),
@@ -85,6 +87,7 @@ FAMILIES: Mapping[str, _Family] = {
     "accordion_group_change_ratio": _Family("gauge", "Relative change of the gradient norm at the newest comparison."),
     "accordion_group_gradient_norm": _Family("gauge", "Norm of the mean raw gradient over the newest closed window."),
     "accordion_jobs": _Family("gauge", "Jobs by state, the ended ones included."),
+    "accordion_guests": _Family("gauge", "Guest runs by state, the ended ones included."),
     "accordion_queue_jobs": _Family("gauge", "Jobs that wait."),
     "accordion_scheduler_heartbeat_timestamp_seconds": _Family("gauge", "When the scheduler last renewed its lease."),
     "accordion_cluster_reachable": _Family("gauge", "1 where the scheduler reaches the Ray cluster."),
@@ -171,6 +174,8 @@ def _service(repository: Repository) -> Iterator[_Sample]:
     counts = repository.count_by_status()
     for status, count in counts.items():
         yield _Sample("accordion_jobs", count, {"state": status})
+    for status, count in repository.count_by_status(Kind.GUEST).items():
+        yield _Sample("accordion_guests", count, {"state": status})
     yield _Sample("accordion_queue_jobs", counts[Status.QUEUED], {})
     heartbeat = repository.heartbeat()
     if heartbeat is not None:
@@ -197,19 +202,17 @@ def _identity(facts: _Facts) -> Iterator[_Sample]:
     row = facts.row
     places = {"task": "task.name", "method": "compression.method", "policy": "policy.name"}
     named = {label: spec_value(row, place, "unknown") for label, place in places.items()}
-    yield _Sample("accordion_job_info", 1, {"name": row.name, **named})
+    yield _Sample("accordion_job_info", 1, {"name": row.name, "kind": row.kind, **named})
     for status in Status:
         yield _Sample("accordion_job_state", float(row.status == status), {"state": status})
-    yield _Sample("accordion_job_threshold_ratio", spec_value(row, "policy.threshold", math.nan), {})
+    threshold = spec_value(row, "policy.threshold", math.nan)
+    if row.kind == Kind.JOB or not math.isnan(threshold):
+        yield _Sample("accordion_job_threshold_ratio", threshold, {})
 
 
 def _training(facts: _Facts) -> Iterator[_Sample]:
     progress = facts.progress
-    yield _Sample(
-        "accordion_job_epochs", facts.history.epochs[0].epoch + 1 if facts.history.epochs else 0, {"state": "finished"}
-    )
-    planned = spec_value(facts.row, "training.epochs", math.nan)
-    yield _Sample("accordion_job_epochs", planned, {"state": "planned"})
+    yield from _extent(facts)
     for metric, value in stored_metrics(facts.row).items():
         if metric == "loss":
             yield _Sample("accordion_job_loss", value, {"kind": "evaluation"})
@@ -217,11 +220,10 @@ def _training(facts: _Facts) -> Iterator[_Sample]:
             yield _Sample("accordion_job_metric", value, {"kind": metric})
     if progress is None:
         return
-    yield _Sample("accordion_job_steps", progress.step, {"state": "finished"})
-    yield _Sample("accordion_job_steps", progress.steps_per_epoch * progress.epochs, {"state": "planned"})
     yield _Sample("accordion_job_loss", math.nan if progress.loss is None else progress.loss, {"kind": "training"})
     yield _Sample("accordion_job_learning_rate", progress.lr, {})
-    yield _Sample("accordion_job_samples_per_second", progress.samples_per_s, {})
+    if progress.global_batch or facts.row.kind == Kind.JOB:
+        yield _Sample("accordion_job_samples_per_second", progress.samples_per_s, {})
     yield _Sample("accordion_job_progress_timestamp_seconds", progress.time, {})
     for kind, count in progress.bytes.model_dump().items():
         yield _Sample("accordion_job_bytes_total", count, {"kind": kind})
@@ -231,11 +233,26 @@ def _training(facts: _Facts) -> Iterator[_Sample]:
         yield _Sample("accordion_step_compute_seconds", seconds, {"rank": str(rank)})
 
 
+def _extent(facts: _Facts) -> Iterator[_Sample]:
+    """Finished and planned epochs and steps; no one knows how many a guest run has planned."""
+    finished = facts.history.epochs[0].epoch + 1 if facts.history.epochs else 0
+    yield _Sample("accordion_job_epochs", finished, {"state": "finished"})
+    if facts.row.kind == Kind.JOB:
+        planned = spec_value(facts.row, "training.epochs", math.nan)
+        yield _Sample("accordion_job_epochs", planned, {"state": "planned"})
+    progress = facts.progress
+    if progress is not None:
+        yield _Sample("accordion_job_steps", progress.step, {"state": "finished"})
+    if progress is not None and progress.epochs:
+        yield _Sample("accordion_job_steps", progress.steps_per_epoch * progress.epochs, {"state": "planned"})
+
+
 def _service_of(facts: _Facts) -> Iterator[_Sample]:
-    yield _Sample("accordion_job_workers_wanted", facts.row.workers, {})
     yield _Sample("accordion_job_workers_alive", facts.row.world_size, {})
-    yield _Sample("accordion_job_workers_allowed", facts.row.min_workers, {"limit": "min"})
-    yield _Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
+    if facts.row.kind == Kind.JOB:
+        yield _Sample("accordion_job_workers_wanted", facts.row.workers, {})
+        yield _Sample("accordion_job_workers_allowed", facts.row.min_workers, {"limit": "min"})
+        yield _Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
     yield _Sample("accordion_job_restarts_total", facts.row.failures, {})
     yield from _changes(stored_tally(facts.row))
     yield _Sample("accordion_job_decisions_total", facts.history.num_decisions, {})

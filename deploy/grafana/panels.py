@@ -93,8 +93,8 @@ NOW = Row(
             unit="string",
             width=6,
             height=4,
-            description="Name, task, method and policy of the job.",
-            queries=_one(of_job("accordion_job_info"), "{{name}}: {{task}}, {{method}}, {{policy}}"),
+            description="Name, kind, task, method and policy of the job.",
+            queries=_one(of_job("accordion_job_info"), "{{name}} ({{kind}}): {{task}}, {{method}}, {{policy}}"),
         ),
         Panel(
             title="Progress",
@@ -102,7 +102,7 @@ NOW = Row(
             unit="percentunit",
             width=3,
             height=4,
-            description="Finished steps as a part of all planned steps.",
+            description="Finished steps as a part of all planned steps; empty for guest runs, whose plan is unknown.",
             queries=_one(_STEPS, "done"),
         ),
         Panel(
@@ -361,6 +361,7 @@ SERVICE = Row(
             description="All jobs by state, and how many wait.",
             queries=(
                 Query(expr="max without (instance) (accordion_jobs)", legend="{{state}}"),
+                Query(expr="max without (instance) (accordion_guests) > 0", legend="guests {{state}}"),
                 Query(expr="max without (instance) (accordion_queue_jobs)", legend="queue"),
             ),
         ),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from service.domain.jobs import Kind
+
 if TYPE_CHECKING:
-    from service.api.schemas import JobView
+    from service.api.schemas import JobView, RayRunView
     from service.domain.tally import Tally
 
 _CAUSES = {
@@ -20,8 +22,18 @@ _CAUSES = {
 
 
 def workers(job: JobView) -> str:
-    """How many there are, how many are wanted, and how many people allow."""
-    return f"{job.world_size} train now, {job.workers} wanted, {job.min_workers} to {job.max_workers} allowed"
+    """Describe how many there are, how many are wanted, and how many people allow."""
+    if job.kind == Kind.GUEST:
+        return f"{job.world_size} train now; a guest run, started and stopped by its own script"
+    allowed = f"{job.min_workers} to {job.max_workers} allowed"
+    return f"{job.world_size} train now, {job.workers} wanted, {allowed}"
+
+
+def ray_run(run: RayRunView) -> str:
+    """Describe what runs the newest worker group in Ray."""
+    engine = {"ray-train": "Ray Train", "actors": "plain actors", None: "engine unknown"}[run.engine]
+    train_run = f", run {run.train_run}" if run.train_run else ""
+    return f"{engine}{train_run}{f', Ray job {run.ray_job_id}' if run.ray_job_id else ''}"
 
 
 def tally(cost: Tally) -> str:

@@ -65,15 +65,17 @@ def _summary(job: JobView) -> list[str]:
         f"{job.name}  {job.id}",
         f"status     {job.status} ({job.reason}){f': {job.message}' if job.message else ''}",
         f"task       {task}{'' if precision in {'fp32', '?'} else f' in {precision}'}, {method}, policy {policy}",
-        f"workers    {changes.workers(job)}, attempt {job.attempt}",
+        f"workers    {changes.workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}",
     ]
+    if job.ray_run is not None:
+        lines.append(f"ray        {changes.ray_run(job.ray_run)}")
     if job.storage is not None:
         lines.append(f"storage    {storage_text(job.storage)}")
     if job.tally.resizes or job.tally.recoveries:
         lines.append(f"changes    {changes.tally(job.tally)}")
     if now:
         lines += [
-            f"progress   {words.epochs(now)}, step {now.step}/{now.steps}",
+            f"progress   {words.epochs(now)}, {words.steps(now)}",
             f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)}, {measures.quality(job.metrics)}",
             f"bytes      {words.sent(now.bytes.model_dump())}",
         ]

@@ -11,7 +11,7 @@ from service.commands.common import JsonOption, UrlOption, connect, console, pri
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from service.api.schemas import DryRun, JobView
+    from service.api.schemas import DryRun, JobView, ProgressView
 
 ID_SHOWN = 13
 """Characters of an id in tables: its time stamp to the millisecond, enough to name a job."""
@@ -100,20 +100,34 @@ def _table(jobs: list[JobView]) -> Table:
 
     from service.commands import measures, words
 
+    has_guests = any(job.kind == "guest" for job in jobs)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("ID", "NAME", "STATUS", "EPOCHS", "WORKERS", "LOSS", "METRICS", "CREATED", "WHY"):
+    # The column appears only where it tells something, since the table is wide.
+    kind = ["KIND"] if has_guests else []
+    for column in ("ID", "NAME", *kind, "STATUS", "EPOCHS", "WORKERS", "LOSS", "METRICS", "CREATED", "WHY"):
         table.add_column(column, no_wrap=column != "WHY")
     for job in jobs:
         now = job.progress
         table.add_row(
             job.id[:ID_SHOWN],
             job.name,
+            *([job.kind.value] if has_guests else []),
             job.status.value,
-            f"{now.epoch} of {now.epochs}" if now else "-",
-            f"{job.world_size} of {job.workers}" if job.workers else "-",
+            _epochs(now) if now else "-",
+            _workers(job),
             words.number(now.loss) if now else "-",
             measures.quality(job.metrics),
             f"{job.created_at:%Y-%m-%d %H:%M}",
             job.message or job.reason.value,
         )
     return table
+
+
+def _epochs(now: ProgressView) -> str:
+    return str(now.epoch) if now.epochs is None else f"{now.epoch} of {now.epochs}"
+
+
+def _workers(job: JobView) -> str:
+    if job.workers:
+        return f"{job.world_size} of {job.workers}"
+    return str(job.world_size) if job.world_size else "-"

@@ -18,6 +18,7 @@ from service.commands.common import (
     outcome,
     print_json,
 )
+from service.domain.jobs import Kind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +61,13 @@ def logs(
             _print_line(line, json=json)
             written = True
         if not written:
-            typer.echo(f"{found.name} ({found.id}) has written nothing: {found.status}, {found.message}", err=True)
+            typer.echo(f"{found.name} ({found.id}) has written nothing: {_why_silent(found)}", err=True)
+
+
+def _why_silent(job: JobView) -> str:
+    if job.kind == Kind.GUEST:
+        return "it is a guest run, and its output is where its script was started"
+    return f"{job.status}, {job.message}"
 
 
 def follow_as(client: Client, job: JobView, *, json: bool) -> int:

@@ -44,7 +44,7 @@ def epoch_line(state: Watched) -> str:
     """One finished epoch in one line."""
     epoch = state.epoch
     parts = [
-        f"epoch {epoch['epoch']:>3} of 0-{state.epochs - 1}",
+        f"epoch {epoch['epoch']:>3}{'' if state.epochs is None else f' of 0-{state.epochs - 1}'}",
         f"loss {words.number(epoch['loss']):<8}",
         f"{measures.quality(epoch['metrics']):<16}",
         f"lr {words.number(epoch['lr'], 3):<6}",
@@ -87,22 +87,28 @@ def _count(state: Watched) -> str:
 
 def _bar(state: Watched) -> RenderableType:
     progress = state.progress
+    if progress is not None and progress.steps is None:
+        return Text(f"{words.epochs(progress)}  {words.steps(progress)}")
     if progress is None or not progress.steps:
         return Text(state.message or state.reason, style="italic")
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True, justify="right")
     eta = f"  {words.duration(progress.eta_s)} left" if state.world_size else ""
-    step = f"step {progress.step}/{progress.steps}"
+    step = words.steps(progress)
     grid.add_row(ProgressBar(total=progress.steps, completed=progress.step), f"{words.epochs(progress)}  {step}{eta}")
     return grid
+
+
+def _rate(progress: ProgressView) -> str:
+    return "" if progress.samples_per_s is None else f"{progress.samples_per_s:.0f} samples/s "
 
 
 def _rows(state: Watched) -> Iterator[tuple[str, RenderableType]]:
     progress, epoch = state.progress, state.epoch
     if progress is not None:
         quality = measures.quality(epoch["metrics"] if epoch else {})
-        rate = f"  {progress.samples_per_s:.0f} samples/s on {_count(state)}" if state.world_size else ""
+        rate = f"  {_rate(progress)}on {_count(state)}" if state.world_size else ""
         loss = words.number(progress.loss)
         yield "training", Text(f"loss {loss}  {quality}  lr {words.number(progress.lr, 3)}{rate}")
         yield "bytes", Text(words.sent(progress.bytes.model_dump()))

@@ -8,6 +8,7 @@ from typing import Any
 
 from service.api.schemas import EventView, JobView, ProgressView
 from service.domain.documents import value_at
+from service.domain.jobs import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +20,8 @@ class Watched:
     status: str
     reason: str
     message: str
-    epochs: int
-    """Of the whole job."""
+    epochs: int | None
+    """Epochs of the whole job; None if not known, as in a guest run."""
     world_size: int = 0
     workers: int = 0
     """That are granted; 0 while none are."""
@@ -45,7 +46,7 @@ def watched(job: JobView) -> Watched:
         status=job.status.value,
         reason=job.reason.value,
         message=job.message,
-        epochs=value_at(job.spec, "training.epochs", 0),
+        epochs=None if job.kind == Kind.GUEST else value_at(job.spec, "training.epochs", 0),
         world_size=job.world_size,
         workers=job.workers,
         attempt=job.attempt,

@@ -55,8 +55,15 @@ def _beside_dense(payload: int, dense: int) -> str:
 
 
 def epochs(progress: ProgressView) -> str:
-    """How far a job is."""
+    """Describe how far a job is."""
+    if progress.epochs is None:
+        return f"{progress.epoch} epoch{'' if progress.epoch == 1 else 's'} done"
     return f"{progress.epoch} of {progress.epochs} epochs done"
+
+
+def steps(progress: ProgressView) -> str:
+    """Describe the newest step, and how many there will be if that is known."""
+    return f"step {progress.step}" if progress.steps is None else f"step {progress.step}/{progress.steps}"
 
 
 def saved(bytes_: Mapping[str, int]) -> str:

@@ -21,7 +21,7 @@ from service.api.deps import RepositoryDep
 from service.api.parts import Parts
 from service.api.views import job_view
 from service.dashboard.assets import assets, fingerprint
-from service.domain.jobs import Status
+from service.domain.jobs import Kind, Status
 from service.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
@@ -63,7 +63,8 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
         return _page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
     job = job_view(row, repository.first_without_room([row]))
     asked = yaml.safe_dump(job.spec, sort_keys=False)
-    return _page(request, "job.html", job=job, spec=asked, charts=CHARTS)
+    is_guest = job.kind is Kind.GUEST
+    return _page(request, "job.html", job=job, is_guest=is_guest, spec=asked, charts=CHARTS)
 
 
 @router.get("/cluster")

@@ -12,7 +12,7 @@ from typing import TypeVar
 from sqlalchemy import Select, func, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from service.domain.jobs import ENDED, Reason, Status
+from service.domain.jobs import ENDED, Kind, Reason, Status
 from service.domain.waiting_message import WAITS_ITS_TURN
 from service.store.engine import Database
 from service.store.models import (
@@ -145,10 +145,11 @@ class Repository:
         with self.database.read() as session:
             return {str(sha256) for sha256 in session.scalars(select(named).where(named.is_not(None)).distinct())}
 
-    def count_by_status(self) -> dict[str, int]:
-        """Number of jobs by status, the ended ones included; a status without jobs is 0."""
+    def count_by_status(self, kind: Kind = Kind.JOB) -> dict[str, int]:
+        """Count jobs or guest runs by status, the ended ones included; a status without any is 0."""
+        query = select(JobRow.status, func.count()).where(JobRow.kind == kind).group_by(JobRow.status)
         with self.database.read() as session:
-            found = session.execute(select(JobRow.status, func.count()).group_by(JobRow.status)).all()
+            found = session.execute(query).all()
         return {status.value: 0 for status in Status} | {str(status): int(count) for status, count in found}
 
     def attempts(self, job_id: str) -> list[AttemptRow]:

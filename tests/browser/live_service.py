@@ -79,6 +79,10 @@ class LiveService:
         """Epochs it has finished."""
         return len(self.client.get(f"/api/v1/jobs/{job_id}/epochs").raise_for_status().json()["items"])
 
+    def wait_for_registration(self, job_id: str) -> None:
+        """Until the service knows the guest run."""
+        _wait(lambda: self.client.get(f"/api/v1/jobs/{job_id}").is_success, f"guest run {job_id} is known")
+
     def wait_for_epochs(self, job_id: str, count: int) -> None:
         """Until the job has finished so many."""
         _wait(lambda: self.num_epochs(job_id) >= count, f"job {job_id} finishes {count} epochs")

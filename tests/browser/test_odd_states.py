@@ -34,6 +34,22 @@ def test_a_job_that_failed_before_its_first_epoch_says_why(page, service):
     expect(page.locator("#no-epochs")).to_have_text("No epoch was finished, so there is nothing to draw.")
 
 
+def test_guest_run_has_no_steering_but_overrides_and_no_invented_plan(page, service):
+    job_id = service.runtime.enlist("mine", spec={"training": {"epochs": 3}})
+    service.wait_for_registration(job_id)
+    page.goto(f"/jobs/{job_id}")
+    expect(page.get_by_text("Guest run", exact=True)).to_be_visible()
+    expect(page.locator("#epoch-text")).to_have_text("3 epochs done")
+    expect(page.locator("#ray")).to_have_text("Workers run by Ray Train · run mine-run · Ray job 01000000")
+    expect(page.locator("#override")).to_be_attached()
+    for hidden in ("#pause", "#resume", "#cancel", "#resize"):
+        expect(page.locator(hidden)).to_be_hidden()
+    page.goto("/")
+    row = page.locator("#rows tr", has_text="mine")
+    expect(row).to_contain_text("guest run")
+    expect(row).to_contain_text("3 epochs done")
+
+
 def test_a_page_tells_that_the_service_is_gone_and_goes_on_when_it_is_back(watched, service, steered):
     page = watched.page
     page.goto(f"/jobs/{steered}")

@@ -78,7 +78,7 @@ def progress(**values: Any) -> dict[str, Any]:
     counted = Bytes(payload=10, wire=11, dense=100, fp16=50)
     base = {"time": T - 1, "loss": 0.4, "lr": 0.1, "samples_per_s": 900.0, "bytes": counted}
     base["compute_s_by_rank"] = (0.1, 0.9)
-    return Progress(**numbers, **(base | values), seconds_by_phase={"compute": 1.5}).model_dump(mode="json")
+    return Progress(**(numbers | base | values), seconds_by_phase={"compute": 1.5}).model_dump(mode="json")
 
 
 def decision(epoch: int, change: dict[str, float | None]) -> DecisionRow:
@@ -258,6 +258,18 @@ def test_a_loss_that_is_not_finite_is_nan(database):
     loss = value(scrape(database, job_row(progress=progress(loss=None))), "accordion_job_loss", kind="training")
     assert loss is not None
     assert math.isnan(loss)
+
+
+def test_guest_has_no_figures_that_only_the_service_could_know(database):
+    unknown = progress(epochs=0, steps_per_epoch=0, samples_per_s=0.0)
+    text = scrape(database, job_row("g", kind="guest", workers=0, world_size=2, progress=unknown), job_row("j"))
+    left_out = ("workers_wanted", "workers_allowed", "samples_per_second")
+    assert [f'accordion_job_{name}{{job_id="g"' in text for name in left_out] == [False] * 3
+    assert [value(text, f"accordion_job_{kind}", job_id="g", state="planned") for kind in ("epochs", "steps")] == [
+        None
+    ] * 2
+    assert value(text, "accordion_job_workers_alive", job_id="g") == 2
+    assert value(text, "accordion_guests", state="RUNNING") == value(text, "accordion_jobs", state="RUNNING") == 1
 
 
 def test_an_ended_job_leaves_after_its_retention(database):

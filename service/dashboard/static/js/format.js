@@ -63,7 +63,7 @@ export const ago = (text) => (text ? `${duration((Date.now() - Date.parse(text))
 export const clock = (text) => new Date(text).toLocaleTimeString([], { hour12: false });
 
 const TONE = {
-  QUEUED: "wait", STARTING: "wait", RUNNING: "run", RESIZING: "wait", RECOVERING: "wait", PAUSING: "wait", PAUSED: "", STOPPING: "wait",
+  QUEUED: "wait", STARTING: "wait", RUNNING: "run", RESIZING: "wait", RECOVERING: "wait", PAUSING: "wait", PAUSED: "", STOPPING: "wait", LOST: "bad",
   SUCCEEDED: "good", FAILED: "bad", CANCELLED: "",
   PENDING: "wait", DELIVERED: "run", APPLIED: "good", REJECTED: "bad", SUPERSEDED: "", EXPIRED: "",
 };
@@ -79,6 +79,18 @@ export const repaint = (node, state) => {
   node.className = `pill ${TONE[state] ?? ""}`;
   node.textContent = words(state);
 };
+
+export const isGuest = (job) => job.kind === "guest";
+
+// How many epochs are done, of how many where that is known.
+export const epochsDone = (done, planned) => (planned ? `${done} of ${planned} epochs` : counted(done, "epoch"));
+
+const ENGINES = { "ray-train": "Ray Train", actors: "plain actors" };
+
+export function rayText({ engine, train_run: run, ray_job_id: job }) {
+  const parts = [engine ? `Workers run by ${ENGINES[engine] ?? engine}` : "", run ? `run ${run}` : "", job ? `Ray job ${job}` : ""];
+  return parts.filter(Boolean).join(" · ");
+}
 
 export const hasEnded = (status) => ["SUCCEEDED", "FAILED", "CANCELLED"].includes(status);
 

@@ -3,7 +3,7 @@ import { BASE, call, get, showLive } from "./api.js";
 import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
-  bytes, cell, clock, counted, duration, element, fill, hasEnded, levelClass, levelText, measured, metric, number, quality, repaint, swatch, tile,
+  bytes, cell, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, quality, rayText, repaint, swatch, tile,
   storageText, times, words,
 } from "./format.js";
 import { marksOf } from "./marks.js";
@@ -36,13 +36,17 @@ function showHead() {
   at("message").className = job.status === "FAILED" ? "said bad" : "quiet small";
   at("storage").hidden = !job.storage;
   if (job.storage) at("storage").textContent = storageText(job.storage);
-  at("pause").hidden = hasEnded(job.status) || job.desired !== "RUN";
-  at("resume").hidden = hasEnded(job.status) || job.desired !== "PAUSE";
-  at("cancel").hidden = hasEnded(job.status) || job.desired === "CANCEL";
+  at("ray").hidden = !job.ray_run;
+  if (job.ray_run) at("ray").textContent = rayText(job.ray_run);
+  const isFixed = hasEnded(job.status) || isGuest(job);
+  at("pause").hidden = isFixed || job.desired !== "RUN";
+  at("resume").hidden = isFixed || job.desired !== "PAUSE";
+  at("cancel").hidden = isFixed || job.desired === "CANCEL";
   at("to-override").hidden = hasEnded(job.status);
   if (hasEnded(job.status)) at("no-epochs").textContent = "No epoch was finished, so there is nothing to draw.";
-  const planned = job.spec.training?.epochs ?? "?";
-  at("epoch-text").textContent = `${count("epochs")} of ${planned} epochs done`;
+  const planned = isGuest(job) ? null : job.spec.training?.epochs ?? "?";
+  at("epoch-text").textContent = `${epochsDone(count("epochs"), planned)} done`;
+  at("bar").hidden = isGuest(job) && !hasEnded(job.status);
   at("bar").value = job.status === "SUCCEEDED" ? 1 : progress?.steps ? progress.step / progress.steps : 0;
   at("bar").className = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
   at("pace").textContent = pace(job, progress);
@@ -53,8 +57,10 @@ function showHead() {
 function pace(job, progress) {
   if (hasEnded(job.status)) return job.started_at ? `took ${duration((Date.parse(job.ended_at) - Date.parse(job.started_at)) / 1000)}` : "";
   if (!progress) return "";
-  const step = `step ${progress.step} of ${progress.steps}`;
-  return job.world_size ? `${step} · ${number(progress.samples_per_s)} samples/s · ${duration(progress.eta_s)} left` : step;
+  const step = `step ${progress.step}${progress.steps === null ? "" : ` of ${progress.steps}`}`;
+  const rate = progress.samples_per_s === null ? "" : `${number(progress.samples_per_s)} samples/s`;
+  const left = progress.steps === null ? "" : `${duration(progress.eta_s)} left`;
+  return job.world_size ? [step, rate, left].filter(Boolean).join(" · ") : step;
 }
 
 function figures(job) {
@@ -70,9 +76,11 @@ function figures(job) {
     ...main(last?.metrics ?? job.metrics),
     ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(count("decisions"), "decision")],
     ["Learning rate", number(progress?.lr ?? last?.lr), job.spec.training?.optimizer?.name ?? ""],
-    ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, `${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`],
+    ["Workers", hasEnded(job.status) ? "–" : `${job.world_size}`, allowedText(job)],
   ];
 }
+
+const allowedText = (job) => (isGuest(job) ? "of a guest run" : `${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`);
 
 // Of several metrics the first two: all are in the chart and in the table.
 function main(metrics) {

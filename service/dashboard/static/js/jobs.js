@@ -1,5 +1,5 @@
 import { everyWhile, get } from "./api.js";
-import { ago, cell, counted, duration, element, fill, hasEnded, labelled, number, pill, quality, tile, times, usedByOthers, words } from "./format.js";
+import { ago, cell, counted, duration, element, epochsDone, fill, hasEnded, isGuest, labelled, number, pill, quality, tile, times, usedByOthers, words } from "./format.js";
 
 const PAGE_SIZE = 50;
 const at = (id) => document.getElementById(id);
@@ -14,12 +14,12 @@ function row(job) {
     cell("bar", ...bar(job)),
     labelled("Loss", number(progress?.loss)),
     labelled("Metrics", quality(job.metrics) || "–"),
-    labelled("Workers", hasEnded(job.status) ? "–" : `${job.world_size} of ${job.workers}`),
+    labelled("Workers", hasEnded(job.status) ? "–" : isGuest(job) ? String(job.world_size) : `${job.world_size} of ${job.workers}`),
     labelled("Saved", saved),
     labelled("Submitted", ago(job.created_at)));
 }
 
-const about = ({ spec }) => [spec.task?.name, spec.compression?.method, spec.policy?.name].filter(Boolean).join(" · ");
+const about = ({ spec, kind }) => [kind === "guest" ? "guest run" : spec.task?.name, spec.compression?.method, spec.policy?.name].filter(Boolean).join(" · ");
 
 function bar(job) {
   const progress = job.progress;
@@ -27,19 +27,20 @@ function bar(job) {
   const part = progress.steps ? progress.step / progress.steps : 0;
   const tone = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
   const eta = job.world_size === 0 || progress.eta_s === null ? "" : ` · ${duration(progress.eta_s)} left`;
-  const done = `${progress.epoch} of ${progress.epochs} epochs`;
+  const done = epochsDone(progress.epoch, progress.epochs);
   const told = job.status === "FAILED" ? `stopped after ${done}: ${job.message}` : `${done} done${eta}`;
   return [
-    element("progress", { className: tone, value: part, max: 1, "aria-label": `Progress of ${job.name}` }),
+    progress.steps !== null && element("progress", { className: tone, value: part, max: 1, "aria-label": `Progress of ${job.name}` }),
     element("div", { className: "quiet small" }, told),
   ];
 }
 
 function tiles(jobs, cluster) {
   const count = (...states) => String(jobs.filter((job) => states.includes(job.status)).length);
+  const guests = jobs.filter((job) => isGuest(job) && ["RUNNING", "RECOVERING"].includes(job.status)).length;
   const cpus = `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`;
   return [
-    ["Running", count("RUNNING", "STARTING", "RESIZING", "RECOVERING", "PAUSING", "STOPPING"), "", true],
+    ["Running", count("RUNNING", "STARTING", "RESIZING", "RECOVERING", "PAUSING", "STOPPING"), guests ? `${counted(guests, "guest run")} among them` : "", true],
     ["Waiting", count("QUEUED"), `${count("PAUSED")} paused`],
     ["Succeeded", count("SUCCEEDED")],
     ["Failed", count("FAILED")],

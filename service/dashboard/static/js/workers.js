@@ -1,6 +1,6 @@
 // A job's workers: how many people allow, what each computes, and what it cost that they came and went.
 import { BASE, call } from "./api.js";
-import { cell, counted, element, fill, number } from "./format.js";
+import { cell, counted, element, fill, isGuest, number } from "./format.js";
 
 const at = (id) => document.getElementById(id);
 export const CAUSES = { ordered: "ordered", joined: "workers joined", leaving: "a node leaves", infrastructure: "workers lost", job: "the job failed" };
@@ -50,7 +50,7 @@ export function showWorkers(job) {
   follow(at("least"), job.min_workers);
   follow(at("most"), job.max_workers);
   refresh(job);
-  at("workers-note").textContent = `${job.world_size} train, ${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed`;
+  at("workers-note").textContent = isGuest(job) ? `${job.world_size} train` : `${job.world_size} train, ${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed`;
   at("tally").textContent = cost(job.tally, job.attempt);
   const seconds = job.world_size ? job.progress?.compute_s_by_rank ?? [] : [];
   const slowest = Math.max(...seconds, 0);
