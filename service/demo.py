@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "accordion-train"
 POLL_S = 0.1
+_ENGINES = {
+    "ray-train": "Ray Train: the workers were those of a Ray Train run",
+    "actors": "plain Ray actors",
+    None: "not reported",
+}
 Figures = dict[str, Any]
 
 
@@ -171,6 +176,7 @@ def _figures(client: Client, job: JobView, watch: _StopWatch) -> Figures:
     return {
         "job": job.id,
         "status": job.status.value,
+        "engine": job.ray_run.engine if job.ray_run is not None else None,
         "accuracy": job.metrics.get("accuracy"),
         "seconds": {"ready": watch.ready, "first_step": watch.first_step, "total": watch.now()},
         "bytes": {name: sum(getattr(epoch.bytes, name) for epoch in epochs) for name in Bytes.model_fields},
@@ -187,6 +193,7 @@ def _summary(figures: Figures, state: Watched, page: str) -> Iterator[str]:
     yield f"  accuracy   {measures.metric('accuracy', figures['accuracy'])} after {figures['epochs']} epochs"
     first = f"first step {seconds['first_step']:.1f} s after submitting, " if seconds["first_step"] is not None else ""
     yield f"  time       ready after {seconds['ready']:.1f} s, {first}{seconds['total']:.1f} s in all"
+    yield f"  engine     {_ENGINES[figures['engine']]}"
     yield f"  sent       {_sent(bytes_)}"
     yield f"  decisions  {figures['decisions']}"
     yield f"  page       {page}"

@@ -145,7 +145,12 @@ class Scheduler:
         self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
         self._reports.keep_only(unfinished)
         self._deadlines.keep_only(unfinished)
-        self._ledger.keep_cluster(token, nodes=self._cluster.nodes, message=self._foreign.message)
+        self._ledger.keep_cluster(
+            token,
+            nodes=self._cluster.nodes,
+            message=self._foreign.message,
+            dashboard_url=self._runtime.dashboard_url(),
+        )
         self._surveyed_at = now
         return True
 

@@ -361,7 +361,10 @@ SERVICE = Row(
             description="All jobs by state, and how many wait.",
             queries=(
                 Query(expr="max without (instance) (accordion_jobs)", legend="{{state}}"),
-                Query(expr="max without (instance) (accordion_guests) > 0", legend="guests {{state}}"),
+                Query(
+                    expr='sum(max without (instance) (accordion_guests{state=~"RUNNING|RECOVERING|LOST"}))',
+                    legend="guest runs",
+                ),
                 Query(expr="max without (instance) (accordion_queue_jobs)", legend="queue"),
             ),
         ),

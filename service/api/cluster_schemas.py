@@ -75,4 +75,7 @@ class ClusterView(Answer):
     """CPUs that other programs use on the nodes that take workers."""
     gpus_foreign: float
     """GPUs that other programs use on the nodes that take workers."""
+    dashboard_url: str | None = None
+    """Address of Ray's dashboard as the scheduler reaches it; null if none answers. Its page `#/actors` shows the
+    worker processes, with their states and logs."""
     nodes: list[NodeView]

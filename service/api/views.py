@@ -249,5 +249,6 @@ def cluster_view(row: ClusterRow | None, jobs: list[JobRow]) -> ClusterView:
         gpus_reserved=sum(job.workers * asked_of(job).gpus for job in jobs),
         cpus_foreign=sum(node.cpus_foreign for node in usable),
         gpus_foreign=sum(node.gpus_foreign for node in usable),
+        dashboard_url=row.dashboard_url if row else None,
         nodes=nodes,
     )

@@ -27,6 +27,7 @@ LEAST_MEMORY_BYTES = 2_000_000_000
 """Ray's head, the api, the scheduler and one job of two workers take about this much (workers/README.md)."""
 LEAST_SHARED_BYTES = 300_000_000
 """Ray's object store of a one-machine service, and its overhead."""
+RAY_TRAIN_PACKAGES = ("ray", "pandas", "pyarrow")
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 
@@ -98,7 +99,22 @@ def _packages() -> Iterator[Finding]:
         yield Finding(name="packages", state="bad", message=f"{sentence}; pip install '{DISTRIBUTION}[service]'")
     if not wrong:
         shown = ", ".join(f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch", "ray"))
+        yield _ray_train()
         yield Finding(name="packages", state="ok", message=f"{shown}, and {len(needed) - 2} more")
+
+
+def _ray_train() -> Finding:
+    """Whether jobs can run on Ray Train, the default engine."""
+    missing = [name for name in RAY_TRAIN_PACKAGES if _wrong(name, "")]
+    if missing:
+        message = (
+            f"{', '.join(missing)} is missing, which Ray Train needs, so jobs end before they start; "
+            f"pip install '{DISTRIBUTION}[service]', or submit with --set workers.engine=actors"
+        )
+        return Finding(name="ray train", state="bad", message=message)
+    return Finding(
+        name="ray train", state="ok", message=f"of ray {metadata.version('ray')}, the default engine of jobs"
+    )
 
 
 def _wrong(name: str, wanted: str) -> str:

@@ -25,6 +25,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
 
     with connect(url) as client:
         found = find_to_read(client, job)
+        dashboard = None if found.ray_run is None else client.cluster().dashboard_url
         schedule, overrides = client.schedule(found.id), client.overrides(found.id).items
         if json:
             whole = {"decisions": client.all_decisions(found.id), "epochs": client.all_epochs(found.id)}
@@ -37,6 +38,8 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
     out = console()
     for line in _summary(found):
         out.print(line)
+    if dashboard is not None:
+        out.print(f"dashboard  {dashboard}/#/actors")
     numbers = {override.id: override.number for override in overrides}
     if decisions.items:
         newest = decisions.items[0].decision
@@ -49,7 +52,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
 
 
 def _summary(job: JobView) -> list[str]:
-    from service.commands import changes, measures, words
+    from service.commands import changes, extent, measures, words
     from service.commands.storage_text import storage_text
     from service.domain.documents import value_at
 
@@ -75,7 +78,7 @@ def _summary(job: JobView) -> list[str]:
         lines.append(f"changes    {changes.tally(job.tally)}")
     if now:
         lines += [
-            f"progress   {words.epochs(now)}, {words.steps(now)}",
+            f"progress   {extent.epochs_text(now)}, {extent.step_text(now)}",
             f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)}, {measures.quality(job.metrics)}",
             f"bytes      {words.sent(now.bytes.model_dump())}",
         ]

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.api.schemas import EventView, ProgressView
-from service.commands import changes, measures, words
+from service.commands import changes, extent, measures, words
 from service.commands.state import Watched
 from service.domain.jobs import ENDED
 
@@ -88,15 +88,17 @@ def _count(state: Watched) -> str:
 def _bar(state: Watched) -> RenderableType:
     progress = state.progress
     if progress is not None and progress.steps is None:
-        return Text(f"{words.epochs(progress)}  {words.steps(progress)}")
+        return Text(f"{extent.epochs_text(progress)}  {extent.step_text(progress)}")
     if progress is None or not progress.steps:
         return Text(state.message or state.reason, style="italic")
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True, justify="right")
     eta = f"  {words.duration(progress.eta_s)} left" if state.world_size else ""
-    step = words.steps(progress)
-    grid.add_row(ProgressBar(total=progress.steps, completed=progress.step), f"{words.epochs(progress)}  {step}{eta}")
+    step = extent.step_text(progress)
+    grid.add_row(
+        ProgressBar(total=progress.steps, completed=progress.step), f"{extent.epochs_text(progress)}  {step}{eta}"
+    )
     return grid
 
 

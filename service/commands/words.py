@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from service.api.schemas import ProgressView
+from typing import Any
 
 _MAX_LAYERS_SHOWN = 6
 """With more layers than this they are counted instead of listed."""
@@ -52,18 +49,6 @@ def _beside_dense(payload: int, dense: int) -> str:
     if f"{ratio:.1f}" == "1.0":
         return ", as much as dense"
     return f", {ratio:.1f}x less than dense" if ratio > 1 else f", {1 / ratio:.1f}x more than dense"
-
-
-def epochs(progress: ProgressView) -> str:
-    """Describe how far a job is."""
-    if progress.epochs is None:
-        return f"{progress.epoch} epoch{'' if progress.epoch == 1 else 's'} done"
-    return f"{progress.epoch} of {progress.epochs} epochs done"
-
-
-def steps(progress: ProgressView) -> str:
-    """Describe the newest step, and how many there will be if that is known."""
-    return f"step {progress.step}" if progress.steps is None else f"step {progress.step}/{progress.steps}"
 
 
 def saved(bytes_: Mapping[str, int]) -> str:

@@ -22,7 +22,9 @@ from service.api.parts import Parts
 from service.api.views import job_view
 from service.dashboard.assets import assets, fingerprint
 from service.domain.jobs import Kind, Status
+from service.domain.ray_links import link_to_workers
 from service.errors import NotFound
+from service.store.stored_documents import stored_ray_run
 
 router = APIRouter(include_in_schema=False)
 FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
@@ -64,7 +66,10 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
     job = job_view(row, repository.first_without_room([row]))
     asked = yaml.safe_dump(job.spec, sort_keys=False)
     is_guest = job.kind is Kind.GUEST
-    return _page(request, "job.html", job=job, is_guest=is_guest, spec=asked, charts=CHARTS)
+    cluster = repository.cluster()
+    dashboard = cluster.dashboard_url if cluster else None
+    link = link_to_workers(dashboard, stored_ray_run(row), seen_from=request.url.hostname)
+    return _page(request, "job.html", job=job, is_guest=is_guest, spec=asked, charts=CHARTS, ray_link=link)
 
 
 @router.get("/cluster")

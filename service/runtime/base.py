@@ -52,6 +52,9 @@ class Runtime(Protocol):
     def nodes(self) -> list[Node]:
         """All nodes known, the dead ones included."""
 
+    def dashboard_url(self) -> str | None:
+        """Address of Ray's dashboard as the scheduler reaches it; None if none answers."""
+
     def supervisors(self) -> list[SupervisorState]:
         """Live supervisors of this installation, and those of versions without installation ids."""
 

@@ -13,6 +13,7 @@ import ray
 
 from service.errors import RuntimeUnavailable
 from service.runtime.base import Node, SupervisorState
+from service.runtime.ray_dashboard import DashboardProbe
 from workers.asking import ActorSilentError, RayAsk, ensure_actor
 from workers.cluster import draining_nodes, free_resources
 from workers.contract import Cursor, Drained, EndRecord, Guest, Launch, Orders
@@ -42,6 +43,9 @@ class RayBackend:
         self._installation = installation
         self._gcs = address
         """Where GCS was when this process connected; `auto` is looked up by Ray."""
+        self._dashboard: str | None = None
+        """`host:port` of Ray's dashboard, whether or not it runs."""
+        self._dashboard_probe = DashboardProbe()
         self._ask = RayAsk(installation)
         self._ask_unnamed = RayAsk("")
         """Client of the Accordion actor of a version without installation ids."""
@@ -56,6 +60,11 @@ class RayBackend:
                 _node(found, draining=found["NodeID"] in leaving, free=free.get(found["NodeID"]))
                 for found in ray.nodes()
             ]
+
+    def dashboard_url(self) -> str | None:
+        """Address that Ray or RAY_OVERRIDE_DASHBOARD_URL names, if a dashboard answers there."""
+        with self._connected():
+            return self._dashboard_probe.url(self._dashboard)
 
     def supervisors(self) -> list[SupervisorState]:
         """All supervisors of this installation that live; one that Ray is restarting counts as starting.
@@ -168,7 +177,8 @@ class RayBackend:
             raise
 
     def _connect(self) -> None:
-        ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        logs = {"log_to_driver": False, "configure_logging": False}
+        self._dashboard = ray.init(address=self._address, namespace=NAMESPACE, **logs).dashboard_url
         self._gcs = ray.get_runtime_context().gcs_address
         # Started before the first job needs it.
         ensure_actor(self._installation)

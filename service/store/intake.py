@@ -11,12 +11,14 @@ from sqlalchemy.orm import Session
 
 from accordion.messages import to_json
 from service.domain import overrides
-from service.domain.jobs import LEAVING, Reason, Status
+from service.domain.jobs import LEAVING, Kind, Reason, Status
+from service.domain.ray_run import RayRun
 from service.domain.standing import Standing, Switched
 from service.domain.tally import Tally, cost, recovered, resized
 from service.store.models import AttemptRow, CheckpointRow, DecisionRow, EpochRow, EventRow, JobRow, LogChunkRow
 from service.store.outbox import append_event, keep_standing, standings, step_job
 from service.store.stored_documents import layer_names, stored_progress, stored_tally
+from service.store.stored_spec import spec_value
 from workers.contract import (
     AcksRecord,
     CheckpointRecord,
@@ -34,6 +36,7 @@ from workers.contract import (
     ResizeRecord,
     Started,
 )
+from workers.names import train_run_name
 
 _MAX_TEXT = 2000
 """Characters of a message that a row keeps."""
@@ -147,6 +150,8 @@ class _Intake:
         self._job.started_at = self._job.started_at or record.time
         if started.storage is not None:
             self._job.storage = {**started.storage.model_dump(mode="json"), "seen_at": record.time}
+        if self._job.kind == Kind.JOB:
+            self._job.ray_run = _ray_run(self._job, record.attempt, started)
         self._void(record, started)
         cause = self._announced(record)
         self._job.tally = _tally(stored_tally(self._job), started, cause)
@@ -266,6 +271,13 @@ def resume_training(session: Session, job: JobRow, *, now: float) -> None:
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     message = attempt.message if attempt is not None else ""
     step_job(session, job, Status.RUNNING, reason=Reason.TRAINING, message=message, now=now)
+
+
+def _ray_run(job: JobRow, attempt: int, started: Started) -> dict[str, Any]:
+    """What runs the worker group in Ray; records of older versions do not name the engine."""
+    name = spec_value(job, "name", "") or None
+    train_run = train_run_name(name, job.id, attempt) if started.engine == "ray-train" else None
+    return asdict(RayRun(engine=started.engine, train_run=train_run))
 
 
 def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:

@@ -229,14 +229,16 @@ class Ledger:
 
         return self._decide(seen, token, change)
 
-    def keep_cluster(self, token: int, *, nodes: Sequence[Node] | None, message: str = "") -> bool:
-        """What the cluster looks like; None where it did not answer: then its last picture stays."""
+    def keep_cluster(
+        self, token: int, *, nodes: Sequence[Node] | None, message: str = "", dashboard_url: str | None = None
+    ) -> bool:
+        """Store what the cluster looks like; None if it did not answer: then its last picture stays."""
         now = self._clock()
         with self._database.write() as session:
             if not holds(session, token):
                 return False
             row = session.get(ClusterRow, 1) or ClusterRow(id=1, nodes=[], seen_at=None)
-            row.reachable, row.message = nodes is not None, message
+            row.reachable, row.message, row.dashboard_url = nodes is not None, message, dashboard_url
             if nodes is not None:
                 row.nodes, row.seen_at = [asdict(node) for node in nodes], now
             session.add(row)

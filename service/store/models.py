@@ -289,4 +289,6 @@ class ClusterRow(Base):
     reachable: Mapped[bool]
     message: Mapped[str] = mapped_column(_TEXT, default="")
     seen_at: Mapped[float | None]
+    dashboard_url: Mapped[str | None] = mapped_column(_TEXT)
+    """Address of Ray's dashboard as the scheduler reaches it; None if none answers."""
     nodes: Mapped[list[Any]]

@@ -12,7 +12,7 @@ from workers.tasks import GUEST
 
 
 class FakeGuests:
-    """The part of `FakeRuntime` that knows guest runs; each of them is one of its jobs."""
+    """The part of `FakeRuntime` that knows guest runs, each of them one of its jobs, and Ray's dashboard."""
 
     _answer: Callable[[], None]
 
@@ -21,6 +21,7 @@ class FakeGuests:
         self.stuck: set[str] = set()
         """Jobs that do not react to orders, and do not train."""
         self._clock = clock
+        self.dashboard: str | None = None
         self.enlisted: dict[str, Guest] = {}
         self.forgotten: list[str] = []
         self._reported_at: dict[str, float] = {}
@@ -34,6 +35,9 @@ class FakeGuests:
         job = FakeJob(launch=launch, controller=controller_of(launch), attempt=GUEST_ATTEMPT)
         self.jobs[guest.job_id], self.enlisted[guest.job_id] = job, guest
         return guest.job_id
+
+    def dashboard_url(self) -> str | None:
+        return self.dashboard
 
     def guests(self) -> list[Guest]:
         self._answer()

@@ -300,6 +300,7 @@ class FakeRuntime(FakeGuests):
                 seconds_lost=0.0 if is_first else 0.8,
                 steps_rolled_back=0 if is_first else reached - job.step,
                 storage=StorageUse(place=job.launch.storage, workers=job.world_size, hosts=1),
+                engine=None if job.launch.job_id in self.enlisted else job.launch.spec.workers.engine,
             ),
         )
         self._log(job, f"training from epoch {job.epoch}, step {job.step}")

@@ -1,4 +1,4 @@
-"""Guest runs: Ray Train scripts that register themselves, are followed and overridden, and are never started here."""
+"""What runs a job in Ray, and guest runs, which register themselves and are never started here."""
 
 from __future__ import annotations
 
@@ -180,3 +180,13 @@ def test_job_with_the_task_of_guests_is_refused(client: TestClient) -> None:
     [error] = answer.json()["errors"]
     assert (answer.status_code, error["pointer"]) == (422, "/task/name")
     assert "call accordion_ray.attach in a Ray Train script" in error["detail"]
+
+
+@pytest.mark.parametrize(("engine", "has_run"), [("ray-train", True), ("actors", False)])
+def test_job_shows_the_engine_that_its_workers_reported(world: World, client, engine: str, has_run: bool) -> None:
+    world.runtime.dashboard = "http://127.0.0.1:8265"
+    world.train(job_id := world.submit(name="digits", workers={"engine": engine}))
+    run = client.get(f"/api/v1/jobs/{job_id}").json()["ray_run"]
+    assert run == {"engine": engine, "train_run": f"digits-{job_id}.1" if has_run else None, "ray_job_id": None}
+    assert client.get("/api/v1/cluster").json()["dashboard_url"] == "http://127.0.0.1:8265"
+    assert "http://127.0.0.1:8265/#/actors" in client.get(f"/jobs/{job_id}").text

@@ -34,7 +34,7 @@ def wait_for_epochs(service: Live, job_id: str, count: int) -> None:
 def test_guest_is_listed_and_shown_without_figures_that_are_not_known(accordion: Accordion, guest: str) -> None:
     listed, shown = accordion("list").out, accordion("show", guest).out
     row = next(line for line in listed.splitlines() if line.startswith(guest[:13]))
-    assert row.split()[1:4] == ["mine", "guest", "RUNNING"]
+    assert row.split()[2:4] == ["guest", "RUNNING"]
     assert " of " not in row.split("train")[0]
     assert "ray        Ray Train, run mine-run, Ray job 01000000" in shown
     assert "2 train now; a guest run, started and stopped by its own script" in shown
@@ -43,8 +43,8 @@ def test_guest_is_listed_and_shown_without_figures_that_are_not_known(accordion:
 
 
 def test_guest_is_overridden_but_not_cancelled(accordion: Accordion, guest: str) -> None:
-    assert "APPLIED" in accordion("override", "mine", "--level", "low", "--wait").out
-    said = accordion("cancel", "mine")
+    assert "APPLIED" in accordion("override", guest, "--level", "low", "--wait").out
+    said = accordion("cancel", guest)
     assert said.code == 2
     assert "is a guest run and cannot be cancelled here" in said.err
 

@@ -136,7 +136,7 @@ def test_a_cluster_that_is_away_is_left_at_once_and_connected_anew_when_it_is_ba
     did: list[str] = []
     port = listener.getsockname()[1]
     monkeypatch.setattr(ray, "is_initialized", lambda: did[-1:] == ["init"])
-    monkeypatch.setattr(ray, "init", lambda **_: did.append("init"))
+    monkeypatch.setattr(ray, "init", lambda **_: did.append("init") or SimpleNamespace(dashboard_url=None))
     monkeypatch.setattr(ray, "shutdown", lambda: did.append("shutdown"))
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray_backend, "draining_nodes", frozenset)
