@@ -23,8 +23,9 @@ from pathlib import Path
 
 from tests.netlab import lab
 
-START_S = 120.0
-"""A loaded two-core machine needs up to 20 s for one node, and several start at once."""
+START_S = 240.0
+"""A loaded two-core machine needs up to 20 s for one node, several start at once, and Ray gives up a node after 30 s,
+which is then started again."""
 QUICK_DEATHS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
