@@ -16,7 +16,14 @@ from service.commands import changes, extent, measures, words
 from service.commands.state import Watched
 from service.domain.jobs import ENDED
 
-_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan", "PAUSED": "yellow"}
+_COLOURS = {
+    "SUCCEEDED": "green",
+    "FAILED": "red",
+    "LOST": "red",
+    "CANCELLED": "yellow",
+    "RUNNING": "cyan",
+    "PAUSED": "yellow",
+}
 
 
 def panel(state: Watched) -> RenderableType:

@@ -146,6 +146,7 @@ def test_the_demo_succeeds_writes_its_figures_and_leaves_nothing_running(home: P
     )
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["accuracy"] >= 0.95
+    assert figures["engine"] == "ray-train"
     assert 0 < figures["seconds"]["ready"] < figures["seconds"]["total"]
     assert 0 < figures["bytes"]["payload"] < figures["bytes"]["fp16"] < figures["bytes"]["dense"]
     assert processes_of(home) == []
