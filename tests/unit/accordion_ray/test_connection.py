@@ -112,6 +112,8 @@ def test_a_taken_name_is_told_once_and_tried_again(world: World, caplog: pytest.
         second.refresh()
         second.refresh()
     assert not second.is_registered
+    with pytest.raises(ActorSilentError, match="not registered"):
+        second("progress", "b", timeout_s=1.0)
     assert [record.getMessage() for record in caplog.records] == [
         "the guest run 'digits' is not registered with Accordion, because run a has this name; training goes on. "
         "Give attach() another name="
