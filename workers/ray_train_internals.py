@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 _UNUSED_CALLBACKS = {"DatasetsCallback", "WorkingDirectorySetupCallback", "PlacementGroupCleanerCallback"}
 """Callbacks of Ray Train that start actors or change directories for things that no worker here uses."""
+POLL_WAIT_S = 0.1
+"""How long a poll waits for workers that are busy, loading torch for example; it blocks the controller meanwhile."""
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +230,7 @@ class Roster(WorkerGroup):
             workers = self._assign_worker_ranks(workers)
         self._worker_group_state = replace(self._worker_group_state, workers=workers)
         for callback in self._callbacks:
-            if isinstance(callback, ReportCallbackHandler) or (workers and isinstance(callback, StateManagerCallback)):
+            if isinstance(callback, (ReportCallbackHandler, StateManagerCallback)):
                 callback.after_worker_group_start(self)
 
 
@@ -282,7 +284,7 @@ class Controller(TrainController):
         while self._ending is None and passed_s < self._health_check_interval_s:
             await asyncio.sleep(0.1)
             passed_s += 0.1
-        polled: WorkerGroupPollStatus = self.get_worker_group().poll_status(timeout=self._health_check_interval_s)
+        polled: WorkerGroupPollStatus = self.get_worker_group().poll_status(timeout=POLL_WAIT_S)
         return polled
 
     async def _step(self) -> Any:
@@ -339,4 +341,4 @@ def _train_group() -> None:
     """Stand for the training function; the supervisor has each worker process train in its present group."""
 
 
-__all__ = ["Controller", "Roster", "ScriptContext", "create_controller"]
+__all__ = ["POLL_WAIT_S", "Controller", "Roster", "ScriptContext", "create_controller"]

@@ -123,6 +123,14 @@ def test_the_api_process_loads_neither_torch_nor_ray() -> None:
     assert loaded_by(["service.app"]).isdisjoint({"torch", "ray"})
 
 
+def test_the_supervisor_loads_neither_ray_train_nor_torch() -> None:
+    assert loaded_by(["workers.supervisor", "workers.ray_train"]).isdisjoint({"pandas", "pyarrow", "torch"})
+
+
+def test_the_process_of_ray_trains_controller_loads_no_torch() -> None:
+    assert "torch" not in loaded_by(["workers.ray_train_internals"])
+
+
 PRIVATE_HOMES = {"ray.train.v2": {"accordion_ray.train_context", "workers.ray_train_internals"}}
 """Private names of other packages by their beginning, and the modules that may import them: one a package of ours."""
 

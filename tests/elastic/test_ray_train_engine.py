@@ -78,3 +78,10 @@ def test_scripts_see_their_present_group_and_their_reports_reach_the_records(sta
     assert [epoch.metrics["reported_step"] for epoch in epochs] == [epoch.step - 1 for epoch in epochs]
     assert {epoch.metrics["reported_rank"] for epoch in epochs} == {0.0}
     wait_for(lambda: runs(watched)[-1].status == "ABORTED")
+
+
+def test_a_failed_attempt_is_an_errored_run_with_its_reason(start: Start, tmp_path: Path) -> None:
+    watched = begin(start, tmp_path / "steps", options={"raises_at": 3}, max_failures=0)
+    assert watched.life.end().status == "FAILED"
+    wait_for(lambda: runs(watched)[-1].status == "ERRORED")
+    assert "the task raises here" in runs(watched)[-1].status_detail

@@ -11,11 +11,12 @@ from ray.exceptions import RayTaskError
 
 from tests.unit.workers.crew_world import World, crew_of
 from tests.unit.workers.fake_ray import DEAD, OPEN
+from tests.unit.workers.world import launch
 from workers.contract import EndRecord, PausedRecord
 from workers.crew import PULSE_S
 from workers.errors import EngineUnavailable
 from workers.ray_train import JOIN_S, MOST_FAILED_CONTROLLERS, RAY_SERIES, RETRY_S, RayTrainCrew, check_ray_train
-from workers.ray_train_worker import finite_numbers, torchrun_variables
+from workers.ray_train_worker import WorkerInRayTrain, finite_numbers, torchrun_variables
 from workers.worker import Seat
 
 
@@ -126,3 +127,15 @@ def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
     )
     told = torchrun_variables(seat)
     assert told == {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"}
+
+
+def test_a_report_is_kept_for_the_epoch_and_a_warning_names_what_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = WorkerInRayTrain(launch(tmp_path).model_dump_json())
+    for accuracy in (0.5, 0.75):
+        worker.report({"accuracy": accuracy, "note": "text"}, has_checkpoint=True)
+    assert worker._helm.take_metrics() == {"accuracy": 0.75}
+    assert worker._helm.take_metrics() == {}
+    kinds = ("only finite numbers are kept; left out: note", "the checkpoint is not kept")
+    assert [kind in record.message for kind, record in zip(kinds, caplog.records, strict=True)] == [True, True]
