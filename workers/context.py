@@ -143,6 +143,8 @@ class Helm:
         """For the next group: nothing is asked of it yet."""
         helm = Helm()
         helm.step, helm.stepped_at = self.step, self.stepped_at
+        # an epoch that the next group finishes keeps what was reported in it, where rank 0 stays in its process.
+        helm._metrics = self.take_metrics()
         return helm
 
     def ask(self, word: Word) -> None:

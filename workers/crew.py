@@ -298,7 +298,7 @@ class RayCrew:
         self._ray.kill(member.actor)
         if member.training is not None:
             self._returned[self._group.index(member.number)] = why
-        elif member.starting is not None:
+        elif member.ready_since is None:
             node, host = (member.place.node, member.place.host) if member.place is not None else (None, None)
             self._failed.append(FailedStart(error=why, node=node, host=host))
 

@@ -30,15 +30,11 @@ class Member:
     """How long it has been awaited."""
     pulse: Pulse | None = None
     memory: MemoryWatch = field(default_factory=MemoryWatch)
-    joining: Any = None
-    """Call by which the process joins the run of its engine; None if no such call is open."""
-    joining_since: float = 0.0
-    """When that call was made."""
     has_joined: bool = True
     """Whether the process may train; False until it has joined the run of its engine."""
 
     def calls(self) -> list[Any]:
-        """Return the open calls to the process, without `joining`."""
+        """Return the open calls to the process."""
         return [call for call in (self.starting, self.training, self.pulsing) if call is not None]
 
 

@@ -15,7 +15,7 @@ ENGINES = {"ray-train": "workers.ray_train:RayTrainCrew", "actors": "workers.cre
 """Implementation of each value of `workers.engine`; a module is imported at first use."""
 
 
-def crew_of(launch: Launch) -> Crew:
+def create_crew(launch: Launch) -> Crew:
     """Return the worker processes of an attempt, on the engine that its job names."""
     module, _, name = ENGINES[launch.spec.workers.engine].partition(":")
     make = cast("Callable[[Launch], Crew]", getattr(importlib.import_module(module), name))

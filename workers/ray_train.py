@@ -1,7 +1,7 @@
 """The worker processes of one attempt, as workers of one Ray Train run.
 
 The supervisor starts and owns the processes, as with plain actors; Ray Train's controller, in an actor of its own,
-takes each of them into its run. They start at the same time. A controller that dies takes no worker with it: training
+adds each of them to its run. They start at the same time. A controller that dies takes no worker with it: training
 goes on, and the next controller takes the running workers over.
 """
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from workers.contract import EndRecord, Launch, PausedRecord
-from workers.crew import RayCrew
+from workers.crew import PULSE_S, RayCrew
 from workers.errors import EngineUnavailable
 from workers.member import Member
 from workers.ray_train_controller import Ending, RayTrainController
@@ -24,20 +26,44 @@ RAY_SERIES = "2.60"
 """Versions of Ray, without the last number, whose Ray Train the engine was made for."""
 NEEDED = ("pandas", "pyarrow")
 """What Ray Train imports beyond Ray itself; `ray[train]` installs them."""
-END_S = 3.0
-"""How long Ray Train may take to note the end of its run."""
+END_S = 10.0
+"""Timeout for Ray Train to record the end of its run."""
+BUILD_S = 120.0
+"""How long a controller may take until it is up before it is replaced; a loaded machine takes 20 s."""
+JOIN_S = 10.0
+"""How long a process that is prepared and answers waits for a controller that is up to take it in."""
+STEADY_S = 60.0
+"""Age from which a controller's end is not counted together with the ends of those before it."""
 RETRY_S = 1.0
-"""Pause before another controller, where the one before it failed too before a worker joined its run."""
-JOIN_S = 120.0
-"""How long a controller may take to let a worker join its run before it is replaced; a loaded machine takes 20 s."""
+"""Pause before a process asks again to join, and before a controller that follows a second failed one."""
+MOST_RETRY_S = 60.0
+"""Longest pause between controllers; it doubles with each one that fails."""
 MOST_FAILED_CONTROLLERS = 5
-"""Controllers in a row that may fail before one is up; then the attempt ends."""
+"""Controllers in a row that may fail before any process has joined a run; then the attempt ends."""
+MOST_FAILED_JOINS = 3
+"""Refusals after which a process trains without being listed in the run."""
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Join:
+    """How far a process is on its way into the run."""
+
+    call: Any = None
+    """Open call by which it joins; None if there is none."""
+    asked_at: float = -MOST_RETRY_S
+    prepared_at: float | None = None
+    num_refused: int = 0
+    is_listed: bool = False
+    """Whether the present controller lists it."""
+
+
 class RayTrainCrew(RayCrew):
     """Implements `Crew`; takes the same arguments as `RayCrew`.
+
+    Ray Train only shows and describes the run: once a process has joined one, nothing that happens to a controller
+    stops training, and processes that start while there is none join the newest run by its context.
 
     Raises:
         EngineUnavailable: the installed Ray is not the one that the engine was made for, or lacks Ray Train.
@@ -48,94 +74,166 @@ class RayTrainCrew(RayCrew):
         check_ray_train(self._ray.__version__)
         self._options |= {"max_concurrency": 8}
         self._controller: Any = None
+        self._controller_since = 0.0
+        self._building: Any = None
+        """Call that returns when the controller is up."""
+        self._is_up = False
         self._running: Any = None
         """Call that returns when the controller's run ends."""
+        self._run_context: bytes | None = None
+        """Context of the newest run that a process has joined; None before the first."""
+        self._joins: dict[int, _Join] = {}
         self._num_failed = 0
         self._next_controller_at = 0.0
 
     def look(self, timeout_s: float) -> None:
-        """Start a controller where there is none, then do what `RayCrew` does."""
-        if self._controller is None and self._members and self._clock() >= self._next_controller_at:
-            self._start_controller()
-        if any(one.joining and self._clock() - one.joining_since >= JOIN_S for one in self._members.values()):
-            self._drop_controller(f"no worker could join its run within {JOIN_S:g} s")
+        """See to the controller and to the processes that have not joined, then do what `RayCrew` does.
+
+        Raises:
+            EngineUnavailable: no controller comes up, and no process has ever joined a run.
+        """
+        self._tend_controller()
+        self._joins = {number: self._joins.get(number) or _Join() for number in self._members}
+        for member in list(self._members.values()):
+            if member.place is not None:
+                self._tend_join(member, self._joins[member.number])
         super().look(timeout_s)
 
     def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
         """Kill all actors, once Ray Train has noted how the run ended."""
         ending, message = _ending_of(outcome)
-        if self._controller is not None:
-            self._controller.conclude.remote(ending, message)
+        if self._is_up:
+            self._controller.end_run.remote(ending, message)
         super().close(outcome)
-        if self._controller is not None:
+        if self._is_up:
             self._ray.wait([self._running], num_returns=1, timeout=END_S)
+        if self._controller is not None:
             self._ray.kill(self._controller)
             self._controller = None
 
     def _start_actor(self, options: dict[str, Any]) -> Any:
         return self._ray.remote(WorkerInRayTrain).options(**options).remote(self._launch, self._token)
 
+    def _note_placed(self, member: Member) -> None:
+        member.has_joined = False
+        join = self._joins.setdefault(member.number, _Join())
+        self._tend_join(member, join)
+
+    def _open_calls(self) -> dict[Any, Callable[[Any], None]]:
+        joins = {
+            self._joins[one.number].call: partial(self._take_join, one)
+            for one in self._members.values()
+            if one.number in self._joins and self._joins[one.number].call is not None
+        }
+        building = {} if self._building is None else {self._building: self._take_building}
+        running = {} if self._running is None else {self._running: self._take_run}
+        return {**super()._open_calls(), **joins, **building, **running}
+
+    def _tend_controller(self) -> None:
+        """Start a controller where there is none; replace one that does not come up."""
+        age_s = self._clock() - self._controller_since
+        if self._controller is None:
+            if self._members and self._clock() >= self._next_controller_at:
+                self._start_controller()
+        elif not self._is_up:
+            if age_s >= BUILD_S:
+                self._drop_controller(f"it was not up within {BUILD_S:g} s")
+        elif age_s >= STEADY_S:
+            self._num_failed = 0
+
     def _start_controller(self) -> None:
         here = {"label_selector": {"ray.io/node-id": self._ray.get_runtime_context().get_node_id()}}
         options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 1000, **here}
         self._controller = self._ray.remote(RayTrainController).options(**options).remote(self._launch)
         self._running = self._controller.run.remote()
-        for member in self._members.values():
-            if member.place is not None:
-                self._note_placed(member)
+        self._building = self._controller.wait_until_up.remote()
+        self._controller_since = self._clock()
 
-    def _note_placed(self, member: Member) -> None:
-        member.has_joined = member.ready_since is not None
-        if self._controller is not None:
-            member.joining = self._controller.admit.remote(member.number, member.actor)
-            member.joining_since = self._clock()
-
-    def _open_calls(self) -> dict[Any, Callable[[Any], None]]:
-        joining = {one.joining: partial(self._take_joining, one) for one in self._members.values() if one.joining}
-        running = {} if self._running is None else {self._running: self._lose_controller}
-        return {**super()._open_calls(), **joining, **running}
-
-    def _take_joining(self, member: Member, call: Any) -> None:
-        member.joining = None
-        try:
-            self._ray.get(call)
-        except self._ray.exceptions.RayError as error:
-            # the process or the controller is gone; either is noticed by a call of its own.
-            log.debug("worker process %d did not join the Ray Train run: %s", member.number, error)
+    def _tend_join(self, member: Member, join: _Join) -> None:
+        """Ask that the process is taken into the run, again if that failed, and see that it waits for no controller."""
+        now = self._clock()
+        if member.starting is None and join.prepared_at is None:
+            join.prepared_at = now
+        if join.call is None and not join.is_listed and now - join.asked_at >= RETRY_S:
+            join.call = self._ask_to_join(member, join)
+            join.asked_at = now if join.call is not None else join.asked_at
+        waits = join.call is not None and not member.has_joined and self._is_up
+        if not waits or join.prepared_at is None or member.silent_s > 2 * PULSE_S:
             return
+        if now - max(join.asked_at, join.prepared_at) >= JOIN_S:
+            self._drop_controller(f"it did not take a worker process in within {JOIN_S:g} s")
+
+    def _ask_to_join(self, member: Member, join: _Join) -> Any:
+        if self._is_up and join.num_refused < MOST_FAILED_JOINS:
+            return self._controller.admit.remote(member.number, member.actor)
+        if self._run_context is not None and not member.has_joined:
+            return member.actor.join_run.remote(self._run_context)
+        return None
+
+    def _take_join(self, member: Member, call: Any) -> None:
+        """Note that the process has joined; a call to a controller or process that is gone is made again."""
+        join = self._joins[member.number]
+        join.call = None
+        try:
+            context = self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as raised:
+            self._take_refusal(member, join, raised.cause)
+            return
+        except self._ray.exceptions.RayError as lost:
+            log.debug("worker process %d has not joined the Ray Train run: %s", member.number, lost)
+            return
+        if context is not None:
+            self._run_context, join.is_listed = context, True
         member.has_joined = True
-        self._num_failed = 0
         self._note_ready(member)
 
-    def _lose_controller(self, run: Any) -> None:
+    def _take_refusal(self, member: Member, join: _Join, cause: BaseException) -> None:
+        join.num_refused += 1
+        log.warning("worker process %d could not join the Ray Train run: %s: %s", member.number, _kind(cause), cause)
+        if join.num_refused >= MOST_FAILED_JOINS:
+            log.warning("worker process %d trains without being listed in the Ray Train run", member.number)
+            join.is_listed = member.has_joined = True
+            self._note_ready(member)
+
+    def _take_building(self, call: Any) -> None:
+        self._building = None
+        # where the controller is gone, the end of its run says why.
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.get(call)
+            self._is_up = True
+
+    def _take_run(self, run: Any) -> None:
         """Note why a controller's process or run ended."""
         try:
             self._ray.get(run)
             self._drop_controller("its run ended")
         except self._ray.exceptions.RayTaskError as raised:
-            self._drop_controller(f"{type(raised.cause).__name__}: {raised.cause}")
+            is_fatal = not isinstance(raised.cause, OSError)
+            self._drop_controller(f"{_kind(raised.cause)}: {raised.cause or raised}", is_fatal=is_fatal)
         except self._ray.exceptions.RayError as lost:
-            self._drop_controller(f"its process is gone ({type(lost).__name__})")
+            self._drop_controller(f"its process is gone ({_kind(lost)})")
 
-    def _drop_controller(self, reason: str) -> None:
-        """Kill the controller; another one takes its place.
+    def _drop_controller(self, reason: str, *, is_fatal: bool = True) -> None:
+        """Kill the controller; another one takes its place after a pause that grows.
 
         Raises:
-            EngineUnavailable: one controller after another fails.
+            EngineUnavailable: one controller after another fails, for a reason that `is_fatal`, and no process has
+                joined a run.
         """
-        log.warning("Ray Train's controller stopped: %s; another one takes the running workers over", reason)
         self._ray.kill(self._controller)
-        self._controller = self._running = None
-        for member in self._members.values():
-            member.joining = None
+        self._controller = self._running = self._building = None
+        self._is_up = False
+        for number, join in self._joins.items():
+            self._joins[number] = _Join(prepared_at=join.prepared_at)
         self._num_failed += 1
-        if self._num_failed > 1:
-            self._next_controller_at = self._clock() + RETRY_S
-        if self._num_failed >= MOST_FAILED_CONTROLLERS:
+        pause_s = min(MOST_RETRY_S, RETRY_S * 2.0 ** (self._num_failed - 2)) if self._num_failed > 1 else 0.0
+        self._next_controller_at = self._clock() + pause_s
+        if is_fatal and self._run_context is None and self._num_failed >= MOST_FAILED_CONTROLLERS:
             raise EngineUnavailable(
                 f"Ray Train's controller failed {self._num_failed} times in a row: {reason}; set workers.engine to "
                 "actors to run the job without Ray Train"
             )
+        log.warning("Ray Train's controller stopped: %s; training goes on, another one starts", reason)
 
 
 def check_ray_train(version: str) -> None:
@@ -155,6 +253,10 @@ def check_ray_train(version: str) -> None:
         raise EngineUnavailable(
             f"the ray-train engine needs {' and '.join(missing)}; pip install 'ray[train]=={RAY_SERIES}.*', {way_out}"
         )
+
+
+def _kind(error: BaseException) -> str:
+    return type(error).__name__
 
 
 def _ending_of(outcome: EndRecord | PausedRecord | None) -> tuple[Ending, str]:

@@ -27,29 +27,33 @@ class RayTrainController:
     """Runs one Ray Train run in this process; the supervisor says which workers belong to it."""
 
     def __init__(self, launch: str) -> None:
-        for name, text in CONTROLLER_SETTINGS.items():
-            os.environ.setdefault(name, text)
+        os.environ |= CONTROLLER_SETTINGS
         self._launch = Launch.model_validate_json(launch)
         self._built: asyncio.Future[Controller] = asyncio.get_event_loop().create_future()
 
     async def run(self) -> None:
-        """Run until `conclude`.
+        """Run until `end_run`.
 
         Raises:
             ImportError: Ray Train, or something it needs, is not installed here.
             OSError: the job's directory cannot be written.
+            TrainingFailedError: the run ended by an error of Ray Train's own.
         """
         controller = await asyncio.to_thread(self._build)
         self._built.set_result(controller)
         await controller.run()
 
-    async def admit(self, number: int, actor: Any) -> None:
-        """Make a worker process part of the run."""
-        await (await asyncio.shield(self._built)).admit(number, actor)
+    async def wait_until_up(self) -> None:
+        """Return once workers can join the run."""
+        await asyncio.shield(self._built)
 
-    async def conclude(self, ending: Ending, message: str) -> None:
+    async def admit(self, number: int, actor: Any) -> bytes:
+        """Make a worker process part of the run; return the run's context as the process got it."""
+        return await (await asyncio.shield(self._built)).admit(number, actor)
+
+    async def end_run(self, ending: Ending, message: str) -> None:
         """Have the run end in this state."""
-        (await asyncio.shield(self._built)).conclude(ending, message)
+        (await asyncio.shield(self._built)).end_run(ending, message)
 
     def _build(self) -> Controller:
         from workers.ray_train_internals import create_controller

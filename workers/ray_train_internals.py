@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from importlib import metadata as distributions
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorDiedError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.backend import BackendConfig
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
@@ -45,14 +45,14 @@ from ray.train.v2._internal.execution.worker_group import (
 )
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import ActorMetadata, RayTrainWorker
-from ray.train.v2._internal.execution.worker_group.worker import Worker as RosterEntry
+from ray.train.v2._internal.execution.worker_group.worker import Worker as WorkerRecord
 from ray.train.v2._internal.util import TrainingFramework
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError
 
 from workers.errors import CodeError
 from workers.names import train_run_name
-from workers.ray_train_worker import torchrun_variables
+from workers.ray_train_worker import LocalPlace
 
 if TYPE_CHECKING:
     from workers.contract import Launch
@@ -78,29 +78,15 @@ class _BackendConfig(BackendConfig):
 class ScriptContext:
     """What `ray.train` tells and does in people's own code; `report` gets its metrics."""
 
-    def __init__(self, report: Callable[..., None]) -> None:
-        self._worker = RayTrainWorker()
-        self._functions = _TrainFunctions(report)
-        self._place: DistributedContext | None = None
-
-    def join_run(self, run_context: bytes) -> None:
-        """Set up Ray Train's context of a run; the place in the present group stays."""
-        self._worker.init_train_context(**cloudpickle.loads(run_context))
-        set_train_fn_utils(self._functions)
-        if self._place is not None:
-            get_train_context().distributed_context = self._place
+    def __init__(self, run_context: bytes, report: Callable[..., None]) -> None:
+        RayTrainWorker().init_train_context(**cloudpickle.loads(run_context))
+        set_train_fn_utils(_TrainFunctions(report))
 
     def show_place(self, seat: Seat) -> None:
         """Have `ray.train.get_context()` tell the worker's place in its present group."""
-        told = torchrun_variables(seat)
-        self._place = DistributedContext(
-            world_rank=seat.rank,
-            world_size=seat.world_size,
-            local_rank=int(told["LOCAL_RANK"]),
-            local_world_size=int(told["LOCAL_WORLD_SIZE"]),
-            node_rank=int(told["NODE_RANK"]),
+        get_train_context().distributed_context = DistributedContext(
+            world_rank=seat.rank, world_size=seat.world_size, **asdict(LocalPlace.of_seat(seat))
         )
-        get_train_context().distributed_context = self._place
 
 
 class _TrainFunctions(DistributedTrainFnUtils):
@@ -167,7 +153,7 @@ class _State(WorkerGroupState):
         """Do nothing."""
 
 
-class Roster(WorkerGroup):
+class ExternalWorkerGroup(WorkerGroup):
     """Ray Train's worker group for workers that the supervisor starts and ends."""
 
     def _start_impl(self, worker_group_state_builder: Any) -> None:
@@ -184,11 +170,11 @@ class Roster(WorkerGroup):
     async def add_worker(self, actor: Any) -> None:
         """Have a worker process join the run, and list it."""
         metadata = ActorMetadata(**await actor.get_metadata.remote())
-        await actor.join_run.remote(self._packed_context)
-        self._set_workers([*self.get_workers(), RosterEntry(actor, metadata, self.get_resources_per_worker())])
+        await actor.join_run.remote(self.packed_context)
+        self._set_workers([*self.get_workers(), WorkerRecord(actor, metadata, self.get_resources_per_worker())])
 
     @cached_property
-    def _packed_context(self) -> bytes:
+    def packed_context(self) -> bytes:
         """Arguments of `RayTrainWorker.init_train_context`, so that a worker need not import their classes."""
         arguments = {
             "train_run_context": self._train_run_context,
@@ -217,14 +203,14 @@ class Roster(WorkerGroup):
         return polled
 
     def execute_single(self, *_: Any, **__: Any) -> dict[str, str]:
-        """Answer Ray Train's question for versions without a call to a worker that is busy loading torch."""
+        """Return the installed versions without a call to a worker, which may still be importing torch."""
         return {name: distributions.version(name) for name in ("ray", "torch")}
 
     def __bool__(self) -> bool:
         """Return True for an empty group too: the controller asks whether there is one."""
         return True
 
-    def _set_workers(self, workers: list[RosterEntry]) -> None:
+    def _set_workers(self, workers: list[WorkerRecord]) -> None:
         self._world_rank_to_ongoing_poll.clear()
         if workers:
             workers = self._assign_worker_ranks(workers)
@@ -236,10 +222,10 @@ class Roster(WorkerGroup):
 
 def _is_gone(status: WorkerStatus | None) -> bool:
     error = status.error if status is not None else None
-    return isinstance(error, WorkerHealthCheckFailedError) and isinstance(error.health_check_failure, RayActorError)
+    return isinstance(error, WorkerHealthCheckFailedError) and isinstance(error.health_check_failure, ActorDiedError)
 
 
-class _AsStarted(ScalingPolicy):
+class _ExternalScalingPolicy(ScalingPolicy):
     """Begins with an empty worker group and changes nothing: the supervisor starts and ends workers."""
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
@@ -259,23 +245,35 @@ class _AsStarted(ScalingPolicy):
 
 
 class Controller(TrainController):
-    """Ray Train's controller over a `Roster`; it ends when the supervisor says how the attempt ended."""
+    """Ray Train's controller over a `ExternalWorkerGroup`; it ends when the supervisor says how the attempt ended."""
 
-    worker_group_cls = Roster
-    _worker_group: Roster | None
+    worker_group_cls = ExternalWorkerGroup
+    _worker_group: ExternalWorkerGroup | None
 
     def __init__(self, **named: Any) -> None:
         self._ending: tuple[Ending, str] | None = None
         super().__init__(**named)
 
-    async def admit(self, number: int, actor: Any) -> None:
-        """Make a worker part of the run."""
-        while (roster := self._worker_group) is None:
+    async def admit(self, number: int, actor: Any) -> bytes:
+        """Make a worker part of the run; return the context that it got."""
+        while (group := self._worker_group) is None:
             await asyncio.sleep(0.01)
-        await roster.add_worker(actor)
+        await group.add_worker(actor)
         log.debug("worker process %d is part of the run", number)
+        return group.packed_context
 
-    def conclude(self, ending: Ending, message: str) -> None:
+    async def run(self) -> None:
+        """Run until `end_run`.
+
+        Raises:
+            TrainingFailedError: the run ended by an error of Ray Train's own.
+        """
+        await super().run()
+        error = self.get_training_failed_error()
+        if error is not None and self._ending is None:
+            raise error
+
+    def end_run(self, ending: Ending, message: str) -> None:
         """Have the run end in this state at its next turn."""
         self._ending = (ending, message)
 
@@ -312,7 +310,7 @@ class _Trainer(DataParallelTrainer):
         return [one for one in super()._create_default_callbacks() if type(one).__name__ not in _UNUSED_CALLBACKS]
 
     def _initialize_and_run_controller(self, **named: Any) -> Any:
-        named["scaling_policy"] = _AsStarted(self.scaling_config)
+        named["scaling_policy"] = _ExternalScalingPolicy(self.scaling_config)
         self.controller = Controller(**named)
         return SimpleNamespace(error=None)
 
@@ -338,7 +336,7 @@ def create_controller(launch: Launch) -> Controller:
 
 
 def _train_group() -> None:
-    """Stand for the training function; the supervisor has each worker process train in its present group."""
+    """Placeholder for the training function; the supervisor has each worker train in its present group."""
 
 
-__all__ = ["POLL_WAIT_S", "Controller", "Roster", "ScriptContext", "create_controller"]
+__all__ = ["POLL_WAIT_S", "Controller", "ExternalWorkerGroup", "ScriptContext", "create_controller"]

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workers.tasks import SCRIPT
@@ -27,6 +28,7 @@ SETTINGS = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_V2_ENABLED": "1",
 }
 """Ray Train's own copies of printed lines are switched off, since the job's log has them; so is its reaction to
 drained nodes, since the supervisor has its own."""
@@ -38,8 +40,7 @@ class WorkerInRayTrain(Worker):
     """A worker of a Ray Train run, which takes part in one worker group after another."""
 
     def __init__(self, launch: str, token: str = "") -> None:
-        for name, text in SETTINGS.items():
-            os.environ.setdefault(name, text)
+        os.environ |= SETTINGS
         super().__init__(launch, token)
         self._run_context: bytes | None = None
         """Context of the newest run that this process joined, as Ray Train's controller sent it."""
@@ -63,7 +64,13 @@ class WorkerInRayTrain(Worker):
         super().prepare()
         with self._joining:
             self._is_prepared = True
-            self._show_run()
+            try:
+                self._show_run()
+            except ImportError as error:
+                # a script that needs it raises by itself.
+                log.warning(
+                    "ray.train is not available to scripts on this node: %s; pip install 'ray[train]' there", error
+                )
 
     def train(self, seat: Seat) -> str:
         """Train in this group until it ends; return the loop's outcome.
@@ -74,7 +81,7 @@ class WorkerInRayTrain(Worker):
         """
         from workers.group import device_of
 
-        os.environ |= torchrun_variables(seat)
+        os.environ |= build_torchrun_env(seat, gpus=self._launch.spec.workers.gpus > 0)
         # Ray Train sets it too: Accelerate would otherwise take LOCAL_RANK for the number of the device.
         os.environ["ACCELERATE_TORCH_DEVICE"] = device_of(self._launch.spec.workers)
         if self._context is not None:
@@ -97,13 +104,13 @@ class WorkerInRayTrain(Worker):
             self._show_run()
 
     def poll_status(self) -> None:
-        """Answer Ray Train's poll: the process lives. What it does and how it ends the supervisor knows."""
+        """Answer Ray Train's poll. The supervisor tracks the worker's progress and its exit."""
 
     def report(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> None:
         """Add what people's own code gave to `ray.train.report` to the job's records; rank 0's count."""
-        kept = finite_numbers(metrics)
+        kept = keep_finite_numbers(metrics)
         self._helm.report_metrics(kept)
-        if left_out := sorted(metrics.keys() - kept.keys()):
+        if left_out := sorted({str(name) for name in metrics} - kept.keys()):
             self._warn_once(f"ray.train.report: only finite numbers are kept; left out: {', '.join(left_out)}")
         if has_checkpoint:
             self._warn_once(
@@ -114,12 +121,12 @@ class WorkerInRayTrain(Worker):
     def _show_run(self) -> None:
         """Set up Ray Train's context for people's own code, once that is loaded and the run is known."""
         is_used = self._launch.spec.task.name == SCRIPT or "ray.train" in sys.modules
-        if not (self._is_prepared and is_used) or self._run_context is None:
+        if not (self._is_prepared and is_used) or self._run_context is None or self._context is not None:
+            # the run of another controller has the same name and storage, so the context stays as it is.
             return
         from workers.ray_train_internals import ScriptContext
 
-        self._context = self._context or ScriptContext(self.report)
-        self._context.join_run(self._run_context)
+        self._context = ScriptContext(self._run_context, self.report)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -127,26 +134,48 @@ class WorkerInRayTrain(Worker):
             log.warning("%s", text)
 
 
-def torchrun_variables(seat: Seat) -> dict[str, str]:
-    """Return the environment variables by which torchrun and Ray Train tell a process its place in the group."""
-    here = seat.nodes[seat.rank]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPlace:
+    """Place of a rank among the ranks of its node, and of that node among the group's nodes."""
+
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+    @classmethod
+    def of_seat(cls, seat: Seat) -> LocalPlace:
+        """Return the place of a seat's rank; nodes are numbered by their lowest rank."""
+        here = seat.nodes[seat.rank]
+        return cls(
+            local_rank=seat.nodes[: seat.rank].count(here),
+            local_world_size=seat.nodes.count(here),
+            node_rank=list(dict.fromkeys(seat.nodes)).index(here),
+        )
+
+
+def build_torchrun_env(seat: Seat, *, gpus: bool) -> dict[str, str]:
+    """Return the environment variables by which torchrun tells a process its place in the group.
+
+    A worker sees its own GPU only, so with GPUs LOCAL_RANK is 0: scripts take it for the number of their device.
+    """
+    place = LocalPlace.of_seat(seat)
     return {
         "RANK": str(seat.rank),
         "WORLD_SIZE": str(seat.world_size),
-        "LOCAL_RANK": str(seat.nodes[: seat.rank].count(here)),
-        "LOCAL_WORLD_SIZE": str(seat.nodes.count(here)),
-        "NODE_RANK": str(list(dict.fromkeys(seat.nodes)).index(here)),
+        "LOCAL_RANK": "0" if gpus else str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "NODE_RANK": str(place.node_rank),
     }
 
 
-def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+def keep_finite_numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """Return the metrics that are finite numbers, or scalars of an array library."""
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
-        with suppress(TypeError, ValueError, RuntimeError):
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
             if not isinstance(value, str) and math.isfinite(value):
-                numbers[name] = float(value)
+                numbers[str(name)] = float(value)
     return numbers
 
 
-__all__ = ["SETTINGS", "WorkerInRayTrain", "finite_numbers", "torchrun_variables"]
+__all__ = ["SETTINGS", "LocalPlace", "WorkerInRayTrain", "build_torchrun_env", "keep_finite_numbers"]

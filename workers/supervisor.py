@@ -25,7 +25,7 @@ from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.orders import Watch
 from workers.outbox import Outbox
 from workers.plain_text import clean_text
-from workers.process_pool import Crew, crew_of
+from workers.process_pool import Crew, create_crew
 from workers.telemetry import Source, shipping
 
 MOST_RESTARTS = 100
@@ -56,7 +56,7 @@ class Supervisor:
         self,
         launch: str,
         *,
-        crew: Callable[[Launch], Crew] = crew_of,
+        crew: Callable[[Launch], Crew] = create_crew,
         ask: Ask | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:

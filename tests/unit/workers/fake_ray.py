@@ -35,7 +35,7 @@ class Actor:
         place = Place(node=HERE, host="127.0.0.1", pid=number)
         pulse = Pulse(step=0, stepped_at=0.0, compute_s=0.0)
         self.answers: dict[str, Any] = {"place": place, "open": ("127.0.0.1", 1), "prepare": None, "train": OPEN}
-        self.answers |= {"pulse": pulse, "last_step": pulse, "resize": None}
+        self.answers |= {"pulse": pulse, "last_step": pulse, "resize": None, "join_run": None}
         self.calls: list[Call] = []
 
     def __getattr__(self, method: str) -> Any:
@@ -71,7 +71,9 @@ class FakeRay:
     actors: list[Actor] = field(default_factory=list)
     controllers: list[Actor] = field(default_factory=list)
     """Actors that host Ray Train's controller, in the order of their start."""
-    admission: Any = None
+    building: Any = None
+    """Answer of a new controller to the question whether it is up."""
+    admission: Any = b"context"
     """Answer of a new controller when a worker is to join its run."""
     options: list[dict[str, Any]] = field(default_factory=list)
     """With which worker actors were made."""
@@ -85,7 +87,12 @@ class FakeRay:
     def _start(self, what: Any, options: dict[str, Any], *arguments: Any) -> Any:
         if what is RayTrainController:
             self.controllers.append(Actor(len(self.controllers)))
-            self.controllers[-1].answers = {"run": OPEN, "admit": self.admission, "conclude": None}
+            self.controllers[-1].answers = {
+                "run": OPEN,
+                "wait_until_up": self.building,
+                "admit": self.admission,
+                "end_run": None,
+            }
             return self.controllers[-1]
         if isinstance(what, type) and issubclass(what, Worker):
             self.options.append(options)

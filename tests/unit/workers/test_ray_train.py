@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -14,9 +15,19 @@ from tests.unit.workers.fake_ray import DEAD, OPEN
 from tests.unit.workers.world import launch
 from workers.contract import EndRecord, PausedRecord
 from workers.crew import PULSE_S
-from workers.errors import EngineUnavailable
-from workers.ray_train import JOIN_S, MOST_FAILED_CONTROLLERS, RAY_SERIES, RETRY_S, RayTrainCrew, check_ray_train
-from workers.ray_train_worker import WorkerInRayTrain, finite_numbers, torchrun_variables
+from workers.errors import CodeError, EngineUnavailable
+from workers.ray_train import (
+    JOIN_S,
+    MOST_FAILED_CONTROLLERS,
+    MOST_FAILED_JOINS,
+    MOST_RETRY_S,
+    RAY_SERIES,
+    RETRY_S,
+    RayTrainCrew,
+    check_ray_train,
+)
+from workers.ray_train_internals import _TrainFunctions
+from workers.ray_train_worker import WorkerInRayTrain, build_torchrun_env, keep_finite_numbers
 from workers.worker import Seat
 
 
@@ -25,12 +36,18 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     return crew_of(monkeypatch, tmp_path, kind=RayTrainCrew)
 
 
+def refused(cause: BaseException) -> RayTaskError:
+    error = RayTaskError("admit", "", cause)
+    error.cause = cause
+    return error
+
+
 def test_a_process_is_ready_once_it_is_prepared_and_part_of_the_run(world: World) -> None:
     world.ray.admission = OPEN
     world.crew.hire()
     world.look()
     assert world.ready == []
-    world.ray.controllers[0].answer("admit", None)
+    world.ray.controllers[0].answer("admit", b"context")
     world.look()
     assert world.ready == [0]
 
@@ -55,28 +72,92 @@ def test_a_process_that_prepares_when_the_controller_dies_joins_the_next_one(wor
     assert len(world.ray.controllers[1].asked("admit")) == 1
 
 
-def test_a_controller_that_lets_nobody_join_is_replaced(world: World) -> None:
+def test_a_controller_that_never_comes_up_ends_the_attempt_with_its_error(world: World) -> None:
+    world.ray.admission = OPEN
+    world.crew.hire()
+    error = refused(ModuleNotFoundError("No module named 'pyarrow'"))
+    for number in range(MOST_FAILED_CONTROLLERS - 1):
+        world.look()
+        world.ray.controllers[number].answer("run", error)
+        world.look(RETRY_S * 2.0**number)
+    world.ray.controllers[-1].answer("run", error)
+    with pytest.raises(EngineUnavailable, match=r"No module named 'pyarrow'; set workers\.engine to actors"):
+        world.look()
+
+
+def test_training_goes_on_without_a_controller_that_does_not_come_back(world: World) -> None:
+    members = world.seated(2)
+    for _ in range(2 * MOST_FAILED_CONTROLLERS):
+        world.ray.controllers[-1].answer("run", refused(RuntimeError("not this time")))
+        world.look(MOST_RETRY_S + 1)
+    assert not set(members) & set(world.ray.killed)
+
+
+def test_full_storage_delays_the_first_controller_and_ends_no_attempt(world: World) -> None:
+    world.ray.building = OPEN
+    world.crew.hire()
+    world.look()
+    for _ in range(2 * MOST_FAILED_CONTROLLERS):
+        world.ray.controllers[-1].answer("run", refused(OSError(28, "No space left on device")))
+        world.look(MOST_RETRY_S + 1)
+    world.ray.controllers[-1].answer("wait_until_up", None)
+    world.look()
+    assert world.ready == [0]
+
+
+def test_controllers_that_die_at_once_are_replaced_ever_more_slowly(world: World) -> None:
+    world.seated(1)
+    for _ in range(50):
+        world.ray.controllers[-1].answer("run", DEAD)
+        world.look(PULSE_S)
+    assert len(world.ray.controllers) <= 8
+
+
+def test_a_process_that_starts_without_a_controller_joins_the_newest_run_by_itself(world: World) -> None:
+    world.seated(1)
+    for _ in range(MOST_FAILED_CONTROLLERS):
+        world.ray.controllers[-1].answer("run", refused(RuntimeError("not this time")))
+        world.look(PULSE_S)
+    [newcomer] = world.hired(1)
+    assert world.ready == [0, 1]
+    assert [call.arguments for call in newcomer.asked("join_run")] == [(b"context",)]
+
+
+def test_a_worker_that_holds_pythons_lock_is_not_the_controllers_fault(world: World) -> None:
+    world.seated(2)
+    world.ray.admission = OPEN
+    world.ray.controllers[-1].answer("run", DEAD)
+    world.look(20 * JOIN_S)
+    assert len(world.ray.controllers) == 2
+    assert world.ready == [0, 1]
+
+
+def test_a_controller_that_takes_in_no_prepared_process_is_replaced(world: World) -> None:
     world.ray.admission = OPEN
     world.crew.hire()
     world.look()
-    world.ray.admission = None
+    world.ray.admission = b"context"
     world.look(JOIN_S + PULSE_S)
     assert world.ray.controllers[0] in world.ray.killed
     assert (len(world.ray.controllers), world.ready) == (2, [0])
 
 
-def test_a_controller_that_always_fails_ends_the_attempt_with_its_error(world: World) -> None:
-    error = RayTaskError("run", "", ModuleNotFoundError("No module named 'pyarrow'"))
-    error.cause = ModuleNotFoundError("No module named 'pyarrow'")
-    world.ray.admission = OPEN
+def test_a_refused_process_asks_again(world: World) -> None:
+    world.ray.admission = refused(ConnectionError("unreachable"))
     world.crew.hire()
-    for _ in range(MOST_FAILED_CONTROLLERS - 1):
-        world.look()
-        world.ray.controllers[-1].answer("run", error)
-        world.look(RETRY_S + PULSE_S)
-    world.ray.controllers[-1].answer("run", error)
-    with pytest.raises(EngineUnavailable, match=r"No module named 'pyarrow'; set workers\.engine to actors"):
-        world.look()
+    world.look()
+    assert world.ready == []
+    world.ray.controllers[0].answers["admit"] = b"context"
+    world.look(RETRY_S + PULSE_S)
+    assert world.ready == [0]
+
+
+def test_a_process_that_is_refused_again_and_again_trains_without_being_listed(world: World) -> None:
+    world.ray.admission = refused(RuntimeError("never"))
+    world.crew.hire()
+    world.look(MOST_FAILED_JOINS * (RETRY_S + PULSE_S))
+    assert world.ready == [0]
+    assert len(world.ray.controllers[0].asked("admit")) == MOST_FAILED_JOINS
 
 
 @pytest.mark.parametrize(
@@ -94,7 +175,7 @@ def test_ray_train_notes_how_the_attempt_ended(
 ) -> None:
     world.seated(1)
     world.crew.close(outcome)
-    [call] = world.ray.controllers[0].asked("conclude")
+    [call] = world.ray.controllers[0].asked("end_run")
     assert call.arguments[0] == ending
     assert world.ray.controllers[0] in world.ray.killed
 
@@ -110,9 +191,18 @@ def test_a_ray_without_what_ray_train_imports_is_refused(monkeypatch: pytest.Mon
         check_ray_train(ray.__version__)
 
 
-def test_of_reported_metrics_the_finite_numbers_are_kept() -> None:
-    metrics = {"loss": 0.5, "step": 3, "nan": float("nan"), "text": "7", "list": [1], "none": None}
-    assert finite_numbers(metrics) == {"loss": 0.5, "step": 3.0}
+def test_only_finite_reported_metrics_are_kept() -> None:
+    metrics = {
+        "loss": 0.5,
+        "step": 3,
+        7: 1.0,
+        "huge": 10**400,
+        "nan": float("nan"),
+        "text": "7",
+        "list": [1],
+        "none": None,
+    }
+    assert keep_finite_numbers(metrics) == {"loss": 0.5, "step": 3.0, "7": 1.0}
 
 
 def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
@@ -125,8 +215,9 @@ def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
         peer_timeout_s=60.0,
         nodes=("a", "b", "a", "b"),
     )
-    told = torchrun_variables(seat)
+    told = build_torchrun_env(seat, gpus=False)
     assert told == {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"}
+    assert build_torchrun_env(seat, gpus=True)["LOCAL_RANK"] == "0"
 
 
 def test_a_report_is_kept_for_the_epoch_and_a_warning_names_what_is_not(
@@ -134,8 +225,21 @@ def test_a_report_is_kept_for_the_epoch_and_a_warning_names_what_is_not(
 ) -> None:
     worker = WorkerInRayTrain(launch(tmp_path).model_dump_json())
     for accuracy in (0.5, 0.75):
-        worker.report({"accuracy": accuracy, "note": "text"}, has_checkpoint=True)
+        worker.report({"accuracy": accuracy, "note": "text", 1: "text"}, has_checkpoint=True)
     assert worker._helm.take_metrics() == {"accuracy": 0.75}
     assert worker._helm.take_metrics() == {}
-    kinds = ("only finite numbers are kept; left out: note", "the checkpoint is not kept")
+    kinds = ("only finite numbers are kept; left out: 1, note", "the checkpoint is not kept")
     assert [kind in record.message for kind, record in zip(kinds, caplog.records, strict=True)] == [True, True]
+
+
+def test_functions_of_ray_train_wait_for_nobody_in_a_process_without_a_group() -> None:
+    reported: list[tuple[dict[str, Any], bool]] = []
+    functions = _TrainFunctions(lambda metrics, *, has_checkpoint: reported.append((metrics, has_checkpoint)))
+    functions.report({"a": 1}, object())
+    functions.barrier()
+    assert reported == [({"a": 1}, True)]
+    assert functions.broadcast_from_rank_zero("data") == "data"
+    assert functions.get_checkpoint() is functions.get_preemption_info() is None
+    assert functions.get_all_reported_checkpoints() == []
+    with pytest.raises(CodeError, match="a job has no Ray Data shards, and 'train' was asked for"):
+        functions.get_dataset_shard(SimpleNamespace(dataset_name="train"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import ray
@@ -31,6 +32,7 @@ MEMBERS: Mapping[str, set[str]] = {
     f"{V2}.api.data_parallel_trainer:DataParallelTrainer": {
         "fit", "_create_default_callbacks", "_initialize_and_run_controller",
     },
+    f"{V2}.api.config:ScalingConfig": {"_resources_per_worker_not_none"},
     "ray.train.backend:BackendConfig": {"framework"},
 }  # fmt: skip
 """Classes as `module:name`, each with the members that are overridden or called."""
@@ -42,11 +44,8 @@ WAY_OUT = (
 
 @pytest.mark.parametrize("path", MEMBERS)
 def test_ray_train_has_the_private_names_that_the_engine_extends(path: str) -> None:
-    module, _, name = path.partition(":")
-    try:
-        members = set(dir(getattr(importlib.import_module(module), name)))
-    except (ImportError, AttributeError):
-        pytest.fail(f"Ray {ray.__version__} has no {name} in {module}; {WAY_OUT}")
+    members = set(dir(ray_train_class(path)))
+    name = path.partition(":")[2]
     missing = sorted(MEMBERS[path] - members)
     assert not missing, f"{name} of Ray {ray.__version__} has no {', '.join(missing)}; {WAY_OUT}"
 
@@ -55,12 +54,69 @@ def test_the_pinned_ray_is_the_one_that_the_engine_was_made_for() -> None:
     assert ray.__version__.startswith(f"{RAY_SERIES}."), f"Ray {ray.__version__} is installed; {WAY_OUT}"
 
 
+ARGUMENTS: Mapping[str, set[str]] = {
+    f"{EXECUTION}.controller:TrainController": {
+        "train_fn_ref", "train_run_context", "scaling_policy", "failure_policy", "callbacks",
+    },
+    f"{EXECUTION}.worker_group.worker:ActorMetadata": {
+        "hostname", "node_id", "node_ip", "pid", "accelerator_ids",
+    },
+    f"{EXECUTION}.worker_group.worker:Worker": {"actor", "metadata", "resources"},
+    f"{EXECUTION}.worker_group.poll:WorkerStatus": {"running", "error"},
+    f"{EXECUTION}.worker_group:WorkerGroupPollStatus": {"worker_statuses", "worker_rank_to_replica_group_rank"},
+    f"{EXECUTION}.worker_group:WorkerGroupState": {"start_time", "placement_group_handle", "workers", "sync_actor"},
+    f"{EXECUTION}.context:DistributedContext": {
+        "world_rank", "world_size", "local_rank", "local_world_size", "node_rank",
+    },
+}  # fmt: skip
+"""Arguments by which Ray Train's classes are made here."""
+SOURCES: Mapping[str, set[str]] = {
+    f"{EXECUTION}.worker_group:WorkerGroup": {
+        "self._callbacks", "self._worker_group_context", "self._worker_group_state", "self._train_run_context",
+        "self._storage_context", "self._worker_callbacks_to_propagate", "self._world_rank_to_ongoing_poll",
+        "self._latest_poll_status",
+    },
+    f"{EXECUTION}.controller:TrainController": {"self._worker_group", "self._health_check_interval_s"},
+    f"{V2}.api.data_parallel_trainer:DataParallelTrainer": {
+        "DatasetsCallback", "WorkingDirectorySetupCallback", "PlacementGroupCleanerCallback",
+    },
+}  # fmt: skip
+"""Words of a class's source: attributes and callbacks that are used here by name."""
+
+
+def ray_train_class(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        pytest.fail(f"Ray {ray.__version__} has no {name} in {module}; {WAY_OUT}")
+
+
+@pytest.mark.parametrize("path", ARGUMENTS)
+def test_ray_trains_classes_take_the_arguments_that_are_given(path: str) -> None:
+    missing = ARGUMENTS[path] - inspect.signature(ray_train_class(path)).parameters.keys()
+    assert not missing, f"{path} of Ray {ray.__version__} takes no {', '.join(sorted(missing))}; {WAY_OUT}"
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_ray_trains_classes_hold_what_is_used_by_name(path: str) -> None:
+    source = inspect.getsource(ray_train_class(path))
+    missing = sorted(word for word in SOURCES[path] if word not in source)
+    assert not missing, f"{path} of Ray {ray.__version__} has no {', '.join(missing)}; {WAY_OUT}"
+
+
+def test_a_worker_takes_the_context_that_the_controller_sends() -> None:
+    worker = ray_train_class(f"{EXECUTION}.worker_group.worker:RayTrainWorker")
+    named = {
+        "train_run_context", "distributed_context", "synchronization_actor", "storage_context", "worker_callbacks",
+        "controller_actor",
+    }  # fmt: skip
+    missing = named - inspect.signature(worker.init_train_context).parameters.keys()
+    assert not missing, f"init_train_context takes no {', '.join(sorted(missing))}; {WAY_OUT}"
+
+
 def test_every_name_that_the_engine_imports_is_there() -> None:
-    internals = importlib.import_module("workers.ray_train_internals")
-    assert issubclass(internals.Roster, importlib.import_module(f"{EXECUTION}.worker_group").WorkerGroup)
-
-
-def test_the_controller_takes_the_arguments_that_the_trainer_gives() -> None:
-    controller = importlib.import_module(f"{EXECUTION}.controller").TrainController
-    named = set(inspect.signature(controller.__init__).parameters)
-    assert named >= {"train_fn_ref", "train_run_context", "scaling_policy", "failure_policy", "callbacks"}, WAY_OUT
+    try:
+        importlib.import_module("workers.ray_train_internals")
+    except ImportError as error:
+        pytest.fail(f"{error}; {WAY_OUT}")

@@ -13,8 +13,8 @@ from tests.unit.workers.fake_crew import FakeCrew, Outcome
 from tests.unit.workers.test_actor import progress
 from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, stamp, until
 from workers import supervisor as supervisor_module
-from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord
-from workers.errors import LossNotFinite, TaskRaised
+from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord
+from workers.errors import EngineUnavailable, LossNotFinite, TaskRaised
 from workers.journal import read_end, read_records, write_end
 from workers.supervisor import Supervisor
 
@@ -230,3 +230,24 @@ def test_an_attempt_that_is_no_retry_does_not_go_on_after_the_end(run: Run, tmp_
     run(RAISED)
     assert run("completed", attempt=2).generations == []
     assert the_end(tmp_path).reason == "TASK_RAISED"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_engine_that_cannot_run_ends_the_job_with_its_sentence(
+    cluster: FakeCluster, tmp_path: Path, is_late: bool
+) -> None:
+    started = launch(tmp_path)
+
+    def create(_: Launch) -> FakeCrew:
+        if not is_late:
+            raise EngineUnavailable("needs Ray 2.60.*")
+        crew = FakeCrew(started, ["completed"], True)
+        crew.look = fail
+        return crew
+
+    def fail(timeout_s: float) -> None:
+        raise EngineUnavailable("needs Ray 2.60.*")
+
+    supervisor = Supervisor(started.model_dump_json(), crew=create, ask=cluster, pause=PAUSES.append)
+    until(lambda: supervisor.state()[0] == "ended")
+    assert the_end(tmp_path) == EndRecord(status="FAILED", reason="START_FAILED", message="needs Ray 2.60.*")
