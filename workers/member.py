@@ -16,7 +16,7 @@ class Member:
     number: int
     actor: Any
     starting: Any
-    """Becomes its `Place`, then the word that it is prepared; None where it is ready."""
+    """Call to `place`, then to `prepare`; None once the process is prepared."""
     place: Place | None = None
     prepares_s: float = 0.0
     """Seconds spent preparing."""
@@ -27,7 +27,7 @@ class Member:
     pulsed_at: float = 0.0
     """When the newest sign of life was asked for."""
     silent_s: float = 0.0
-    """How long it has been awaited."""
+    """Seconds since the open heartbeat was requested."""
     pulse: Pulse | None = None
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     has_joined: bool = True

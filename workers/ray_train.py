@@ -1,8 +1,8 @@
 """The worker processes of one attempt, as workers of one Ray Train run.
 
-The supervisor starts and owns the processes, as with plain actors; Ray Train's controller, in an actor of its own,
-adds each of them to its run. They start at the same time. A controller that dies takes no worker with it: training
-goes on, and the next controller takes the running workers over.
+The supervisor starts and owns the processes, as with plain actors; Ray Train's controller, in an
+actor of its own, adds each of them to its run. They start at the same time. A controller that dies
+takes no worker with it: training goes on, and the next controller lists the running workers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from workers.ray_train_worker import WorkerInRayTrain
 
 RAY_SERIES = "2.60"
 """Versions of Ray, without the last number, whose Ray Train the engine was made for."""
-NEEDED = ("pandas", "pyarrow")
+REQUIRED_MODULES = ("pandas", "pyarrow")
 """What Ray Train imports beyond Ray itself; `ray[train]` installs them."""
 END_S = 10.0
 """Timeout for Ray Train to record the end of its run."""
 BUILD_S = 120.0
-"""How long a controller may take until it is up before it is replaced; a loaded machine takes 20 s."""
+"""Time in which a controller must be up, or it is replaced; a loaded machine takes 20 s."""
 JOIN_S = 10.0
-"""How long a process that is prepared and answers waits for a controller that is up to take it in."""
+"""How long a prepared, responsive process waits for a controller that is up to add it."""
 STEADY_S = 60.0
 """Age from which a controller's end is not counted together with the ends of those before it."""
 RETRY_S = 1.0
-"""Pause before a process asks again to join, and before a controller that follows a second failed one."""
+"""Delay before a process asks again to join, and before the third controller in a row."""
 MOST_RETRY_S = 60.0
 """Longest pause between controllers; it doubles with each one that fails."""
 MOST_FAILED_CONTROLLERS = 5
@@ -62,11 +62,12 @@ class _Join:
 class RayTrainCrew(RayCrew):
     """Implements `Crew`; takes the same arguments as `RayCrew`.
 
-    Ray Train only shows and describes the run: once a process has joined one, nothing that happens to a controller
-    stops training, and processes that start while there is none join the newest run by its context.
+    Ray Train only shows and describes the run: once a process has joined one, nothing that happens
+    to a controller stops training, and processes that start while there is none join the newest run
+    by its context.
 
     Raises:
-        EngineUnavailable: the installed Ray is not the one that the engine was made for, or lacks Ray Train.
+        EngineUnavailable: another version of Ray is installed, or one without Ray Train.
     """
 
     def __init__(self, launch: Launch, **named: Any) -> None:
@@ -87,7 +88,7 @@ class RayTrainCrew(RayCrew):
         self._next_controller_at = 0.0
 
     def look(self, timeout_s: float) -> None:
-        """See to the controller and to the processes that have not joined, then do what `RayCrew` does.
+        """Manage the controller and the processes that have not joined, then do what `RayCrew` does.
 
         Raises:
             EngineUnavailable: no controller comes up, and no process has ever joined a run.
@@ -101,7 +102,7 @@ class RayTrainCrew(RayCrew):
 
     def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
         """Kill all actors, once Ray Train has noted how the run ended."""
-        ending, message = _ending_of(outcome)
+        ending, message = _choose_run_state(outcome)
         if self._is_up:
             self._controller.end_run.remote(ending, message)
         super().close(outcome)
@@ -150,7 +151,7 @@ class RayTrainCrew(RayCrew):
         self._controller_since = self._clock()
 
     def _tend_join(self, member: Member, join: _Join) -> None:
-        """Ask that the process is taken into the run, again if that failed, and see that it waits for no controller."""
+        """Ask the controller to add the process, again if that failed; replace one that does not."""
         now = self._clock()
         if member.starting is None and join.prepared_at is None:
             join.prepared_at = now
@@ -171,7 +172,7 @@ class RayTrainCrew(RayCrew):
         return None
 
     def _take_join(self, member: Member, call: Any) -> None:
-        """Note that the process has joined; a call to a controller or process that is gone is made again."""
+        """Record that the process has joined; `_tend_join` repeats a call that was lost."""
         join = self._joins[member.number]
         join.call = None
         try:
@@ -217,8 +218,8 @@ class RayTrainCrew(RayCrew):
         """Kill the controller; another one takes its place after a pause that grows.
 
         Raises:
-            EngineUnavailable: one controller after another fails, for a reason that `is_fatal`, and no process has
-                joined a run.
+            EngineUnavailable: one controller after another fails, for a reason that `is_fatal`,
+                and no process has joined a run.
         """
         self._ray.kill(self._controller)
         self._controller = self._running = self._building = None
@@ -240,7 +241,7 @@ def check_ray_train(version: str) -> None:
     """Check that this node has the Ray Train that the engine was made for.
 
     Raises:
-        EngineUnavailable: Ray's version is another one, or something that `ray[train]` installs is missing.
+        EngineUnavailable: another version of Ray is installed, or a part of `ray[train]` is missing.
     """
     way_out = "or set workers.engine to actors"
     if not version.startswith(f"{RAY_SERIES}."):
@@ -248,7 +249,7 @@ def check_ray_train(version: str) -> None:
             f"the ray-train engine needs Ray {RAY_SERIES}.*, and {version} is installed; "
             f"pip install 'ray[train]=={RAY_SERIES}.*', {way_out}"
         )
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in REQUIRED_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise EngineUnavailable(
             f"the ray-train engine needs {' and '.join(missing)}; pip install 'ray[train]=={RAY_SERIES}.*', {way_out}"
@@ -259,7 +260,7 @@ def _kind(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _ending_of(outcome: EndRecord | PausedRecord | None) -> tuple[Ending, str]:
+def _choose_run_state(outcome: EndRecord | PausedRecord | None) -> tuple[Ending, str]:
     """Return the state of the run that Ray Train shows, and why."""
     match outcome:
         case EndRecord(status="SUCCEEDED"):

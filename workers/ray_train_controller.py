@@ -1,4 +1,4 @@
-"""The actor that hosts Ray Train's controller for one attempt; imports nothing of Ray Train until it is asked to."""
+"""The actor that hosts Ray Train's controller for one attempt; `run` imports Ray Train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Ending = Literal["finished", "aborted", "errored"]
 POLL_S = "1.0"
-"""Interval of Ray Train's polls of its workers: they only keep its own view of the run up to date."""
+"""Interval in seconds at which Ray Train polls the workers; only its own view depends on it."""
 CONTROLLER_SETTINGS = {
     **SETTINGS,
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": POLL_S,

@@ -1,8 +1,8 @@
-"""Private names of Ray Train 2.60, for a run whose workers come and go one by one; no other module imports them.
+"""The only use of Ray Train's private API (2.60): a run whose workers come and go one by one.
 
-Ray Train's trainer, controller, worker group, callbacks and state API stay its own. What differs: the worker group
-begins empty, takes in workers that the supervisor has started, and forgets those that are gone; people's own code sees
-the ranks of its present group, and its `ray.train.report` goes to the job's records.
+Ray Train's trainer, controller, worker group, callbacks and state API stay its own. What differs: the
+worker group begins empty, lists workers that the supervisor has started, and drops those that are
+gone; user code sees the ranks of its present group, and `ray.train.report` goes to the job's records.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ if TYPE_CHECKING:
     from workers.worker import Seat
 
 _UNUSED_CALLBACKS = {"DatasetsCallback", "WorkingDirectorySetupCallback", "PlacementGroupCleanerCallback"}
-"""Callbacks of Ray Train that start actors or change directories for things that no worker here uses."""
+"""Callbacks of Ray Train that start actors or change directories for unused features."""
 POLL_WAIT_S = 0.1
-"""How long a poll waits for workers that are busy, loading torch for example; it blocks the controller meanwhile."""
+"""Timeout of a poll in seconds; it blocks the controller, and workers may be loading torch."""
 
 log = logging.getLogger(__name__)
 
 
 class _BackendConfig(BackendConfig):
-    """Stands in for `TorchConfig`: worker groups make their process groups themselves, one after another."""
+    """Stands in for `TorchConfig`: each worker group makes a process group of its own."""
 
     @property
     def framework(self) -> TrainingFramework:
@@ -76,7 +76,7 @@ class _BackendConfig(BackendConfig):
 
 
 class ScriptContext:
-    """What `ray.train` tells and does in people's own code; `report` gets its metrics."""
+    """What `ray.train` tells and does in user code; `report` gets its metrics."""
 
     def __init__(self, run_context: bytes, report: Callable[..., None]) -> None:
         RayTrainWorker().init_train_context(**cloudpickle.loads(run_context))
@@ -90,13 +90,13 @@ class ScriptContext:
 
 
 class _TrainFunctions(DistributedTrainFnUtils):
-    """Functions of `ray.train` in a job: no call waits at an actor, so a lost worker leaves no rank waiting there."""
+    """Functions of `ray.train` in a job; none waits at an actor, where a lost worker would block all."""
 
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, *_: Any, **__: Any) -> None:
-        """Add rank 0's metrics to the job's records; a checkpoint is not kept, and a warning says so."""
+        """Add metrics to the job's records; a checkpoint is not kept, and a warning says so."""
         self._report(metrics, has_checkpoint=checkpoint is not None)
 
     def get_checkpoint(self) -> None:
@@ -121,7 +121,7 @@ class _TrainFunctions(DistributedTrainFnUtils):
         )
 
     def barrier(self) -> None:
-        """Wait for all workers of the group; a lost one breaks the collective instead of blocking it."""
+        """Wait for all workers of the group; a lost one breaks the collective."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -147,7 +147,7 @@ class _NoPlacementGroup:
 
 
 class _State(WorkerGroupState):
-    """State of a worker group without placement group and synchronization actor; the supervisor ends the workers."""
+    """State of a worker group without placement group, synchronization actor and own workers."""
 
     def shutdown(self) -> None:
         """Do nothing."""
@@ -175,7 +175,7 @@ class ExternalWorkerGroup(WorkerGroup):
 
     @cached_property
     def packed_context(self) -> bytes:
-        """Arguments of `RayTrainWorker.init_train_context`, so that a worker need not import their classes."""
+        """Pickled arguments of `RayTrainWorker.init_train_context`."""
         arguments = {
             "train_run_context": self._train_run_context,
             "distributed_context": DistributedContext(
@@ -189,7 +189,7 @@ class ExternalWorkerGroup(WorkerGroup):
         return bytes(cloudpickle.dumps(arguments))
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
-        """Poll the workers and forget those that are gone: the supervisor decides what a loss means."""
+        """Poll the workers and drop those that are gone; the supervisor handles losses."""
         found = list(zip(self.get_workers(), self._poll_workers_and_collect_errors(timeout), strict=True))
         kept = [worker for worker, status in found if not _is_gone(status)]
         if len(kept) < len(found):
@@ -203,7 +203,7 @@ class ExternalWorkerGroup(WorkerGroup):
         return polled
 
     def execute_single(self, *_: Any, **__: Any) -> dict[str, str]:
-        """Return the installed versions without a call to a worker, which may still be importing torch."""
+        """Return the installed versions; a worker may still be importing torch."""
         return {name: distributions.version(name) for name in ("ray", "torch")}
 
     def __bool__(self) -> bool:
@@ -226,7 +226,7 @@ def _is_gone(status: WorkerStatus | None) -> bool:
 
 
 class _ExternalScalingPolicy(ScalingPolicy):
-    """Begins with an empty worker group and changes nothing: the supervisor starts and ends workers."""
+    """Starts with an empty worker group and never resizes it; the supervisor does."""
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         return ResizeDecision(num_workers=0, resources_per_worker=self.scaling_config._resources_per_worker_not_none)
@@ -245,7 +245,7 @@ class _ExternalScalingPolicy(ScalingPolicy):
 
 
 class Controller(TrainController):
-    """Ray Train's controller over a `ExternalWorkerGroup`; it ends when the supervisor says how the attempt ended."""
+    """Ray Train's controller over an `ExternalWorkerGroup`; it runs until `end_run`."""
 
     worker_group_cls = ExternalWorkerGroup
     _worker_group: ExternalWorkerGroup | None
@@ -316,7 +316,7 @@ class _Trainer(DataParallelTrainer):
 
 
 def create_controller(launch: Launch) -> Controller:
-    """Return the controller of a new Ray Train run of this attempt; the process must be an actor's."""
+    """Return the controller of a new Ray Train run of this attempt; must run in an actor."""
     workers = launch.spec.workers
     resources = {"CPU": workers.cpus} | ({"GPU": workers.gpus} if workers.gpus else {})
     trainer = _Trainer(
@@ -336,7 +336,7 @@ def create_controller(launch: Launch) -> Controller:
 
 
 def _train_group() -> None:
-    """Placeholder for the training function; the supervisor has each worker train in its present group."""
+    """Placeholder for the training function: workers train in calls of the supervisor."""
 
 
 __all__ = ["POLL_WAIT_S", "Controller", "ExternalWorkerGroup", "ScriptContext", "create_controller"]

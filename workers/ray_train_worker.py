@@ -1,8 +1,8 @@
-"""The worker process as a worker of a Ray Train run; imports Ray Train only for people's own code that uses it.
+"""The worker process as a worker of a Ray Train run; imports Ray Train only for user code that uses it.
 
-Ray Train's controller asks for its place, hands it the run's context and polls it, all in plain values. Neither the
-supervisor, which starts the actor, nor a worker of one of our tasks imports Ray Train: that takes 0.8 s of CPU and
-50 MB in each process.
+Ray Train's controller asks for its location, sends the run's context and polls it, all in plain values.
+Neither the supervisor, which starts the actor, nor a worker of a built-in task imports Ray Train: that
+takes 0.8 s of CPU and 50 MB in each process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SETTINGS = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_V2_ENABLED": "1",
 }
-"""Ray Train's own copies of printed lines are switched off, since the job's log has them; so is its reaction to
-drained nodes, since the supervisor has its own."""
+"""Ray Train's copies of printed lines are switched off, since the job's log has them, and so is its
+reaction to drained nodes, since the supervisor has its own."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class WorkerInRayTrain(Worker):
         self._run_context: bytes | None = None
         """Context of the newest run that this process joined, as Ray Train's controller sent it."""
         self._context: ScriptContext | None = None
-        """What people's own code sees of the run; None if it does not use Ray Train."""
+        """What user code sees of the run; None if it does not use Ray Train."""
         self._is_prepared = False
         self._joining = threading.Lock()
         self._warned: set[str] = set()
@@ -82,7 +82,7 @@ class WorkerInRayTrain(Worker):
         from workers.group import device_of
 
         os.environ |= build_torchrun_env(seat, gpus=self._launch.spec.workers.gpus > 0)
-        # Ray Train sets it too: Accelerate would otherwise take LOCAL_RANK for the number of the device.
+        # As Ray Train does: Accelerate would take LOCAL_RANK for the device number.
         os.environ["ACCELERATE_TORCH_DEVICE"] = device_of(self._launch.spec.workers)
         if self._context is not None:
             self._context.show_place(seat)
@@ -107,7 +107,7 @@ class WorkerInRayTrain(Worker):
         """Answer Ray Train's poll. The supervisor tracks the worker's progress and its exit."""
 
     def report(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> None:
-        """Add what people's own code gave to `ray.train.report` to the job's records; rank 0's count."""
+        """Add what user code gave to `ray.train.report` to the job's records; rank 0's count."""
         kept = keep_finite_numbers(metrics)
         self._helm.report_metrics(kept)
         if left_out := sorted({str(name) for name in metrics} - kept.keys()):
@@ -119,10 +119,10 @@ class WorkerInRayTrain(Worker):
             )
 
     def _show_run(self) -> None:
-        """Set up Ray Train's context for people's own code, once that is loaded and the run is known."""
+        """Set up Ray Train's context for user code, once that is loaded and the run is known."""
         is_used = self._launch.spec.task.name == SCRIPT or "ray.train" in sys.modules
         if not (self._is_prepared and is_used) or self._run_context is None or self._context is not None:
-            # the run of another controller has the same name and storage, so the context stays as it is.
+            # Another controller's run has the same name and storage: the context stays.
             return
         from workers.ray_train_internals import ScriptContext
 
@@ -156,7 +156,7 @@ class LocalPlace:
 def build_torchrun_env(seat: Seat, *, gpus: bool) -> dict[str, str]:
     """Return the environment variables by which torchrun tells a process its place in the group.
 
-    A worker sees its own GPU only, so with GPUs LOCAL_RANK is 0: scripts take it for the number of their device.
+    A worker sees its own GPU only, so with GPUs LOCAL_RANK is 0: scripts use it as a device number.
     """
     place = LocalPlace.of_seat(seat)
     return {
