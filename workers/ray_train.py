@@ -31,7 +31,10 @@ END_S = 10.0
 BUILD_S = 120.0
 """Time in which a controller must be up, or it is replaced; a loaded machine takes 20 s."""
 JOIN_S = 10.0
-"""How long a prepared, responsive process waits for a controller that is up to add it."""
+"""How long a prepared, responsive process waits for a controller that is up to add it, where the
+newest run's context can take its place."""
+FIRST_JOIN_S = 120.0
+"""The same limit before any process has joined a run; a loaded machine takes 20 s."""
 STEADY_S = 60.0
 """Age from which a controller's end is not counted together with the ends of those before it."""
 RETRY_S = 1.0
@@ -161,8 +164,9 @@ class RayTrainCrew(RayCrew):
         waits = join.call is not None and not member.has_joined and self._is_up
         if not waits or join.prepared_at is None or member.silent_s > 2 * PULSE_S:
             return
-        if now - max(join.asked_at, join.prepared_at) >= JOIN_S:
-            self._drop_controller(f"it did not take a worker process in within {JOIN_S:g} s")
+        limit_s = JOIN_S if self._run_context is not None else FIRST_JOIN_S
+        if now - max(join.asked_at, join.prepared_at) >= limit_s:
+            self._drop_controller(f"it did not add a worker process within {limit_s:g} s")
 
     def _ask_to_join(self, member: Member, join: _Join) -> Any:
         if self._is_up and join.num_refused < MOST_FAILED_JOINS:

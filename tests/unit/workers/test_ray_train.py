@@ -17,6 +17,7 @@ from workers.contract import EndRecord, PausedRecord
 from workers.crew import PULSE_S
 from workers.errors import CodeError, EngineUnavailable
 from workers.ray_train import (
+    FIRST_JOIN_S,
     JOIN_S,
     MOST_FAILED_CONTROLLERS,
     MOST_FAILED_JOINS,
@@ -137,9 +138,17 @@ def test_a_controller_that_takes_in_no_prepared_process_is_replaced(world: World
     world.crew.hire()
     world.look()
     world.ray.admission = b"context"
-    world.look(JOIN_S + PULSE_S)
+    world.look(FIRST_JOIN_S + PULSE_S)
     assert world.ray.controllers[0] in world.ray.killed
     assert (len(world.ray.controllers), world.ready) == (2, [0])
+
+
+def test_a_new_process_does_not_wait_long_for_a_controller_that_hangs(world: World) -> None:
+    world.seated(1)
+    world.ray.controllers[0].answers["admit"] = OPEN
+    world.crew.hire()
+    world.look(JOIN_S + 2 * PULSE_S)
+    assert world.ready == [0, 1]
 
 
 def test_a_refused_process_asks_again(world: World) -> None:
