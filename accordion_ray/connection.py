@@ -11,7 +11,7 @@ from typing import Any
 
 from accordion_ray.errors import AttachError
 from workers.asking import ActorSilentError, Ask
-from workers.calls import NameTaken, Receipt, Refused
+from workers.calls import Receipt, Refused
 from workers.contract import Guest
 from workers.names import NAMESPACE, actor_name, installation_of
 
@@ -101,7 +101,7 @@ class ServiceConnection:
         if self._actor is None or self.is_superseded:
             return
         try:
-            self._note(self._actor("enlist", self.guest, timeout_s=ENLIST_TIMEOUT_S))
+            self._handle_answer(self._actor("enlist", self.guest, timeout_s=ENLIST_TIMEOUT_S))
         except ActorSilentError:
             # It may come back under another name, or not at all: look for it again.
             self._actor = None
@@ -128,24 +128,31 @@ class ServiceConnection:
         self._installation = found[0]
         return self._connect(found[0])
 
-    def _note(self, answer: Receipt | Refused | NameTaken) -> None:
+    def _handle_answer(self, answer: Receipt | Refused) -> None:
         match answer:
-            case NameTaken():
-                self.is_registered = False
-                self._warn(
-                    f"the guest run {self.guest.name!r} is not registered with Accordion, because run "
-                    f"{answer.job_id} has this name; training goes on. Give attach() another name="
-                )
             case Refused():
                 self.is_registered, self.is_superseded = False, True
                 self._warn(
-                    f"generation {self.guest.generation} of the guest run {self.guest.name!r} is over: "
-                    f"generation {answer.newest.generation} is registered; this one reports nothing more"
+                    f"the guest run {self.guest.name!r} is registered in a newer generation "
+                    f"({answer.newest.generation}), so this one ({self.guest.generation}) reports "
+                    "nothing more. After a restart there is nothing to do. If one script attaches "
+                    "several models, give each attach() its own name=; if two scripts use this "
+                    "storage, give each its own RunConfig(name=...)"
                 )
             case Receipt():
                 if not self.is_registered:
-                    log.info("guest run %s is registered with Accordion", self.guest.job_id)
+                    log.info(
+                        "guest run %s (%s) is registered with Accordion",
+                        self.guest.name,
+                        self.guest.job_id,
+                    )
                 self.is_registered = True
+                if answer.namesake is not None:
+                    self._warn(
+                        f"two guest runs have the name {self.guest.name!r}: {answer.namesake} and, "
+                        f"younger, {self.guest.job_id}; the service appends part of the id to the "
+                        "name of one of them. Give attach() another name= to tell them apart"
+                    )
 
     def _warn(self, sentence: str) -> None:
         if sentence != self._told:

@@ -12,13 +12,12 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from accordion.controller import Controller
 from accordion.errors import ReportError
 from workers.calls import (
     Decided,
-    NameTaken,
     Question,
     Receipt,
     Refused,
@@ -29,6 +28,7 @@ from workers.calls import (
 )
 from workers.contract import (
     GUEST_ATTEMPT,
+    GUEST_PROTOCOL,
     Cursor,
     Drained,
     EndRecord,
@@ -39,6 +39,7 @@ from workers.contract import (
     Record,
 )
 from workers.journal import Place, place_of
+from workers.names import package_version
 
 LOG_LIMIT_BYTES = 1 << 20
 """Log text held for one job: eight seconds of a job that writes as fast as it may."""
@@ -47,7 +48,7 @@ POSTS_PER_S = 400
 DRAIN_LIMIT = 1000
 """Records handed over in one call: a few megabytes."""
 GUEST_SILENCE_S = 60.0
-"""A guest run that has not enlisted for this long no longer keeps its name; runs enlist every few seconds."""
+"""A guest run that has not enlisted for this long is not named as a namesake; runs enlist every few seconds."""
 
 _NOBODY = Stamp(attempt=0, generation=0)
 
@@ -201,6 +202,7 @@ class AccordionActor:
             logs=logs,
             logs_dropped=dropped,
             orders_version=job.orders.version,
+            silent_s=self._clock() - job.enlisted_at if job.guest is not None else None,
         )
 
     async def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
@@ -218,16 +220,17 @@ class AccordionActor:
         self._left_out = [job_id for job_id in waiting if job_id not in answer]
         return answer
 
-    async def enlist(self, guest: Guest) -> Receipt | Refused | NameTaken:
+    async def guest_protocol(self) -> tuple[int, str]:
+        """Return the version of the calls for guest runs, and that of the package; plain values, for any version."""
+        return GUEST_PROTOCOL, package_version()
+
+    async def enlist(self, guest: Guest) -> Receipt | Refused:
         """List a guest run until it is forgotten; the run repeats the call every few seconds while it is alive."""
-        for job_id, other in self._jobs.items():
-            if job_id != guest.job_id and self._keeps_name(other, guest.name):
-                return NameTaken(job_id=job_id)
         job = self._job(guest.job_id)
         if refused := job.admit(Stamp(GUEST_ATTEMPT, guest.generation)):
             return refused
         job.guest, job.enlisted_at = guest, self._clock()
-        return job.receipt()
+        return replace(job.receipt(), namesake=self._find_namesake(guest))
 
     async def guests(self) -> tuple[Guest, ...]:
         """Return the guest runs that have enlisted and were not forgotten, ended and silent ones included."""
@@ -252,9 +255,14 @@ class AccordionActor:
         """Drop all that is held of a job."""
         self._jobs.pop(job_id, None)
 
-    def _keeps_name(self, job: _Job, name: str) -> bool:
-        is_alive = not job.has_ended and self._clock() - job.enlisted_at < GUEST_SILENCE_S
-        return is_alive and job.guest is not None and job.guest.name == name
+    def _find_namesake(self, guest: Guest) -> str | None:
+        """Return the id of an older guest run of this name that is alive. Ids of guest runs grow with time."""
+        for job_id, job in self._jobs.items():
+            is_alive = not job.has_ended and self._clock() - job.enlisted_at < GUEST_SILENCE_S
+            has_name = job.guest is not None and job.guest.name == guest.name
+            if is_alive and has_name and job_id < guest.job_id:
+                return job_id
+        return None
 
     def _job(self, job_id: str) -> _Job:
         return self._jobs.setdefault(job_id, _Job())

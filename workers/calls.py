@@ -67,14 +67,8 @@ class Receipt:
     """Another one than before says that all records held so far were lost: send them again."""
     pause_s: float = 0.0
     """Seconds until the caller should post again; grows with the number of jobs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NameTaken:
-    """A guest run cannot be registered: another one that is alive has its name."""
-
-    job_id: str
-    """Id of the other run."""
+    namesake: str | None = None
+    """Id of an older guest run that is alive and has the same name; None without one."""
 
 
 def line_bytes(line: LogLine) -> int:

@@ -17,6 +17,11 @@ from workers.spec import Label, Strict
 
 GUEST_ATTEMPT = 1
 """Attempt of a guest run: Ray Train restarts it, so that only its generation grows."""
+GUEST_PROTOCOL = 1
+"""Version of the calls and records between a guest run and the actor, which may be installed apart.
+
+It grows with each change that the other side could not read.
+"""
 
 
 class Reported(Strict):
@@ -333,7 +338,7 @@ class Guest(Strict):
     job_id: str
     """UUID that the run chose and keeps in its storage, so that it stays the same when Ray Train restarts the run."""
     name: Label
-    """Name to show; unique among the guest runs that are alive."""
+    """Name to show; the service appends part of the id if an unfinished run has the same name."""
     generation: int
     """Grows with every worker group of the run; the attempt of all its records is `GUEST_ATTEMPT`."""
     train_run: str
@@ -357,3 +362,6 @@ class Drained(Strict):
     """Lines lost since the last call because they came faster than they were taken."""
     orders_version: int = 0
     """Version of the orders held there; below the last one sent after a restart: they are to be sent again."""
+    silent_s: float | None = None
+    """Seconds since the guest run last enlisted, which its rank 0 does every few seconds, even while it makes no steps.
+    None for a job of the service, and for a guest run that the actor does not list."""

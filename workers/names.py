@@ -6,6 +6,7 @@ of them may touch an actor whose name holds another id.
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from typing import NamedTuple
 
@@ -24,6 +25,14 @@ class SupervisorName(NamedTuple):
     """Empty for an actor of a version that had no installation ids."""
     job_id: str
     attempt: int
+
+
+def package_version() -> str:
+    """Return the version of the installed package; "unknown" where it runs from a source tree."""
+    try:
+        return importlib.metadata.version("accordion-train")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def actor_name(installation: str) -> str:

@@ -105,22 +105,25 @@ def test_a_run_keeps_to_its_installation_when_another_appears(world: World) -> N
     assert world.cluster.call("guests") == (guest(),)
 
 
-def test_a_taken_name_is_told_once_and_tried_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.connect(guest("a")).refresh()
-    second = world.connect(guest("b"))
+def test_a_run_whose_name_another_has_is_registered_and_warned_once(world: World, caplog) -> None:
+    first, second = world.connect(guest("a")), world.connect(guest("b"))
     with caplog.at_level(logging.WARNING):
-        second.refresh()
-        second.refresh()
-    assert not second.is_registered
-    with pytest.raises(ActorSilentError, match="not registered"):
-        second("progress", "b", timeout_s=1.0)
-    assert [record.getMessage() for record in caplog.records] == [
-        "the guest run 'digits' is not registered with Accordion, because run a has this name; training goes on. "
-        "Give attach() another name="
-    ]
-    world.cluster.call("forget", "a")
+        for connection in (first, second, first, second):
+            connection.refresh()
+    assert (first.is_registered, second.is_registered) == (True, True)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "two guest runs have the name 'digits': a and, younger, b" in warning
+    assert "Give attach() another name=" in warning
+
+
+def test_runs_of_one_name_stay_registered_when_the_actor_restarts(world: World) -> None:
+    first, second = world.connect(guest("a")), world.connect(guest("b"))
+    first.refresh()
     second.refresh()
-    assert second.is_registered
+    world.cluster.kill_actor()
+    second.refresh()
+    first.refresh()
+    assert (first.is_registered, second.is_registered) == (True, True)
 
 
 def test_an_older_worker_group_reports_nothing_more(world: World) -> None:

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from workers.actor import GUEST_SILENCE_S, AccordionActor
-from workers.calls import NameTaken, Receipt, Refused, Stamp
-from workers.contract import GUEST_ATTEMPT, EndRecord, Guest, JobSpec, Record
+from workers.calls import Receipt, Refused, Stamp
+from workers.contract import GUEST_ATTEMPT, GUEST_PROTOCOL, Cursor, EndRecord, Guest, JobSpec, Record
 from workers.names import actor_name, installation_of
 
 SPEC = JobSpec.model_validate({"name": "digits", "task": {"name": "guest"}, "workers": {"min": 8, "max": 8}})
@@ -59,33 +59,46 @@ def test_guests_are_listed_until_they_are_forgotten(actor: AccordionActor) -> No
     assert asyncio.run(actor.guests()) == runs[1:]
 
 
-def test_a_second_live_guest_of_a_name_is_refused(actor: AccordionActor) -> None:
-    enlist(actor, guest("a"))
-    assert enlist(actor, guest("b")) == NameTaken(job_id="a")
-    assert asyncio.run(actor.guests()) == (guest("a"),)
+def test_the_younger_of_two_guests_of_a_name_is_told_of_the_older(actor: AccordionActor) -> None:
+    assert enlist(actor, guest("b")).namesake is None
+    assert enlist(actor, guest("a")).namesake is None
+    assert enlist(actor, guest("b")).namesake == "a"
+    assert asyncio.run(actor.guests()) == (guest("b"), guest("a"))
 
 
-def test_a_guest_keeps_its_name_while_it_enlists(actor: AccordionActor, clock: Clock) -> None:
+def test_a_silent_guest_is_no_namesake(actor: AccordionActor, clock: Clock) -> None:
     enlist(actor, guest("a"))
     clock.now = GUEST_SILENCE_S - 1
-    enlist(actor, guest("a"))
-    clock.now += GUEST_SILENCE_S - 1
-    assert isinstance(enlist(actor, guest("b")), NameTaken)
-    clock.now += 1
-    assert isinstance(enlist(actor, guest("b")), Receipt)
+    assert enlist(actor, guest("b")).namesake == "a"
+    clock.now = GUEST_SILENCE_S
+    assert enlist(actor, guest("b")).namesake is None
 
 
-def test_a_guest_that_has_ended_leaves_its_name_to_others(actor: AccordionActor) -> None:
+def test_a_guest_that_has_ended_is_no_namesake_until_it_goes_on(actor: AccordionActor) -> None:
     enlist(actor, guest("a"))
     post_end(actor, guest("a"))
-    assert isinstance(enlist(actor, guest("b")), Receipt)
-
-
-def test_a_guest_that_goes_on_after_its_end_has_its_name_again(actor: AccordionActor) -> None:
-    enlist(actor, guest("a"))
-    post_end(actor, guest("a"))
+    assert enlist(actor, guest("b")).namesake is None
     enlist(actor, guest("a", generation=2))
-    assert isinstance(enlist(actor, guest("b")), NameTaken)
+    assert enlist(actor, guest("b")).namesake == "a"
+
+
+def test_a_guest_that_makes_no_steps_is_not_silent(actor: AccordionActor, clock: Clock) -> None:
+    enlist(actor, guest("a"))
+    clock.now = 90.0
+    enlist(actor, guest("a"))
+    clock.now = 100.0
+    assert asyncio.run(actor.drain("a", Cursor())).silent_s == 10.0
+
+
+def test_a_job_of_the_service_has_no_silence(actor: AccordionActor) -> None:
+    asyncio.run(actor.log("a", [], 1))
+    assert asyncio.run(actor.drain("a", Cursor())).silent_s is None
+
+
+def test_the_actor_tells_its_version_in_plain_values(actor: AccordionActor) -> None:
+    protocol, version = asyncio.run(actor.guest_protocol())
+    assert protocol == GUEST_PROTOCOL
+    assert version
 
 
 def test_an_older_generation_of_a_guest_is_refused(actor: AccordionActor) -> None:
