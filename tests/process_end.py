@@ -1,4 +1,4 @@
-"""How a process of the tests ends: a crash leaves its stacks, and Ray's leftovers do not change the exit status."""
+"""How a test process ends: a crash leaves its stacks, and Ray's destructors do not run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import faulthandler
 import os
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import TextIO
 
 import pytest
@@ -15,6 +16,8 @@ ended_sessions: list[pytest.Session] = []
 """The session of this process once its tests have ended; its exit status is final when the process ends."""
 _files: list[TextIO] = []
 """Kept open: the handler writes to the descriptor."""
+_uncaught: list[BaseException] = []
+"""Exceptions that left pytest after the tests: in the summary of a plugin, or while it was unconfigured."""
 
 
 def keep_crash_trace(folder: Path) -> None:
@@ -36,8 +39,23 @@ def _end_without_destructors() -> None:
     if ended_sessions and "ray._raylet" in sys.modules:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(int(ended_sessions[-1].exitstatus))
+        status = int(ended_sessions[-1].exitstatus)
+        os._exit(status or (1 if _uncaught else 0))
 
 
+def _watch_uncaught_exceptions() -> None:
+    """Remember exceptions that end the process: Python gives them the status 1, which `os._exit` would lose."""
+    show = sys.excepthook
+
+    def remember(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        _uncaught.append(error)
+        show(kind, error, trace)
+
+    sys.excepthook = remember
+
+
+_watch_uncaught_exceptions()
 # The first to be registered is the last to be called, after Ray's own.
 atexit.register(_end_without_destructors)

@@ -23,9 +23,17 @@ def test_ok():
 def test_fails(): assert False
 """
 
+LOADS_RAY = """
+import sys, types
 
-def run_pytest(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
-    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+def test_ok(): sys.modules["ray._raylet"] = types.ModuleType("ray._raylet")
+"""
+
+
+def run_pytest(folder: Path, test: str, *, raising: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a test file in a process of its own; `raising` names a hook of pytest that raises in it."""
+    hook = f"def {raising}(): raise RuntimeError('broken on purpose')\n" if raising else ""
+    (folder / "conftest.py").write_text(f"from tests.conftest import *\n{hook}")
     (folder / "test_it.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "no:cacheprovider", str(folder)]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "ACCORDION_CRASHES": str(folder / "crashes")}
@@ -50,4 +58,11 @@ def test_a_test_process_that_crashes_at_its_exit_leaves_its_stacks(tmp_path: Pat
 def test_a_destructor_of_rays_library_does_not_change_what_the_tests_found(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, CRASHING_DESTRUCTOR)
     assert "1 failed, 1 passed" in done.stdout
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize("hook", ["pytest_terminal_summary", "pytest_unconfigure"])
+def test_an_error_after_the_tests_is_no_success_where_ray_is_loaded(tmp_path: Path, hook: str) -> None:
+    done = run_pytest(tmp_path, LOADS_RAY, raising=hook)
+    assert "broken on purpose" in done.stderr
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
