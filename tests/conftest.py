@@ -134,18 +134,22 @@ def pytest_unconfigure() -> None:
 
 
 def folder_of(path: Path) -> str:
-    """Name of the folder below `tests` that a path lies in; empty for `tests` itself."""
-    return next(iter(path.relative_to(Path(__file__).parent).parts), "")
+    """Name of the folder below `tests` that a path lies in; empty for `tests` and for other folders."""
+    tests = Path(__file__).parent
+    return next(iter(path.relative_to(tests).parts), "") if path.is_relative_to(tests) else ""
 
 
 def part_of(item: pytest.Item) -> str:
     """Name of the part that a test belongs to.
 
     Raises:
-        UsageError: it needs Ray and would run beside tests that leave Ray no time.
+        UsageError: it needs Ray and would run beside tests that leave Ray no time, or no part
+            would collect it.
     """
     folder = folder_of(item.path)
     if item.get_closest_marker("elastic"):
+        if folder not in FOLDERS_OF_PART["elastic"]:
+            raise pytest.UsageError(f"{item.nodeid} has the mark elastic: move it to tests/elastic")
         return "elastic"
     part = next((part for part in ("live", "serial") if folder in FOLDERS_OF_PART[part]), "parallel")
     if part == "parallel" and item.get_closest_marker("ray"):

@@ -47,9 +47,7 @@ def _watch_uncaught_exceptions() -> None:
     """Remember exceptions that end the process: Python gives them the status 1, which `os._exit` would lose."""
     show = sys.excepthook
 
-    def remember(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def remember(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _uncaught.append(error)
         show(kind, error, trace)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import time
 from collections.abc import Callable
+from contextlib import closing
 from http import HTTPStatus
 
 PROBE_INTERVAL_S = 60.0
@@ -16,9 +17,9 @@ PROBE_TIMEOUT_S = 2.0
 def serves_pages(address: str) -> bool:
     """Return whether `host:port` serves a page; Ray names an address also where no dashboard runs."""
     try:
-        connection = http.client.HTTPConnection(address, timeout=PROBE_TIMEOUT_S)
-        connection.request("GET", "/")
-        return connection.getresponse().status == HTTPStatus.OK
+        with closing(http.client.HTTPConnection(address, timeout=PROBE_TIMEOUT_S)) as connection:
+            connection.request("GET", "/")
+            return connection.getresponse().status == HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False
 

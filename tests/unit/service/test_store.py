@@ -74,6 +74,27 @@ def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history
 
 
 @pytest.mark.each_database
+def test_guest_runs_have_ended_for_a_version_that_does_not_know_them(empty_url: str) -> None:
+    database, repository = Database(empty_url), Repository(Database(empty_url))
+    upgrade(empty_url)
+    columns = {"spec": {}, "labels": {}, "priority": 0, "min_workers": 1, "max_workers": 1}
+    texts = {"name": "n", "desired": "RUN", "reason": "TRAINING", "created_at": 5.0}
+    with database.write() as session:
+        rows = [("a", "guest", "RUNNING"), ("b", "guest", "LOST"), ("c", "job", "RUNNING")]
+        session.add_all(
+            JobRow(id=job_id, kind=kind, status=status, **texts, **columns) for job_id, kind, status in rows
+        )
+    with database.connect_writer() as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0008")
+    upgrade(empty_url)
+    assert [job.id for job in repository.unfinished()] == ["c"]
+    ended = [repository.job("a"), repository.job("b")]
+    assert [(job.status, job.ended_at) for job in ended] == [("FAILED", 5.0)] * 2
+
+
+@pytest.mark.each_database
 def test_two_processes_may_migrate_at_once(empty_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(upgrade, [empty_url] * 4))
