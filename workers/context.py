@@ -128,10 +128,17 @@ class Helm:
         self.progress = replace(self.progress, waits_for=text)
         self.num_signs += 1
 
-    def report_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Keep metrics for the record of the present epoch; a later value of a name replaces an earlier one."""
+    def report_metrics(self, metrics: Mapping[str, float], *, most: int) -> list[str]:
+        """Keep metrics for the record of the present epoch; return the names beyond the `most` first.
+
+        A later value of a name replaces an earlier one.
+        """
         with self._lock:
             self._metrics |= metrics
+            surplus = list(self._metrics)[most:]
+            for name in surplus:
+                del self._metrics[name]
+        return surplus
 
     def take_metrics(self) -> dict[str, float]:
         """Return and clear the metrics reported since the last epoch's end."""

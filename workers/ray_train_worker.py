@@ -33,6 +33,9 @@ SETTINGS = {
 """Ray Train's copies of printed lines are switched off, since the job's log has them, and so is its
 reaction to drained nodes, since the supervisor has its own."""
 
+MOST_METRICS = 100
+"""Number of metrics that `ray.train.report` adds to the record of an epoch."""
+
 log = logging.getLogger(__name__)
 
 
@@ -109,7 +112,11 @@ class WorkerInRayTrain(Worker):
     def report(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> None:
         """Add what user code gave to `ray.train.report` to the job's records; rank 0's count."""
         kept = keep_finite_numbers(metrics)
-        self._helm.report_metrics(kept)
+        if surplus := self._helm.report_metrics(kept, most=MOST_METRICS):
+            self._warn_once(
+                f"ray.train.report: an epoch's record holds {MOST_METRICS} metrics; more are left out, "
+                f"such as {surplus[0]}"
+            )
         if left_out := sorted({str(name) for name in metrics} - kept.keys()):
             self._warn_once(f"ray.train.report: only finite numbers are kept; left out: {', '.join(left_out)}")
         if has_checkpoint:
@@ -178,4 +185,4 @@ def keep_finite_numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     return numbers
 
 
-__all__ = ["SETTINGS", "LocalPlace", "WorkerInRayTrain", "build_torchrun_env", "keep_finite_numbers"]
+__all__ = ["MOST_METRICS", "SETTINGS", "LocalPlace", "WorkerInRayTrain", "build_torchrun_env", "keep_finite_numbers"]

@@ -175,10 +175,16 @@ def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
     """Give what starts jobs below the folder; remove them at the end."""
     lives: list[Life] = []
 
-    def begin(spec: dict[str, Any], *, workers: int = 2) -> Life:
+    def begin(spec: dict[str, Any], *, workers: int = 2, code: Path | None = None) -> Life:
         job_id = uuid.uuid4().hex
-        storage = str(folder / job_id)
-        launch = Launch(job_id=job_id, attempt=1, workers=workers, storage=storage, spec=job_spec(spec))
+        launch = Launch(
+            job_id=job_id,
+            attempt=1,
+            workers=workers,
+            storage=str(folder / job_id),
+            spec=job_spec(spec),
+            code=str(code) if code is not None else None,
+        )
         lives.append(Life(backend, launch))
         backend.start(launch)
         return lives[-1]

@@ -13,10 +13,7 @@ from tests.elastic.watched import WatchedDigits
 
 
 class ReportingDigits(WatchedDigits):
-    """Compares `ray.train.get_context()` with the process group in each step, and reports a metric.
-
-    Option `raises_at`: the step in which every rank raises.
-    """
+    """Compares `ray.train.get_context()` with the process group in each step, and reports a metric."""
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
         """Called for each micro-batch."""
@@ -26,6 +23,4 @@ class ReportingDigits(WatchedDigits):
         with (self._folder / f"context-{os.getpid()}").open("a") as file:
             file.write(json.dumps(line) + "\n")
         ray.train.report({"reported_step": step, "reported_rank": dist.get_rank()})
-        if step == int(self._options.get("raises_at", -1)):
-            raise ValueError("the task raises here")
         return super().loss(outputs, targets, step=step)

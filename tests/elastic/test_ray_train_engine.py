@@ -10,6 +10,7 @@ import pytest
 import ray
 from ray.train.v2._internal.state.state_actor import get_state_actor
 
+from tests.distributed.code_jobs import packed
 from tests.elastic.conftest import Start, kill, processes, wait_for
 from tests.elastic.faults import Watched, job
 from workers.contract import EpochRecord, FailureRecord, Orders, PausedRecord, Size, Started
@@ -55,7 +56,7 @@ def test_ray_trains_controller_killed(start: Start, tmp_path: Path) -> None:
     kill(CONTROLLER)
     at = watched.step()
     wait_for(lambda: watched.step() > at, watched.life.story)
-    wait_for(lambda: len(runs(watched)) == 2 and pids(watched) == workers)
+    wait_for(lambda: len(runs(watched)) >= 2 and pids(watched) == workers)
     assert runs(watched)[-1].status == "RUNNING"
     watched.survived("Ray Train's controller kill -9")
     assert watched.life.all(FailureRecord) == []
@@ -80,8 +81,41 @@ def test_scripts_see_their_present_group_and_their_reports_reach_the_records(sta
     wait_for(lambda: runs(watched)[-1].status == "ABORTED")
 
 
-def test_a_failed_attempt_is_an_errored_run_with_its_reason(start: Start, tmp_path: Path) -> None:
-    watched = begin(start, tmp_path / "steps", options={"raises_at": 3}, max_failures=0)
+SCRIPT = """
+import ray.train
+import ray.train.collective
+import ray.train.torch
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from workers.session import session
+
+inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+loader = DataLoader(TensorDataset(inputs), batch_sampler=session.batches(len(inputs)))
+model = ray.train.torch.prepare_model(nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session.attach(model, optimizer)
+for epoch in session.epochs(3):
+    if epoch == 2:
+        raise ValueError("the script raises here")
+    for (rows,) in loader:
+        optimizer.zero_grad()
+        session.backward(model(rows).square().mean())
+        session.step()
+    told = ray.train.collective.broadcast_from_rank_zero(ray.train.get_context().get_world_rank() + 10)
+    ray.train.collective.barrier()
+    ray.train.report({"told": told, "workers": ray.train.get_context().get_world_size()})
+"""
+
+
+def test_a_script_uses_ray_trains_functions_and_its_error_is_the_runs(start: Start, tmp_path: Path) -> None:
+    code, sha256 = packed(tmp_path, {"train.py": SCRIPT})
+    script = {"name": "script", "options": {"file": "train.py"}}
+    spec = {"task": script, "code": sha256, "max_failures": 0, "workers": {"min": 2, "engine": "ray-train"}}
+    watched = Watched(start(spec, code=code), tmp_path)
     assert watched.life.end().status == "FAILED"
+    told = [epoch.metrics for epoch in watched.life.all(EpochRecord)]
+    assert told == [{"told": 10.0, "workers": 2.0}] * 2, watched.life.story()
     wait_for(lambda: runs(watched)[-1].status == "ERRORED")
-    assert "the task raises here" in runs(watched)[-1].status_detail
+    assert "the script raises here" in runs(watched)[-1].status_detail

@@ -13,7 +13,7 @@ from tests.elastic.conftest import everything_is_free, job_spec, processes, wait
 from workers import crew as crew_module
 from workers.contract import Launch
 from workers.errors import ProcessLost
-from workers.process_pool import Crew, crew_of
+from workers.process_pool import Crew, create_crew
 from workers.starts import FailedStart
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
@@ -33,7 +33,7 @@ def hanging(backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         task = {"name": "tests.elastic.hanging:HangsOnce", "options": {"folder": str(tmp_path), "hang": way}}
         spec = job_spec({"task": task, "workers": {"min": 1, "max": 1}, "limits": LIMITS})
         launch = Launch(job_id="starts", attempt=1, workers=1, storage=str(tmp_path), spec=spec)
-        crews.append(crew_of(launch))
+        crews.append(create_crew(launch))
         crews[-1].hire()
         look_until(crews[-1], (tmp_path / "hangs").exists)
         monkeypatch.setattr(crew_module, "PREPARING_S", LIMIT_S)

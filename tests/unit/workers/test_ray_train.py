@@ -28,7 +28,7 @@ from workers.ray_train import (
     check_ray_train,
 )
 from workers.ray_train_internals import _TrainFunctions
-from workers.ray_train_worker import WorkerInRayTrain, build_torchrun_env, keep_finite_numbers
+from workers.ray_train_worker import MOST_METRICS, WorkerInRayTrain, build_torchrun_env, keep_finite_numbers
 from workers.worker import Seat
 
 
@@ -239,6 +239,17 @@ def test_a_report_is_kept_for_the_epoch_and_a_warning_names_what_is_not(
     assert worker._helm.take_metrics() == {}
     kinds = ("only finite numbers are kept; left out: 1, note", "the checkpoint is not kept")
     assert [kind in record.message for kind, record in zip(kinds, caplog.records, strict=True)] == [True, True]
+
+
+def test_an_epochs_record_holds_a_limited_number_of_reported_metrics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = WorkerInRayTrain(launch(tmp_path).model_dump_json())
+    worker.report({f"layer{number}": number for number in range(MOST_METRICS + 2)}, has_checkpoint=False)
+    worker.report({"layer0": 7.0}, has_checkpoint=False)
+    kept = worker._helm.take_metrics()
+    assert (len(kept), kept["layer0"]) == (MOST_METRICS, 7.0)
+    assert f"more are left out, such as layer{MOST_METRICS}" in caplog.text
 
 
 def test_functions_of_ray_train_wait_for_nobody_in_a_process_without_a_group() -> None:
