@@ -54,8 +54,8 @@ class OptimizerSteps:
             if any(callable(one) for one in (*args[1:], named.get("closure"))):
                 raise HookError(
                     "optimizer.step(closure) runs the backward pass inside the step, where a session "
-                    'cannot follow it; use attach(..., step="caller") and call session.step() at the '
-                    "end of the closure"
+                    'cannot follow it; use accordion.attach(..., step="caller") and call session.step() '
+                    "at the end of the closure"
                 )
             self.prepare_loop_step(taken=pass_boundary().taken)
 

@@ -100,13 +100,13 @@ def attach(
         optimizer=optimizer,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         steps_per_epoch=steps_per_epoch,
-        resumed_from=load_state(session, newest),
+        resumed_from=load_state(session, newest, node=run.node),
     )
     follower = EpochFollower(attached, registered.guest if registered is not None else None)
     session.on_boundary = follower.pass_boundary
     follow_reports(follower.begin_report, follower.finish_report)
     if register:
-        _follow_end(run, label, registered)
+        _follow_end(run, label, registered, follower=follower)
     if registered is not None:
         registered.guest.begin(attached)
     return session
@@ -153,9 +153,14 @@ def _prepare(
     return _Registered(guest=reporter, identity=identity, file=file)
 
 
-def _follow_end(run: TrainRun, label: str, registered: _Registered | None) -> None:
+def _follow_end(run: TrainRun, label: str, registered: _Registered | None, *, follower: EpochFollower) -> None:
     board = FailureBoard(default_store(), label) if run.world_size > 1 else None
     if registered is not None:
-        watch_end(registered.record_end, rank=run.rank, board=board)
+
+        def record_end(failure: FailureRecord | None) -> None:
+            follower.record_ended()
+            registered.record_end(failure)
+
+        watch_end(record_end, rank=run.rank, board=board)
     elif run.rank != 0:
         watch_end(lambda _: None, rank=run.rank, board=board)

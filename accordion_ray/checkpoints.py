@@ -1,13 +1,18 @@
-"""A session's state in Ray Train's checkpoints: residuals, warm starts and controller of all ranks."""
+"""A session's state in Ray Train's checkpoints: the residuals, warm starts and controller of all ranks."""
 
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs
 import torch
+import torch.distributed as dist
 
+from accordion.errors import StateError
 from accordion.session import Session
 from accordion_ray.epochs import follower_of
 from accordion_ray.errors import AttachError
@@ -41,27 +46,81 @@ def save_state(session: Session, directory: str | Path, *, timeout_s: float = TI
         torch.save(states, Path(directory) / STATE_FILE)
 
 
-def load_state(session: Session, checkpoint: Any) -> str | None:
-    """Load the state from a Ray Train checkpoint, on every rank; return the checkpoint's name.
+def load_state(session: Session, checkpoint: Any, *, node: str = "") -> str | None:
+    """Load the state from a Ray Train checkpoint; return the checkpoint's name.
+
+    Every rank calls this. Only the file with the state is read, and each rank reads its own part of
+    it. From storage that is not a mounted folder, the first rank of each node downloads the file for
+    the others; `node` identifies the node of this rank.
 
     Return None if there is no checkpoint, or none that `save_state` has written to.
 
     Raises:
         StateError: the state is of another model, or ranks have different checkpoints.
+        OSError: the storage cannot be read.
     """
-    if checkpoint is None:
+    found = _gather((_find_state(checkpoint), node))
+    names: list[str] = [name for name, _ in found]
+    _check_equal_names(names)
+    if not names[0]:
+        if checkpoint is not None and session.rank == 0:
+            log.warning(
+                "checkpoint %s has no %s, so compression starts without residuals; call "
+                "accordion_ray.save_state() before ray.train.report()",
+                checkpoint.path,
+                STATE_FILE,
+            )
         return None
-    with checkpoint.as_directory() as directory:
-        file = Path(directory) / STATE_FILE
-        if not file.is_file():
-            if session.rank == 0:
-                log.warning(
-                    "checkpoint %s has no %s, so compression starts without residuals; call "
-                    "accordion_ray.save_state() before ray.train.report()",
-                    checkpoint.path,
-                    STATE_FILE,
-                )
-            return None
-        states = torch.load(file, map_location="cpu", weights_only=True)
-    session.load_state_dict(states)
-    return Path(checkpoint.path).name
+    if isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
+        _load_file(session, Path(checkpoint.path) / STATE_FILE)
+    else:
+        _load_downloaded(session, checkpoint, first=[node for _, node in found].index(node))
+    return names[0]
+
+
+def _find_state(checkpoint: Any) -> str:
+    """Return the name of a checkpoint that has a state, else an empty text."""
+    if checkpoint is None:
+        return ""
+    info = checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{STATE_FILE}")
+    return Path(checkpoint.path).name if info.type == pyarrow.fs.FileType.File else ""
+
+
+def _check_equal_names(names: list[str]) -> None:
+    if len(set(names)) == 1:
+        return
+    listed = ", ".join(f"rank {rank}: {name or 'none'}" for rank, name in enumerate(names))
+    raise StateError(
+        f"ranks have different checkpoints with a {STATE_FILE} ({listed}); give attach() the same "
+        "checkpoint on every rank, in storage that all nodes reach"
+    )
+
+
+def _load_downloaded(session: Session, checkpoint: Any, *, first: int) -> None:
+    """Load the state from a copy that the rank `first`, on the same node, downloads."""
+    folder = tempfile.mkdtemp(prefix="accordion-state-") if session.rank == first else ""
+    try:
+        if folder:
+            source = f"{checkpoint.path}/{STATE_FILE}"
+            target = f"{folder}/{STATE_FILE}"
+            local = pyarrow.fs.LocalFileSystem()
+            pyarrow.fs.copy_files(source, target, source_filesystem=checkpoint.filesystem, destination_filesystem=local)
+        # It ends with a collective, so no rank reads the copy any more when it is removed.
+        _load_file(session, Path(_gather(folder)[first]) / STATE_FILE)
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load_file(session: Session, file: Path) -> None:
+    # Mapped into memory, since the file contains the residuals of all ranks, of which this reads one.
+    session.load_state_dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+
+
+def _gather(value: Any) -> list[Any]:
+    """Return the values of all ranks, in rank order."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,4 +1,4 @@
-"""Where epochs end in a loop that does not say so: with `ray.train.report`, or after a number of steps."""
+"""Ends epochs in an unchanged loop: with each `ray.train.report`, or after a number of steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from accordion.session import Session
 from accordion.step_results import StepResult
 from accordion_ray.guest_run import GuestRun
-from accordion_ray.records import Attached, EndedEpoch
+from accordion_ray.records import Attached, EndedEpoch, Totals
 
 
 class EpochFollower:
@@ -26,18 +26,19 @@ class EpochFollower:
         self._ended_at = attached.session.steps
         """Step at which the last epoch ended."""
         self._ended: EndedEpoch | None = None
-        """Epoch that has ended and is not recorded yet, since its metrics are still to come."""
+        """Epoch that has ended and is recorded with the report, or the step, that follows."""
+        self._metrics: dict[str, Any] = {}
+        """Reported since the last record of an epoch, the newest value of each name."""
 
     def pass_boundary(self, result: StepResult) -> None:
         """Observe a step boundary; the session calls this."""
-        self._record({})
+        self.record_ended()
         self._lr = self._attached.rate()
         if self._guest is not None:
             self._guest.record_boundary(result)
         length = self._attached.steps_per_epoch
         if length is not None and self._attached.session.steps % length == 0:
             self._end()
-            self._record({})
 
     def end_before_save(self) -> None:
         """End the epoch before its state is saved, if the script is about to report it."""
@@ -45,10 +46,12 @@ class EpochFollower:
             self._end()
 
     def begin_report(self, metrics: Mapping[str, Any]) -> None:
-        """End and record the epoch that the script reports."""
+        """End the epoch, if reports do so, and record the epoch that has ended with these metrics."""
         if self._attached.steps_per_epoch is None:
             self._end()
-            self._record(metrics)
+            self._metrics.clear()
+        self._metrics.update(metrics)
+        self.record_ended()
 
     def finish_report(self) -> None:
         """Count the time of a report, which saves a checkpoint."""
@@ -65,13 +68,19 @@ class EpochFollower:
         switch = session.end_epoch(lr=self._lr, next_lr=self._attached.rate())
         session.lr = None  # the optimizer's rate counts, which may change at every step
         self._ended_at = session.steps
-        self._ended = EndedEpoch(epoch=epoch, decision=decision, switch=switch, lr=self._lr)
+        totals = Totals()
         if self._guest is not None:
             self._guest.count_seconds("decide")
+            totals = self._guest.read_totals()
+        self._ended = EndedEpoch(epoch=epoch, decision=decision, switch=switch, lr=self._lr, totals=totals)
 
-    def _record(self, metrics: Mapping[str, Any]) -> None:
+    def record_ended(self) -> None:
+        """Record the epoch that has ended, if it is not recorded yet; also called when training ends."""
         ended, self._ended = self._ended, None
-        if self._guest is not None and ended is not None:
+        if ended is None:
+            return
+        metrics, self._metrics = self._metrics, {}
+        if self._guest is not None:
             self._guest.record_epoch(ended, metrics)
 
 

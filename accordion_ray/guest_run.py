@@ -18,6 +18,7 @@ from accordion_ray.connection import ServiceConnection
 from accordion_ray.records import (
     Attached,
     EndedEpoch,
+    Totals,
     is_last_failure,
     loss_of,
     numbers_of,
@@ -107,8 +108,7 @@ class GuestRun:
     def record_epoch(self, ended: EndedEpoch, metrics: Mapping[str, Any]) -> None:
         """Record an epoch that has ended, with the script's metrics, and the switch that its end brought."""
         numbers, session = numbers_of(metrics), self._attached.session
-        now = totals_of(session, self._seconds)
-        spent, self._epoch_began = now.since(self._epoch_began), now
+        spent, self._epoch_began = ended.totals.since(self._epoch_began), ended.totals
         self._loss = loss_of(numbers)
         statistic, self._statistic = self._statistic, None
         self._post(
@@ -130,6 +130,10 @@ class GuestRun:
             )
         )
         self._record_switch(ended.switch)
+
+    def read_totals(self) -> Totals:
+        """Return what the session has counted so far."""
+        return totals_of(self._attached.session, self._seconds)
 
     def record_end(self, failure: FailureRecord | None) -> bool:
         """Record how the training function ended; return whether the run has ended with it.

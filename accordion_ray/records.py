@@ -85,6 +85,28 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a session has counted at some moment since the run began."""
+
+    bytes: Bytes = field(default_factory=Bytes)
+    steps: int = 0
+    skipped_steps: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By phase, since `attach`."""
+
+    def since(self, before: Totals) -> Totals:
+        """Return what was counted after another moment."""
+        mine, theirs = self.bytes.model_dump(), before.bytes.model_dump()
+        return replace(
+            self,
+            bytes=Bytes(**{name: value - theirs[name] for name, value in mine.items()}),
+            steps=self.steps - before.steps,
+            skipped_steps=self.skipped_steps - before.skipped_steps,
+            seconds={phase: value - before.seconds.get(phase, 0.0) for phase, value in self.seconds.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndedEpoch:
     """An epoch that has ended on all ranks."""
 
@@ -95,6 +117,8 @@ class EndedEpoch:
     """The switch to what is in force from now on."""
     lr: float
     """Learning rate of its last step."""
+    totals: Totals
+    """What the session had counted at its end."""
 
 
 def started_record(attached: Attached, history: Iterable[Record]) -> Started:
@@ -139,28 +163,6 @@ def is_last_failure(history: Iterable[Record], max_failures: int) -> bool:
     """
     count = sum(isinstance(record.payload, FailureRecord) for record in history)
     return 0 <= max_failures <= count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What a session has counted at some moment since the run began."""
-
-    bytes: Bytes = field(default_factory=Bytes)
-    steps: int = 0
-    skipped_steps: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """By phase, since `attach`."""
-
-    def since(self, before: Totals) -> Totals:
-        """Return what was counted after another moment."""
-        mine, theirs = self.bytes.model_dump(), before.bytes.model_dump()
-        return replace(
-            self,
-            bytes=Bytes(**{name: value - theirs[name] for name, value in mine.items()}),
-            steps=self.steps - before.steps,
-            skipped_steps=self.skipped_steps - before.skipped_steps,
-            seconds={phase: value - before.seconds.get(phase, 0.0) for phase, value in self.seconds.items()},
-        )
 
 
 def totals_of(session: Session, seconds: Mapping[str, float]) -> Totals:

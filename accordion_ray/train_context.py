@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ray
+
 from accordion.training_warnings import TrainingWarning
 from accordion_ray.errors import AttachError
 from workers.ray_train import RAY_SERIES
@@ -27,6 +29,8 @@ class TrainRun:
     """Directory of the run in that filesystem."""
     max_failures: int
     """Restarts that `FailureConfig` allows; -1 for any number."""
+    node: str = ""
+    """Ray's id of the node that this worker runs on."""
 
 
 def current_run() -> TrainRun:
@@ -46,6 +50,7 @@ def current_run() -> TrainRun:
         filesystem=storage.storage_filesystem,
         path=str(storage.experiment_fs_path),
         max_failures=context.train_run_context.run_config.failure_config.max_failures,
+        node=ray.get_runtime_context().get_node_id(),
     )
 
 

@@ -186,6 +186,28 @@ def test_an_epoch_that_was_saved_but_not_reported_is_recorded_with_the_next_step
     assert [one.step for one in trained.recorded(EpochRecord)] == [2]
 
 
+def test_an_epoch_of_a_given_length_has_the_metrics_of_its_report(cluster: FakeCluster, tmp_path: Path) -> None:
+    trained = Trained(cluster, tmp_path, length=2)
+    trained.steps(1)
+    trained.epochs.begin_report({"warmup": 1.0, "loss": 3.0})
+    trained.steps(1)
+    trained.epochs.begin_report({"loss": 0.5})
+    trained.steps(3)
+    epochs = trained.recorded(EpochRecord)
+    assert [one.metrics for one in epochs] == [{"warmup": 1.0, "loss": 0.5}, {}]
+    assert [one.samples for one in epochs] == [16, 16]
+    trained.run.close()
+
+
+def test_the_last_epoch_of_a_given_length_is_recorded_when_training_ends(cluster: FakeCluster, tmp_path: Path) -> None:
+    trained = Trained(cluster, tmp_path, length=2)
+    trained.steps(2)
+    assert trained.recorded(EpochRecord) == []
+    trained.epochs.record_ended()
+    assert [one.step for one in trained.recorded(EpochRecord)] == [2]
+    trained.run.close()
+
+
 def test_epochs_of_a_given_length_end_without_reports(cluster: FakeCluster, tmp_path: Path) -> None:
     trained = Trained(cluster, tmp_path, length=2)
     trained.steps(5)
