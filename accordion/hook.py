@@ -84,6 +84,15 @@ class Hook:
         # Only DDP's Python reducer needs this list, and it is refused; copies of the module would hold it.
         getattr(module, "_comm_hooks", []).clear()
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether the gradients of a step were exchanged since the last step boundary."""
+        self._runner.check()
+        return self._seen is not None
+
+    def remove(self) -> None:
+        """Do nothing: a DDP module keeps its hook as long as it exists."""
+
     def take_word(self) -> Tensor:
         """The control word of the step's backward, averaged over the workers.
 

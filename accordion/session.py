@@ -141,7 +141,7 @@ class Session:
         steps = self._optimizer_steps
         self._coordinator.require_equal((self._config, self.layers, {"overlap": overlap, "step": steps.mode}))
         if isinstance(module, DistributedDataParallel):
-            self._hook: Hook | SingleProcessHook = Hook(
+            self.hook: Hook | SingleProcessHook = Hook(
                 module,
                 self._engine,
                 self._raise_now,
@@ -150,7 +150,7 @@ class Session:
                 overlap=overlap,
             )
         else:
-            self._hook = SingleProcessHook(
+            self.hook = SingleProcessHook(
                 module,
                 self._engine,
                 self._raise_now,
@@ -177,7 +177,7 @@ class Session:
 
         What passes beside the backward pass is not in it.
         """
-        return self._hook.waited_s + self._network.seconds
+        return self.hook.waited_s + self._network.seconds
 
     def request(self, word: Word) -> None:
         """Raise a word: at the end of the next step that starts, all workers see it. Any rank, any thread."""
@@ -220,7 +220,7 @@ class Session:
     def pass_boundary(self) -> StepResult:
         """Do what belongs to the boundary between two steps, and raise as `step`; the followed optimizer calls this."""
         check_rate_known(self._config, self.lr, self._optimizer_steps.rate())
-        announced = raised(self._hook.take_word())
+        announced = raised(self.hook.take_word())
         self._requested -= self._in_flight
         taken = Word.NOT_FINITE not in announced
         self._settle(taken=taken)
@@ -323,7 +323,7 @@ class Session:
 
     def _settle(self, *, taken: bool) -> None:
         if taken:
-            self._engine.keep(self._hook.unused())
+            self._engine.keep(self.hook.unused())
             self._engine.commit()
             self._skipped_in_a_row = 0
         else:

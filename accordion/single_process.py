@@ -54,7 +54,13 @@ class SingleProcessHook:
         observe = partial(_observe, weakref.ref(self))
         layers: Iterable[tuple[str, Any]] = self._layers.items()  # torch does not type the method
         handles = [p.register_post_accumulate_grad_hook(partial(observe, name)) for name, p in layers]
-        weakref.finalize(self, _remove, handles)
+        self.remove = weakref.finalize(self, _remove, handles)
+        """Stops following the module, so that another session can."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there was a backward pass since the last step boundary."""
+        return bool(self._accumulated)
 
     def observe(self, name: str, parameter: Tensor) -> None:
         """See what has accumulated of a layer's gradient."""

@@ -7,6 +7,7 @@ session = attach_accelerator(accelerator, config, model=model, optimizer=optimiz
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from accordion.config import Config
 from accordion.errors import HookError
-from accordion.integrations.common import GatheredState, distributed_module
+from accordion.integrations.common import distributed_module, load_state, save_state
 from accordion.session import Session, attach
 
 _SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_XPU", "MULTI_HPU", "MULTI_MLU", "MULTI_MUSA")
@@ -26,10 +27,14 @@ def attach_accelerator(
 ) -> Session:
     """Compress the gradients of a model that `accelerator.prepare` returned.
 
-    The session follows `optimizer.step()`, and `accelerator.save_state` and `load_state` save and load
-    its state, also with another number of processes. Call this before `load_state`. To report epochs,
-    call `session.end_epoch`; otherwise use windows counted in steps. `options` are those of
-    `accordion.attach`.
+    The session follows `optimizer.step()`. `accelerator.save_state` adds its state to the checkpoint's
+    folder as `accordion.pt`, and `load_state` loads it, also with another number of processes. Call
+    this before `load_state`. A checkpoint without the file is loaded with a warning, and one with it
+    also without Accordion. Every process has to call `accelerator.save_state`, as Accelerate asks for:
+    under `if accelerator.is_main_process:` it waits for the others for ever.
+
+    To report epochs, call `session.end_epoch`; otherwise use windows counted in steps. `options` are
+    those of `accordion.attach`.
 
     Raises:
         HookError: the strategy is not DistributedDataParallel, the model is not prepared, or `attach`
@@ -44,8 +49,19 @@ def attach_accelerator(
     module = distributed_module(model, way_out="call accelerator.prepare(model, optimizer) first")
     scaler = accelerator.scaler
     session = attach(module, config, optimizer=optimizer, scaler=scaler, step="optimizer", **options)
-    accelerator.register_for_checkpointing(GatheredState(session))
+    _follow_checkpoints(accelerator, session)
     return session
+
+
+def _follow_checkpoints(accelerator: Any, session: Session) -> None:
+    def save(models: object, weights: object, folder: str) -> None:  # noqa: ARG001
+        save_state(session, Path(folder))
+
+    def load(models: object, folder: str) -> None:  # noqa: ARG001
+        load_state(session, Path(folder))
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
 
 
 def check_strategy(accelerator: Any) -> None:

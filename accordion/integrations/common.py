@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,21 +18,6 @@ from accordion.training_warnings import TrainingWarning
 
 STATE_FILE = "accordion.pt"
 """File in a framework's checkpoint folder that contains the states of all workers."""
-
-
-class GatheredState:
-    """A session's state, for frameworks that call `state_dict` on all ranks and write on rank 0 only."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of all workers on rank 0, and an empty dict on other ranks."""
-        return self._session.gather_state_dict() or {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the states of all workers; the number of workers may have changed."""
-        self._session.load_state_dict(state)
 
 
 class EpochReports:
@@ -97,10 +80,11 @@ def save_state(session: Session, folder: Path) -> None:
     unfinished.replace(folder / STATE_FILE)
 
 
-def load_state(session: Session, folder: Path) -> None:
+def load_state(session: Session, folder: Path, *, way_out: str = "") -> None:
     """Load the states of all workers from a checkpoint folder; every worker calls this.
 
-    If the checkpoint has none, a warning says that residuals and decisions start from the beginning.
+    If the checkpoint has none, a warning says that residuals and decisions start from the beginning;
+    `way_out` ends its sentence.
 
     Raises:
         StateError: only some workers find the file, or the states are not of this model.
@@ -110,15 +94,15 @@ def load_state(session: Session, folder: Path) -> None:
     missing = [rank for rank, flag in enumerate(found) if not flag]
     if len(missing) == len(found):
         warnings.warn(
-            f"{path} does not exist: residuals and decisions of Accordion start from the beginning; if it "
-            "is elsewhere, name its folder in AccordionCallback(..., resume_from=)",
+            f"{path} does not exist: residuals and decisions of Accordion start from the beginning{way_out}",
             TrainingWarning,
             stacklevel=3,
         )
     elif missing:
         raise StateError(f"{path} does not exist on ranks {missing}, but on others; copy it to all nodes")
     else:
-        session.load_state_dict(torch.load(path, weights_only=True))
+        # Mapped into memory, since the file contains the residuals of all workers, of which this reads one.
+        session.load_state_dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
 
 
 def _gather_flags(*, flag: bool) -> list[bool]:

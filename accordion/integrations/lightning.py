@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion.config import Config
 from accordion.errors import HookError, MissingFrameworkError
-from accordion.integrations.common import EpochReports, GatheredState, training_metrics
+from accordion.integrations.common import EpochReports, training_metrics
 from accordion.session import Session, attach
+from accordion.training_warnings import TrainingWarning
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -41,17 +43,21 @@ _Callback: Any = _import_lightning().Callback
 class AccordionCallback(_Callback):
     """Compresses a trainer's gradients, logs bytes and decisions, and saves its state in every checkpoint.
 
-    `fit(ckpt_path=...)` restores the state, also with another number of processes. `options` are those
-    of `accordion.attach`.
+    `fit(ckpt_path=...)` restores the state, also with another number of processes. Another `fit` of the
+    same trainer goes on with the state of the one before; a new trainer starts from the beginning.
+    `options` are those of `accordion.attach`.
 
     `on_train_start` raises HookError if the strategy is neither DDP nor a single device, or if there is
-    not exactly one optimizer.
+    not exactly one optimizer. `on_before_optimizer_step` raises it under DDP if no gradients were
+    exchanged, as after a `training_step` that returned None; on a single device such a step is left out.
     """
 
     def __init__(self, config: Config, **options: Any) -> None:
         self._config = config
         self._options = options
         self._saved: Mapping[str, Any] | None = None
+        self._is_interrupted = False
+        """Whether an exception ends training on this worker, and perhaps on no other."""
         self.session: Session | None = None
         """The session of the run; None before `fit`."""
 
@@ -59,6 +65,7 @@ class AccordionCallback(_Callback):
         """Attach to the model that the strategy has wrapped by now."""
         check_trainer(trainer)
         [optimizer] = trainer.optimizers
+        self._keep_state(trainer)
         # Lightning runs the backward pass inside `optimizer.step`, so the session cannot follow that call.
         session = attach(
             trainer.strategy.model,
@@ -71,7 +78,7 @@ class AccordionCallback(_Callback):
         self._epochs = EpochReports(session, self._config, optimizer, epoch=trainer.current_epoch)
         if self._saved is not None:
             session.load_state_dict(self._saved)
-        self._saved, self.session = None, session
+        self._saved, self._is_interrupted, self.session = None, False, session
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """End the session's epoch before."""
@@ -79,8 +86,15 @@ class AccordionCallback(_Callback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:  # noqa: ARG002
         """Pass the step boundary after the backward pass, before gradients are clipped."""
-        if self.session is not None:
+        if self.session is None:
+            return
+        if self.session.hook.has_gradients:
             self.session.step()
+        elif isinstance(trainer.strategy.model, DistributedDataParallel):
+            raise HookError(
+                "no gradients were exchanged before the optimizer's step; under DDP, training_step() has to "
+                "return a loss on all workers (return 0.0 * loss to leave a batch out)"
+            )
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002
         """Log the session's metrics as often as the trainer logs."""
@@ -89,11 +103,39 @@ class AccordionCallback(_Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all workers on rank 0, which writes the checkpoint; every worker calls this."""
-        return {} if self.session is None else GatheredState(self.session).state_dict()
+        session = self.session
+        if session is None:
+            return {}
+        if self._is_interrupted and session.world_size > 1:
+            warnings.warn(
+                "a checkpoint that is saved after an exception has no state of Accordion, because other "
+                "workers may go on training; resume from it starts with residuals of 0",
+                TrainingWarning,
+                stacklevel=2,
+            )
+            return {}
+        return session.gather_state_dict() or {}
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Stop following the model, which may be trained again."""
+        if self.session is not None:
+            self.session.hook.remove()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """Keep checkpoints that are saved after the exception from waiting for other workers."""
+        self._is_interrupted = True
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Keep a checkpoint's state until training starts."""
         self._saved = state_dict
+
+    def _keep_state(self, trainer: Any) -> None:
+        """Detach the session of an earlier `fit`; keep its state if this `fit` continues it."""
+        if self.session is None:
+            return
+        self.session.hook.remove()
+        if self._saved is None and trainer.global_step > 0:
+            self._saved = self.session.state_dict()
 
 
 def check_trainer(trainer: Any) -> None:

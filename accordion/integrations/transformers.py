@@ -7,6 +7,8 @@ trainer.train()
 
 from __future__ import annotations
 
+import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from accordion.config import Config
 from accordion.errors import HookError, MissingFrameworkError
 from accordion.integrations.accelerate import check_strategy
 from accordion.integrations.common import (
+    STATE_FILE,
     EpochReports,
     distributed_module,
     load_state,
@@ -21,6 +24,7 @@ from accordion.integrations.common import (
     training_metrics,
 )
 from accordion.session import Session, attach
+from accordion.training_warnings import TrainingWarning
 
 try:
     from transformers import TrainerCallback
@@ -30,12 +34,16 @@ except ImportError as error:
     ) from error
 
 
+_OTHER_FOLDER = "; name the trainer's checkpoint folder in AccordionCallback(..., resume_from=)"
+
+
 class AccordionCallback(TrainerCallback):
     """Compresses a trainer's gradients, logs bytes and decisions, and saves its state in every checkpoint.
 
-    A resumed run loads the state from the trainer's checkpoint folder, also with another number of
-    processes. If that is not `checkpoint-STEP` in `output_dir`, give it as `resume_from`. `options` are
-    those of `accordion.attach`.
+    A resumed run loads the state from `checkpoint-STEP` in `output_dir`, or from the folder that
+    `TrainingArguments(resume_from_checkpoint=)` names, also with another number of processes. If the
+    trainer resumes from another folder, give it as `resume_from`. `options` are those of
+    `accordion.attach`.
 
     `on_train_begin` raises HookError if the strategy is not DistributedDataParallel, if checkpoints are
     saved on each node, or on the second `train()` of a trainer.
@@ -65,7 +73,9 @@ class AccordionCallback(TrainerCallback):
         session = attach(module, self._config, optimizer=optimizer, scaler=scaler, step="optimizer", **self._options)
         self._epochs = EpochReports(session, self._config, optimizer, epoch=int(state.epoch or 0))
         if state.global_step > 0:
-            load_state(session, self._folder(args, state, resumed=True))
+            folder = self._find_resumed(args, state)
+            _warn_of_other_step(folder, state.global_step)
+            load_state(session, folder, way_out=_OTHER_FOLDER)
         self.session = session
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -81,12 +91,35 @@ class AccordionCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Save the session's state in the checkpoint that the trainer has just written."""
         if self.session is not None and not args.save_only_model:
-            save_state(self.session, self._folder(args, state))
+            save_state(self.session, _checkpoint_folder(args, state))
 
-    def _folder(self, args: Any, state: Any, *, resumed: bool = False) -> Path:
-        if resumed and (given := self._resume_from or args.resume_from_checkpoint):
+    def _find_resumed(self, args: Any, state: Any) -> Path:
+        """Return the folder of the checkpoint that the trainer has loaded, as far as it can be known."""
+        if self._resume_from is not None:
+            return Path(self._resume_from)
+        usual, given = _checkpoint_folder(args, state), args.resume_from_checkpoint
+        # Scripts also put the argument of `train()` there: True, or "True" from a command line.
+        if isinstance(given, str) and not (usual / STATE_FILE).is_file() and Path(given).is_dir():
             return Path(given)
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        return usual
+
+
+def _checkpoint_folder(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _warn_of_other_step(folder: Path, step: int) -> None:
+    try:
+        saved = json.loads((folder / "trainer_state.json").read_text()).get("global_step")
+    except (OSError, ValueError):
+        return
+    if saved != step:
+        warnings.warn(
+            f"the trainer resumed at step {step}, but Accordion's state comes from {folder}, which was "
+            f"saved at step {saved}{_OTHER_FOLDER}",
+            TrainingWarning,
+            stacklevel=3,
+        )
 
 
 __all__ = ["AccordionCallback"]

@@ -25,7 +25,7 @@ class _Counted:
 
     def __init__(self, session):
         self.calls, self.allowed = Counter(), 0
-        self._network = session._hook._exchange_network
+        self._network = session.hook._exchange_network
         self._answer = self._network.answer
         self._network.answer = self._asked
         self._originals = [(home, name, getattr(home, name)) for home, name in COLLECTIVES]
@@ -59,7 +59,7 @@ def _counts(rank):
             worker = trial(rank, Way(ddp={"bucket_cap_mb": 0.02}), method, rung=level.name)
             worker.step(0)
             worker.step(1)
-            hook, buckets = worker.session._hook, []
+            hook, buckets = worker.session.hook, []
             inner = hook._exchange
             hook._exchange = lambda *a, inner=inner, buckets=buckets, **k: (buckets.append(1), inner(*a, **k))[1]
             in_place, dense = [], hook._reduce_in_place

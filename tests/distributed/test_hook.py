@@ -56,8 +56,8 @@ def test_method_none_equals_plain_ddp_within_the_order_of_addition_at_three_work
 def _many_buckets(rank, method, cap):
     ddp, session = small.start(method, bucket_cap_mb=cap, window=1)
     buckets = []
-    inner = session._hook._engine.observe
-    session._hook._engine.observe = lambda layers: (buckets.append(session.steps), inner(layers))
+    inner = session.hook._engine.observe
+    session.hook._engine.observe = lambda layers: (buckets.append(session.steps), inner(layers))
     for epoch in range(3):
         small.train(session, ddp, rank, range(4 * epoch, 4 * epoch + 4))
         session.end_epoch(lr=0.1, next_lr=0.1)

@@ -86,7 +86,7 @@ def _gradients_of(rank, method, rung):
         raw.append({name: parameter.grad.clone() for name, parameter in twin.named_parameters()})
         small.backward(ddp, rank, step)
         averaged.append({n: p.grad.clone() for n, p in zip(names, ddp.module.parameters(), strict=True)})
-        session._settle(taken=True) if session._hook.take_word() is not None else None
+        session._settle(taken=True) if session.hook.take_word() is not None else None
         ddp.zero_grad()
     return raw, averaged
 

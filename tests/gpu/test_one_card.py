@@ -45,7 +45,7 @@ def _on_nccl(rank: int, method: str, card: torch.device, backend: str | None) ->
     dist.destroy_process_group()
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     parameters, session = _train(rank, method, card)
-    return parameters, isinstance(session._hook._runner, OnStream)
+    return parameters, isinstance(session.hook._runner, OnStream)
 
 
 @pytest.mark.parametrize("method", METHODS)

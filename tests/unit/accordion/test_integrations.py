@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +109,111 @@ def test_a_second_run_of_a_trainer_of_transformers_is_refused():
     callback.on_train_begin(arguments, state, None)
     with pytest.raises(HookError, match="create another Trainer"):
         callback.on_train_begin(arguments, state, None)
+
+
+@pytest.mark.parametrize("given", [None, True, "True", "checkpoint-1"])
+def test_a_resumed_trainer_of_transformers_takes_the_state_of_its_own_step(tmp_path, monkeypatch, given):
+    """The argument may be `True`, or name another checkpoint than the one that `train()` resumed."""
+    monkeypatch.chdir(tmp_path)
+    for step in (1, 2):
+        _, _, saved, _ = small_session(Window(steps=2))
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        saved.steps = step
+        save_state(saved, folder)
+    callback, arguments, state = transformers_run()
+    arguments.output_dir, arguments.resume_from_checkpoint, state.global_step = str(tmp_path), given, 2
+    callback.on_train_begin(arguments, state, None)
+    assert callback.session.steps == 2
+
+
+def test_the_state_of_another_step_than_the_trainers_is_warned_of(tmp_path):
+    _, _, saved, _ = small_session(Window(steps=2))
+    save_state(saved, tmp_path)
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 100}))
+    callback, arguments, state = transformers_run()
+    arguments.output_dir, arguments.resume_from_checkpoint, state.global_step = "elsewhere", str(tmp_path), 500
+    with pytest.warns(TrainingWarning, match="resumed at step 500.*saved at step 100"):
+        callback.on_train_begin(arguments, state, None)
+
+
+def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None):
+    """Train on one device for epochs of four batches; leave the batch `skipped` out."""
+    lightning = importlib.import_module("accordion.integrations.lightning")._import_lightning()
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def training_step(self, batch, index):
+            return None if index == skipped else self.layer(batch).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = trainer or lightning.Trainer(accelerator="cpu", devices=1, callbacks=[callback], **quiet)
+    trainer.fit_loop.max_epochs = epochs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module or Module(), torch.utils.data.DataLoader(torch.ones(8, 8), batch_size=2))
+    return trainer
+
+
+def lightning_callback():
+    config = Config(detector=DetectorConfig(window=Window(steps=2)))
+    return importlib.import_module("accordion.integrations.lightning").AccordionCallback(config)
+
+
+def test_a_batch_that_lightning_leaves_out_is_no_step():
+    callback = lightning_callback()
+    lightning_fit(callback, skipped=1)
+    assert callback.session.steps == 3
+
+
+def test_a_trainer_of_lightning_that_goes_on_keeps_the_state():
+    callback = lightning_callback()
+    trainer = lightning_fit(callback)
+    first = callback.session
+    lightning_fit(callback, trainer=trainer, module=trainer.lightning_module, epochs=3)
+    assert callback.session is not first
+    assert (first.steps, callback.session.steps, callback.session.epoch) == (4, 12, 2)
+
+
+def test_another_trainer_of_lightning_trains_a_module_again():
+    module = lightning_fit(lightning_callback()).lightning_module
+    callback = lightning_callback()
+    lightning_fit(callback, module=module)
+    assert callback.session.steps == 4
+
+
+def test_a_checkpoint_after_an_exception_does_not_wait_for_other_workers(monkeypatch):
+    callback = lightning_callback()
+    _, _, callback.session, _ = small_session(Window(steps=2))
+    callback.session.world_size = 2
+    monkeypatch.setattr(callback.session, "gather_state_dict", lambda: pytest.fail("it waits"))
+    callback.on_exception(None, None, ValueError())
+    with pytest.warns(TrainingWarning, match="saved after an exception"):
+        assert callback.state_dict() == {}
+
+
+def test_checkpoints_of_accelerate_can_be_read_with_and_without_accordion(tmp_path):
+    accelerate = importlib.import_module("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = torch.nn.Linear(8, 8)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    accelerator.save_state(str(tmp_path / "before"))
+    session = attach_accelerator(accelerator, Config(), model=model, optimizer=optimizer)
+    with pytest.warns(TrainingWarning, match="start from the beginning"):
+        accelerator.load_state(str(tmp_path / "before"))
+    session.steps = 7
+    accelerator.save_state(str(tmp_path / "after"))
+    session.steps = 0
+    accelerator.load_state(str(tmp_path / "after"))
+    assert session.steps == 7
+    accelerator._load_model_state_pre_hook.clear()
+    accelerator.load_state(str(tmp_path / "after"))
 
 
 def test_the_start_of_an_epoch_ends_the_one_before_at_its_rate():
