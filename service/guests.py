@@ -1,4 +1,4 @@
-"""Follows guest runs: Ray Train scripts that registered with the Accordion actor and run without a supervisor."""
+"""Follows guest runs: Ray Train scripts that registered with the Accordion actor."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ from typing import assert_never
 
 import structlog
 
+from service.deadlines import Deadlines
 from service.domain.actions import Follow
-from service.domain.guests import Close, MarkLost, Silence, SilenceLimits, next_guest_action
-from service.domain.jobs import Status
+from service.domain.guests import (
+    Close,
+    MarkLost,
+    MarkStalled,
+    SeenGuest,
+    SilenceLimits,
+    SilenceTimer,
+    next_guest_action,
+)
+from service.domain.jobs import Reason, Status
 from service.order_delivery import OrderDelivery
 from service.report_drain import ReportDrain
 from service.settings import Settings
 from service.store.intake import cursor_of, holds_news
 from service.store.models import JobRow
 from service.store.repository import Repository
-from workers.contract import EndRecord, Guest
+from workers.contract import Drained, EndRecord, Guest
 
 _log = structlog.get_logger()
 
 
 class GuestRuns:
-    """Inserts rows for guest runs, stores what they report, and notices which ones fell silent.
+    """Inserts rows for guest runs, stores what they report, and detects silent and stalled runs.
 
-    They are never started, placed, resized or queued: their processes belong to Ray Train, and the resources that these
-    use count as use by other programs.
+    They are never started, placed, resized or queued: their processes belong to Ray Train, and
+    the resources that these use count as use by other programs.
     """
 
     def __init__(
@@ -35,6 +44,7 @@ class GuestRuns:
         *,
         reports: ReportDrain,
         settings: Settings,
+        clock: Callable[[], float],
         passed: Callable[[], float],
     ) -> None:
         self._repository = repository
@@ -44,11 +54,16 @@ class GuestRuns:
         self._reports = reports
         self._passed = passed
         self._limits = SilenceLimits(lost_s=settings.guest_lost_s, closed_s=settings.guest_closed_s)
-        self._silence = Silence(settings.lease_s)
+        self._silence = SilenceTimer(settings.lease_s)
+        """Seconds without a sign of life: a run enlists every few seconds, whatever it does."""
+        self._idleness = SilenceTimer(settings.lease_s)
+        """Seconds without a report."""
+        self._deadlines = Deadlines(clock=clock, passed=passed, longest_s=settings.guest_closed_s)
+        self._closed_in_s = max(0.0, self._limits.closed_s - self._limits.lost_s)
         self._registered: dict[str, Guest] = {}
         """Guest runs at the last look, by job id."""
         self._ended_at: dict[str, float] = {}
-        """When an ended run was first seen among the registered ones, by job id; monotonic clock."""
+        """When an ended run was first seen registered, by job id; monotonic clock."""
 
     def refresh_registered(self, token: int) -> None:
         """Insert rows for new guest runs, and let the cluster forget those that are over.
@@ -58,44 +73,68 @@ class GuestRuns:
         """
         guests = {guest.job_id: guest for guest in self._runtime.guests()}
         known = self._repository.known(guests)
-        ended = known - self._repository.unfinished_ids() if known else set()
-        self._registered = {job_id: guest for job_id, guest in self._registered.items() if job_id in guests}
+        unfinished = self._repository.unfinished_ids()
+        ended = known - unfinished
+        for followed in (self._silence, self._idleness, self._deadlines):
+            followed.keep_only(unfinished)
+        self._registered = {id_: guest for id_, guest in self._registered.items() if id_ in guests}
         for job_id in guests.keys() - ended:
             self._register(guests[job_id], token)
         self._forget_ended(ended)
 
     def follow(self, job: JobRow, token: int) -> None:
-        """Store what the run reports, notice its silence or end, and hand it new orders.
+        """Store what the run reports, detect its silence or end, and deliver new orders.
 
         Raises:
             RuntimeUnavailable: the cluster does not answer.
         """
         drained = self._reports.take(job)
-        heard = holds_news(job, drained)
-        answered = job.id in self._reports.answered
-        silent_s = self._silence.note_turn(job.id, answered=answered, heard=heard, now=self._passed())
-        end = next((record.payload for record in drained.records if isinstance(record.payload, EndRecord)), None)
+        has_news = holds_news(job, drained) or self._is_found(job, drained)
+        seen = self._observe(job, drained, has_news=has_news)
+        payloads = (record.payload for record in drained.records)
+        end = next((payload for payload in payloads if isinstance(payload, EndRecord)), None)
         if end is not None:
             self._finish(job, end, token)
             return
-        if heard and self._ledger.take_over(job, token, drained):
+        if has_news and self._ledger.take_over(job, token, drained):
             self._reports.mark_stored(job.id)
-        match next_guest_action(Status(job.status), silent_s, self._limits):
+        match next_guest_action(seen, self._limits):
             case Follow():
                 self._orders.deliver(job, drained.orders_version, token)
             case MarkLost(message):
-                self._ledger.mark_lost(job, token, message=message)
+                self._ledger.mark_lost(job, token, message=message, left_s=self._closed_in_s)
+            case MarkStalled():
+                self._ledger.mark_stalled(job, token, idle_s=seen.idle_s)
             case Close(message):
                 self._finish(job, EndRecord(status="FAILED", reason="LOST", message=message), token)
             case action:
                 assert_never(action)
+
+    def _observe(self, job: JobRow, drained: Drained, *, has_news: bool) -> SeenGuest:
+        now, news = self._passed(), 0.0 if has_news else None
+        responded = job.id in self._reports.answered
+        life = drained.silent_s if news is None else news
+        deadline = self._deadlines.of(job)
+        return SeenGuest(
+            status=Status(job.status),
+            reason=Reason(job.reason),
+            silent_s=self._silence.update(job.id, responded=responded, at_most_s=life, now=now),
+            idle_s=self._idleness.update(job.id, responded=responded, at_most_s=news, now=now),
+            is_overdue=deadline is not None and now >= deadline,
+        )
+
+    def _is_found(self, job: JobRow, drained: Drained) -> bool:
+        """Return whether a run that was lost gives a sign of life."""
+        silent_s = drained.silent_s
+        is_alive = silent_s is not None and silent_s < self._limits.lost_s
+        return is_alive and job.status == Status.LOST
 
     def _register(self, guest: Guest, token: int) -> None:
         if self._registered.get(guest.job_id) == guest:
             return
         try:
             is_stored = self._ledger.register_guest(guest, token)
-        except Exception:  # noqa: BLE001  # one run that cannot be stored must not stop the scheduler
+        except Exception:  # noqa: BLE001  # one run must not stop the scheduler
             _log.exception("guest run not registered", job_id=guest.job_id)
             return
         if is_stored:
@@ -105,13 +144,13 @@ class GuestRuns:
     def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:
         if self._ledger.finish(job, token, end=end, drained=self._reports.unstored(job)):
             self._reports.mark_stored(job.id)
-            self._silence.forget(job.id)
             _log.info("guest run ended", job_id=job.id, status=end.status)
 
     def _forget_ended(self, job_ids: Iterable[str]) -> None:
-        """Confirm the last records of ended runs, and let the cluster forget each run after a while.
+        """Confirm the last records of ended runs, and have the cluster forget each run later.
 
-        A run that waits for the confirmation of its end would send all of it again to an actor that has forgotten it.
+        A run that waits for the confirmation of its end would send everything again to an actor
+        that has forgotten it.
         """
         now = self._passed()
         self._ended_at = {job_id: self._ended_at.get(job_id, now) for job_id in job_ids}

@@ -86,7 +86,9 @@ FAMILIES: Mapping[str, _Family] = {
     "accordion_group_level": _Family("gauge", "1 for the lightest level in force in a layer group."),
     "accordion_group_change_ratio": _Family("gauge", "Relative change of the gradient norm at the newest comparison."),
     "accordion_group_gradient_norm": _Family("gauge", "Norm of the mean raw gradient over the newest closed window."),
-    "accordion_jobs": _Family("gauge", "Jobs by state, the ended ones included."),
+    "accordion_jobs": _Family(
+        "gauge", "Jobs by state, the ended ones included, without guest runs (accordion_guests)."
+    ),
     "accordion_guests": _Family("gauge", "Guest runs by state, the ended ones included."),
     "accordion_queue_jobs": _Family("gauge", "Jobs that wait."),
     "accordion_scheduler_heartbeat_timestamp_seconds": _Family("gauge", "When the scheduler last renewed its lease."),

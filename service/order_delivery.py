@@ -1,4 +1,4 @@
-"""Hands what people want of a running job to the cluster."""
+"""Delivers the desired state of running jobs to the cluster."""
 
 from __future__ import annotations
 

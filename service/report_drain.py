@@ -30,9 +30,9 @@ class ReportDrain:
         """Ids of the jobs that the cluster answered for in this turn."""
 
     def drain_all(self, cursors: Mapping[str, Cursor]) -> None:
-        """Drain these jobs in one call: a call per job saturated the Accordion actor at 240 jobs."""
+        """Drain these jobs in one call; a call per job saturates the Accordion actor at 240 jobs."""
         for job_id, drained in self._drained.items():
-            # Output is delivered only once, and this job was not processed because the lease was lost.
+            # Output is delivered only once; the job was not processed because the lease was lost.
             self._unstored.add(job_id, drained)
         self._drained = dict.fromkeys(cursors, Drained())
         self.answered = frozenset()
@@ -65,7 +65,7 @@ class ReportDrain:
         return self._unstored.of(job.id)
 
     def history(self, job: JobRow) -> Drained:
-        """Return all that is known of the job: records that were lost on the way come from its storage."""
+        """Return all that is known of the job, with records from its storage that were lost."""
         kept = self.unstored(job)
         history = self._runtime.history(job.id, self._storage_of(job.id))
         records = {place(record): record for record in (*history.records, *kept.records)}

@@ -78,7 +78,7 @@ class Scheduler:
         self._reports = ReportDrain(runtime, settings.storage_of)
         self._orders = OrderDelivery(runtime, self._ledger)
         self._guests = GuestRuns(
-            self._repository, self._orders, reports=self._reports, settings=settings, passed=passed
+            self._repository, self._orders, reports=self._reports, settings=settings, clock=clock, passed=passed
         )
         longest_s = max(settings.start_timeout_s, settings.cancel_grace_s)
         self._deadlines = Deadlines(clock=clock, passed=passed, longest_s=longest_s)

@@ -77,10 +77,10 @@ class Settings(BaseSettings):
     patience_s: float = Field(default=5.0, ge=0)
     """How long a supervisor may be out of sight, as while Ray restarts it, until its attempt counts as lost."""
     guest_lost_s: float = Field(default=60.0, gt=0)
-    """Seconds without a report until a guest run is shown as LOST. It reports every few seconds while it trains;
-    Ray Train takes 12 s to replace a worker, and about 70 s to replace a node."""
+    """Seconds without a sign of life until a guest run is LOST, and without a step until that is shown. It gives one
+    every few seconds; Ray Train takes 12 s to replace a worker, and about 70 s to replace a node."""
     guest_closed_s: float = Field(default=86_400.0, gt=0)
-    """Seconds without a report until a LOST guest run counts as FAILED; until then it may come back."""
+    """Seconds without a sign of life until a LOST guest run counts as FAILED; until then it may come back."""
     lease_s: float = Field(default=3.0, gt=0)
     """How long a scheduler that died keeps its successor waiting."""
     drain_interval_s: float = Field(default=0.25, gt=0)

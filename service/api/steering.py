@@ -50,7 +50,9 @@ def resume(job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMa
 
 @router.post("/cancel", status_code=202)
 def cancel(job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None) -> JobView:
-    """Cancel a job: at once where nothing runs, else its workers save their state and stop. Repeating is harmless."""
+    """Cancel a job: at once where nothing runs, else its workers save their state and stop. Of guest runs, only a LOST
+    one can be cancelled, which closes it here at once. Repeating is harmless.
+    """
     steering = Steering(parts.database, parts.clock)
     return _answer(steering.cancel(job_id, _check(if_match), grace_s=parts.settings.cancel_grace_s), response)
 

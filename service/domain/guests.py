@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 from service.domain.actions import Follow
-from service.domain.jobs import Status
+from service.domain.jobs import Reason, Status
 
 _ID_CHARS = 6
 _MAX_NAME = 63 - _ID_CHARS - 1
@@ -15,14 +15,19 @@ _MAX_NAME = 63 - _ID_CHARS - 1
 
 @dataclass(frozen=True, slots=True)
 class MarkLost:
-    """The run has been silent for too long: show that."""
+    """Set the run to LOST: it gave no sign of life for too long."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
+class MarkStalled:
+    """Show that the run is alive and has made no step for a while."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
-    """The run has been lost for so long that it counts as over."""
+    """End the run as FAILED: it has been LOST for too long."""
 
     message: str
 
@@ -32,38 +37,64 @@ class SilenceLimits:
     """How long a guest run may be silent."""
 
     lost_s: float
-    """Seconds until it is shown as lost."""
+    """Seconds without a sign of life until it is LOST, and without a step until that is shown."""
     closed_s: float
-    """Seconds until it counts as over."""
+    """Seconds without a sign of life until it is FAILED."""
 
 
-def next_guest_action(status: Status, silent_s: float, limits: SilenceLimits) -> Follow | MarkLost | Close:
-    """Decide what to do about a guest run that has not ended and has been silent for `silent_s` seconds."""
-    if status is Status.LOST and silent_s >= limits.closed_s:
-        return Close(
-            f"it has not reported for {limits.closed_s:g} s (ACCORDION_GUEST_CLOSED_S), and counts as failed; "
-            "its script may still run"
-        )
-    if status is not Status.LOST and silent_s >= limits.lost_s:
-        return MarkLost(
-            f"it has not reported for {limits.lost_s:g} s (ACCORDION_GUEST_LOST_S); look where its script was "
-            "started: it is RUNNING again as soon as it reports"
-        )
-    return Follow()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenGuest:
+    """What is known of a guest run that has not ended."""
+
+    status: Status
+    reason: Reason
+    silent_s: float
+    """Seconds without a sign of life; 0 when this scheduler first looks at the run."""
+    idle_s: float
+    """Seconds without a report, likewise."""
+    is_overdue: bool
+    """Whether it has been LOST for too long."""
+
+
+def next_guest_action(seen: SeenGuest, limits: SilenceLimits) -> Follow | MarkLost | MarkStalled | Close:
+    """Decide what to do about a guest run that has not ended."""
+    is_silent = seen.silent_s >= limits.lost_s
+    if seen.status is Status.LOST:
+        # A scheduler that was away when the time ran out first looks for a sign of life.
+        return Close(_describe_close(limits)) if seen.is_overdue and is_silent else Follow()
+    if is_silent:
+        return MarkLost(_describe_loss(limits))
+    is_stalled = seen.status is Status.RUNNING and seen.idle_s >= limits.lost_s
+    return MarkStalled() if is_stalled and seen.reason is not Reason.NO_STEPS else Follow()
+
+
+def _describe_loss(limits: SilenceLimits) -> str:
+    return (
+        f"no sign of life for {limits.lost_s:g} s (ACCORDION_GUEST_LOST_S); look where its script "
+        "was started: it is RUNNING again with its next sign of life. If it is gone, cancel it to "
+        "close it now"
+    )
+
+
+def _describe_close(limits: SilenceLimits) -> str:
+    return (
+        f"no sign of life for {limits.closed_s:g} s (ACCORDION_GUEST_CLOSED_S), so it counts as "
+        "failed; a script that still runs trains on and is not followed any more"
+    )
 
 
 def name_guest(name: str, job_id: str, taken: Collection[str]) -> str:
-    """Return the name under which a guest run is shown; a name that an unfinished run has gets part of the id."""
+    """Return the name to show; append part of the id if an unfinished run has the same name."""
     return f"{name[:_MAX_NAME]}-{job_id[-_ID_CHARS:]}" if name in taken else name
 
 
-class Silence:
-    """Counts how long each guest run has been silent, in turns in which the cluster answered for it.
+class SilenceTimer:
+    """Measures how long each guest run is silent, over turns in which the cluster answered for it.
 
-    Time in which nobody listened (the scheduler or the cluster was away) does not count.
+    Time in which the scheduler or the cluster was away does not count.
 
     Args:
-        longest_turn_s: a longer gap between two turns means that the scheduler was away, and does not count.
+        longest_turn_s: a longer gap between two turns does not count: the scheduler was away.
     """
 
     def __init__(self, longest_turn_s: float) -> None:
@@ -72,20 +103,28 @@ class Silence:
         self._answered_at: dict[str, float] = {}
         """Time of the last turn, for runs that the cluster answered for in that turn; monotonic."""
 
-    def note_turn(self, job_id: str, *, answered: bool, heard: bool, now: float) -> float:
-        """Count one turn and return the seconds of silence so far; `now` is monotonic."""
-        before = self._answered_at.pop(job_id, None)
-        if answered:
-            self._answered_at[job_id] = now
-        if heard:
-            self._silent_s[job_id] = 0.0
-        elif answered and before is not None:
-            passed = now - before
-            counted = passed if 0 <= passed <= self._longest_turn_s else 0.0
-            self._silent_s[job_id] = self._silent_s.get(job_id, 0.0) + counted
-        return self._silent_s.get(job_id, 0.0)
+    def update(self, job_id: str, *, responded: bool, at_most_s: float | None, now: float) -> float:
+        """Count one turn and return the seconds of silence so far.
 
-    def forget(self, job_id: str) -> None:
-        """Drop the counts of a run that is over."""
-        self._silent_s.pop(job_id, None)
-        self._answered_at.pop(job_id, None)
+        Args:
+            job_id: id of the guest run.
+            responded: whether the cluster answered for it.
+            at_most_s: how long ago the cluster last heard of it; 0 with news, None if not known.
+            now: monotonic clock.
+        """
+        before = self._answered_at.pop(job_id, None)
+        silent_s = self._silent_s.get(job_id, 0.0)
+        if responded:
+            self._answered_at[job_id] = now
+            passed = now - before if before is not None else 0.0
+            silent_s += passed if 0 <= passed <= self._longest_turn_s else 0.0
+        if at_most_s is not None:
+            silent_s = min(silent_s, at_most_s)
+        self._silent_s[job_id] = silent_s
+        return silent_s
+
+    def keep_only(self, job_ids: Container[str]) -> None:
+        """Drop what is counted of all other runs."""
+        for counts in (self._silent_s, self._answered_at):
+            for job_id in [job_id for job_id in counts if job_id not in job_ids]:
+                del counts[job_id]

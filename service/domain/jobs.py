@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Who runs a training run."""
+    """How a training run came to this service."""
 
     JOB = "job"
     """Submitted to this service, which starts, places and resizes it."""
@@ -29,7 +29,7 @@ class Status(StrEnum):
     """Saved, without workers, until people resume it."""
     STOPPING = "STOPPING"
     LOST = "LOST"
-    """A guest run that has not reported for a while; it is RUNNING again as soon as it reports."""
+    """A guest run without a sign of life for a while; it is RUNNING again with the next one."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -82,6 +82,8 @@ class Reason(StrEnum):
     LOST = "LOST"
     REGISTERED = "REGISTERED"
     """A guest run is known, and its first worker group has not reported yet."""
+    NO_STEPS = "NO_STEPS"
+    """The process of a guest run is alive and has made no step for a while: it evaluates, saves, compiles or hangs."""
 
 
 ENDED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED})

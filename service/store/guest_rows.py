@@ -52,7 +52,7 @@ def update_guest(job: JobRow, guest: Guest) -> None:
 
 
 def _facts(guest: Guest) -> dict[str, Any]:
-    """Columns that hold what a guest run registered with; fields of its spec that are not known are left out."""
+    """Return the columns of what a guest run registered with, without unknown fields of its spec."""
     run = RayRun(engine="ray-train", train_run=guest.train_run, ray_job_id=guest.ray_job_id)
     return {
         "spec": guest.spec.model_dump(mode="json", exclude_unset=True),

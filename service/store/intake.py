@@ -112,7 +112,8 @@ class _Intake:
         }
 
     def end_silence(self, drained: Drained, *, now: float) -> None:
-        """A guest run that was lost reports again."""
+        """Return a LOST guest run to RUNNING."""
+        self._job.deadline = None
         if drained.progress is not None:
             self._job.world_size = drained.progress.world_size
         resume_training(self._session, self._job, now=now)
@@ -140,7 +141,7 @@ class _Intake:
         if not _is_newer(progress, old):
             return
         self._job.progress = progress.model_dump(mode="json")
-        if self._job.reason == Reason.WAITING_FOR_STORAGE:
+        if self._job.reason in {Reason.WAITING_FOR_STORAGE, Reason.NO_STEPS}:
             resume_training(self._session, self._job, now=now)
         if old is None or old["epoch"] != progress.epoch:
             self._change(lambda standing: overrides.expire(standing, progress.epoch), now)
@@ -267,7 +268,7 @@ class _Intake:
 
 
 def resume_training(session: Session, job: JobRow, *, now: float) -> None:
-    """Show again what the job trains with, after it waited for its storage."""
+    """Show again what the job trains with, after it waited for its storage, made no steps or was LOST."""
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     message = attempt.message if attempt is not None else ""
     step_job(session, job, Status.RUNNING, reason=Reason.TRAINING, message=message, now=now)

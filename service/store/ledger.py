@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Literal
 
 import structlog
@@ -173,13 +174,26 @@ class Ledger:
 
         return self._decide(seen, token, change)
 
-    def mark_lost(self, seen: JobRow, token: int, *, message: str) -> bool:
-        """Show that a guest run has been silent for too long."""
+    def mark_lost(self, seen: JobRow, token: int, *, message: str, left_s: float) -> bool:
+        """Set a guest run to LOST; unless it gives a sign of life, it is closed after `left_s` seconds."""
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            job.world_size = 0
+            job.world_size, job.deadline = 0, now + left_s
             step_job(session, job, Status.LOST, reason=Reason.LOST, message=message, now=now)
+
+        return self._decide(seen, token, change)
+
+    def mark_stalled(self, seen: JobRow, token: int, *, idle_s: float) -> bool:
+        """Show that a guest run is alive and has made no step for `idle_s` seconds."""
+        now = self._clock()
+        since = datetime.fromtimestamp(now - idle_s, UTC)
+        message = (
+            f"no step since {since:%Y-%m-%d %H:%M:%S} UTC; its process is alive: it evaluates, saves, compiles or hangs"
+        )
+
+        def change(session: Session, job: JobRow) -> None:
+            step_job(session, job, Status.RUNNING, reason=Reason.NO_STEPS, message=message, now=now)
 
         return self._decide(seen, token, change)
 

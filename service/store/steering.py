@@ -11,7 +11,7 @@ from service.domain import overrides
 from service.domain.jobs import ENDED, HELD, Desired, Kind, Reason, Status
 from service.errors import Conflict, Invalid, NotFound
 from service.store.engine import Database
-from service.store.models import JobRow
+from service.store.models import AttemptRow, JobRow
 from service.store.outbox import append_event, end_event, keep_standing, standings, step_job
 from service.store.stored_documents import stored_ray_run
 from service.store.stored_spec import spec_of
@@ -89,7 +89,10 @@ class Steering:
         return self._ask(job_id, change, what="resumed", check=check, is_asked=lambda job: job.desired == Desired.RUN)
 
     def cancel(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
-        """Wish the job's end: at once where nothing runs, else the workers have `grace_s` seconds to save and stop."""
+        """Request the job's end: at once where nothing runs, else the workers have `grace_s` seconds to save and stop.
+
+        Of guest runs, only a LOST one can be cancelled: its row is closed at once.
+        """
         now = self._clock()
         with self._database.write() as session:
             job = asked_job(session, job_id)
@@ -97,10 +100,11 @@ class Steering:
             if job.desired == Desired.CANCEL:
                 return job
             refuse_ended(job, "cancelled")
-            refuse_guest(job, "cancelled")
+            if job.status != Status.LOST:
+                refuse_guest(job, "cancelled")
             touch(job)
             job.desired = Desired.CANCEL.value
-            if job.status in HELD:
+            if job.status in HELD | {Status.LOST}:
                 _cancel_held(session, job, now)
                 return job
             job.orders_version += 1
@@ -154,10 +158,10 @@ def refuse_ended(job: JobRow, what: str) -> None:
 
 
 def refuse_guest(job: JobRow, what: str) -> None:
-    """Let a job pass that this service runs.
+    """Refuse an operation that a guest run does not support.
 
     Raises:
-        Conflict: it is a guest run.
+        Conflict: the job is a guest run.
     """
     if job.kind == Kind.GUEST:
         run = stored_ray_run(job)
@@ -188,5 +192,8 @@ def _cancel_held(session: Session, job: JobRow, now: float) -> None:
     for row, old in standings(session, job).values():
         keep_standing(session, job, row=row, old=old, new=overrides.end(old), now=now)
     message = f"cancelled while it was {job.status.lower()}"
+    attempt = session.get(AttemptRow, (job.id, job.attempt)) if job.status == Status.LOST else None
+    if attempt is not None:
+        attempt.reason, attempt.message, attempt.ended_at = Reason.CANCELLED_BY_USER.value, message, now
     step_job(session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now)
     end_event(session, job, now)

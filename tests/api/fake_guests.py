@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.api.fake_job import FakeJob, controller_of
-from workers.contract import GUEST_ATTEMPT, Guest, JobSpec, Launch
+from workers.contract import GUEST_ATTEMPT, Drained, Guest, JobSpec, Launch
 from workers.tasks import GUEST
 
 
@@ -24,6 +24,9 @@ class FakeGuests:
         self.dashboard: str | None = None
         self.enlisted: dict[str, Guest] = {}
         self.forgotten: list[str] = []
+        self.silent: set[str] = set()
+        """Guest runs whose script is gone: they do not enlist."""
+        self._enlisted_at: dict[str, float] = {}
         self._reported_at: dict[str, float] = {}
 
     def enlist(self, name: str = "digits", **changes: Any) -> str:
@@ -48,6 +51,15 @@ class FakeGuests:
         self.forgotten.append(job_id)
         self.enlisted.pop(job_id, None)
         self.jobs[job_id].alive = False
+
+    def add_sign_of_life(self, job_id: str, drained: Drained) -> Drained:
+        """Tell when the guest run last enlisted; it does so in every turn unless it is silent."""
+        if job_id not in self.enlisted:
+            return drained
+        if job_id not in self.silent:
+            self._enlisted_at[job_id] = self._clock()
+        silent_s = self._clock() - self._enlisted_at.setdefault(job_id, self._clock())
+        return drained.model_copy(update={"silent_s": silent_s})
 
     def report_time(self, job_id: str) -> float:
         """Time of the newest progress; a stuck guest run makes none, and the old one is drained again."""

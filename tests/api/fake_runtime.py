@@ -193,7 +193,7 @@ class FakeRuntime(FakeGuests):
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
         self._answer()
         self.batches.append(sorted(cursors))
-        return {job_id: self.drain(job_id, cursor) for job_id, cursor in cursors.items()}
+        return {id_: self.add_sign_of_life(id_, self.drain(id_, cursor)) for id_, cursor in cursors.items()}
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         self._answer()

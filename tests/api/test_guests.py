@@ -36,8 +36,20 @@ def strict(world: World) -> World:
 
 def silence(world: World, job_id: str) -> None:
     """Turn until the run has been silent for long enough to be lost."""
-    world.runtime.stuck.add(job_id)
+    stop(world, job_id)
     world.turn(turns_of(LOST_S))
+
+
+def stop(world: World, job_id: str) -> None:
+    """The run's script is gone: it trains no more, and does not enlist."""
+    world.runtime.stuck.add(job_id)
+    world.runtime.silent.add(job_id)
+
+
+def go_on(world: World, job_id: str) -> None:
+    """The run's script is there again."""
+    world.runtime.stuck.discard(job_id)
+    world.runtime.silent.discard(job_id)
 
 
 @pytest.mark.each_database
@@ -86,14 +98,14 @@ def test_silent_guest_is_lost_and_runs_again_when_it_reports(strict: World) -> N
     silence(strict, job_id)
     assert (strict.job(job_id).status, strict.job(job_id).world_size) == (Status.LOST, 0)
     assert "4 s (ACCORDION_GUEST_LOST_S)" in strict.job(job_id).message
-    strict.runtime.stuck.clear()
+    go_on(strict, job_id)
     strict.train(job_id)
     assert (strict.job(job_id).world_size, strict.job(job_id).message) == (2, "2 workers train")
 
 
 def test_silence_while_the_scheduler_or_the_cluster_is_away_does_not_count(strict: World) -> None:
     job_id = train(strict)
-    strict.runtime.stuck.add(job_id)
+    stop(strict, job_id)
     strict.clock.now += 10 * LOST_S
     strict.turn(4)
     strict.runtime.down = True
@@ -113,6 +125,71 @@ def test_guest_that_stays_lost_fails_in_the_end(strict: World) -> None:
     assert (job.status, job.reason) == (Status.FAILED, "LOST")
     assert "8 s (ACCORDION_GUEST_CLOSED_S)" in job.message
     assert strict.events(job_id)[-1].type == "end"
+
+
+def test_guest_stays_lost_for_no_longer_where_the_scheduler_is_restarted(strict: World) -> None:
+    job_id = train(strict)
+    silence(strict, job_id)
+    strict.turn(turns_of(LOST_S / 2))
+    strict.scheduler.release()
+    strict.scheduler = strict.new_scheduler()
+    strict.turn(turns_of(LOST_S))
+    assert strict.job(job_id).status == Status.FAILED
+
+
+def test_guest_that_lives_again_is_not_closed_by_a_scheduler_that_was_away(strict: World) -> None:
+    job_id = train(strict)
+    silence(strict, job_id)
+    strict.scheduler.release()
+    strict.clock.now += 10 * LOST_S
+    strict.runtime.silent.discard(job_id)
+    strict.scheduler = strict.new_scheduler()
+    strict.turn(turns_of(LOST_S))
+    assert strict.job(job_id).status == Status.RUNNING
+
+
+@pytest.mark.each_database
+def test_guest_that_is_alive_without_steps_is_shown_so_and_not_lost(strict: World) -> None:
+    job_id = train(strict)
+    strict.runtime.stuck.add(job_id)
+    strict.turn(turns_of(3 * LOST_S))
+    job = strict.job(job_id)
+    assert (job.status, job.reason, job.world_size) == (Status.RUNNING, "NO_STEPS", 2)
+    assert job.message.startswith("no step since 2027-01-15 08:00:")
+    go_on(strict, job_id)
+    strict.turn_until(lambda: strict.job(job_id).reason == "TRAINING")
+    assert strict.job(job_id).message == "2 workers train"
+
+
+def test_guest_whose_first_step_takes_long_is_not_lost(strict: World) -> None:
+    job_id = strict.runtime.enlist()
+    strict.runtime.stuck.add(job_id)
+    strict.turn(turns_of(3 * LOST_S))
+    assert (strict.job(job_id).status, strict.job(job_id).reason) == (Status.RUNNING, "NO_STEPS")
+
+
+def test_lost_guest_that_is_alive_again_runs_before_its_next_step(strict: World) -> None:
+    job_id = train(strict)
+    silence(strict, job_id)
+    strict.runtime.silent.clear()
+    strict.turn(2)
+    assert (strict.job(job_id).status, strict.job(job_id).deadline) == (Status.RUNNING, None)
+
+
+@pytest.mark.each_database
+def test_lost_guest_can_be_cancelled_and_frees_its_name(strict: World, client: TestClient) -> None:
+    job_id = train(strict, "mine")
+    override_id = strict.override(job_id, level="low", apply_at=100)
+    silence(strict, job_id)
+    assert client.post(f"/api/v1/jobs/{job_id}/cancel").json()["status"] == "CANCELLED"
+    assert strict.job(job_id).message == "cancelled while it was lost"
+    assert strict.override_row(job_id, override_id).state == "EXPIRED"
+    assert strict.events(job_id)[-1].type == "end"
+    again = train(strict, "mine")
+    assert strict.job(again).name == "mine"
+    go_on(strict, job_id)
+    strict.turn(turns_of(LOST_S))
+    assert strict.job(job_id).status == Status.CANCELLED
 
 
 def test_guest_that_recovers_goes_on_in_its_next_generation(world: World) -> None:
@@ -137,6 +214,14 @@ def test_guest_with_the_name_of_an_unfinished_job_gets_part_of_its_id(world: Wor
     first = world.runtime.enlist("digits")
     world.turn(2)
     assert world.job(first).name == f"digits-{first[-6:]}"
+
+
+def test_guests_of_one_name_are_both_shown(world: World) -> None:
+    ids = {world.runtime.enlist("mine"), world.runtime.enlist("mine")}
+    world.turn(2)
+    names = {world.job(job_id).name for job_id in ids}
+    assert len(names) == 2
+    assert {name[:4] for name in names} == {"mine"}
 
 
 @pytest.mark.each_database

@@ -2,45 +2,76 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from service.domain.actions import Follow
-from service.domain.guests import Close, MarkLost, Silence, SilenceLimits, name_guest, next_guest_action
-from service.domain.jobs import Status
+from service.domain.guests import (
+    Close,
+    MarkLost,
+    MarkStalled,
+    SeenGuest,
+    SilenceLimits,
+    SilenceTimer,
+    name_guest,
+    next_guest_action,
+)
+from service.domain.jobs import Reason, Status
 
 LIMITS = SilenceLimits(lost_s=60.0, closed_s=3600.0)
+SEEN = {"reason": Reason.TRAINING, "idle_s": 0.0, "is_overdue": False}
 
 
 @pytest.mark.parametrize(
-    ("status", "silent_s", "action"),
+    ("seen", "action"),
     [
-        (Status.RUNNING, 59.9, Follow),
-        (Status.RUNNING, 60.0, MarkLost),
-        (Status.RECOVERING, 4000.0, MarkLost),
-        (Status.LOST, 3599.0, Follow),
-        (Status.LOST, 3600.0, Close),
+        ({"status": Status.RUNNING, "silent_s": 59.9}, Follow),
+        ({"status": Status.RUNNING, "silent_s": 60.0}, MarkLost),
+        ({"status": Status.RECOVERING, "silent_s": 4000.0}, MarkLost),
+        ({"status": Status.RUNNING, "silent_s": 1.0, "idle_s": 59.9}, Follow),
+        ({"status": Status.RUNNING, "silent_s": 1.0, "idle_s": 60.0}, MarkStalled),
+        ({"status": Status.RECOVERING, "silent_s": 1.0, "idle_s": 60.0}, Follow),
+        ({"status": Status.LOST, "silent_s": 4000.0}, Follow),
+        ({"status": Status.LOST, "silent_s": 60.0, "is_overdue": True}, Close),
+        ({"status": Status.LOST, "silent_s": 59.0, "is_overdue": True}, Follow),
     ],
 )
-def test_action_follows_from_state_and_silence(status: Status, silent_s: float, action: type) -> None:
-    assert type(next_guest_action(status, silent_s, LIMITS)) is action
+def test_action_follows_from_state_and_silence(seen: dict[str, Any], action: type) -> None:
+    assert type(next_guest_action(SeenGuest(**{**SEEN, **seen}), LIMITS)) is action
 
 
-def count(*turns: tuple[float, bool, bool]) -> float:
-    """Silence after turns of (time, answered, heard)."""
-    silence = Silence(longest_turn_s=3.0)
-    return [silence.note_turn("a", answered=answered, heard=heard, now=now) for now, answered, heard in turns][-1]
+def test_run_that_is_shown_as_stalled_is_not_written_again() -> None:
+    stalled = {**SEEN, "status": Status.RUNNING, "reason": Reason.NO_STEPS, "idle_s": 4000.0}
+    assert next_guest_action(SeenGuest(**stalled, silent_s=1.0), LIMITS) == Follow()
 
 
-def test_silence_adds_up_from_turn_to_turn_and_a_report_ends_it() -> None:
-    quiet = [(float(second), True, False) for second in range(5)]
+def count(*turns: tuple[float, bool, float | None]) -> float:
+    """Silence after turns of (time, responded, seconds since the cluster last heard of the run)."""
+    timer = SilenceTimer(longest_turn_s=3.0)
+    return [
+        timer.update("a", responded=responded, at_most_s=at_most_s, now=now) for now, responded, at_most_s in turns
+    ][-1]
+
+
+def test_silence_adds_up_from_turn_to_turn_and_news_end_it() -> None:
+    quiet = [(float(second), True, None) for second in range(5)]
     assert count(*quiet) == 4.0
-    assert count(*quiet, (5.0, True, True)) == 0.0
-    assert count(*quiet, (5.0, True, True), (6.0, True, False)) == 1.0
+    assert count(*quiet, (5.0, True, 0.0)) == 0.0
+    assert count(*quiet, (5.0, True, 0.0), (6.0, True, None)) == 1.0
 
 
-@pytest.mark.parametrize("away", [[(1.0, False, False), (2.0, False, False)], []])
-def test_time_in_which_nobody_listened_is_no_silence(away: list[tuple[float, bool, bool]]) -> None:
-    assert count((0.0, True, False), *away, (100.0, True, False), (101.0, True, False)) == 1.0
+def test_run_is_silent_for_no_longer_than_the_cluster_says() -> None:
+    quiet = [(float(second), True, None) for second in range(5)]
+    assert count(*quiet, (5.0, True, 1.5)) == 1.5
+    assert count(*quiet, (5.0, True, 100.0)) == 5.0
+
+
+@pytest.mark.parametrize("away", [[(1.0, False, None), (2.0, False, None)], []])
+def test_time_in_which_nobody_listened_is_no_silence(
+    away: list[tuple[float, bool, float | None]],
+) -> None:
+    assert count((0.0, True, None), *away, (100.0, True, None), (101.0, True, None)) == 1.0
 
 
 def test_name_that_is_taken_gets_part_of_the_id_and_stays_within_the_limit() -> None:

@@ -41,7 +41,7 @@ function showHead() {
   const isFixed = hasEnded(job.status) || isGuest(job);
   at("pause").hidden = isFixed || job.desired !== "RUN";
   at("resume").hidden = isFixed || job.desired !== "PAUSE";
-  at("cancel").hidden = isFixed || job.desired === "CANCEL";
+  at("cancel").hidden = (isFixed && job.status !== "LOST") || job.desired === "CANCEL";
   at("to-override").hidden = hasEnded(job.status);
   if (hasEnded(job.status)) at("no-epochs").textContent = "No epoch was finished, so there is nothing to draw.";
   const planned = isGuest(job) ? null : job.spec.training?.epochs ?? "?";
