@@ -266,6 +266,7 @@ class RayCrew:
             self._note_placed(member)
         else:
             member.starting, member.silent_s = None, 0.0
+            member.has_joined = member.has_joined or not answer
             self._note_ready(member)
 
     def _note_placed(self, member: Member) -> None:

@@ -223,7 +223,7 @@ class RayTrainCrew(RayCrew):
 
         Raises:
             EngineUnavailable: one controller after another fails, for a reason that `is_fatal`,
-                and no process has joined a run.
+                no process has joined a run, and none can train without.
         """
         self._ray.kill(self._controller)
         self._controller = self._running = self._building = None
@@ -233,7 +233,8 @@ class RayTrainCrew(RayCrew):
         self._num_failed += 1
         pause_s = min(MOST_RETRY_S, RETRY_S * 2.0 ** (self._num_failed - 2)) if self._num_failed > 1 else 0.0
         self._next_controller_at = self._clock() + pause_s
-        if is_fatal and self._run_context is None and self._num_failed >= MOST_FAILED_CONTROLLERS:
+        is_needed = self._run_context is None and not any(one.ready_since for one in self._members.values())
+        if is_fatal and is_needed and self._num_failed >= MOST_FAILED_CONTROLLERS:
             raise EngineUnavailable(
                 f"Ray Train's controller failed {self._num_failed} times in a row: {reason}; set workers.engine to "
                 "actors to run the job without Ray Train"

@@ -57,8 +57,10 @@ class WorkerInRayTrain(Worker):
         """Return what Ray shows beside the actor's class."""
         return f"job {self._launch.job_id} attempt {self._launch.attempt}"
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """Load everything slow in advance, and Ray Train for code that uses it.
+
+        Returns whether there is such code: only that must know the run before it trains.
 
         Raises:
             TaskRaised: the task or its data cannot be loaded here.
@@ -74,6 +76,8 @@ class WorkerInRayTrain(Worker):
                 log.warning(
                     "ray.train is not available to scripts on this node: %s; pip install 'ray[train]' there", error
                 )
+                return False
+            return self._uses_ray_train()
 
     def train(self, seat: Seat) -> str:
         """Train in this group until it ends; return the loop's outcome.
@@ -127,13 +131,15 @@ class WorkerInRayTrain(Worker):
 
     def _show_run(self) -> None:
         """Set up Ray Train's context for user code, once that is loaded and the run is known."""
-        is_used = self._launch.spec.task.name == SCRIPT or "ray.train" in sys.modules
-        if not (self._is_prepared and is_used) or self._run_context is None or self._context is not None:
+        if not (self._is_prepared and self._uses_ray_train()) or self._run_context is None or self._context is not None:
             # Another controller's run has the same name and storage: the context stays.
             return
         from workers.ray_train_internals import ScriptContext
 
         self._context = ScriptContext(self._run_context, self.report)
+
+    def _uses_ray_train(self) -> bool:
+        return self._launch.spec.task.name == SCRIPT or "ray.train" in sys.modules
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -122,8 +122,10 @@ class Worker:
             self._has_note = True
         return place
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """Load everything slow in advance: a group waits for its new members.
+
+        Returns whether the process must join the run of its engine before it may train.
 
         Raises:
             TaskRaised: the task or its data cannot be loaded here.
@@ -137,6 +139,7 @@ class Worker:
                 launch, host = self._launch, self.place().host
                 check_token(Path(launch.storage), launch.attempt, token=self._token, host=host)
             self._parts = _loaded(self._launch)
+        return False
 
     def _flush_logs(self) -> None:
         if self._shipper is not None:

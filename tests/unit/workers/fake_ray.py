@@ -71,6 +71,8 @@ class FakeRay:
     actors: list[Actor] = field(default_factory=list)
     controllers: list[Actor] = field(default_factory=list)
     """Actors that host Ray Train's controller, in the order of their start."""
+    must_join: bool = False
+    """Whether new worker processes must join their engine's run before they train."""
     building: Any = None
     """Answer of a new controller to the question whether it is up."""
     admission: Any = b"context"
@@ -97,6 +99,7 @@ class FakeRay:
         if isinstance(what, type) and issubclass(what, Worker):
             self.options.append(options)
             self.actors.append(Actor(len(self.actors)))
+            self.actors[-1].answers["prepare"] = self.must_join
             return self.actors[-1]
         self.signals.append((options["scheduling_strategy"].node_id, *arguments))
         return None

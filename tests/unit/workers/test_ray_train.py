@@ -34,7 +34,9 @@ from workers.worker import Seat
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
-    return crew_of(monkeypatch, tmp_path, kind=RayTrainCrew)
+    world = crew_of(monkeypatch, tmp_path, kind=RayTrainCrew)
+    world.ray.must_join = True
+    return world
 
 
 def refused(cause: BaseException) -> RayTaskError:
@@ -53,6 +55,16 @@ def test_a_process_is_ready_once_it_is_prepared_and_part_of_the_run(world: World
     assert world.ready == [0]
 
 
+def test_a_process_whose_code_does_not_use_ray_train_waits_for_no_controller(world: World) -> None:
+    world.ray.must_join, world.ray.building = False, OPEN
+    world.crew.hire()
+    world.look()
+    assert world.ready == [0]
+    world.ray.controllers[0].answer("wait_until_up", None)
+    world.look(RETRY_S + PULSE_S)
+    assert len(world.ray.controllers[0].asked("admit")) == 1
+
+
 def test_the_workers_train_on_when_the_controller_dies_and_join_the_next_one(world: World) -> None:
     members = world.seated(2)
     world.ray.controllers[0].answer("run", DEAD)
@@ -67,7 +79,7 @@ def test_a_process_that_prepares_when_the_controller_dies_joins_the_next_one(wor
     actor = world.starting(prepare=OPEN)
     world.look()
     world.ray.controllers[0].die()
-    actor.answer("prepare", None)
+    actor.answer("prepare", True)
     world.look()
     assert world.ready == [0]
     assert len(world.ray.controllers[1].asked("admit")) == 1
