@@ -77,7 +77,7 @@ def attach(
     """
     run, config = current_run(), config or DEFAULT_CONFIG
     check_model(model, world_size=run.world_size)
-    check_config(config, steps_per_epoch)
+    check_config(config, steps_per_epoch, global_batch=global_batch)
     label = label_of(name or run.name)
     registered: _Registered | None = None
     if register and run.rank == 0:

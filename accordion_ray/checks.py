@@ -33,7 +33,7 @@ def check_model(model: object, *, world_size: int) -> None:
         )
 
 
-def check_config(config: Config, steps_per_epoch: int | None) -> None:
+def check_config(config: Config, steps_per_epoch: int | None, *, global_batch: int = 0) -> None:
     """Check settings that an unchanged training loop could not follow.
 
     Raises:
@@ -43,6 +43,11 @@ def check_config(config: Config, steps_per_epoch: int | None) -> None:
         raise AttachError(
             f"Config(batch=...) changes the global batch between {config.batch.low} and "
             f"{config.batch.high} samples, which an unchanged loop does not follow; leave it out"
+        )
+    if global_batch < 0:
+        raise AttachError(
+            f"global_batch is {global_batch}; give the samples a step over all workers, or leave it out "
+            "if it is not known"
         )
     if steps_per_epoch is not None and steps_per_epoch < 1:
         raise AttachError(

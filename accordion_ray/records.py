@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from typing import Any
 
+from pydantic import ValidationError
 from torch.optim import Optimizer
 
 from accordion.config import Config
@@ -35,8 +36,10 @@ def known_spec(
 ) -> JobSpec:
     """Return a spec in which only the fields that are known of a guest run are set.
 
+    A value that the service does not take, such as more than 1,024 workers, stays unknown to it.
+
     Raises:
-        ValidationError: the service does not take a value, such as more than 1,024 workers.
+        ValidationError: the service does not take the name.
     """
     low, high = (dict(level.options) for level in _ends_of_ladder(config))
     detector, window = config.detector, config.detector.window
@@ -45,7 +48,7 @@ def known_spec(
         workers["cpus"] = resources["CPU"]
     if float(resources.get("GPU", 0.0)).is_integer():
         workers["gpus"] = resources.get("GPU", 0.0)
-    known = {
+    known: dict[str, Any] = {
         "name": name,
         "task": {"name": GUEST},
         "workers": workers,
@@ -63,7 +66,28 @@ def known_spec(
             "options": dict(config.policy_options),
         },
     }
-    return JobSpec.model_validate(known)
+    while True:
+        try:
+            return JobSpec.model_validate(known)
+        except ValidationError as error:
+            refused = {problem["loc"][:2] for problem in error.errors()}
+            if not refused or ("name",) in refused or () in refused:
+                raise
+            rest = _leave_out(known, refused)
+            if rest == known:
+                raise
+            known = rest
+
+
+def _leave_out(known: Mapping[str, Any], refused: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the fields of a spec without those at the given places, `(section,)` or `(section, field)`."""
+    rest = {section: dict(value) if isinstance(value, dict) else value for section, value in known.items()}
+    for section, *field_name in refused:
+        if field_name and field_name[0] in rest.get(section, {}):
+            del rest[section][field_name[0]]
+        else:
+            rest.pop(section, None)
+    return rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,3 +52,8 @@ def test_batch_levels_are_refused() -> None:
 def test_an_epoch_without_steps_is_refused() -> None:
     with pytest.raises(AttachError, match="steps_per_epoch is 0"):
         check_config(Config(), 0)
+
+
+def test_a_negative_batch_is_refused() -> None:
+    with pytest.raises(AttachError, match="global_batch is -2; give the samples a step"):
+        check_config(Config(), None, global_batch=-2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,9 +49,26 @@ def test_any_resources_of_a_worker_are_taken(resources: dict[str, float]) -> Non
     spec_of(resources=resources, world_size=8)
 
 
-def test_a_group_that_is_too_large_for_the_service_is_refused() -> None:
-    with pytest.raises(ValidationError, match="1024"):
-        spec_of(world_size=2000)
+@pytest.mark.parametrize(
+    ("config", "changes", "section", "left"),
+    [
+        (CONFIG, {"world_size": 2000}, "workers", {"cpus": 2.0, "gpus": 0.0}),
+        (replace(CONFIG, seed=-1), {}, "training", {}),
+        (replace(CONFIG, seed=2**40), {"global_batch": 8}, "training", {"global_batch": 8}),
+        (CONFIG, {"global_batch": 10**9}, "training", {"seed": 3}),
+    ],
+)
+def test_a_value_that_the_service_does_not_take_is_left_out(
+    config: Config, changes: dict[str, int], section: str, left: dict[str, float]
+) -> None:
+    known = spec_of(config, **changes).model_dump(exclude_unset=True)
+    assert known[section] == left
+    assert known["compression"]["method"] == "topk"
+
+
+def test_a_name_that_the_service_does_not_take_is_refused() -> None:
+    with pytest.raises(ValidationError, match="name"):
+        spec_of(name="")
 
 
 @given(st.text(max_size=100))
