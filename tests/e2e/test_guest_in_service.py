@@ -1,0 +1,64 @@
+"""The example of a guest run beside a real `accordion up`: seen, overridden, and ended by its own script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.api.override_schemas import OverrideRequest
+from service.client import Refused
+from service.home import Home
+from tests.e2e.real_up import WAIT_S, Up, wait_for
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "jobs" / "ray-train-guest" / "train_compressed.py"
+EPOCHS = 40
+
+
+@pytest.fixture
+def script(up: Up, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The example, started by hand on the cluster of `up`."""
+    home = Home(up.home)
+    cluster = {"RAY_ADDRESS": home.running().ray_address, "RAY_AUTH_MODE": "token"}
+    environment = {**os.environ, **cluster, "RAY_AUTH_TOKEN_PATH": str(home.ray_token)}
+    command = [sys.executable, str(EXAMPLE), "--name", "mine", "--epochs", str(EPOCHS), "--storage", str(tmp_path)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    yield process
+    process.terminate()
+    process.wait(WAIT_S)
+
+
+def test_guest_is_seen_overridden_and_ended_by_its_own_script(up: Up, script, tmp_path: Path) -> None:
+    def guests() -> list[str]:
+        assert script.poll() in (None, 0), (tmp_path / "log").read_text()[-4000:]
+        return [job.id for job in up.client.all_jobs() if job.kind == "guest"]
+
+    [job_id] = wait_and_get(guests)
+    wait_for(lambda: up.client.epochs(job_id).total)
+    job = up.client.job(job_id)
+    assert (job.name, job.status, job.world_size, job.workers, job.progress.epochs) == ("mine", "RUNNING", 2, 0, None)
+    assert job.ray_run.train_run == "mine"
+    with pytest.raises(Refused, match="is a guest run and cannot be cancelled here"):
+        up.client.cancel(job_id)
+    made = up.client.override(job_id, OverrideRequest(level={"method": "none"}))
+    wait_for(lambda: up.client.overrides(job_id).items[0].state not in ("PENDING", "DELIVERED"))
+    [override] = up.client.overrides(job_id).items
+    assert (override.id, override.state, override.acks) == (made.id, "APPLIED", 2)
+    wait_for(lambda: up.client.job(job_id).status not in ("RUNNING", "RECOVERING"))
+    assert (up.client.job(job_id).status, script.wait(WAIT_S)) == ("SUCCEEDED", 0)
+    epochs = list(up.client.all_epochs(job_id))
+    assert [epoch.epoch for epoch in epochs] == list(range(EPOCHS))
+    assert epochs[0].bytes.payload < epochs[0].bytes.dense / 4
+    assert epochs[-1].metrics["accuracy"] > 0.9
+
+
+def wait_and_get(find):
+    """Wait until there is something to find, and return it."""
+    wait_for(find)
+    return find()
