@@ -1,0 +1,82 @@
+"""Sessions of `accordion_ray` on several ranks: calls that a rank leaves out, and states in checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import accordion_ray
+from accordion.errors import AccordionError
+from tests.distributed.guests import Guest
+from tests.distributed.small import build
+
+
+def _attach_on_some(rank, chosen):
+    """What the ranks that attach are told; the others do not."""
+    if rank not in chosen:
+        build()
+        dist.barrier()
+        return None
+    with pytest.raises(AccordionError) as raised:
+        Guest(timeout_s=0.5)
+    dist.barrier()
+    return str(raised.value)
+
+
+def test_attach_on_some_ranks_only_names_the_others(run_group) -> None:
+    told = run_group(3, _attach_on_some, {0, 2})
+    assert told[1] is None
+    for rank in (0, 2):
+        assert told[rank].startswith(f"attach() was called on rank {rank}, but not on rank 1 within 0.5 s")
+
+
+def _save_on_first(rank, folder):
+    guest = Guest()
+    guest.train(range(1))
+    if rank != 0:
+        dist.barrier()
+        return None
+    with pytest.raises(AccordionError) as raised:
+        accordion_ray.save_state(guest.session, folder, timeout_s=0.5)
+    dist.barrier()
+    return str(raised.value)
+
+
+def test_a_state_that_only_rank_0_saves_is_an_error_that_names_the_others(run_group, tmp_path: Path) -> None:
+    told = run_group(2, _save_on_first, tmp_path)
+    assert told[0].startswith("save_state() was called on rank 0, but not on rank 1 within 0.5 s")
+
+
+def _train_and_save(rank, folder):
+    """Parameters of a run that saves after four steps and goes on for four."""
+    guest = Guest()
+    guest.train(range(4))
+    guest.save(folder)
+    guest.train(range(4, 8))
+    return guest.parameters(), guest.session.epoch
+
+
+def _resume(rank, folder):
+    guest = Guest(folder)
+    resumed_at = guest.session.steps
+    guest.train(range(4, 8))
+    return guest.parameters(), guest.session.epoch, resumed_at
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(run_group, tmp_path: Path) -> None:
+    whole = run_group(2, _train_and_save, tmp_path)
+    resumed = run_group(2, _resume, tmp_path)
+    for (parameters, epoch), (others, other_epoch, resumed_at) in zip(whole, resumed, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(parameters, others, strict=True))
+        assert (epoch, other_epoch, resumed_at) == (1, 1, 4)
+
+
+def test_a_state_of_two_ranks_is_resumed_by_one_and_by_three(run_group, tmp_path: Path) -> None:
+    run_group(2, _train_and_save, tmp_path)
+    for world_size in (1, 3):
+        ends = run_group(world_size, _resume, tmp_path)
+        assert [resumed_at for _, _, resumed_at in ends] == [4] * world_size
+        assert all(torch.equal(a, b) for end in ends for a, b in zip(ends[0][0], end[0], strict=True))
