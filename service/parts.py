@@ -166,12 +166,14 @@ def _api_environment(place: Place) -> dict[str, str]:
 
 def _scheduler_environment(place: Place) -> dict[str, str]:
     seen = inherited(lambda name: not name.startswith((*_RAY_OWN, "ACCORDION_ADMIN_TOKEN")))
-    ray: Mapping[str, str] = {
-        "RAY_ADDRESS": place.ray_address,
-        "RAY_AUTH_TOKEN_PATH": str(place.home.ray_token),
-        **{name: value for name, value in _RAY_ENVIRONMENT.items() if name.startswith("RAY_")},
-    }
+    ray = driver_environment(place.home, place.ray_address)
     return {**seen, **_where(place), **ray}
+
+
+def driver_environment(home: Home, ray_address: str) -> dict[str, str]:
+    """Return the variables with which a process connects to the Ray cluster of `accordion up`."""
+    own = {"RAY_ADDRESS": ray_address, "RAY_AUTH_TOKEN_PATH": str(home.ray_token)}
+    return {**own, **{name: value for name, value in _RAY_ENVIRONMENT.items() if name.startswith("RAY_")}}
 
 
 def _where(place: Place) -> dict[str, str]:

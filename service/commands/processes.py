@@ -57,6 +57,30 @@ def scheduler() -> None:
     serve(load_settings())
 
 
+def env() -> None:
+    """Print the variables with which a Ray script of your own connects to the Ray of `accordion up`.
+
+    Use it as: eval "$(accordion env)"
+    """
+    import shlex
+
+    from service.errors import StartError
+    from service.home import Home
+    from service.parts import driver_environment
+    from service.settings import load_settings
+
+    home = Home(load_settings().home)
+    running = home.running()
+    if running is None:
+        raise StartError(
+            f"no service runs in {home.path}; start it with `accordion up`, or set ACCORDION_HOME to where it runs"
+        )
+    # Ray prefers a token in this variable to the file that RAY_AUTH_TOKEN_PATH names.
+    typer.echo("unset RAY_AUTH_TOKEN")
+    for name, value in driver_environment(home, running.ray_address).items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
+
+
 def demo(
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="also write the figures as JSON")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="leave the service running afterwards")] = False,

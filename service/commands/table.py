@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command("up")(processes.up)
 app.command("demo")(processes.demo)
+app.command("env")(processes.env)
 app.command("submit")(jobs.submit)
 app.command("list")(jobs.list_jobs)
 app.command("show")(history.show)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ import pytest
 
 from service.api.override_schemas import OverrideRequest
 from service.client import Refused
-from service.home import Home
-from tests.e2e.real_up import WAIT_S, Up, wait_for
+from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "jobs" / "ray-train-guest" / "train_compressed.py"
@@ -23,12 +22,11 @@ EPOCHS = 40
 @pytest.fixture
 def script(up: Up, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The example, started by hand on the cluster of `up`."""
-    home = Home(up.home)
-    cluster = {"RAY_ADDRESS": home.running().ray_address, "RAY_AUTH_MODE": "token"}
-    environment = {**os.environ, **cluster, "RAY_AUTH_TOKEN_PATH": str(home.ray_token)}
-    command = [sys.executable, str(EXAMPLE), "--name", "mine", "--epochs", str(EPOCHS), "--storage", str(tmp_path)]
+    arguments = ["--name", "mine", "--epochs", str(EPOCHS), "--storage", str(tmp_path)]
+    lines, _ = accordion(up.home, "env").communicate(timeout=WAIT_S)
+    command = f"{lines}\nexec {shlex.join([sys.executable, str(EXAMPLE), *arguments])}"
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(["bash", "-c", command], stdout=log, stderr=log)
     yield process
     process.terminate()
     process.wait(WAIT_S)

@@ -357,3 +357,9 @@ def test_no_auth_beside_a_token_is_refused(alone: Accordion, monkeypatch: pytest
     said = alone("up", "--no-auth")
     assert said.code == 2
     assert "--no-auth contradicts ACCORDION_ADMIN_TOKEN" in said.err
+
+
+def test_env_names_the_way_out_where_no_service_runs(alone: Accordion) -> None:
+    answer = alone("env")
+    assert answer.code == 2
+    assert "start it with `accordion up`, or set ACCORDION_HOME" in answer.err
