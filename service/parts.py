@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
