@@ -1,8 +1,9 @@
 """The worker processes of one attempt, as workers of one Ray Train run.
 
 The supervisor starts and owns the processes, as with plain actors; Ray Train's controller, in an
-actor of its own, adds each of them to its run. They start at the same time. A controller that dies
-takes no worker with it: training goes on, and the next controller lists the running workers.
+actor of its own, adds each of them to its run. It starts once a process is prepared, for scripts at
+once. A controller that dies takes no worker with it: training goes on, and the next controller lists
+the running workers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from workers.errors import EngineUnavailable
 from workers.member import Member
 from workers.ray_train_controller import Ending, RayTrainController
 from workers.ray_train_worker import WorkerInRayTrain
+from workers.tasks import SCRIPT
 
 RAY_SERIES = "2.60"
 """Versions of Ray, without the last number, whose Ray Train the engine was made for."""
@@ -77,6 +79,7 @@ class RayTrainCrew(RayCrew):
         super().__init__(launch, **named)
         check_ray_train(self._ray.__version__)
         self._options |= {"max_concurrency": 8}
+        self._is_script = launch.spec.task.name == SCRIPT
         self._controller: Any = None
         self._controller_since = 0.0
         self._building: Any = None
@@ -137,7 +140,9 @@ class RayTrainCrew(RayCrew):
         """Start a controller where there is none; replace one that does not come up."""
         age_s = self._clock() - self._controller_since
         if self._controller is None:
-            if self._members and self._clock() >= self._next_controller_at:
+            # its imports would take CPU time from processes that load torch; only a script needs it by then.
+            is_needed = self._is_script or any(one.starting is None for one in self._members.values())
+            if self._members and is_needed and self._clock() >= self._next_controller_at:
                 self._start_controller()
         elif not self._is_up:
             if age_s >= BUILD_S:

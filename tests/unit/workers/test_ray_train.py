@@ -76,13 +76,28 @@ def test_the_workers_train_on_when_the_controller_dies_and_join_the_next_one(wor
 
 
 def test_a_process_that_prepares_when_the_controller_dies_joins_the_next_one(world: World) -> None:
+    world.hired(1)
     actor = world.starting(prepare=OPEN)
     world.look()
     world.ray.controllers[0].die()
     actor.answer("prepare", True)
     world.look()
-    assert world.ready == [0]
-    assert len(world.ray.controllers[1].asked("admit")) == 1
+    assert world.ready == [0, 1]
+    assert actor in [call.arguments[1] for call in world.ray.controllers[1].asked("admit")]
+
+
+@pytest.mark.parametrize(("task", "number"), [("synthetic", 0), ("script", 1)])
+def test_only_a_scripts_controller_starts_before_a_process_is_prepared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str, number: int
+) -> None:
+    script = {"task": {"name": "script", "options": {"file": "train.py"}}, "code": "0" * 64}
+    world = crew_of(monkeypatch, tmp_path, kind=RayTrainCrew, **(script if task == "script" else {}))
+    actor = world.starting(prepare=OPEN)
+    world.look()
+    assert len(world.ray.controllers) == number
+    actor.answer("prepare", True)
+    world.look()
+    assert len(world.ray.controllers) == 1
 
 
 def test_a_controller_that_never_comes_up_ends_the_attempt_with_its_error(world: World) -> None:
