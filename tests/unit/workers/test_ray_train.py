@@ -29,6 +29,7 @@ from workers.ray_train import (
 )
 from workers.ray_train_internals import _TrainFunctions
 from workers.ray_train_worker import MOST_METRICS, WorkerInRayTrain, build_torchrun_env, keep_finite_numbers
+from workers.spec import TaskSpec
 from workers.worker import Seat
 
 
@@ -90,7 +91,7 @@ def test_a_process_that_prepares_when_the_controller_dies_joins_the_next_one(wor
 def test_only_a_scripts_controller_starts_before_a_process_is_prepared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str, number: int
 ) -> None:
-    script = {"task": {"name": "script", "options": {"file": "train.py"}}, "code": "0" * 64}
+    script = {"task": TaskSpec(name="script", options={"file": "train.py"}), "code": "0" * 64}
     world = crew_of(monkeypatch, tmp_path, kind=RayTrainCrew, **(script if task == "script" else {}))
     actor = world.starting(prepare=OPEN)
     world.look()
