@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -26,10 +25,10 @@ from accordion_ray.connection import (
     find_installations,
 )
 from accordion_ray.epochs import EpochFollower
-from accordion_ray.failures import FailureBoard, watch_end
+from accordion_ray.failures import OutcomeStore, watch_end
 from accordion_ray.guest_run import GuestRun
-from accordion_ray.identity import Identity, IdentityFile
-from accordion_ray.records import Attached, known_spec, label_of
+from accordion_ray.identity import IdentityFile
+from accordion_ray.records import Attached, known_spec, make_label
 from accordion_ray.rendezvous import TIMEOUT_S, default_store, wait_for_ranks
 from accordion_ray.train_context import TrainRun, current_run, follow_reports
 from workers.clock import Clock
@@ -71,18 +70,19 @@ def attach(
 
     Raises:
         AttachError: the model is not prepared or is sharded, a setting does not fit an unchanged loop,
-            some rank did not call this within `timeout_s`, or the service is ambiguous.
+            some rank did not call this within `timeout_s`, or the run starts for the first time and
+            there are several services.
         HookError: as `accordion.attach`.
         StateError: the checkpoint's state is of another model.
     """
     run, config = current_run(), config or DEFAULT_CONFIG
     check_model(model, world_size=run.world_size)
     check_config(config, steps_per_epoch, global_batch=global_batch)
-    label = label_of(name or run.name)
-    registered: _Registered | None = None
+    label = make_label(name or run.name)
+    guest: GuestRun | None = None
     if register and run.rank == 0:
         spec = partial(known_spec, config, name=label, global_batch=global_batch)
-        registered = _prepare(run, label, spec=spec, installation=installation)
+        guest = _prepare(run, label, spec=spec, installation=installation)
     wait_for_ranks("attach", rank=run.rank, world_size=run.world_size, timeout_s=timeout_s)
     session = accordion.attach(
         model,
@@ -90,7 +90,7 @@ def attach(
         optimizer=optimizer,
         scaler=scaler,
         step="optimizer",
-        decider=registered.guest.keep_statistic if registered is not None else None,
+        decider=guest.keep_statistic if guest is not None else None,
         global_batch=global_batch,
         overlap=overlap,
     )
@@ -102,36 +102,25 @@ def attach(
         steps_per_epoch=steps_per_epoch,
         resumed_from=load_state(session, newest, node=run.node),
     )
-    follower = EpochFollower(attached, registered.guest if registered is not None else None)
+    follower = EpochFollower(attached, guest)
     session.on_boundary = follower.pass_boundary
     follow_reports(follower.begin_report, follower.finish_report)
     if register:
-        _follow_end(run, label, registered, follower=follower)
-    if registered is not None:
-        registered.guest.begin(attached)
+        _follow_end(run, label, guest, follower=follower)
+    if guest is not None:
+        guest.begin(attached)
     return session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Registered:
-    """What rank 0 needs to report to the service."""
+def _prepare(run: TrainRun, label: str, *, spec: Callable[..., JobSpec], installation: str | None) -> GuestRun | None:
+    """Return what reports to the service; None, with a warning, if the run cannot be registered.
 
-    guest: GuestRun
-    identity: Identity
-    file: IdentityFile
-
-    def record_end(self, failure: FailureRecord | None) -> None:
-        if self.guest.record_end(failure):
-            self.file.mark_ended(self.identity)
-
-
-def _prepare(
-    run: TrainRun, label: str, *, spec: Callable[..., JobSpec], installation: str | None
-) -> _Registered | None:
-    """Return what reports to the service; None, with a warning, if the run cannot be registered."""
-    if installation is None:
-        check_installations(find_installations())
+    Raises:
+        AttachError: the run is started for the first time, and the service is ambiguous.
+    """
     context, file = ray.get_runtime_context(), IdentityFile(run, label)
+    if installation is None:
+        _check_first_start(file)
     try:
         known = spec(world_size=run.world_size, resources=context.get_assigned_resources())
         identity = file.claim()
@@ -147,20 +136,50 @@ def _prepare(
         spec=known,
     )
     clock = Clock()
-    journal = Journal(identity.records, attempt=GUEST_ATTEMPT, generation=identity.generation, clock=clock.now)
-    connection = ServiceConnection(guest, installation=installation)
-    reporter = GuestRun(connection, journal, clock, max_failures=run.max_failures)
-    return _Registered(guest=reporter, identity=identity, file=file)
+    journal = Journal(
+        identity.records,
+        attempt=GUEST_ATTEMPT,
+        generation=identity.generation,
+        clock=clock.now,
+        is_forced=False,
+    )
+    before = identity.state
+    connection = ServiceConnection(guest, installation=installation, preferred=before.installation)
+    return GuestRun(
+        connection,
+        journal,
+        clock,
+        max_failures=run.max_failures,
+        before=before,
+        save=partial(file.save, identity),
+    )
 
 
-def _follow_end(run: TrainRun, label: str, registered: _Registered | None, *, follower: EpochFollower) -> None:
-    board = FailureBoard(default_store(), label) if run.world_size > 1 else None
-    if registered is not None:
+def _check_first_start(file: IdentityFile) -> None:
+    """Check, before a run's first start, that it is clear which installation it belongs to.
 
-        def record_end(failure: FailureRecord | None) -> None:
+    A restart only warns, since an installation that appears in mid-run must not end training.
+
+    Raises:
+        AttachError: there are several.
+    """
+    try:
+        found, is_restart = find_installations(), file.is_restart()
+    except Exception as error:  # noqa: BLE001  # whatever fails here, training goes on
+        log.warning("Accordion's installations are not known yet (%s); training goes on", error)
+        return
+    if not is_restart:
+        check_installations(found)
+
+
+def _follow_end(run: TrainRun, label: str, guest: GuestRun | None, *, follower: EpochFollower) -> None:
+    def record_end(failure: FailureRecord | None) -> None:
+        if guest is not None:
             follower.record_ended()
-            registered.record_end(failure)
+            guest.record_end(failure)
 
-        watch_end(record_end, rank=run.rank, board=board)
-    elif run.rank != 0:
-        watch_end(lambda _: None, rank=run.rank, board=board)
+    outcomes = None
+    if run.world_size > 1:
+        outcomes = OutcomeStore(default_store(), label, world_size=run.world_size)
+    if guest is not None or run.rank != 0:
+        watch_end(record_end, rank=run.rank, outcomes=outcomes)

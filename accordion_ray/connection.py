@@ -1,4 +1,4 @@
-"""Rank 0's way to the Accordion actor, which may not be there yet, or not any more.
+"""Rank 0's connection to the Accordion actor, which may not exist yet or may have stopped.
 
 An actor is only looked for and never started: without a service nobody would read what it holds.
 """
@@ -12,8 +12,8 @@ from typing import Any
 from accordion_ray.errors import AttachError
 from workers.asking import ActorSilentError, Ask
 from workers.calls import Receipt, Refused
-from workers.contract import Guest
-from workers.names import NAMESPACE, actor_name, installation_of
+from workers.contract import GUEST_PROTOCOL, Guest
+from workers.names import NAMESPACE, actor_name, installation_of, package_version
 
 ENLIST_TIMEOUT_S = 5.0
 
@@ -36,7 +36,11 @@ def check_installations(found: Sequence[str]) -> None:
         AttachError: there are several.
     """
     if len(found) > 1:
-        raise AttachError(_ambiguous(found))
+        raise AttachError(_describe_choice(found))
+
+
+class ActorOutdatedError(ActorSilentError):
+    """The Accordion actor was started by a version that does not know the method."""
 
 
 class RunningActor:
@@ -50,8 +54,8 @@ class RunningActor:
         """Return the method's answer.
 
         Raises:
-            ActorSilentError: there is no such actor, it is too old for the method, or it did not
-                answer in time.
+            ActorOutdatedError: the actor has no such method.
+            ActorSilentError: there is no such actor, or it did not answer in time.
         """
         import ray
 
@@ -59,7 +63,10 @@ class RunningActor:
             self._actor = self._actor or ray.get_actor(self._name, namespace=NAMESPACE)
             call = getattr(self._actor, method).remote(*arguments, **named)
             return ray.get(call, timeout=timeout_s)
-        except (ray.exceptions.RayError, OSError, ValueError, AttributeError) as error:
+        except AttributeError as error:
+            self._actor = None
+            raise ActorOutdatedError(f"the Accordion actor has no method {method}") from error
+        except (ray.exceptions.RayError, OSError, ValueError) as error:
             self._actor = None
             raise ActorSilentError(f"the Accordion actor gave no answer to {method}: {error}") from error
 
@@ -72,8 +79,9 @@ class ServiceConnection:
     Args:
         guest: what is registered.
         installation: id of the installation to register with; None takes the only one there is.
+        preferred: if there are several and none was given, the one that the run registered with before.
         find: returns the installations on this cluster.
-        connect: returns the way to an installation's actor.
+        connect: returns the connection to an installation's actor.
     """
 
     def __init__(
@@ -81,6 +89,7 @@ class ServiceConnection:
         guest: Guest,
         *,
         installation: str | None,
+        preferred: str | None = None,
         find: Callable[[], list[str]] = find_installations,
         connect: Callable[[str], Ask] = RunningActor,
     ) -> None:
@@ -88,20 +97,23 @@ class ServiceConnection:
         self.is_registered = False
         self.is_superseded = False
         """Whether a newer worker group of the run has registered."""
-        self._installation = installation
+        self.installation = preferred
+        """Installation that the run registered with; None before."""
+        self._given = installation
         self._find = find
         self._connect = connect
         self._actor: Ask | None = None
-        self._told = ""
-        """The last warning, which is not repeated."""
+        self._last_message = ""
+        """The last message, which is not repeated."""
 
     def refresh(self) -> None:
-        """Find the service if it is not known, and register again, so that it knows that the run is alive."""
-        self._actor = self._actor or self._find_actor()
-        if self._actor is None or self.is_superseded:
+        """Find the service if it is not known, and register again, which shows that the run is alive."""
+        if self.is_superseded:
             return
         try:
-            self._handle_answer(self._actor("enlist", self.guest, timeout_s=ENLIST_TIMEOUT_S))
+            self._actor = self._actor or self._connect_actor()
+            if self._actor is not None:
+                self._handle_answer(self._actor("enlist", self.guest, timeout_s=ENLIST_TIMEOUT_S))
         except ActorSilentError:
             # It may come back under another name, or not at all: look for it again.
             self._actor = None
@@ -117,22 +129,54 @@ class ServiceConnection:
             raise ActorSilentError(f"the run is not registered, so {method} was not called")
         return actor(method, *arguments, timeout_s=timeout_s, **named)
 
-    def _find_actor(self) -> Ask | None:
-        found = self._find()
-        if self._installation is not None:
-            found = [one for one in found if one == self._installation]
-        if len(found) > 1:
-            self._warn(_ambiguous(found))
-        if len(found) != 1:
+    def _connect_actor(self) -> Ask | None:
+        installation = self._choose_installation(self._find())
+        if installation is None:
             return None
-        self._installation = found[0]
-        return self._connect(found[0])
+        actor = self._connect(installation)
+        try:
+            protocol, version = actor("guest_protocol", timeout_s=ENLIST_TIMEOUT_S)
+        except ActorOutdatedError:
+            protocol, version = 0, "of an older release"
+        if protocol != GUEST_PROTOCOL:
+            self._tell(
+                f"the guest run {self.guest.name!r} is not registered with Accordion, since their "
+                f"versions do not fit: this script has accordion-train {package_version()} "
+                f"(protocol {GUEST_PROTOCOL}), the service's actor {version} (protocol {protocol}). "
+                "Training goes on. Install the service's version where the script runs; the actor "
+                "of an older service ends with its Ray cluster"
+            )
+            return None
+        self.installation = installation
+        return actor
+
+    def _choose_installation(self, found: Sequence[str]) -> str | None:
+        listed = ", ".join(map(repr, found)) or "none"
+        if self._given is not None and self._given not in found:
+            self._tell(
+                f"installation {self._given!r} of Accordion is not on this Ray cluster (found: "
+                f"{listed}); training goes on, and the guest run {self.guest.name!r} registers when "
+                "it appears. Check attach(..., installation=)"
+            )
+            return None
+        chosen = self._given if self._given is not None else self.installation
+        if chosen is not None and chosen in found:
+            return chosen
+        if not found:
+            self._tell(
+                "no Accordion service on this Ray cluster yet; the guest run "
+                f"{self.guest.name!r} registers when there is one",
+                level=logging.INFO,
+            )
+        elif len(found) > 1:
+            self._tell(_describe_choice(found))
+        return found[0] if len(found) == 1 else None
 
     def _handle_answer(self, answer: Receipt | Refused) -> None:
         match answer:
             case Refused():
                 self.is_registered, self.is_superseded = False, True
-                self._warn(
+                self._tell(
                     f"the guest run {self.guest.name!r} is registered in a newer generation "
                     f"({answer.newest.generation}), so this one ({self.guest.generation}) reports "
                     "nothing more. After a restart there is nothing to do. If one script attaches "
@@ -148,19 +192,19 @@ class ServiceConnection:
                     )
                 self.is_registered = True
                 if answer.namesake is not None:
-                    self._warn(
+                    self._tell(
                         f"two guest runs have the name {self.guest.name!r}: {answer.namesake} and, "
                         f"younger, {self.guest.job_id}; the service appends part of the id to the "
                         "name of one of them. Give attach() another name= to tell them apart"
                     )
 
-    def _warn(self, sentence: str) -> None:
-        if sentence != self._told:
-            log.warning("%s", sentence)
-        self._told = sentence
+    def _tell(self, sentence: str, *, level: int = logging.WARNING) -> None:
+        if sentence != self._last_message:
+            log.log(level, "%s", sentence)
+        self._last_message = sentence
 
 
-def _ambiguous(found: Sequence[str]) -> str:
+def _describe_choice(found: Sequence[str]) -> str:
     listed = ", ".join(repr(installation) for installation in found)
     return (
         f"{len(found)} Accordion installations run on this Ray cluster ({listed}); choose one with "

@@ -1,29 +1,32 @@
-"""A guest run on rank 0: its records and progress to the service, people's overrides to its session.
+"""A guest run on rank 0: its records and progress to the service, overrides to its session.
 
 Nothing here makes training wait for the service or ends it: what cannot be delivered stays in the
-journal and is sent later, and what cannot be written is given up with a warning.
+journal and is sent later, and whatever fails is given up with a message in the log.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from accordion.errors import OverrideError
 from accordion.messages import Decision, Override, Report
 from accordion.step_results import StepResult, Switch
 from accordion_ray.connection import ServiceConnection
+from accordion_ray.identity import GuestState
 from accordion_ray.records import (
     Attached,
     EndedEpoch,
     Totals,
+    build_started_record,
+    find_loss,
     is_last_failure,
-    loss_of,
-    numbers_of,
-    started_record,
-    totals_of,
+    keep_finite_numbers,
+    read_totals,
 )
 from workers.clock import Clock
 from workers.contract import (
@@ -37,7 +40,7 @@ from workers.contract import (
     Progress,
     RejectedRecord,
 )
-from workers.journal import Journal, read_records
+from workers.journal import Journal
 from workers.orders import Watch
 from workers.outbox import Outbox
 from workers.reporting import PROGRESS_EVERY_S, switch_records
@@ -46,37 +49,65 @@ REFRESH_S = 3.0
 """Pause between two registrations; the service takes a run that is silent for much longer for lost."""
 END_FLUSH_S = 2.0
 """Ray Train ends the processes of a run about as long after the training function has ended."""
+RECORD_LIMIT = 1000
+"""Undelivered records that are kept; a large model's take about 10 KB each, in memory and on the disk."""
 
 log = logging.getLogger(__name__)
+
+
+class _Boundary(NamedTuple):
+    """The newest step boundary."""
+
+    time: float
+    step: int
+    epoch: int
 
 
 class GuestRun:
     """Reports one worker group's session. The training thread calls `begin` and then the `record_` methods.
 
     Args:
-        connection: the way to the service.
+        connection: the connection to the service.
         journal: where this generation's records are kept.
         clock: time for records and phases.
         max_failures: restarts that Ray Train allows; -1 for any number.
+        before: left by the worker groups before this one.
+        save: saves what this worker group leaves to the next one; may raise OSError.
     """
 
-    def __init__(self, connection: ServiceConnection, journal: Journal, clock: Clock, *, max_failures: int) -> None:
+    def __init__(
+        self,
+        connection: ServiceConnection,
+        journal: Journal,
+        clock: Clock,
+        *,
+        max_failures: int,
+        before: GuestState,
+        save: Callable[[GuestState], None],
+    ) -> None:
         self._max_failures = max_failures
         self._connection = connection
         self._journal = journal
         self._clock = clock
         job_id = connection.guest.job_id
-        self._outbox = Outbox(job_id, journal, connection)
+        self._outbox = Outbox(job_id, journal, connection, limit=RECORD_LIMIT)
         self._orders = Watch(job_id, connection)
+        self._state = self._saved = before
+        """What this worker group leaves, and what of it is saved."""
+        self._save = save
+        self._changing, self._saving = threading.Lock(), threading.Lock()
         self._statistic: Mapping[str, float] | None = None
         self._overrides: tuple[Override, ...] | None = None
-        """Last overrides heard of; None while there are none from the service."""
+        """Overrides in the last orders; None before the first orders."""
         self._progress: Progress | None = None
         self._progress_at = (0.0, 0)
         """Moment and step of the last progress."""
+        self._boundary: _Boundary | None = None
         self._loss: float | None = None
         self._is_broken = False
         """Whether records cannot be written any more."""
+        self._failed: set[str] = set()
+        """What has failed, which is logged once."""
         self._seconds = dict.fromkeys(("compute", "communicate", "evaluate", "checkpoint", "decide"), 0.0)
         self._closed = threading.Event()
 
@@ -90,64 +121,56 @@ class GuestRun:
         """Register the run, and report the session from now on."""
         self._attached = attached
         self._lap, self._waited = self._clock.elapsed(), attached.session.communicate_s
-        self._epoch_began = totals_of(attached.session, self._seconds)
-        history = read_records(self._journal.storage)
-        self._outbox.start()
-        self._post(started_record(attached, history))
-        self._orders.on_orders(self._obey)
-        self._orders.start()
-        threading.Thread(target=self._keep_registered, name="accordion-guest", daemon=True).start()
+        self._epoch_began = read_totals(attached.session, self._seconds)
+        session, before = attached.session, self._state
+        self._change_state(world_size=session.world_size, step=session.steps)
+        with self._log_errors("begin to report"):
+            self._outbox.start()
+            self._post(build_started_record(attached, before))
+            self._orders.on_orders(self._apply_orders)
+            self._orders.start()
+            threading.Thread(target=self._refresh, name="accordion-guest", daemon=True).start()
 
     def record_boundary(self, result: StepResult) -> None:
         """Record a step boundary: progress, and the switch to another decision."""
-        self.count_seconds("compute")
-        if result.switch is not None:
-            self._record_switch(result.switch)
-        self._update_progress()
+        with self._log_errors("record a step"):
+            self.count_seconds("compute")
+            if result.switch is not None:
+                self._record_switch(result.switch)
+            session = self._attached.session
+            self._boundary = _Boundary(self._clock.now(), session.steps, session.epoch)
+            self._update_progress()
 
     def record_epoch(self, ended: EndedEpoch, metrics: Mapping[str, Any]) -> None:
         """Record an epoch that has ended, with the script's metrics, and the switch that its end brought."""
-        numbers, session = numbers_of(metrics), self._attached.session
-        spent, self._epoch_began = ended.totals.since(self._epoch_began), ended.totals
-        self._loss = loss_of(numbers)
-        statistic, self._statistic = self._statistic, None
-        self._post(
-            EpochRecord(
-                epoch=ended.epoch,
-                step=ended.switch.decision.step,
-                world_size=session.world_size,
-                loss=self._loss,
-                metrics=numbers,
-                lr=ended.lr,
-                global_batch=session.global_batch,
-                samples=spent.steps * session.global_batch,
-                skipped_steps=spent.skipped_steps,
-                seconds_by_phase=dict(spent.seconds),
-                bytes=spent.bytes,
-                statistic_by_layer=None if statistic is None else numbers_of(statistic),
-                regime_by_layer=dict(ended.decision.regime_by_layer),
-                level_by_layer={layer: level.name for layer, level in ended.decision.level_by_layer.items()},
-            )
-        )
-        self._record_switch(ended.switch)
+        with self._log_errors("record an epoch"):
+            self._record_epoch(ended, keep_finite_numbers(metrics))
 
     def read_totals(self) -> Totals:
         """Return what the session has counted so far."""
-        return totals_of(self._attached.session, self._seconds)
+        return read_totals(self._attached.session, self._seconds)
 
     def record_end(self, failure: FailureRecord | None) -> bool:
-        """Record how the training function ended; return whether the run has ended with it.
+        """Record how the training functions ended; return whether the run has ended with it.
 
-        After a failure that is up to Ray Train's restarts.
+        After a failure that is up to Ray Train's restarts. The end is on the disk before anything is
+        sent: Ray Train may end this process at any moment.
         """
         self._closed.set()
+        before = self._state
+        is_last = is_last_failure(before.failures, self._max_failures)
         end: EndRecord | None = EndRecord(status="SUCCEEDED", reason="COMPLETED")
         if failure is not None:
-            is_last = is_last_failure(read_records(self._journal.storage), self._max_failures)
             self._post(failure.model_copy(update={"final": is_last}))
-            end = _end_of(failure) if is_last else None
+            end = _build_end(failure) if is_last else None
         if end is not None:
             self._post(end)
+        self._change_state(
+            step=self._attached.session.steps,
+            failures=before.failures + (failure is not None),
+            ended=end is not None,
+        )
+        self._save_changes()
         if self._connection.is_registered:
             self._outbox.flush(END_FLUSH_S)
         return end is not None
@@ -155,6 +178,7 @@ class GuestRun:
     def close(self) -> None:
         """Stop reporting; what was not delivered stays in the journal."""
         self._closed.set()
+        self._save_changes()
         self._orders.close()
         self._outbox.close()
 
@@ -165,6 +189,32 @@ class GuestRun:
         self._lap, self._waited = now, waited
         self._seconds["communicate"] += communicated
         self._seconds[phase] += passed - communicated
+
+    def _record_epoch(self, ended: EndedEpoch, numbers: Mapping[str, float]) -> None:
+        session = self._attached.session
+        spent, self._epoch_began = ended.totals.since(self._epoch_began), ended.totals
+        self._loss = find_loss(numbers)
+        statistic, self._statistic = self._statistic, None
+        self._post(
+            EpochRecord(
+                epoch=ended.epoch,
+                step=ended.switch.decision.step,
+                world_size=session.world_size,
+                loss=self._loss,
+                metrics=dict(numbers),
+                lr=ended.lr,
+                global_batch=session.global_batch,
+                samples=spent.steps * session.global_batch,
+                skipped_steps=spent.skipped_steps,
+                seconds_by_phase=dict(spent.seconds),
+                bytes=spent.bytes,
+                statistic_by_layer=None if statistic is None else keep_finite_numbers(statistic),
+                regime_by_layer=dict(ended.decision.regime_by_layer),
+                level_by_layer={layer: level.name for layer, level in ended.decision.level_by_layer.items()},
+            )
+        )
+        self._record_switch(ended.switch)
+        self._change_state(step=session.steps)
 
     def _record_switch(self, switch: Switch) -> None:
         for record in switch_records(switch):
@@ -187,7 +237,7 @@ class GuestRun:
     def _update_progress(self) -> None:
         session, now = self._attached.session, self._clock.elapsed()
         passed, steps = now - self._progress_at[0], session.steps - self._progress_at[1]
-        if passed < PROGRESS_EVERY_S:
+        if self._progress is not None and passed < PROGRESS_EVERY_S:
             return
         self._progress_at = (now, session.steps)
         is_first = self._progress is None
@@ -203,31 +253,54 @@ class GuestRun:
             loss=self._loss,
             lr=self._attached.rate(),
             samples_per_s=0.0 if is_first else steps * session.global_batch / passed,
-            bytes=totals_of(session, {}).bytes,
+            bytes=read_totals(session, {}).bytes,
             seconds_by_phase=dict(self._seconds),
             global_batch=session.global_batch,
         )
         self._outbox.put_progress(self._progress)
 
-    def _keep_registered(self) -> None:
+    def _refresh(self) -> None:
+        """Keep the run registered, and send and save what is newest, until the run ends."""
         while not self._connection.is_superseded:
-            try:
+            with self._log_errors("register with the service"):
                 self._connection.refresh()
-                self._repeat_progress()
-            except Exception:
-                # Whatever fails here, training goes on, and the next turn tries again.
-                log.exception("the guest run could not be registered; it is tried again")
+                if self._connection.is_registered:
+                    self._change_state(installation=self._connection.installation)
+                self._send_newest_step()
+            self._save_changes()
             if self._closed.wait(REFRESH_S):
                 return
 
-    def _repeat_progress(self) -> None:
-        """Post the last progress with the present time: a script that evaluates makes no steps, but lives."""
-        progress = self._progress
-        if progress is not None and self._connection.is_registered:
-            self._outbox.put_progress(progress.model_copy(update={"time": self._clock.now()}))
+    def _send_newest_step(self) -> None:
+        """Send the newest step with its own time if it followed the last progress too soon."""
+        boundary, progress = self._boundary, self._progress
+        if boundary is not None and progress is not None and boundary.step > progress.step:
+            self._progress = progress.model_copy(update=boundary._asdict())
+            self._outbox.put_progress(self._progress)
 
-    def _obey(self, orders: Orders) -> None:
-        """Put people's overrides in force; called by the thread that listens for them."""
+    def _change_state(self, **changes: Any) -> None:
+        with self._changing:
+            self._state = replace(self._state, **changes)
+
+    def _save_changes(self) -> None:
+        with self._log_errors("save the state of this guest run"), self._saving:
+            state = self._state
+            if state != self._saved:
+                self._save(state)
+                self._saved = state
+
+    @contextmanager
+    def _log_errors(self, what: str) -> Iterator[None]:
+        """Log an error, the first time that this fails; training goes on."""
+        try:
+            yield
+        except Exception:
+            if what not in self._failed:
+                self._failed.add(what)
+                log.exception("this guest run could not %s; training goes on", what)
+
+    def _apply_orders(self, orders: Orders) -> None:
+        """Apply the overrides of the newest orders; called by the thread that receives them."""
         if orders.overrides != self._overrides:
             self._overrides = orders.overrides
             self._attached.session.override([one for one in orders.overrides if self._is_possible(one)])
@@ -241,6 +314,6 @@ class GuestRun:
         return True
 
 
-def _end_of(failure: FailureRecord) -> EndRecord:
+def _build_end(failure: FailureRecord) -> EndRecord:
     reason: EndReason = "TASK_RAISED" if failure.cause == "job" else "TOO_MANY_FAILURES"
     return EndRecord(status="FAILED", reason=reason, message=failure.message)

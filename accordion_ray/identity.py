@@ -1,35 +1,68 @@
-"""Which guest run this is: its id and generation, kept in the storage of the Ray Train run.
+"""Which guest run this is, and what its earlier worker groups left: kept in the run's storage.
 
-    STORAGE/RUN/accordion/NAME/guest.json              id and generation of the guest run
+    STORAGE/RUN/accordion/NAME/guest.json              id, generation and `GuestState`
     STORAGE/RUN/accordion/NAME/JOB_ID/records/*.jsonl  what it recorded, on a local or shared directory
 
-If the storage is an object store, records are kept in a temporary directory of rank 0's node instead.
+If the storage is an object store, records are kept in a temporary directory of rank 0's node instead,
+which the next worker group finds if its rank 0 is on the same node.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import tempfile
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import uuid_utils
+from pydantic import ValidationError
 
 from accordion_ray.train_context import TrainRun
-from workers.journal import claim_generation
+from workers.contract import EndRecord, Record
+from workers.journal import claim_generation, newest_generation
+
+KEPT_DAYS = 30.0
+"""Records in temporary directories are removed after this long without a new one."""
 
 _FILE = "guest.json"
+_TAIL_BYTES = 1 << 16
+"""The end of a journal in which its `EndRecord` is looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestState:
+    """What one worker group of a guest run leaves to the next."""
+
+    world_size: int = 0
+    """Size of the last worker group; 0 before the first."""
+    step: int = 0
+    """Last step that was recorded."""
+    fit: str = ""
+    """Id of the call of `fit` whose failures are counted."""
+    failures: int = 0
+    """Failures recorded in this call of `fit`."""
+    installation: str | None = None
+    """Installation that the run registered with; None before."""
+    ended: bool = False
+    """Whether the run has ended: the next one in this storage gets an id of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A guest run's place in the service's history."""
+    """Id and generation of a guest run's worker group."""
 
     job_id: str
     generation: int
     records: Path
     """Directory of the journal."""
+    state: GuestState = GuestState()
+    """Left by the worker groups before this one."""
 
 
 class IdentityFile:
@@ -38,6 +71,16 @@ class IdentityFile:
     def __init__(self, run: TrainRun, name: str) -> None:
         self._filesystem = run.filesystem
         self._folder = f"{run.path}/accordion/{name.replace('/', '-')}"
+        self._fit = run.fit
+        self._writing = threading.Lock()
+
+    def is_restart(self) -> bool:
+        """Return whether an interrupted run is in this storage, which the next claim continues.
+
+        Raises:
+            OSError: the storage cannot be read.
+        """
+        return self._read_unfinished() is not None
 
     def claim(self) -> Identity:
         """Return the identity for a new worker group: that of the interrupted run, or a new one.
@@ -45,23 +88,29 @@ class IdentityFile:
         Raises:
             OSError: the storage cannot be read or written.
         """
-        saved = self._read()
-        if not saved or saved["ended"]:
-            saved = {"job_id": str(uuid_utils.uuid7()), "generation": 0}
+        saved = self._read_unfinished() or {"job_id": str(uuid_utils.uuid7()), "generation": 0}
         job_id, generation = str(saved["job_id"]), int(saved["generation"]) + 1
-        records = self._records(job_id)
+        records = self._prepare_records(job_id)
         if self._is_local:
             generation = claim_generation(records)
-        self._write(job_id, generation, ended=False)
-        return Identity(job_id=job_id, generation=generation, records=records)
+        state = _parse_state(saved)
+        if state.fit != self._fit:
+            # Ray Train counts from 0 in each call of fit(), such as that of a script started again.
+            state = replace(state, fit=self._fit, failures=0)
+        identity = Identity(job_id=job_id, generation=generation, records=records, state=state)
+        self._write(identity, state)
+        return identity
 
-    def mark_ended(self, identity: Identity) -> None:
-        """Record that the run has ended: the next one in this storage gets an id of its own.
+    def save(self, identity: Identity, state: GuestState) -> None:
+        """Save what this worker group leaves, unless a newer one or another run has the storage.
 
         Raises:
-            OSError: the storage cannot be written.
+            OSError: the storage cannot be read or written.
         """
-        self._write(identity.job_id, identity.generation, ended=True)
+        saved = self._read()
+        mine = (identity.job_id, identity.generation)
+        if saved is None or (saved["job_id"], saved["generation"]) == mine:
+            self._write(identity, state)
 
     @property
     def _is_local(self) -> bool:
@@ -70,9 +119,21 @@ class IdentityFile:
     def _records(self, job_id: str) -> Path:
         if self._is_local:
             return Path(self._folder) / job_id
-        folder = Path(tempfile.mkdtemp(prefix="accordion-guest-"))
-        (folder / "records").mkdir()
-        return folder
+        return _temporary_folder() / job_id
+
+    def _prepare_records(self, job_id: str) -> Path:
+        records = self._records(job_id)
+        if not self._is_local:
+            records.parent.mkdir(mode=0o700, exist_ok=True)
+            _remove_old(records.parent)
+        (records / "records").mkdir(parents=True, exist_ok=True)
+        return records
+
+    def _read_unfinished(self) -> dict[str, Any] | None:
+        saved = self._read()
+        if saved is None or saved["ended"] or has_recorded_end(self._records(str(saved["job_id"]))):
+            return None
+        return saved
 
     def _read(self) -> dict[str, Any] | None:
         try:
@@ -81,12 +142,63 @@ class IdentityFile:
         except FileNotFoundError:
             return None
         except ValueError:
-            # A process died while it wrote the file.
+            # The node died before the file was on its disk.
             return None
-        return saved if isinstance(saved, dict) and saved.keys() >= {"job_id", "generation", "ended"} else None
+        is_whole = isinstance(saved, dict) and saved.keys() >= {"job_id", "generation", "ended"}
+        return saved if is_whole else None
 
-    def _write(self, job_id: str, generation: int, *, ended: bool) -> None:
-        text = json.dumps({"job_id": job_id, "generation": generation, "ended": ended})
-        self._filesystem.create_dir(self._folder, recursive=True)
-        with self._filesystem.open_output_stream(f"{self._folder}/{_FILE}") as file:
-            file.write(text.encode())
+    def _write(self, identity: Identity, state: GuestState) -> None:
+        content = {"job_id": identity.job_id, "generation": identity.generation, **asdict(state)}
+        text = json.dumps(content)
+        target = f"{self._folder}/{_FILE}"
+        # An object store writes a file whole or not at all, and cannot rename one.
+        draft = f"{target}.draft" if self._is_local else target
+        with self._writing:
+            self._filesystem.create_dir(self._folder, recursive=True)
+            with self._filesystem.open_output_stream(draft) as file:
+                file.write(text.encode())
+            if draft != target:
+                self._filesystem.move(draft, target)
+
+
+def has_recorded_end(records: Path) -> bool:
+    """Return whether the newest generation in a journal's directory has recorded the run's end.
+
+    A process may be killed between that record and the mark in `guest.json`.
+
+    Raises:
+        OSError: the journal cannot be read.
+    """
+    generation = newest_generation(records)
+    file = records / "records" / f"{generation:09d}.jsonl"
+    if generation == 0 or not file.exists():
+        return False
+    with file.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = stream.read().split(b"\n")
+    return any(b'"kind":"end"' in line and _is_end(line) for line in lines)
+
+
+def _is_end(line: bytes) -> bool:
+    try:
+        return isinstance(Record.model_validate_json(line).payload, EndRecord)
+    except ValidationError:
+        return False
+
+
+def _parse_state(saved: Mapping[str, Any]) -> GuestState:
+    names = {field.name for field in fields(GuestState)}
+    return GuestState(**{name: value for name, value in saved.items() if name in names})
+
+
+def _temporary_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"accordion-guests-{os.getuid()}"
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove the records of runs that recorded nothing for a long time."""
+    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    for records in folder.glob("*/records"):
+        newest = max((file.stat().st_mtime for file in (records, *records.iterdir())), default=oldest)
+        if newest < oldest:
+            shutil.rmtree(records.parent, ignore_errors=True)

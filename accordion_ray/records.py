@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from torch.optim import Optimizer
@@ -16,7 +16,8 @@ from accordion.config import Config
 from accordion.messages import Decision
 from accordion.session import Session
 from accordion.step_results import Switch
-from workers.contract import Bytes, FailureRecord, JobSpec, Record, Started
+from accordion_ray.identity import GuestState
+from workers.contract import Bytes, JobSpec, Started
 from workers.spec import LEAST_SHARE
 from workers.tasks import GUEST
 
@@ -25,7 +26,7 @@ _LOSS_METRICS = ("train_loss", "loss")
 _LONGEST_NAME = 63
 
 
-def label_of(name: str) -> str:
+def make_label(name: str) -> str:
     """Return a name as the service takes it: other characters become hyphens, and the end is cut."""
     label = re.sub(r"[^A-Za-z0-9._/-]+", "-", name)[:_LONGEST_NAME].strip("._/-")
     return label or GUEST
@@ -145,15 +146,12 @@ class EndedEpoch:
     """What the session had counted at its end."""
 
 
-def started_record(attached: Attached, history: Iterable[Record]) -> Started:
-    """Return the record that a worker group begins with, given the records of the groups before it."""
+def build_started_record(attached: Attached, before: GuestState) -> Started:
+    """Return the record that a worker group begins with, given what the group before it left."""
     session = attached.session
-    cause, previous_world_size, last_step = "start", 0, 0
-    for record in history:
-        last_step = max(last_step, int(getattr(record.payload, "step", None) or 0))
-        if isinstance(record.payload, Started):
-            previous_world_size = record.payload.world_size
-            cause = "recovery" if previous_world_size == session.world_size else "resize"
+    cause: Literal["start", "resize", "recovery"] = "start"
+    if before.world_size:
+        cause = "recovery" if before.world_size == session.world_size else "resize"
     return Started(
         world_size=session.world_size,
         epoch=session.epoch,
@@ -163,33 +161,32 @@ def started_record(attached: Attached, history: Iterable[Record]) -> Started:
         layers=session.layers,
         parameters=attached.parameters,
         cause=cause,
-        previous_world_size=previous_world_size,
-        steps_rolled_back=max(0, last_step - session.steps),
+        previous_world_size=before.world_size,
+        steps_rolled_back=max(0, before.step - session.steps),
     )
 
 
-def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+def keep_finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers among the metrics of `ray.train.report`."""
     given = {str(name): value for name, value in metrics.items() if isinstance(value, Real)}
-    numbers = {name: float(value) for name, value in given.items() if not isinstance(value, bool)}
+    numbers = {name: _to_float(value) for name, value in given.items() if not isinstance(value, bool)}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def loss_of(metrics: Mapping[str, float]) -> float | None:
+def find_loss(metrics: Mapping[str, float]) -> float | None:
     """Return the training loss among the metrics, by its name; None without one."""
     return next((metrics[name] for name in _LOSS_METRICS if name in metrics), None)
 
 
-def is_last_failure(history: Iterable[Record], max_failures: int) -> bool:
-    """Return whether Ray Train gives up after one more failure than are recorded in the history.
+def is_last_failure(failures: int, max_failures: int) -> bool:
+    """Return whether Ray Train gives up after one more failure than were recorded.
 
     Ray Train counts failures that were never recorded, too, so it may give up earlier than this says.
     """
-    count = sum(isinstance(record.payload, FailureRecord) for record in history)
-    return 0 <= max_failures <= count
+    return 0 <= max_failures <= failures
 
 
-def totals_of(session: Session, seconds: Mapping[str, float]) -> Totals:
+def read_totals(session: Session, seconds: Mapping[str, float]) -> Totals:
     """Return what the session has counted so far."""
     return Totals(
         bytes=Bytes(**asdict(session.ledger.total)),
@@ -202,3 +199,10 @@ def totals_of(session: Session, seconds: Mapping[str, float]) -> Totals:
 def _ends_of_ladder(config: Config) -> tuple[Any, Any]:
     ladder = config.ladder()
     return ladder[0], ladder[-1]
+
+
+def _to_float(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

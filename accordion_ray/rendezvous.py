@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 
 from torch.distributed import distributed_c10d
@@ -9,8 +10,15 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from accordion_ray.errors import AttachError
 
-TIMEOUT_S = 60.0
-"""Default limit; ranks leave `prepare_model` together, so they reach `attach` within seconds."""
+TIMEOUT_S = 1800.0
+"""Default limit: that of Ray Train's process groups (`TorchConfig(timeout_s=1800)`).
+
+A rank may evaluate, download or write for many minutes before it makes the call.
+"""
+WARN_AFTER_S = 60.0
+"""After this long, waiting ranks warn which ranks are missing."""
+
+log = logging.getLogger(__name__)
 
 
 def default_store() -> Store:
@@ -35,12 +43,34 @@ def wait_for_ranks(call: str, *, rank: int, world_size: int, timeout_s: float) -
     store.delete_key(f"{number - 2}/{rank}")
     store.set(f"{number}/{rank}", "")
     keys = [f"{number}/{other}" for other in range(world_size)]
+    call_on_all = "call it on every rank, outside of conditions such as `if get_world_rank() == 0:`"
+    waited_s = min(WARN_AFTER_S, timeout_s)
+    if _is_complete(store, keys, wait_s=waited_s):
+        return
+    made = f"{call}() was called on rank {rank}, but not on rank"
+    if waited_s < timeout_s:
+        log.warning(
+            "%s %s within %g s; it waits for up to %g s. If it is not called there at all, %s",
+            made,
+            _list_missing(store, keys),
+            waited_s,
+            timeout_s,
+            call_on_all,
+        )
+        if _is_complete(store, keys, wait_s=timeout_s - waited_s):
+            return
+    raise AttachError(
+        f"{made} {_list_missing(store, keys)} within {timeout_s:g} s; {call_on_all}, or give it a larger timeout_s"
+    )
+
+
+def _is_complete(store: Store, keys: list[str], *, wait_s: float) -> bool:
     try:
-        store.wait(keys, timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
-        raise AttachError(
-            f"{call}() was called on rank {rank}, but not on rank {', '.join(missing)} within "
-            f"{timeout_s:g} s; call it on every rank, outside of conditions such as "
-            "`if get_world_rank() == 0:`, or give it a larger timeout_s"
-        ) from error
+        store.wait(keys, timedelta(seconds=wait_s))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _list_missing(store: Store, keys: list[str]) -> str:
+    return ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))

@@ -31,6 +31,8 @@ class TrainRun:
     """Restarts that `FailureConfig` allows; -1 for any number."""
     node: str = ""
     """Ray's id of the node that this worker runs on."""
+    fit: str = ""
+    """Ray Train's id of this call of `fit`, the same over its restarts."""
 
 
 def current_run() -> TrainRun:
@@ -51,6 +53,7 @@ def current_run() -> TrainRun:
         path=str(storage.experiment_fs_path),
         max_failures=context.train_run_context.run_config.failure_config.max_failures,
         node=ray.get_runtime_context().get_node_id(),
+        fit=str(context.train_run_context.run_id),
     )
 
 
@@ -92,7 +95,7 @@ def follow_reports(before_report: Callable[[Mapping[str, Any]], None], after_rep
     context.report = followed
 
 
-def training_error() -> BaseException | None:
+def read_training_error() -> BaseException | None:
     """Return what the training function raised; None if it returned or still runs."""
     error = _context().execution_context.training_thread_runner.get_error()
     raised: BaseException | None = getattr(error, "_base_exc", error)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,6 +22,8 @@ from workers.contract import Cursor, Drained, EndRecord, Payload, Record
 
 _FORCED = frozenset({"started", "epoch"})
 """Kinds of records that checkpoints depend on; they are flushed to the disk before a checkpoint is."""
+_LINE = re.compile(rb'\{"attempt":(\d+),"generation":(\d+),"seq":(\d+),')
+"""How the line of a record begins."""
 Clock = Callable[[], float]
 """Seconds since 1970."""
 Place = tuple[int, int, int]
@@ -73,13 +76,22 @@ def place_of(item: Record | Cursor) -> Place:
 
 
 class Journal:
-    """The records of one generation, as one process writes them. Any thread may write."""
+    """The records of one generation, as one process writes them. Any thread may write.
 
-    def __init__(self, storage: Path, *, attempt: int, generation: int, clock: Clock) -> None:
+    Args:
+        storage: directory of the records.
+        attempt: attempt of the job.
+        generation: a generation that this process has claimed.
+        clock: seconds since 1970.
+        is_forced: whether records that checkpoints depend on are flushed to the disk.
+    """
+
+    def __init__(self, storage: Path, *, attempt: int, generation: int, clock: Clock, is_forced: bool = True) -> None:
         self.storage = storage
         self.attempt = attempt
         self.generation = generation
         self._clock = clock
+        self._is_forced = is_forced
         self._seq = 0
         self._lock = threading.Lock()
 
@@ -95,11 +107,25 @@ class Journal:
             with _file(self.storage / "records", self.generation).open("ab") as file:
                 # the newline comes first too: it ends a line that a full disk tore.
                 file.write(b"\n" + record.model_dump_json().encode() + b"\n")
-                if payload.kind in _FORCED:
+                if self._is_forced and payload.kind in _FORCED:
                     file.flush()
                     os.fsync(file.fileno())
             self._seq += 1
             return record
+
+    def compact(self, kept: Container[Place]) -> None:
+        """Remove all records from the disk but these; files of newer generations stay as they are.
+
+        Emptied files stay, since they are the generations that were claimed.
+
+        Raises:
+            OSError: the storage cannot be read or written.
+        """
+        folder = self.storage / "records"
+        with self._lock:
+            for generation in _generations(folder):
+                if generation <= self.generation:
+                    _keep_lines(_file(folder, generation), kept)
 
 
 def write_end(storage: Path, end: EndRecord) -> None:
@@ -140,6 +166,16 @@ def _file(folder: Path, generation: int) -> Path:
 
 def _generations(folder: Path) -> list[int]:
     return [int(file.stem) for file in folder.glob("*.jsonl") if file.stem.isdecimal()]
+
+
+def _keep_lines(file: Path, kept: Container[Place]) -> None:
+    lines = [line for line in file.read_bytes().split(b"\n") if line]
+    places = [tuple(map(int, found.groups())) if (found := _LINE.match(line)) else None for line in lines]
+    left = [line for line, place in zip(lines, places, strict=True) if place in kept]
+    if len(left) < len(lines):
+        draft = file.with_suffix(".draft")
+        draft.write_bytes(b"".join(b"\n" + line + b"\n" for line in left))
+        draft.replace(file)
 
 
 def _lines(file: Path) -> Iterator[Record]:

@@ -24,6 +24,9 @@ POST_LIMIT = 1000
 POST_TIMEOUT_S = 5.0
 """The actor is back 1 s after its process was killed."""
 
+_DROPPABLE = frozenset({"epoch", "decision", "acks"})
+"""Kinds of records that are dropped, the oldest first, where too many wait for the actor."""
+
 log = logging.getLogger(__name__)
 
 
@@ -34,16 +37,24 @@ class Outbox:
         job_id: the job.
         journal: where records are kept.
         ask: the way to the actor.
+        limit: number of unconfirmed records above which the oldest epochs and decisions are dropped,
+            from the journal, too, which then holds at most twice as many. With a limit, older records
+            are read by the sending thread. None keeps all.
     """
 
-    def __init__(self, job_id: str, journal: Journal, ask: Ask) -> None:
+    def __init__(self, job_id: str, journal: Journal, ask: Ask, *, limit: int | None = None) -> None:
         self.stamp = Stamp(journal.attempt, journal.generation)
         self._job_id = job_id
         self._journal = journal
         self._ask = ask
+        self._limit = limit
         self._pending: list[Record] = []
         self._sent = 0
         """How many of the pending records the actor holds."""
+        self._on_disk = 0
+        """Number of records in the journal."""
+        self._has_history = False
+        """Whether the records of older generations were read."""
         self._progress: Progress | None = None
         self._incarnation: str | None = None
         """Of the actor's memory that holds what was sent; None while nothing is known to be held."""
@@ -58,7 +69,8 @@ class Outbox:
 
     def start(self) -> None:
         """Take up what older generations could not deliver, and begin to send."""
-        self._pending = read_records(self._journal.storage)
+        if self._limit is None:
+            self._read_history()
         self._thread.start()
 
     def put(self, payload: Payload) -> None:
@@ -69,6 +81,7 @@ class Outbox:
         """
         with self._changed:
             self._pending.append(self._journal.write(payload))
+            self._on_disk += 1
             self._changed.notify_all()
 
     def put_progress(self, progress: Progress) -> None:
@@ -93,12 +106,25 @@ class Outbox:
             self._changed.notify_all()
 
     def _all_sent(self) -> bool:
-        return self._sent == len(self._pending) and self._progress is None
+        return self._has_history and self._sent == len(self._pending) and self._progress is None
+
+    def _read_history(self) -> None:
+        try:
+            records = read_records(self._journal.storage)
+        finally:
+            self._has_history = True
+        with self._changed:
+            mine = {place_of(record) for record in self._pending}
+            self._pending[:0] = [record for record in records if place_of(record) not in mine]
+            self._on_disk = len(self._pending)
 
     def _run(self) -> None:
         while self._wait():
             try:
+                if not self._has_history:
+                    self._read_history()
                 self._send()
+                self._limit_records()
             except Exception:
                 log.exception("records could not be sent; they are sent again")
             self._pause()
@@ -113,7 +139,9 @@ class Outbox:
     def _wait(self) -> bool:
         """Wait for something to send or to be confirmed; False when it is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._pending or self._progress is not None)
+            self._changed.wait_for(
+                lambda: self._closed or self._pending or self._progress is not None or not self._has_history
+            )
             return not (self._closed or self.superseded)
 
     def _send(self) -> None:
@@ -143,3 +171,18 @@ class Outbox:
         kept = [record for record in self._pending if place_of(record) > place_of(confirmed)]
         self._sent = max(0, self._sent - (len(self._pending) - len(kept)))
         self._pending = kept
+
+    def _limit_records(self) -> None:
+        """Drop the oldest records where too many are kept; only the sending thread calls this."""
+        if self._limit is None:
+            return
+        with self._changed:
+            if (num_excess := len(self._pending) - self._limit) > 0:
+                kinds = [record.payload.kind for record in self._pending]
+                dropped = {n for n, kind in enumerate(kinds) if kind in _DROPPABLE}
+                dropped = set(sorted(dropped)[:num_excess])
+                self._sent -= sum(n < self._sent for n in dropped)
+                self._pending = [record for n, record in enumerate(self._pending) if n not in dropped]
+            if self._on_disk - len(self._pending) >= self._limit:
+                self._on_disk = len(self._pending)
+                self._journal.compact({place_of(record) for record in self._pending})

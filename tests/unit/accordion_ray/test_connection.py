@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from accordion_ray.connection import ServiceConnection, check_installations
+from accordion_ray.connection import ActorOutdatedError, ServiceConnection, check_installations
 from accordion_ray.errors import AttachError
 from tests.unit.workers.world import FakeCluster
 from workers.asking import ActorSilentError
@@ -132,3 +132,49 @@ def test_an_older_worker_group_reports_nothing_more(world: World) -> None:
     newer.refresh()
     older.refresh()
     assert (older.is_superseded, older.is_registered, newer.is_registered) == (True, False, True)
+
+
+def test_an_installation_that_is_not_there_is_told_once(world: World, caplog) -> None:
+    connection = world.connect(guest(), "prod-typo")
+    connection.refresh()
+    connection.refresh()
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "installation 'prod-typo' of Accordion is not on this Ray cluster (found: 'ab')" in warning
+
+
+def test_of_several_installations_a_run_keeps_to_the_one_before_its_restart(world: World) -> None:
+    world.found = ["ab", "cd"]
+    chosen: list[str] = []
+    connection = ServiceConnection(
+        guest(),
+        installation=None,
+        preferred="cd",
+        find=lambda: world.found,
+        connect=lambda installation: (chosen.append(installation), world.cluster)[1],
+    )
+    connection.refresh()
+    assert (connection.is_registered, chosen) == (True, ["cd"])
+
+
+async def _tell_newer_protocol() -> tuple[int, str]:
+    return 99, "9.9.0"
+
+
+def test_a_service_of_another_version_is_told_once(world: World, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(world.cluster.actor, "guest_protocol", _tell_newer_protocol)
+    connection = world.connect(guest())
+    connection.refresh()
+    connection.refresh()
+    assert not connection.is_registered
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "the service's actor 9.9.0 (protocol 99)" in warning
+    assert "enlist" not in world.cluster.calls
+
+
+def test_an_actor_of_an_older_release_is_told(world: World, caplog) -> None:
+    def call(method: str, *_: object, timeout_s: float) -> object:
+        raise ActorOutdatedError(f"the Accordion actor has no method {method}")
+
+    connection = ServiceConnection(guest(), installation=None, find=lambda: ["ab"], connect=lambda _: call)
+    connection.refresh()
+    assert "the service's actor of an older release (protocol 0)" in caplog.text

@@ -19,6 +19,7 @@ from accordion_ray import guest_run
 from accordion_ray.connection import ServiceConnection
 from accordion_ray.epochs import EpochFollower
 from accordion_ray.guest_run import GuestRun
+from accordion_ray.identity import GuestState
 from accordion_ray.records import Attached, known_spec
 from tests.unit.workers.world import FakeCluster, until
 from workers.clock import Clock
@@ -36,8 +37,10 @@ from workers.contract import (
     Started,
 )
 from workers.journal import Journal, claim_generation, read_records
+from workers.outbox import Outbox
 
 CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
+NO_STATE = GuestState()
 HIGH = Override(id="high", level="high", number=1)
 STRANGE = Override(id="strange", level="high", layers=("conv*",), number=2)
 FAILURE = FailureRecord(cause="job", rank=0, message="rank 0: ValueError: boom")
@@ -47,7 +50,13 @@ class Trained:
     """A guest run and the loop that it follows."""
 
     def __init__(
-        self, cluster: FakeCluster, storage: Path, *, max_failures: int = 0, length: int | None = None
+        self,
+        cluster: FakeCluster,
+        storage: Path,
+        *,
+        max_failures: int = 0,
+        length: int | None = None,
+        before: GuestState = NO_STATE,
     ) -> None:
         self.cluster, self.storage = cluster, storage
         self.found = ["ab"]
@@ -59,7 +68,15 @@ class Trained:
         )
         clock = Clock()
         journal = Journal(storage, attempt=GUEST_ATTEMPT, generation=generation, clock=clock.now)
-        self.run = GuestRun(connection, journal, clock, max_failures=max_failures)
+        self.saved = [before]
+        self.run = GuestRun(
+            connection,
+            journal,
+            clock,
+            max_failures=max_failures,
+            before=before,
+            save=lambda state: self.saved.append(state),
+        )
         self.model = nn.Linear(4, 4)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.session = accordion.attach(
@@ -229,15 +246,17 @@ def test_a_run_whose_function_returns_has_succeeded(trained: Trained) -> None:
     trained.steps(1)
     until(lambda: trained.cluster.call("guests"))
     assert trained.run.record_end(None)
+    until(functools.partial(held, trained, EndRecord))
     assert trained.payloads(EndRecord) == [EndRecord(status="SUCCEEDED", reason="COMPLETED")]
 
 
 def test_a_failure_is_the_end_when_ray_train_gives_up(cluster: FakeCluster, tmp_path: Path) -> None:
-    ended = []
+    ended, before = [], GuestState()
     for _ in range(2):
-        trained = Trained(cluster, tmp_path, max_failures=1)
+        trained = Trained(cluster, tmp_path, max_failures=1, before=before)
         until(lambda trained=trained: trained.guest in trained.cluster.call("guests"))
         ended.append(trained.run.record_end(FAILURE))
+        before = trained.saved[-1]
     assert ended == [False, True]
     assert [one.final for one in trained.recorded(FailureRecord)] == [False, True]
     assert trained.recorded(EndRecord) == [EndRecord(status="FAILED", reason="TASK_RAISED", message=FAILURE.message)]
@@ -248,7 +267,7 @@ def test_the_next_worker_group_tells_of_the_one_before(cluster: FakeCluster, tmp
     first.steps(3)
     first.epochs.begin_report({})
     first.run.close()
-    second = Trained(cluster, tmp_path)
+    second = Trained(cluster, tmp_path, before=first.saved[-1])
     started = second.recorded(Started)[-1]
     assert (started.cause, started.previous_world_size, started.steps_rolled_back) == ("recovery", 1, 3)
     second.run.close()
@@ -263,3 +282,80 @@ def test_a_journal_that_cannot_be_written_does_not_end_training(trained: Trained
     trained.steps(4)
     assert trained.session.steps == 4
     assert [record.getMessage() for record in caplog.records if "No space left" in record.getMessage()]
+
+
+def test_the_end_is_saved_before_it_is_sent(trained: Trained, monkeypatch) -> None:
+    trained.steps(1)
+    until(lambda: trained.cluster.call("guests"))
+    at_flush: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(
+        Outbox,
+        "flush",
+        lambda *_: at_flush.append((trained.saved[-1].ended, bool(trained.recorded(EndRecord)))),
+    )
+    trained.run.record_end(None)
+    assert at_flush == [(True, True)]
+
+
+def test_a_state_that_is_saved_late_does_not_undo_the_end(trained: Trained) -> None:
+    trained.run.record_end(None)
+    trained.run.close()
+    assert trained.saved[-1].ended
+
+
+def test_the_end_of_a_long_run_reads_no_history(trained: Trained, monkeypatch) -> None:
+    until(functools.partial(held, trained, Started))
+    monkeypatch.setattr("workers.outbox.read_records", None)
+    assert trained.run.record_end(FAILURE)
+    assert [one.final for one in trained.recorded(FailureRecord)] == [True]
+
+
+def test_a_history_that_cannot_be_read_does_not_end_training(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr("workers.outbox.read_records", fail)
+    trained = Trained(cluster, tmp_path)
+    trained.steps(4)
+    until(functools.partial(held, trained, Started))
+    trained.run.close()
+
+
+def test_the_records_of_a_run_without_a_service_are_limited(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_run, "RECORD_LIMIT", 20)
+    cluster.silent.add("enlist")
+    trained = Trained(cluster, tmp_path)
+    for _ in range(60):
+        trained.steps(1)
+        trained.epochs.begin_report({})
+    until(lambda: len(read_records(tmp_path)) <= 40)
+    cluster.silent.clear()
+    until(lambda: any(one.epoch == 59 for one in trained.payloads(EpochRecord)))
+    assert trained.payloads(Started)
+    assert len(trained.payloads(EpochRecord)) <= 20
+    trained.run.close()
+
+
+def test_the_time_of_progress_is_that_of_its_step(trained: Trained) -> None:
+    trained.steps(3)
+    until(lambda: getattr(trained.cluster.call("progress", "a"), "step", 0) == 3)
+    progress = trained.cluster.call("progress", "a")
+    enlisted = trained.cluster.calls.count("enlist")
+    until(lambda: trained.cluster.calls.count("enlist") > enlisted + 2)
+    assert trained.cluster.call("progress", "a") == progress
+
+
+def test_an_error_in_a_record_does_not_end_training(trained: Trained, caplog, monkeypatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("a surprise")
+
+    monkeypatch.setattr(guest_run, "find_loss", fail)
+    for _ in range(2):
+        trained.steps(1)
+        trained.epochs.begin_report({"loss": 1.0})
+    failed = [record for record in caplog.records if "could not record an epoch" in record.message]
+    assert len(failed) == 1

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from accordion.config import Config, DetectorConfig, LayerPlan, Window
-from accordion_ray.records import is_last_failure, known_spec, label_of, loss_of
-from workers.contract import FailureRecord, JobSpec, Record
+from accordion_ray.records import (
+    find_loss,
+    is_last_failure,
+    keep_finite_numbers,
+    known_spec,
+    make_label,
+)
+from workers.contract import JobSpec
 from workers.spec import Label
 
 CONFIG = Config(
@@ -73,25 +79,27 @@ def test_a_name_that_the_service_does_not_take_is_refused() -> None:
 
 @given(st.text(max_size=100))
 def test_every_name_becomes_a_label(name: str) -> None:
-    label = label_of(name)
+    label = make_label(name)
     assert TypeAdapter(Label).validate_python(label) == label
 
 
 @pytest.mark.parametrize("name", ["digits", "ray_train_run-2026-11-22_12-00-00"])
 def test_a_usual_name_stays_as_it_is(name: str) -> None:
-    assert label_of(name) == name
+    assert make_label(name) == name
 
 
 def test_the_training_loss_is_known_by_its_name() -> None:
-    assert loss_of({"loss": 2.0, "train_loss": 1.0}) == 1.0
-    assert loss_of({"loss": 2.0}) == 2.0
-    assert loss_of({"accuracy": 2.0}) is None
+    assert find_loss({"loss": 2.0, "train_loss": 1.0}) == 1.0
+    assert find_loss({"loss": 2.0}) == 2.0
+    assert find_loss({"accuracy": 2.0}) is None
 
 
 @pytest.mark.parametrize(
     ("recorded", "max_failures", "is_last"), [(0, 0, True), (0, 1, False), (1, 1, True), (9, -1, False)]
 )
 def test_a_failure_is_the_last_where_no_restart_is_left(recorded: int, max_failures: int, is_last: bool) -> None:
-    failure = FailureRecord(cause="job", rank=0, message="x")
-    history = [Record(attempt=1, generation=n, seq=0, time=0.0, payload=failure) for n in range(1, recorded + 1)]
-    assert is_last_failure(history, max_failures) == is_last
+    assert is_last_failure(recorded, max_failures) == is_last
+
+
+def test_numbers_that_are_too_large_are_left_out() -> None:
+    assert keep_finite_numbers({"a": 10**400, "b": 2, "c": float("inf")}) == {"b": 2.0}

@@ -11,6 +11,7 @@ from torch.distributed import HashStore
 from accordion_ray import rendezvous
 from accordion_ray.errors import AttachError
 from accordion_ray.rendezvous import wait_for_ranks
+from tests.unit.workers.world import until
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +46,15 @@ def test_another_call_of_a_rank_does_not_count() -> None:
 def test_a_single_rank_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(rendezvous, "default_store")
     wait_for_ranks("attach", rank=0, world_size=1, timeout_s=0.1)
+
+
+def test_a_rank_that_calls_late_is_named_and_waited_for(
+    store: HashStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rendezvous, "WARN_AFTER_S", 0.05)
+    call = partial(wait_for_ranks, "save_state", world_size=2, timeout_s=20.0)
+    with ThreadPoolExecutor(2) as ranks:
+        early = ranks.submit(call, rank=0)
+        until(lambda: "was called on rank 0, but not on rank 1 within 0.05 s" in caplog.text)
+        ranks.submit(call, rank=1).result()
+        early.result()

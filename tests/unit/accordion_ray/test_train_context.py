@@ -23,6 +23,8 @@ def test_ray_train_has_the_private_names_that_are_used() -> None:
     context = importlib.import_module("ray.train.v2._internal.execution.context")
     fields = {field.name for field in dataclasses.fields(context.TrainContext)}
     assert fields >= {"train_run_context", "execution_context"}, WAY_OUT
+    fields = {field.name for field in dataclasses.fields(context.TrainRunContext)}
+    assert fields >= {"run_id", "run_config"}, WAY_OUT
     members = {"report", "get_storage", "get_experiment_name", "get_world_rank", "get_synchronization_actor"}
     assert members <= set(dir(context.TrainContext)), WAY_OUT
     fields = {field.name for field in dataclasses.fields(context.ExecutionContext)}
