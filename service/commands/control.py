@@ -97,7 +97,7 @@ def hand_back(
 
 
 def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Cancel a job: its workers save their state and stop."""
+    """Cancel a job: its workers save their state and stop. A LOST guest run is closed at once."""
     with connect(url) as client:
         _tell(client.cancel(client.find(job).id), json=json)
 
