@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import signal
 import socket
@@ -29,11 +31,9 @@ _RAY_SEES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PY
 _RAY_SEES_FAMILIES = ("CUDA_", "GLOO_", "LC_", "NCCL_", "NVIDIA_")
 # Ray's command line offers what its optional packages add, and loading them takes 3 s: Serve, the job tools, and (grpc)
 # the Ray client's server, a process of 90 MB. Nobody needs them here, so they are declared absent.
-_RAY_START = (
-    "import sys; "
-    "sys.modules.update(dict.fromkeys(['grpc', 'ray.serve.scripts', 'ray.dashboard.modules.job.cli'])); "
-    "from ray.scripts.scripts import main; main()"
-)
+_ABSENT = ("ray.serve.scripts", "ray.dashboard.modules.job.cli")
+_ABSENT_WITHOUT_DASHBOARD = ("grpc", *_ABSENT)
+_RAY_START = "import sys; sys.modules.update(dict.fromkeys({absent})); from ray.scripts.scripts import main; main()"
 _RAY_OWN = ("ACCORDION_RAY_", "RAY_")
 _RAY_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -66,6 +66,8 @@ class Place:
     temp_dir: Path
     """Private temporary directory of workers, removed on shutdown."""
     ray_port: int
+    ray_dashboard_port: int = 0
+    """Port of Ray's dashboard and state API on loopback; 0 for a Ray without them."""
     passed: tuple[str, ...] = ()
     """Names of variables that workers see besides those that Ray needs."""
     token_file: Path | None = None
@@ -138,15 +140,39 @@ def _own(command: str) -> tuple[str, ...]:
 
 
 def _ray_command(place: Place) -> tuple[str, ...]:
+    absent = _ABSENT if place.ray_dashboard_port else _ABSENT_WITHOUT_DASHBOARD
     return (
-        *(sys.executable, "-P", "-c", _RAY_START, "start", "--head", "--block"),
+        *(sys.executable, "-P", "-c", _RAY_START.format(absent=absent), "start", "--head", "--block"),
         *("--node-ip-address", LOOPBACK, "--port", str(place.ray_port), "--temp-dir", str(place.ray_temp_dir)),
         # Left to itself Ray takes fixed ports for these, and a second cluster on the machine would not start.
         *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
         *("--num-cpus", str(max(LEAST_CPUS, os.cpu_count() or 1))),
         *("--object-store-memory", str(OBJECT_STORE_BYTES)),
-        *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
+        *_dashboard_flags(place),
+        *("--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
     )
+
+
+def _dashboard_flags(place: Place) -> tuple[str, ...]:
+    if not place.ray_dashboard_port:
+        return ("--include-dashboard=false",)
+    return ("--include-dashboard=true", f"--dashboard-host={LOOPBACK}", f"--dashboard-port={place.ray_dashboard_port}")
+
+
+def choose_dashboard_port(*, wanted: bool) -> int:
+    """Return a free port for Ray's dashboard; 0 if none is wanted.
+
+    Raises:
+        StartError: a dashboard is wanted, and the packages that it needs are not installed.
+    """
+    if not wanted:
+        return 0
+    if importlib.util.find_spec("opencensus") is None:
+        raise StartError(
+            "ACCORDION_RAY_DASHBOARD is true, and the packages of Ray's dashboard are not installed; "
+            f"pip install 'ray[default]=={importlib.metadata.version('ray')}', or leave the setting out"
+        )
+    return free_port(LOOPBACK, 0)
 
 
 def _ray_environment(place: Place) -> dict[str, str]:

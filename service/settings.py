@@ -48,6 +48,8 @@ class Settings(BaseSettings):
 
     With the home directory's token and a loopback address, only loopback names are accepted.
     """
+    ray_dashboard: bool = False
+    """`accordion up` starts Ray's dashboard, and with it the state API (`ray list actors`); needs `ray[default]`."""
     ray_address: str = Field(default="auto", validation_alias=AliasChoices("ACCORDION_RAY_ADDRESS", "RAY_ADDRESS"))
     ray_token: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("ACCORDION_RAY_TOKEN", "RAY_AUTH_TOKEN")

@@ -21,7 +21,7 @@ from types import FrameType
 from service.client import Client, ClientError
 from service.errors import StartError
 from service.home import Home, Running
-from service.parts import LOOPBACK, RAY_TEMP_NAME, STOP_ORDER, Place, free_port, parts
+from service.parts import LOOPBACK, RAY_TEMP_NAME, STOP_ORDER, Place, choose_dashboard_port, free_port, parts
 from service.processes import END_GRACE_S, Keeper
 from service.security.guards import access_of
 from service.settings import Settings
@@ -101,6 +101,7 @@ def _place(settings: Settings, home: Home, at_end: ExitStack) -> Place:
         ray_dir=ray_dir,
         temp_dir=temp_dir,
         ray_port=free_port(LOOPBACK, 0),
+        ray_dashboard_port=choose_dashboard_port(wanted=settings.ray_dashboard),
         passed=settings.pass_to_workers,
         token_file=None if settings.admin_token else settings.admin_token_file,
     )

@@ -15,7 +15,7 @@ import pytest
 
 from service.errors import SettingsError, StartError
 from service.home import Home, Running
-from service.parts import Place, free_port, parts
+from service.parts import Place, choose_dashboard_port, free_port, parts
 from service.processes import FIRST_DELAY_S, MAX_DELAY_S, Keeper, Program, restart_delay_s
 from service.settings import Settings, load_settings
 from service.up import last_words, up
@@ -318,3 +318,16 @@ def test_each_part_sees_what_it_needs_and_not_what_is_for_others(environments: d
 def test_the_last_words_of_a_log_are_its_last_sentence(tmp_path: Path, log: str, said: str) -> None:
     (tmp_path / "log").write_text(log)
     assert last_words(tmp_path / "log") == said
+
+
+def test_a_dashboard_without_its_packages_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert choose_dashboard_port(wanted=False) == 0
+    with pytest.raises(StartError, match=r"ACCORDION_RAY_DASHBOARD is true.*pip install 'ray\[default\]=="):
+        choose_dashboard_port(wanted=True)
+
+
+def test_ray_starts_its_dashboard_on_loopback_where_one_is_wanted(home: Home) -> None:
+    ray, wanted = ("".join(parts(a_place(home, ray_dashboard_port=port))[0].command) for port in (0, 8265))
+    assert "--include-dashboard=false" in ray
+    assert "--include-dashboard=true--dashboard-host=127.0.0.1--dashboard-port=8265" in wanted
