@@ -201,7 +201,7 @@ def _misuse(rank, what):
         ("mode", "step='trainer'; it is one of session, optimizer, caller"),
         ("no optimizer", "give optimizer= too"),
         ("modes", "different"),
-        ("closure", 'use attach(..., step="caller")'),
+        ("closure", 'use accordion.attach(..., step="caller")'),
         ("twice", "remove the call of session.step()"),
         ("no step", "exchanged twice for one step"),
     ],
