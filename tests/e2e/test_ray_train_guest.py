@@ -151,7 +151,8 @@ def test_two_lines_compress_a_stock_run_and_show_it_to_the_service(cluster: str,
         assert run.process.wait(60) == 0
         plain.process.wait(120)
         _check_epochs(service, guest)
-        assert run.accuracy() == pytest.approx(plain.accuracy(), abs=0.03)  # 10 of 360 pictures
+        # accuracy moves by up to 5 points from one epoch to the next, in either run
+        assert run.accuracy() == pytest.approx(plain.accuracy(), abs=0.06)
 
 
 def _acks_of(service: Service, guest: Guest, generation: int) -> AcksRecord | None:
