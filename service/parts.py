@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import signal
 import socket
@@ -18,7 +16,7 @@ from service.processes import Program, inherited
 LOOPBACK = "127.0.0.1"
 LEAST_CPUS = 4
 """Logical CPUs that Ray is told of at least: two small workers beside their helpers fit every machine."""
-OBJECT_STORE_BYTES = 200_000_000
+_OBJECT_STORE_BYTES = 200_000_000
 """Weights and gradients never pass Ray's object store; this is for its own messages."""
 MAX_LOG_BYTES = 20_000_000
 """A log larger than this is put aside at the next start; one old file is kept."""
@@ -147,7 +145,7 @@ def _ray_command(place: Place) -> tuple[str, ...]:
         # Left to itself Ray takes fixed ports for these, and a second cluster on the machine would not start.
         *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
         *("--num-cpus", str(max(LEAST_CPUS, os.cpu_count() or 1))),
-        *("--object-store-memory", str(OBJECT_STORE_BYTES)),
+        *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
         *_dashboard_flags(place),
         *("--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
     )
@@ -157,22 +155,6 @@ def _dashboard_flags(place: Place) -> tuple[str, ...]:
     if not place.ray_dashboard_port:
         return ("--include-dashboard=false",)
     return ("--include-dashboard=true", f"--dashboard-host={LOOPBACK}", f"--dashboard-port={place.ray_dashboard_port}")
-
-
-def choose_dashboard_port(*, wanted: bool) -> int:
-    """Return a free port for Ray's dashboard; 0 if none is wanted.
-
-    Raises:
-        StartError: a dashboard is wanted, and the packages that it needs are not installed.
-    """
-    if not wanted:
-        return 0
-    if importlib.util.find_spec("opencensus") is None:
-        raise StartError(
-            "ACCORDION_RAY_DASHBOARD is true, and the packages of Ray's dashboard are not installed; "
-            f"pip install 'ray[default]=={importlib.metadata.version('ray')}', or leave the setting out"
-        )
-    return free_port(LOOPBACK, 0)
 
 
 def _ray_environment(place: Place) -> dict[str, str]:

@@ -6,6 +6,8 @@ is started again on the same home directory.
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -21,7 +23,7 @@ from types import FrameType
 from service.client import Client, ClientError
 from service.errors import StartError
 from service.home import Home, Running
-from service.parts import LOOPBACK, RAY_TEMP_NAME, STOP_ORDER, Place, choose_dashboard_port, free_port, parts
+from service.parts import LOOPBACK, RAY_TEMP_NAME, STOP_ORDER, Place, free_port, parts
 from service.processes import END_GRACE_S, Keeper
 from service.security.guards import access_of
 from service.settings import Settings
@@ -101,10 +103,26 @@ def _place(settings: Settings, home: Home, at_end: ExitStack) -> Place:
         ray_dir=ray_dir,
         temp_dir=temp_dir,
         ray_port=free_port(LOOPBACK, 0),
-        ray_dashboard_port=choose_dashboard_port(wanted=settings.ray_dashboard),
+        ray_dashboard_port=_choose_dashboard_port(wanted=settings.ray_dashboard),
         passed=settings.pass_to_workers,
         token_file=None if settings.admin_token else settings.admin_token_file,
     )
+
+
+def _choose_dashboard_port(*, wanted: bool) -> int:
+    """Return a free port for Ray's dashboard; 0 if none is wanted.
+
+    Raises:
+        StartError: a dashboard is wanted, and the packages that it needs are not installed.
+    """
+    if not wanted:
+        return 0
+    if importlib.util.find_spec("opencensus") is None:
+        raise StartError(
+            "ACCORDION_RAY_DASHBOARD is true, and the packages of Ray's dashboard are not installed; "
+            f"pip install 'ray[default]=={importlib.metadata.version('ray')}', or leave the setting out"
+        )
+    return free_port(LOOPBACK, 0)
 
 
 def _how_to_open(url: str, token: str | None) -> str:

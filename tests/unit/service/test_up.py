@@ -15,10 +15,10 @@ import pytest
 
 from service.errors import SettingsError, StartError
 from service.home import Home, Running
-from service.parts import Place, choose_dashboard_port, free_port, parts
+from service.parts import Place, free_port, parts
 from service.processes import FIRST_DELAY_S, MAX_DELAY_S, Keeper, Program, restart_delay_s
 from service.settings import Settings, load_settings
-from service.up import last_words, up
+from service.up import _choose_dashboard_port, last_words, up
 
 WAIT_S = 20.0
 SLEEP = "import time; time.sleep(600)"
@@ -322,9 +322,9 @@ def test_the_last_words_of_a_log_are_its_last_sentence(tmp_path: Path, log: str,
 
 def test_a_dashboard_without_its_packages_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert choose_dashboard_port(wanted=False) == 0
+    assert _choose_dashboard_port(wanted=False) == 0
     with pytest.raises(StartError, match=r"ACCORDION_RAY_DASHBOARD is true.*pip install 'ray\[default\]=="):
-        choose_dashboard_port(wanted=True)
+        _choose_dashboard_port(wanted=True)
 
 
 def test_ray_starts_its_dashboard_on_loopback_where_one_is_wanted(home: Home) -> None:
