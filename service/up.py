@@ -7,7 +7,6 @@ is started again on the same home directory.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -117,7 +117,7 @@ def _choose_dashboard_port(*, wanted: bool) -> int:
     """
     if not wanted:
         return 0
-    if importlib.util.find_spec("opencensus") is None:
+    if find_spec("opencensus") is None:
         raise StartError(
             "ACCORDION_RAY_DASHBOARD is true, and the packages of Ray's dashboard are not installed; "
             f"pip install 'ray[default]=={importlib.metadata.version('ray')}', or leave the setting out"

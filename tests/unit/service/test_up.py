@@ -18,7 +18,7 @@ from service.home import Home, Running
 from service.parts import Place, free_port, parts
 from service.processes import FIRST_DELAY_S, MAX_DELAY_S, Keeper, Program, restart_delay_s
 from service.settings import Settings, load_settings
-from service.up import _choose_dashboard_port, last_words, up
+from service.up import last_words, up
 
 WAIT_S = 20.0
 SLEEP = "import time; time.sleep(600)"
@@ -320,11 +320,10 @@ def test_the_last_words_of_a_log_are_its_last_sentence(tmp_path: Path, log: str,
     assert last_words(tmp_path / "log") == said
 
 
-def test_a_dashboard_without_its_packages_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert _choose_dashboard_port(wanted=False) == 0
+def test_a_dashboard_without_its_packages_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.up.find_spec", lambda _: None)
     with pytest.raises(StartError, match=r"ACCORDION_RAY_DASHBOARD is true.*pip install 'ray\[default\]=="):
-        _choose_dashboard_port(wanted=True)
+        up(Settings(home=tmp_path, port=0, ray_dashboard=True), print)
 
 
 def test_ray_starts_its_dashboard_on_loopback_where_one_is_wanted(home: Home) -> None:
