@@ -1,6 +1,8 @@
-"""The control word: a few floats that ride along with the gradients and are read by all workers at a step's end.
+"""The control word: a few floats that ride along with the gradients and are read by all workers at
+a step's end.
 
-What any worker raises, all workers see at the same step boundary; only then is there anything to talk about.
+What any worker raises, all workers see at the same step boundary; only then is there anything to
+talk about.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     controller = Controller(config, layers)
     decision = controller.decide(report)
 
-Runs wherever it is put: in the Accordion actor for all jobs, and on rank 0 where that actor does not answer. Both give
-the same answers to the same reports.
+Runs wherever it is put: in the Accordion actor for all jobs, and on rank 0 where that actor does
+not answer. Both give the same answers to the same reports.
 """
 
 from __future__ import annotations
@@ -44,8 +44,14 @@ from accordion.policies import POLICIES, UNCOMPRESSED, Situation
 _DENSE = level_of("none", {}, name=UNCOMPRESSED)
 _MEASURED = {"lr", "next_lr", "statistic_by_layer", "rms_by_layer", "cost_s_by_layer"}
 """Fields of a report whose numbers are floats, whole or not."""
-_LATER_FIELDS: Mapping[str, object] = {"statistic_kind": "mean", "rms_by_layer": None, "cost_s_by_layer": {}}
-"""Fields that reports did not always have: at these values they are no part of a digest, so that it fits old states."""
+_LATER_FIELDS: Mapping[str, object] = {
+    "statistic_kind": "mean",
+    "rms_by_layer": None,
+    "cost_s_by_layer": {},
+}
+"""Fields that reports did not always have: at these values they are no part of a digest, so that it
+fits old states.
+"""
 
 
 class Decider(Protocol):
@@ -55,7 +61,8 @@ class Decider(Protocol):
         """`proposal` is what `Controller.decide` of rank 0 makes of the report.
 
         Raises:
-            Exception: any, where nothing can be decided; rank 0 gets it, the others a `ReportError` with its sentence.
+            Exception: any, where nothing can be decided; rank 0 gets it, the others a `ReportError`
+                with its sentence.
         """
 
 
@@ -82,7 +89,8 @@ class Controller:
         layers: the layers that decisions speak of, those of two or more dimensions.
 
     Raises:
-        ConfigError: a glob of `config.by_layer` wins none of the layers, or the policy picks a level that there is not.
+        ConfigError: a glob of `config.by_layer` wins none of the layers, or the policy picks a
+            level that there is not.
     """
 
     def __init__(self, config: Config, layers: Sequence[LayerInfo]) -> None:
@@ -99,7 +107,9 @@ class Controller:
         self._asked: _Asked | None = None
         self.policy_levels: Mapping[str, Level] = self._policy_levels(epoch=0)
         """What the policy alone would pick now."""
-        self.decision = self._decision(epoch=0, step=0, cause="start", reason="a run starts critical")
+        self.decision = self._decision(
+            epoch=0, step=0, cause="start", reason="a run starts critical"
+        )
         """In force."""
         self._answer = self.decision
 
@@ -109,7 +119,8 @@ class Controller:
         The same report again gives the same answer, whatever happened in between.
 
         Raises:
-            ReportError: the report is older than the last one, contradicts it, or is not of this model.
+            ReportError: the report is older than the last one, contradicts it, or is not of this
+                model.
             ConfigError: the policy picks a level that there is not; nothing is changed then.
         """
         asked = _asked(report)
@@ -126,7 +137,11 @@ class Controller:
         self.number += 1
         reason = f"{result.reason}; {batch_reason}" if batch_reason else result.reason
         self.decision = self._answer = self._decision(
-            epoch=epoch, step=report.step, cause=result.cause, reason=reason, changes=result.change_by_layer
+            epoch=epoch,
+            step=report.step,
+            cause=result.cause,
+            reason=reason,
+            changes=result.change_by_layer,
         )
         return self.decision
 
@@ -134,7 +149,8 @@ class Controller:
         """Accept an override, or say why it cannot be applied.
 
         Raises:
-            OverrideError: it names a level or a layer that this job does not have, or epochs that hold nothing.
+            OverrideError: it names a level or a layer that this job does not have, or epochs that
+                hold nothing.
         """
         place(override, self._ladders, start=0, batch=self._config.batch)
 
@@ -147,9 +163,13 @@ class Controller:
             OverrideError: one of them cannot be applied; the former ones stay.
         """
         starts = {item.override.id: item.start for item in self._placed}
-        self._placed = self._place(overrides, {o.id: starts.get(o.id, first_epoch(o, epoch)) for o in overrides})
+        self._placed = self._place(
+            overrides, {o.id: starts.get(o.id, first_epoch(o, epoch)) for o in overrides}
+        )
         self.policy_levels = self._policy_levels(epoch)
-        self.decision = self._decision(epoch=epoch, step=step, cause="override", reason=self._override_reason(epoch))
+        self.decision = self._decision(
+            epoch=epoch, step=step, cause="override", reason=self._override_reason(epoch)
+        )
         return self.decision
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,7 +179,9 @@ class Controller:
             "detector": asdict(self._detector),
             "batch": asdict(self._batch),
             "policy": {"name": self._config.policy, "state": dict(self._policy_state)},
-            "overrides": [{"start": item.start, "override": to_json(item.override)} for item in self._placed],
+            "overrides": [
+                {"start": item.start, "override": to_json(item.override)} for item in self._placed
+            ],
             "asked": asdict(self._asked) if self._asked else None,
             "answer": None if self._answer is self.decision else to_json(self._answer),
             "decision": to_json(self.decision),
@@ -168,7 +190,8 @@ class Controller:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another controller of the same settings and layers was saved.
 
-        Layers of one dimension had no level in older releases; those that the state lacks start critical.
+        Layers of one dimension had no level in older releases; those that the state lacks start
+        critical.
 
         Raises:
             StateError: the state is of another model, or none of ours; nothing is changed then.
@@ -179,7 +202,9 @@ class Controller:
             placed = self._place(saved.overrides, saved.starts)
         except OverrideError as error:
             raise StateError(f"saved controller state does not fit this job: {error}") from error
-        regimes = {layer: saved.detector.regime_by_layer.get(layer, "critical") for layer in self._layers}
+        regimes = {
+            layer: saved.detector.regime_by_layer.get(layer, "critical") for layer in self._layers
+        }
         before = self._detector, self._policy_state
         self._detector = replace(saved.detector, regime_by_layer=regimes)
         # Another policy's state says nothing to this one, which starts anew.
@@ -188,20 +213,32 @@ class Controller:
             self.policy_levels = self._policy_levels(saved.decision.epoch)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             self._detector, self._policy_state = before
-            raise StateError(f"saved state of policy {saved.policy!r} cannot be read ({error!r})") from error
-        self._batch, self._placed, self._asked, self.number = saved.batch, placed, saved.asked, saved.number
+            raise StateError(
+                f"saved state of policy {saved.policy!r} cannot be read ({error!r})"
+            ) from error
+        self._batch, self._placed, self._asked, self.number = (
+            saved.batch,
+            placed,
+            saved.asked,
+            saved.number,
+        )
         self._answer, self.decision = saved.answer or saved.decision, saved.decision
 
-    def _place(self, overrides: Sequence[Override], starts: Mapping[str, int]) -> tuple[Placed, ...]:
+    def _place(
+        self, overrides: Sequence[Override], starts: Mapping[str, int]
+    ) -> tuple[Placed, ...]:
         batch = self._config.batch
-        return tuple(place(item, self._ladders, start=starts[item.id], batch=batch) for item in overrides)
+        return tuple(
+            place(item, self._ladders, start=starts[item.id], batch=batch) for item in overrides
+        )
 
     def _check_order(self, asked: _Asked) -> None:
         last = self._asked
         if last is not None and asked.order <= last.order:
             raise ReportError(
-                f"gradient report of epoch {asked.epoch}, step {asked.step} does not come after the last one, of epoch "
-                f"{last.epoch}, step {last.step}; reports only go forward, load an older state to go back"
+                f"gradient report of epoch {asked.epoch}, step {asked.step} does not come after the"
+                f" last one, of epoch {last.epoch}, step {last.step}; reports only go forward, load"
+                " an older state to go back"
             )
 
     def _check_layers(self, detector: DetectorState) -> None:
@@ -218,14 +255,18 @@ class Controller:
         held = [item for item in self._placed if item.override.id in layers or item is batch]
         if not held:
             return f"no override holds in epoch {epoch}: the policy decides"
-        return "; ".join(item.sentence(layers[item.override.id], of=len(self._layers)) for item in held)
+        return "; ".join(
+            item.sentence(layers[item.override.id], of=len(self._layers)) for item in held
+        )
 
     def _updated_batch(self, report: Report) -> tuple[BatchState, str]:
         if self._config.batch is None:
             return self._batch, ""
         return update_batch(self._batch, report, self._config.detector, batch=self._config.batch)
 
-    def _situation(self, epoch: int, detector: DetectorState, state: Mapping[str, Any]) -> Situation:
+    def _situation(
+        self, epoch: int, detector: DetectorState, state: Mapping[str, Any]
+    ) -> Situation:
         """What the policy is told without a report."""
         return Situation(
             epoch=epoch,
@@ -246,7 +287,8 @@ class Controller:
         rungs = {level.name: level for level in (*self._ladders[layer], _DENSE)}
         if name not in rungs:
             raise ConfigError(
-                f"policy {self._config.policy} picks {name!r} for layer {layer}; known are {', '.join(rungs)}"
+                f"policy {self._config.policy} picks {name!r} for layer {layer}; known are"
+                f" {', '.join(rungs)}"
             )
         return rungs[name]
 
@@ -322,7 +364,9 @@ def _read(state: Mapping[str, Any]) -> _Saved:
             decision=decision_from_json(state["decision"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"saved controller state cannot be read ({error!r}); give what state_dict() gave") from error
+        raise StateError(
+            f"saved controller state cannot be read ({error!r}); give what state_dict() gave"
+        ) from error
 
 
 def _batch(data: Mapping[str, Any]) -> BatchState:

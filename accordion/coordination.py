@@ -31,7 +31,9 @@ class Coordinator:
     resumed run reports the same bytes as an uninterrupted one.
     """
 
-    def __init__(self, network: GroupNetwork, ledger: Ledger, device: torch.device, *, rank: int) -> None:
+    def __init__(
+        self, network: GroupNetwork, ledger: Ledger, device: torch.device, *, rank: int
+    ) -> None:
         self._network = network
         self._ledger = ledger
         self._device = device
@@ -49,8 +51,9 @@ class Coordinator:
         others = [rank for rank, digest in enumerate(self.gather_texts(own)) if digest != own]
         if others:
             raise HookError(
-                f"attach() got different settings or layers on rank {others[0]} and rank {self._rank}; give "
-                "all workers the same Config, the same model and the same overlap="
+                f"attach() got different settings or layers on rank {others[0]} and rank"
+                f" {self._rank}; give all workers the same Config, the same model and the same"
+                " overlap="
             )
 
     def require_equal_states(self, loaded: Mapping[str, Any]) -> None:
@@ -59,25 +62,30 @@ class Coordinator:
         `loaded` holds the step, world size and decision that this worker loaded, or its `error`.
 
         Raises:
-            StateError: some worker could not load its state or loaded another step's; raised on all.
+            StateError: some worker could not load its state or loaded another step's; raised on
+                all.
         """
-        accounts = [json.loads(text) for text in self.gather_texts(json.dumps(loaded), counted=False)]
+        accounts = [
+            json.loads(text) for text in self.gather_texts(json.dumps(loaded), counted=False)
+        ]
         for rank, account in enumerate(accounts):
             if "error" in account:
                 raise StateError(f"rank {rank} could not load its state: {account['error']}")
         for rank, account in enumerate(accounts):
             if account != accounts[0]:
                 raise StateError(
-                    f"rank {rank} loaded the state of step {account['steps']} of a group of "
-                    f"{account['world_size']}, rank 0 that of step {accounts[0]['steps']} of a group of "
-                    f"{accounts[0]['world_size']}; give all workers states saved at the same step"
+                    f"rank {rank} loaded the state of step {account['steps']} of a group of"
+                    f" {account['world_size']}, rank 0 that of step {accounts[0]['steps']} of a"
+                    f" group of {accounts[0]['world_size']}; give all workers states saved at the"
+                    " same step"
                 )
 
     def share_decision(self, decide: Callable[[], Decision]) -> Decision:
         """Call `decide` on rank 0 and return its decision on all ranks.
 
         Raises:
-            ReportError: `decide` failed on rank 0, where its own error is raised; raised on other ranks.
+            ReportError: `decide` failed on rank 0, where its own error is raised; raised on other
+                ranks.
         """
         if self._rank != 0:
             answer = json.loads(self._share_text(""))
@@ -99,7 +107,9 @@ class Coordinator:
 
     def gather_texts(self, text: str, *, counted: bool = True) -> list[str]:
         """Return the texts of all workers, in rank order."""
-        payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(self._device)
+        payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(
+            self._device
+        )
         payloads: list[Tensor] = self._answered(Gather(payload), counted=counted)
         return [bytes(payload.tolist()).decode() for payload in payloads]
 

@@ -1,10 +1,12 @@
 """Which layers are in a critical regime, told by how much their gradient norm changed; stdlib only.
 
-    |old - new| / old >= threshold   ->  critical, else stable          (arXiv:2010.16248, algorithm 1)
+    |old - new| / old >= threshold   ->  critical, else stable          (arXiv:2010.16248, algorithm
+    1)
 
-`old` and `new` are the statistics of two closed windows in a row. Two departures from the published rule:
-a learning-rate drop counts by its size, since under cosine decay every epoch drops and nothing would ever be stable;
-and a window in which batch or world size changed is not compared, since its statistic has another noise.
+`old` and `new` are the statistics of two closed windows in a row. Two departures from the published
+rule: a learning-rate drop counts by its size, since under cosine decay every epoch drops and
+nothing would ever be stable; and a window in which batch or world size changed is not compared,
+since its statistic has another noise.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class DetectorState:
     regime_by_layer: Mapping[str, Regime]
     """Starts critical."""
     statistic_by_layer: Mapping[str, float] = field(default_factory=dict)
-    """Of the last closed window, finite values only; a layer that is not here has nothing to be compared with."""
+    """Of the last closed window, finite values only; a layer that is not here has nothing to be
+    compared with.
+    """
     lr: float | None = None
     """Rate at the last check: the one that held from there on. None before the first report."""
     global_batch: int | None = None
@@ -45,7 +49,9 @@ class DetectorResult:
     cause: DecisionCause
     reason: str
     change_by_layer: Mapping[str, float | None]
-    """Relative change of the statistic; None where nothing was compared or the change has no finite size."""
+    """Relative change of the statistic; None where nothing was compared or the change has no finite
+    size.
+    """
 
 
 def window_is_full(config: DetectorConfig, steps: int) -> bool:
@@ -83,17 +89,20 @@ def init_batch() -> BatchState:
 def update_batch(
     state: BatchState, report: Report, config: DetectorConfig, *, batch: BatchConfig
 ) -> tuple[BatchState, str]:
-    """The state after the report, and a sentence that says why where the level is another now, else "".
+    """The state after the report, and a sentence that says why where the level is another now, else
+    "".
 
-    The whole model is judged by the same rules as a layer, its statistic being that of all layers together:
-    sqrt(sum over layers of statistic^2). Critical takes the small batch, stable the large one (arXiv:2010.16248,
-    section on batch sizes; many summaries say the opposite).
+    The whole model is judged by the same rules as a layer, its statistic being that of all layers
+    together: sqrt(sum over layers of statistic^2). Critical takes the small batch, stable the large
+    one (arXiv:2010.16248, section on batch sizes; many summaries say the opposite).
 
     Raises:
         ReportError: as `update_detector`.
     """
     given = report.statistic_by_layer
-    whole = replace(report, statistic_by_layer=None if given is None else {_WHOLE: math.hypot(*given.values())})
+    whole = replace(
+        report, statistic_by_layer=None if given is None else {_WHOLE: math.hypot(*given.values())}
+    )
     detector, result = update_detector(state.detector, whole, config)
     level: BatchLevel = "high" if detector.regime_by_layer[_WHOLE] == "stable" else "low"
     if batch.grow_only and state.level == "high":
@@ -107,19 +116,22 @@ def update_detector(
 ) -> tuple[DetectorState, DetectorResult]:
     """The state after the report, and what it led to.
 
-    A window that closes is compared with the one before. The first only becomes what the next is compared with, and so
-    does one in which batch or world size changed. A rate that falls far enough makes every layer critical at once, in
-    the middle of a window too, and again when that window closes: the regime lasts at least one whole window.
+    A window that closes is compared with the one before. The first only becomes what the next is
+    compared with, and so does one in which batch or world size changed. A rate that falls far
+    enough makes every layer critical at once, in the middle of a window too, and again when that
+    window closes: the regime lasts at least one whole window.
 
     Raises:
-        ReportError: the layers are not the model's, the statistic is not the one that was asked for, or a learning
-            rate is negative or not finite.
+        ReportError: the layers are not the model's, the statistic is not the one that was asked
+            for, or a learning rate is negative or not finite.
     """
     _check(state, report, config)
     asked = _with_conditions(state, report)
     if report.statistic_by_layer is None:
         after = asked
-        result = _result(asked, "hold", f"window still open after {report.window_steps} steps: regimes stay")
+        result = _result(
+            asked, "hold", f"window still open after {report.window_steps} steps: regimes stay"
+        )
     else:
         after, result = _close_window(asked, report, report.statistic_by_layer, config=config)
     if _rate_dropped(asked, report, config):
@@ -131,19 +143,22 @@ def update_detector(
 def _check(state: DetectorState, report: Report, config: DetectorConfig) -> None:
     for name, rate in (("lr", report.lr), ("next_lr", report.next_lr)):
         if not 0.0 <= rate < math.inf:
-            raise ReportError(f"gradient report has {name}={rate}; a learning rate is finite and not below 0")
+            raise ReportError(
+                f"gradient report has {name}={rate}; a learning rate is finite and not below 0"
+            )
     given = report.statistic_by_layer
     if given is not None and report.statistic_kind != config.statistic:
         raise ReportError(
-            f"gradient report holds the statistic {report.statistic_kind!r}, the detector compares "
-            f"{config.statistic!r}; report with statistic_kind={config.statistic!r}, or change the detector's statistic"
+            f"gradient report holds the statistic {report.statistic_kind!r}, the detector compares"
+            f" {config.statistic!r}; report with statistic_kind={config.statistic!r}, or change the"
+            " detector's statistic"
         )
     if given is not None and given.keys() != state.regime_by_layer.keys():
         missing = sorted(state.regime_by_layer.keys() - given.keys())
         unexpected = sorted(given.keys() - state.regime_by_layer.keys())
         raise ReportError(
-            f"gradient report does not match the model: missing {missing}, unexpected {unexpected}; "
-            "was the model changed after attach()?"
+            f"gradient report does not match the model: missing {missing}, unexpected {unexpected};"
+            " was the model changed after attach()?"
         )
 
 
@@ -162,7 +177,11 @@ def _with_conditions(state: DetectorState, report: Report) -> DetectorState:
 
 
 def _rate_dropped(state: DetectorState, report: Report, config: DetectorConfig) -> bool:
-    return state.lr is not None and report.next_lr < state.lr and report.next_lr <= config.lr_drop * state.lr
+    return (
+        state.lr is not None
+        and report.next_lr < state.lr
+        and report.next_lr <= config.lr_drop * state.lr
+    )
 
 
 def _drop_reason(state: DetectorState, report: Report, config: DetectorConfig) -> str:
@@ -181,9 +200,15 @@ def _close_window(
         closed = replace(closed, regime_by_layer=_broken_critical(state.regime_by_layer, finite))
         return closed, _result(closed, "skip", _skip_reason(report))
     if not state.statistic_by_layer:
-        return closed, _result(closed, "window", f"nothing to compare this window with: {_all(state)} stay critical")
-    verdicts = {layer: _judge(layer, state, finite, config=config) for layer in state.regime_by_layer}
-    closed = replace(closed, regime_by_layer={layer: regime for layer, (regime, _) in verdicts.items()})
+        return closed, _result(
+            closed, "window", f"nothing to compare this window with: {_all(state)} stay critical"
+        )
+    verdicts = {
+        layer: _judge(layer, state, finite, config=config) for layer in state.regime_by_layer
+    }
+    closed = replace(
+        closed, regime_by_layer={layer: regime for layer, (regime, _) in verdicts.items()}
+    )
     changes = {layer: change for layer, (_, change) in verdicts.items()}
     reason = _window_reason(closed.regime_by_layer, changes, threshold=config.threshold)
     return closed, DetectorResult(cause="window", reason=reason, change_by_layer=changes)
@@ -203,15 +228,21 @@ def _judge(
     if old == new and not (old == 0.0 and config.statistic == "paper"):
         return "stable", 0.0
     change = abs(old - new) / abs(old) if old else math.inf
-    return "critical" if change >= config.threshold else "stable", change if math.isfinite(change) else None
+    return "critical" if change >= config.threshold else "stable", (
+        change if math.isfinite(change) else None
+    )
 
 
-def _broken_critical(regimes: Mapping[str, Regime], finite: Mapping[str, float]) -> dict[str, Regime]:
+def _broken_critical(
+    regimes: Mapping[str, Regime], finite: Mapping[str, float]
+) -> dict[str, Regime]:
     return {layer: regime if layer in finite else "critical" for layer, regime in regimes.items()}
 
 
 def _result(state: DetectorState, cause: DecisionCause, reason: str) -> DetectorResult:
-    return DetectorResult(cause=cause, reason=reason, change_by_layer=dict.fromkeys(state.regime_by_layer))
+    return DetectorResult(
+        cause=cause, reason=reason, change_by_layer=dict.fromkeys(state.regime_by_layer)
+    )
 
 
 def _all(state: DetectorState) -> str:
@@ -220,12 +251,14 @@ def _all(state: DetectorState) -> str:
 
 def _skip_reason(report: Report) -> str:
     return (
-        f"global batch (now {report.global_batch}) or world size (now {report.world_size}) changed: "
-        "this window is not compared, regimes stay"
+        f"global batch (now {report.global_batch}) or world size (now {report.world_size}) changed:"
+        " this window is not compared, regimes stay"
     )
 
 
-def _batch_reason(level: BatchLevel, result: DetectorResult, config: DetectorConfig, *, batch: BatchConfig) -> str:
+def _batch_reason(
+    level: BatchLevel, result: DetectorResult, config: DetectorConfig, *, batch: BatchConfig
+) -> str:
     head = f"global batch becomes {batch.size(level)}"
     if result.cause == "lr_drop":
         return f"{head}: {result.reason.partition(':')[0]}"
@@ -235,7 +268,9 @@ def _batch_reason(level: BatchLevel, result: DetectorResult, config: DetectorCon
     return f"{head}: the whole gradient changed by {change:.3g} (threshold {config.threshold:g})"
 
 
-def _window_reason(regimes: Mapping[str, Regime], changes: Mapping[str, float | None], *, threshold: float) -> str:
+def _window_reason(
+    regimes: Mapping[str, Regime], changes: Mapping[str, float | None], *, threshold: float
+) -> str:
     """One sentence for people, which names the layer that changed most."""
     critical = [layer for layer, regime in regimes.items() if regime == "critical"]
     head = f"{len(critical)} of {len(regimes)} layers critical"
@@ -246,7 +281,10 @@ def _window_reason(regimes: Mapping[str, Regime], changes: Mapping[str, float | 
     if not sized:
         return head
     most = max(sized, key=lambda layer: sized[layer])
-    return f"{head}: {most} changed {'' if critical else 'most, '}by {sized[most]:.3g} (threshold {threshold:g})"
+    return (
+        f"{head}: {most} changed {'' if critical else 'most, '}by {sized[most]:.3g} (threshold"
+        f" {threshold:g})"
+    )
 
 
 __all__ = [

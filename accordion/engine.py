@@ -1,7 +1,8 @@
 """One worker's side of an exchange: from gradients to flows and back, whoever drives them.
 
-For each bucket `prepare` gives the flows and `finish` takes their results; at the step's end `commit` or `rollback`.
-The hook drives the flows over a process group; tests and simulations drive several engines in lockstep.
+For each bucket `prepare` gives the flows and `finish` takes their results; at the step's end
+`commit` or `rollback`. The hook drives the flows over a process group; tests and simulations drive
+several engines in lockstep.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from accordion.wire import Context, Flow, LayerKind, Scratch
 DENSE = Level(name="none", method="none")
 """The level of all layers that no decision speaks of."""
 STACKED_BELOW = 1 << 17
-"""Values from which a layer has a flow of its own, so that its update is written straight into the bucket.
+"""Values from which a layer has a flow of its own, so that its update is written straight into the
+bucket.
 
-Below, layers of equal shape share a flow: there the number of operations counts, and copies are cheap.
+Below, layers of equal shape share a flow: there the number of operations counts, and copies are
+cheap.
 """
 
 
@@ -49,7 +52,9 @@ class Stack:
     layers: tuple[Layer, ...]
     level: Level
     owed: Tensor
-    """Gradients with their residuals, stacked: (B, N, M) for matrices, else (B, L). The flow leaves the residuals."""
+    """Gradients with their residuals, stacked: (B, N, M) for matrices, else (B, L). The flow leaves
+    the residuals.
+    """
     update: Tensor
     """Shaped alike; may be the bucket's own memory."""
     warm: Tensor | None
@@ -78,7 +83,9 @@ class _Memory:
     def __init__(self, shape: tuple[int, ...], gradient: Tensor) -> None:
         self.scratch = Scratch(gradient.device)
         self.warm: Pair | None = None
-        self._new = partial(torch.empty, shape, dtype=working_dtype(gradient), device=gradient.device)
+        self._new = partial(
+            torch.empty, shape, dtype=working_dtype(gradient), device=gradient.device
+        )
 
     @cached_property
     def owed(self) -> Pair:
@@ -92,9 +99,13 @@ class _Memory:
 
 
 class Engine:
-    """Residuals, warm starts, the open window and the ledger of one worker, and the plan in force."""
+    """Residuals, warm starts, the open window and the ledger of one worker, and the plan in
+    force.
+    """
 
-    def __init__(self, layers: Sequence[LayerInfo], *, seed: int, world_size: int, rank: int = 0) -> None:
+    def __init__(
+        self, layers: Sequence[LayerInfo], *, seed: int, world_size: int, rank: int = 0
+    ) -> None:
         self.feedback = Feedback()
         self.ledger = Ledger(world_size)
         self.sums = GradientSums({layer.name: torch.Size(layer.shape) for layer in layers}, seed)
@@ -128,13 +139,17 @@ class Engine:
         self.observe_rest(layers)
 
     def observe_accumulated(self, layer: Layer) -> None:
-        """See what a layer's gradient has grown to, in place of what was seen of it in this step."""
+        """See what a layer's gradient has grown to, in place of what was seen of it in this
+        step.
+        """
         if layer.name in self._decided:
             self.sums.forget(layer.name)
             self.sums.add(layer.name, by_memory(layer.gradient), scale=1.0 / self.loss_scale)
 
     def observe_rest(self, layers: Sequence[Layer]) -> None:
-        """See what the window's sums do not hold: dense equivalents, and layers that are not decided."""
+        """See what the window's sums do not hold: dense equivalents, and layers that are not
+        decided.
+        """
         for layer in layers:
             self.ledger.expect(layer.name, layer.gradient.numel())
             if layer.name not in self._decided:
@@ -142,12 +157,16 @@ class Engine:
                 self._others = total if self._others is None else self._others + total
 
     def not_finite(self) -> Tensor:
-        """Whether a gradient that was observed in this step is not finite, as one bool; no wait for the device."""
+        """Whether a gradient that was observed in this step is not finite, as one bool; no wait for
+        the device.
+        """
         total = self.sums.step_total()
         return torch.isfinite(total if self._others is None else total + self._others).logical_not()
 
     def is_dense(self, layers: Sequence[Layer]) -> bool:
-        """Whether no layer of the bucket is compressed, so that the bucket can be reduced as it is."""
+        """Whether no layer of the bucket is compressed, so that the bucket can be reduced
+        as it is.
+        """
         return all(self._level(layer.name).method == "none" for layer in layers)
 
     def settle_(self, layers: Sequence[Layer]) -> None:
@@ -159,19 +178,26 @@ class Engine:
     def prepare(self, layers: Sequence[Layer]) -> list[Stack]:
         """The flows of a bucket; small layers of equal level, shape and dtype share one.
 
-        In the order of their names: DDP changes the order in a bucket after its first step, and what is drawn and how
-        sums are rounded should not follow it.
+        In the order of their names: DDP changes the order in a bucket after its first step, and
+        what is drawn and how sums are rounded should not follow it.
         """
         groups: dict[Any, list[Layer]] = {}
         for layer in sorted(layers, key=lambda layer: layer.name):
             level = self._level(layer.name)
-            key = (level.method, tuple(level.options.items()), layer.gradient.shape, layer.gradient.dtype)
+            key = (
+                level.method,
+                tuple(level.options.items()),
+                layer.gradient.shape,
+                layer.gradient.dtype,
+            )
             alone = COMPRESSORS[level.method].alone or layer.gradient.numel() >= STACKED_BELOW
             groups.setdefault((key, layer.name if alone else None), []).append(layer)
         return [self._stack(tuple(group)) for group in groups.values()]
 
     def finish(self, stacks: Sequence[Stack]) -> None:
-        """Put the averaged gradients into the bucket and set aside what each layer owes from now on."""
+        """Put the averaged gradients into the bucket and set aside what each layer owes from now
+        on.
+        """
         for stack in stacks:
             for place, layer in enumerate(stack.layers):
                 update = stack.update[place]
@@ -205,7 +231,9 @@ class Engine:
         self._end_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the plan, which is the decision's. Tensors by layer name; loadable with `weights_only=True`."""
+        """All but the plan, which is the decision's. Tensors by layer name; loadable with
+        `weights_only=True`.
+        """
         return {
             "residuals": self.feedback.copies(),
             "warm": self._warm.copies(),
@@ -240,13 +268,17 @@ class Engine:
         try:
             self._load(state)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise StateError(f"saved state cannot be read ({error!r}); give what state_dict() gave") from error
+            raise StateError(
+                f"saved state cannot be read ({error!r}); give what state_dict() gave"
+            ) from error
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._check_residuals(state["residuals"])
         for layer, value in state["warm"].items():
             if layer not in self._decided or value.dim() != 2:
-                raise StateError(f"saved warm start of layer {layer!r} is none of ours; was the model changed?")
+                raise StateError(
+                    f"saved warm start of layer {layer!r} is none of ours; was the model changed?"
+                )
         steps, ledger = int(state["steps"]), Ledger.read(state["ledger"])
         self.sums.load_state_dict(state["window"])
         self.ledger.restore(ledger)
@@ -257,18 +289,25 @@ class Engine:
     def _check_residuals(self, residuals: Mapping[str, Tensor]) -> None:
         unexpected = sorted(set(residuals) - set(self._decided))
         if unexpected:
-            raise StateError(f"saved residuals do not match the model: unexpected {unexpected}; was the model changed?")
+            raise StateError(
+                f"saved residuals do not match the model: unexpected {unexpected}; was the model"
+                " changed?"
+            )
         for layer, residual in residuals.items():
             if residual.numel() != self._decided[layer]:
                 raise StateError(
-                    f"saved residual of layer {layer!r} has {residual.numel()} values, the layer has "
-                    f"{self._decided[layer]}; was the model changed?"
+                    f"saved residual of layer {layer!r} has {residual.numel()} values, the layer"
+                    f" has {self._decided[layer]}; was the model changed?"
                 )
 
     def _end_step(self) -> None:
-        """Forget what the next step does not need, such as the memory of stacks that DDP has cut otherwise since."""
+        """Forget what the next step does not need, such as the memory of stacks that DDP has cut
+        otherwise since.
+        """
         self._others = None
-        self._memories = {key: memory for key, memory in self._memories.items() if key in self._used}
+        self._memories = {
+            key: memory for key, memory in self._memories.items() if key in self._used
+        }
         self._used.clear()
 
     def _level(self, layer: str) -> Level:
@@ -279,7 +318,9 @@ class Engine:
         row = COMPRESSORS[level.method]
         shape = (first.shape[0], math.prod(first.shape[1:])) if row.matrices else (first.numel(),)
         memory = self._memory(layers, shape)
-        in_place = len(layers) == 1 and first.dtype == working_dtype(first) and first.is_contiguous()
+        in_place = (
+            len(layers) == 1 and first.dtype == working_dtype(first) and first.is_contiguous()
+        )
         update = first.view(1, *shape) if in_place else memory.update
         owed = memory.owed.free(self.feedback.get(layers[0].name)) if row.feedback else update
         for part, layer in zip(owed, layers, strict=True):
@@ -290,11 +331,22 @@ class Engine:
         gradient = self._unscaled(update, layers) if row.raw_gradient else None
         warm = self._warm_start(layers, owed, memory) if row.warm_start else None
         context = Context(
-            options=level.options, update=update, scratch=memory.scratch, warm=warm, step=self._steps,
-            draw=partial(self._draw, layers[0].name), kind=_kind(first), gradient=gradient,
-        )  # fmt: skip
+            options=level.options,
+            update=update,
+            scratch=memory.scratch,
+            warm=warm,
+            step=self._steps,
+            draw=partial(self._draw, layers[0].name),
+            kind=_kind(first),
+            gradient=gradient,
+        )
         return Stack(
-            layers=layers, level=level, owed=owed, update=update, warm=warm, flow=load(row.flow)(owed, context)
+            layers=layers,
+            level=level,
+            owed=owed,
+            update=update,
+            warm=warm,
+            flow=load(row.flow)(owed, context),
         )
 
     def _memory(self, layers: tuple[Layer, ...], shape: tuple[int, ...]) -> _Memory:
@@ -305,11 +357,15 @@ class Engine:
         return self._memories[key]
 
     def _compensate(self, owed: Tensor, layer: Layer) -> None:
-        """Write the gradient, in units before loss scaling, plus the layer's residual into a part of a stack."""
+        """Write the gradient, in units before loss scaling, plus the layer's residual into a part
+        of a stack.
+        """
         gradient, residual = layer.gradient, self.feedback.get(layer.name)
         owed = owed.view(gradient.shape)
         if residual is not None:
-            torch.add(residual.view_as(owed).to(owed), gradient, alpha=1.0 / self.loss_scale, out=owed)
+            torch.add(
+                residual.view_as(owed).to(owed), gradient, alpha=1.0 / self.loss_scale, out=owed
+            )
             return
         if gradient.data_ptr() != owed.data_ptr():
             owed.copy_(gradient)
@@ -318,9 +374,11 @@ class Engine:
             owed.mul_(1.0 / self.loss_scale)
 
     def _settle(self, owed: Tensor, layer: Layer) -> None:
-        """Write the gradient as it is, loss scaling included, plus the layer's residual; the layer owes nothing then.
+        """Write the gradient as it is, loss scaling included, plus the layer's residual; the layer
+        owes nothing then.
 
-        A method without feedback rounds these: in other units, small gradients would be lost for ever.
+        A method without feedback rounds these: in other units, small gradients would be lost for
+        ever.
         """
         owed = owed.view(layer.gradient.shape)
         if layer.gradient.data_ptr() != owed.data_ptr():
@@ -329,7 +387,9 @@ class Engine:
         self.feedback.settle(layer.name)
 
     def _unscaled(self, update: Tensor, layers: tuple[Layer, ...]) -> Tensor:
-        """The gradients before loss scaling, in the memory of the stack's update; no copy where they lie there."""
+        """The gradients before loss scaling, in the memory of the stack's update; no copy where
+        they lie there.
+        """
         for part, layer in zip(update, layers, strict=True):
             if layer.gradient.data_ptr() != part.data_ptr():
                 part.view(layer.gradient.shape).copy_(layer.gradient)
@@ -346,11 +406,18 @@ class Engine:
         make = load(str(COMPRESSORS[level.method].warm_start))
         old = [self._warm.get(layer.name) for layer in layers]
         values = [
-            make(value, tuple(owed.shape[1:]), level.options, draw=seeded(self._seed, f"warm:{layer.name}"))
+            make(
+                value,
+                tuple(owed.shape[1:]),
+                level.options,
+                draw=seeded(self._seed, f"warm:{layer.name}"),
+            )
             for value, layer in zip(old, layers, strict=True)
         ]
         if memory.warm is None:
-            memory.warm = Pair(torch.empty(len(layers), *values[0].shape, dtype=owed.dtype, device=owed.device))
+            memory.warm = Pair(
+                torch.empty(len(layers), *values[0].shape, dtype=owed.dtype, device=owed.device)
+            )
         warm = memory.warm.free(old[0])
         for part, value in zip(warm, values, strict=True):
             part.copy_(value)

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 
 class AccordionError(Exception):
-    """Root of the library's errors: `except AccordionError` catches all of them and nothing else."""
+    """Root of the library's errors: `except AccordionError` catches all of them and nothing
+    else.
+    """
 
 
 class ConfigError(AccordionError, ValueError):

@@ -1,7 +1,7 @@
 """Error feedback: what compression left out, kept by layer name and added to the next gradient.
 
-A step first writes its new residuals and warm starts aside; `commit` makes them the layer's, `rollback` forgets them.
-So a step that turns out not to be finite on some worker leaves no trace.
+A step first writes its new residuals and warm starts aside; `commit` makes them the layer's,
+`rollback` forgets them. So a step that turns out not to be finite on some worker leaves no trace.
 """
 
 from __future__ import annotations
@@ -53,10 +53,14 @@ class Kept:
 
 
 class Feedback(Kept):
-    """The residuals of one worker, in fp32 (fp64 for fp64 gradients), in the gradient's units before loss scaling."""
+    """The residuals of one worker, in fp32 (fp64 for fp64 gradients), in the gradient's units
+    before loss scaling.
+    """
 
     def compensate_(self, layer: str, gradient: Tensor, *, scale: float = 1.0) -> None:
-        """Add `scale` times the layer's residual, where there is one, to a tensor of the layer's size."""
+        """Add `scale` times the layer's residual, where there is one, to a tensor of the layer's
+        size.
+        """
         residual = self.get(layer)
         if residual is not None:
             gradient.add_(residual.view_as(gradient).to(gradient.device), alpha=scale)
@@ -83,7 +87,10 @@ class Pair:
     def free(self, in_force: Tensor | None) -> Tensor:
         """The buffer of which `in_force` is no view."""
         first, second = self._buffers
-        held = in_force is not None and in_force.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        held = (
+            in_force is not None
+            and in_force.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        )
         return second if held else first
 
 
@@ -93,5 +100,7 @@ def working_dtype(gradient: Tensor) -> torch.dtype:
 
 
 def by_memory(tensor: Tensor) -> Tensor:
-    """A view with the dimensions in the order in which they lie in memory: contiguous for every dense tensor."""
+    """A view with the dimensions in the order in which they lie in memory: contiguous for every
+    dense tensor.
+    """
     return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))

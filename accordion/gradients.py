@@ -11,28 +11,36 @@ from accordion.errors import HookError
 from accordion.feedback import by_memory
 
 
-def gradients_of(buffer: Tensor, parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+def gradients_of(
+    buffer: Tensor, parts: Sequence[Tensor], parameters: Sequence[Tensor]
+) -> list[Tensor]:
     """Return one real view into a bucket's buffer for each of its parameters, in their order.
 
-    `parts` are DDP's own views. For complex parameters DDP passes the buffer as real values, twice as
-    many, but gives the offsets and sizes of the parts in complex values; such views are recomputed.
+    `parts` are DDP's own views. For complex parameters DDP passes the buffer as real values, twice
+    as many, but gives the offsets and sizes of the parts in complex values; such views are
+    recomputed.
 
     Raises:
-        HookError: a gradient differs from its parameter in dtype or size, or the gradients do not fill
-            the buffer.
+        HookError: a gradient differs from its parameter in dtype or size, or the gradients do not
+            fill the buffer.
     """
-    gradients = [_gradient(buffer, part, parameter) for part, parameter in zip(parts, parameters, strict=True)]
+    gradients = [
+        _gradient(buffer, part, parameter)
+        for part, parameter in zip(parts, parameters, strict=True)
+    ]
     covered = sum(gradient.numel() for gradient in gradients)
     if covered != buffer.numel():
         raise HookError(
-            f"the gradients of a bucket hold {covered} values, but its buffer holds {buffer.numel()}, so "
-            f"some would not be exchanged; the bucket layout of torch {torch.__version__} is not supported"
+            f"the gradients of a bucket hold {covered} values, but its buffer holds"
+            f" {buffer.numel()}, so some would not be exchanged; the bucket layout of torch"
+            f" {torch.__version__} is not supported"
         )
     return gradients
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """View a complex tensor as a real one whose last dimension interleaves real and imaginary parts.
+    """View a complex tensor as a real one whose last dimension interleaves real and imaginary
+    parts.
 
     For a tensor that is not contiguous, they become a new last dimension of two. Real tensors are
     returned unchanged.
@@ -50,14 +58,17 @@ def _gradient(buffer: Tensor, part: Tensor, parameter: Tensor) -> Tensor:
         part = whole[start : start + parameter.numel()].view(parameter.shape)
     if part.dtype != parameter.dtype or part.numel() != parameter.numel():
         raise HookError(
-            f"DDP passed a gradient of {part.numel()} values in {part.dtype} for a parameter of "
-            f"{parameter.numel()} values in {parameter.dtype}; keep parameters and gradients in one dtype"
+            f"DDP passed a gradient of {part.numel()} values in {part.dtype} for a parameter of"
+            f" {parameter.numel()} values in {parameter.dtype}; keep parameters and gradients in"
+            " one dtype"
         )
     return as_real(_indexed_like(parameter, part))
 
 
 def _indexed_like(parameter: Tensor, part: Tensor) -> Tensor:
-    """View a part of a bucket with the parameter's indices; DDP gives it the parameter's strides."""
+    """View a part of a bucket with the parameter's indices; DDP gives it the parameter's
+    strides.
+    """
     if parameter.is_contiguous() or not by_memory(parameter).is_contiguous():
         return part
     return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())

@@ -1,7 +1,8 @@
-"""One dispatcher hook for DDP: buckets in, averaged gradients out, whatever the level of each layer.
+"""One dispatcher hook for DDP: buckets in, averaged gradients out, whatever the level of each
+layer.
 
-DDP accepts a hook once, so levels change inside it. DDP can also rebuild its buckets after the first
-step, so layers are identified by name and never by position.
+DDP accepts a hook once, so levels change inside it. DDP can also rebuild its buckets after the
+first step, so layers are identified by name and never by position.
 """
 
 # Annotations are evaluated here: DDP compares the hook's with its own types.
@@ -18,7 +19,15 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.background import Inline, OnStream, OnThread, Runner, backend_of, own_group, wait_at_exit
+from accordion.background import (
+    Inline,
+    OnStream,
+    OnThread,
+    Runner,
+    backend_of,
+    own_group,
+    wait_at_exit,
+)
 from accordion.bucket_order import fix_buckets
 from accordion.control import Word, empty_word, word_flow
 from accordion.drive import GroupNetwork, drive
@@ -33,16 +42,17 @@ from accordion.wire import Request
 LONG_VECTOR = 1 << 20
 """Values from which a parameter of one dimension is compressed like a matrix; 4 MB in fp32.
 
-Such a parameter is a table of one weight per feature. Shorter ones are biases and scales of norms, which
-are few bytes and sensitive to errors.
+Such a parameter is a table of one weight per feature. Shorter ones are biases and scales of norms,
+which are few bytes and sensitive to errors.
 """
 
 
 class Hook:
-    """Registers itself with a DDP module and runs its engine's flows bucket by bucket, in bucket order.
+    """Registers itself with a DDP module and runs its engine's flows bucket by bucket, in bucket
+    order.
 
-    Waiting in a future's callback from several buckets can deadlock on gloo, so collectives block: in a thread beside
-    the backward pass, or, with `overlap=False`, inside the hook.
+    Waiting in a future's callback from several buckets can deadlock on gloo, so collectives block:
+    in a thread beside the backward pass, or, with `overlap=False`, inside the hook.
 
     Raises:
         HookError: the module has a hook already.
@@ -60,19 +70,25 @@ class Hook:
     ) -> None:
         wait_at_exit()
         device = next(module.parameters()).device
-        self._exchange_network, self._runner = _background(module.process_group, device, overlap=overlap)
+        self._exchange_network, self._runner = _background(
+            module.process_group, device, overlap=overlap
+        )
         self._engine = engine
         self._raised = raised
         self._loss_scale = loss_scale
         self._pass_skipped_step = pass_skipped_step
-        self._names = {id(parameter): name for name, parameter in named_layers(module.module).items()}
+        self._names = {
+            id(parameter): name for name, parameter in named_layers(module.module).items()
+        }
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)  # DDP holds the hook
         self._handed_over: set[str] = set()
         self._word = empty_word(device)
         self._seen: Tensor | None = None
         self.waited_s = 0.0
-        """Seconds in which training stood still for exchanges, encoding included; on GPUs the device's are not seen."""
+        """Seconds in which training stood still for exchanges, encoding included; on GPUs the
+        device's are not seen.
+        """
         try:
             module.register_comm_hook(None, self._on_bucket)
         except RuntimeError as error:
@@ -81,7 +97,8 @@ class Hook:
             ) from error
         if fix_buckets(module):
             module.register_comm_hook(None, self._on_bucket)  # the first went with the old buckets
-        # Only DDP's Python reducer needs this list, and it is refused; copies of the module would hold it.
+        # Only DDP's Python reducer needs this list, and it is refused; copies of the module would
+        # hold it.
         getattr(module, "_comm_hooks", []).clear()
 
     @property
@@ -104,18 +121,20 @@ class Hook:
         self._runner.check()
         if self._seen is None:
             raise HookError(
-                "not all gradients were exchanged since the last step; call backward() outside no_sync() "
-                "first, attach() before the first forward pass, and give DistributedDataParallel "
-                "find_unused_parameters=True if layers can be unused"
+                "not all gradients were exchanged since the last step; call backward() outside"
+                " no_sync() first, attach() before the first forward pass, and give"
+                " DistributedDataParallel find_unused_parameters=True if layers can be unused"
             )
         word, self._seen = self._seen, None
         return word
 
     def unused(self) -> list[str]:
-        """Return the layers that no worker used in this step and whose gradients DDP left unchanged.
+        """Return the layers that no worker used in this step and whose gradients DDP left
+        unchanged.
 
         Raises:
-            HookError: the parameters that DDP exchanges are not those that were trainable at `attach`.
+            HookError: the parameters that DDP exchanges are not those that were trainable at
+                `attach`.
         """
         module = self._module()
         if module is None or not module.find_unused_parameters or module.static_graph:
@@ -124,8 +143,9 @@ class Hook:
         used = module.reducer._get_local_used_map().tolist()
         if len(used) != len(self._reduced):
             raise HookError(
-                f"DDP exchanges {len(used)} parameters, but {len(self._reduced)} were trainable at attach(); "
-                "freeze or unfreeze layers before the model is wrapped in DistributedDataParallel"
+                f"DDP exchanges {len(used)} parameters, but {len(self._reduced)} were trainable at"
+                " attach(); freeze or unfreeze layers before the model is wrapped in"
+                " DistributedDataParallel"
             )
         return [
             name
@@ -139,14 +159,17 @@ class Hook:
             self._engine.loss_scale = self._loss_scale()
         buffer, layers = bucket.buffer(), self._layers(bucket)
         is_last = self._is_last(bucket, layers)
-        exchange = partial(self._exchange, buffer, layers, is_last=is_last, since=time.perf_counter())
+        exchange = partial(
+            self._exchange, buffer, layers, is_last=is_last, since=time.perf_counter()
+        )
         future: torch.futures.Future[Tensor] = self._runner.submit(exchange, buffer)
         return future
 
     def _is_last(self, bucket: GradBucket, layers: list[Layer]) -> bool:
         """Return whether a bucket completes the step.
 
-        In a static graph's first step DDP gives every bucket the index 0, so parameters are counted.
+        In a static graph's first step DDP gives every bucket the index 0, so parameters are
+        counted.
         """
         module = self._module()
         if module is None or not module.static_graph:
@@ -166,12 +189,14 @@ class Hook:
             check_join(module)
         if self._seen is not None and not self._pass_skipped_step(self._seen):
             raise HookError(
-                "gradients were exchanged twice for one step; call session.step() after each backward(), and "
-                "run all other forward and backward passes, whose gradients are accumulated or discarded, "
-                "under no_sync()"
+                "gradients were exchanged twice for one step; call session.step() after each"
+                " backward(), and run all other forward and backward passes, whose gradients are"
+                " accumulated or discarded, under no_sync()"
             )
 
-    def _exchange(self, buffer: Tensor, layers: list[Layer], *, is_last: bool, since: float) -> None:
+    def _exchange(
+        self, buffer: Tensor, layers: list[Layer], *, is_last: bool, since: float
+    ) -> None:
         self._engine.observe(layers)
         if self._engine.is_dense(layers):
             self._reduce_in_place(buffer, layers)
@@ -217,7 +242,8 @@ class Hook:
     def _mark_not_finite_(self, buffer: Tensor) -> None:
         """Let a gradient be NaN on all workers where one was not finite on any, as plain DDP would.
 
-        Compression may hide it, and whoever looks at the gradients (a GradScaler, clipping) has to see it everywhere.
+        Compression may hide it, and whoever looks at the gradients (a GradScaler, clipping) has to
+        see it everywhere.
         """
         if self._seen is not None:
             buffer[:1].masked_fill_(self._seen[Word.NOT_FINITE] != 0, torch.nan)
@@ -226,7 +252,10 @@ class Hook:
         parameters = bucket.parameters()
         names = [self._names[id(parameter)] for parameter in parameters]
         gradients = gradients_of(bucket.buffer(), bucket.gradients(), parameters)
-        return [Layer(name=name, gradient=gradient) for name, gradient in zip(names, gradients, strict=True)]
+        return [
+            Layer(name=name, gradient=gradient)
+            for name, gradient in zip(names, gradients, strict=True)
+        ]
 
 
 def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
@@ -258,7 +287,9 @@ def _layer_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def _background(group: dist.ProcessGroup, device: Any, *, overlap: bool) -> tuple[GroupNetwork, Runner]:
+def _background(
+    group: dist.ProcessGroup, device: Any, *, overlap: bool
+) -> tuple[GroupNetwork, Runner]:
     if not overlap:
         return GroupNetwork(group, device), Inline()
     if device.type == "cuda" and backend_of(group, device) == "nccl":

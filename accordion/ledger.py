@@ -1,4 +1,6 @@
-"""Bytes: what each layer and each method sent, and what plain and fp16 all-reduce would have sent instead."""
+"""Bytes: what each layer and each method sent, and what plain and fp16 all-reduce would have sent
+instead.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ DENSE_BYTES = 4
 HALF_BYTES = 2
 """Bytes of one value in the fp16 equivalent."""
 OVERHEAD = "(control)"
-"""Stands in for a layer's and a method's name where bytes belong to none: control words, sketches, decisions."""
+"""Stands in for a layer's and a method's name where bytes belong to none: control words, sketches,
+decisions.
+"""
 
 
 @dataclass(slots=True)
@@ -51,15 +55,23 @@ class Ledger:
         self._book((method, collective), layers, sent=sent, wire=wire)
 
     def count_broadcast(self, size: int) -> None:
-        """Book control bytes that rank 0 sent to all; on every worker, so that all ledgers agree."""
+        """Book control bytes that rank 0 sent to all; on every worker, so that all ledgers
+        agree.
+        """
         wire = (self._world_size - 1) * size // self._world_size
         self._book((OVERHEAD, "broadcast"), (OVERHEAD,), sent=size, wire=wire)
 
-    def _book(self, kind: tuple[str, str], layers: tuple[str, ...], *, sent: int, wire: int) -> None:
+    def _book(
+        self, kind: tuple[str, str], layers: tuple[str, ...], *, sent: int, wire: int
+    ) -> None:
         _add(self.by_collective[" ".join(kind)], sent, wire)
         _add(self.total, sent, wire)
         for place, layer in enumerate(layers):
-            _add(self.by_layer[layer], _share(sent, place, len(layers)), _share(wire, place, len(layers)))
+            _add(
+                self.by_layer[layer],
+                _share(sent, place, len(layers)),
+                _share(wire, place, len(layers)),
+            )
 
     def count_mean(self, layer: str, gradient: Tensor) -> None:
         """Book a layer that is averaged as it is."""
@@ -74,7 +86,10 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """The counts by layer and by collective."""
         tables = {"layers": self.by_layer, "collectives": self.by_collective}
-        return {name: {key: asdict(count) for key, count in table.items()} for name, table in tables.items()}
+        return {
+            name: {key: asdict(count) for key, count in table.items()}
+            for name, table in tables.items()
+        }
 
     @staticmethod
     def read(state: Mapping[str, Any]) -> dict[str, defaultdict[str, ByteCount]]:
@@ -84,7 +99,9 @@ class Ledger:
             KeyError, TypeError: it is no state of ours.
         """
         return {
-            name: defaultdict(ByteCount, {key: ByteCount(**count) for key, count in state[name].items()})
+            name: defaultdict(
+                ByteCount, {key: ByteCount(**count) for key, count in state[name].items()}
+            )
             for name in ("layers", "collectives")
         }
 

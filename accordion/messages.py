@@ -1,6 +1,8 @@
-"""What the parts tell each other: frozen records, stdlib only, JSON in and out through `to_json` and `from_json`.
+"""What the parts tell each other: frozen records, stdlib only, JSON in and out through `to_json`
+and `from_json`.
 
-Epochs and steps are counted from 0. An interval of epochs is half open: `until=30` means epochs before 30.
+Epochs and steps are counted from 0. An interval of epochs is half open: `until=30` means epochs
+before 30.
 """
 
 from __future__ import annotations
@@ -56,24 +58,34 @@ class Report:
     window_steps: int = 0
     """Finite steps that the open or just closed window holds."""
     statistic_by_layer: Mapping[str, float] | None = None
-    """Norm of the mean raw gradient over the window, by layer name; None while the window is open."""
+    """Norm of the mean raw gradient over the window, by layer name; None while the window is open.
+    """
     statistic_kind: StatisticKind = "mean"
-    """What `statistic_by_layer` holds: `paper` is the norm of the sum of rank 0's gradients instead."""
+    """What `statistic_by_layer` holds: `paper` is the norm of the sum of rank 0's gradients
+    instead.
+    """
     rms_by_layer: Mapping[str, float] | None = None
-    """Root of the mean, over the window's finite steps and the workers, of the squared norm of one worker's gradient of
-    one step. Never below the norm of the mean: what it exceeds it by is noise. None where nobody measured it."""
+    """Root of the mean, over the window's finite steps and the workers, of the squared norm of one
+    worker's gradient of one step. Never below the norm of the mean: what it exceeds it by is noise.
+    None where nobody measured it.
+    """
     cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Measured seconds that a layer adds to a step, by rung, and under `none` as it travels uncompressed: encoding,
-    decoding, and what the backward pass does not hide of its communication. Empty where nobody measured it."""
+    """Measured seconds that a layer adds to a step, by rung, and under `none` as it travels
+    uncompressed: encoding, decoding, and what the backward pass does not hide of its communication.
+    Empty where nobody measured it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """A person's decision about the compression of some layers, or about the global batch, for some epochs."""
+    """A person's decision about the compression of some layers, or about the global batch, for some
+    epochs.
+    """
 
     id: str
     level: str | int | Mapping[str, OptionValue]
-    """A rung's name, its index on the ladder (0 = lightest), or options (`{"rank": 2}`, `{"method": "none"}`).
+    """A rung's name, its index on the ladder (0 = lightest), or options (`{"rank": 2}`, `{"method":
+    "none"}`).
 
     Of the batch: `low`, `high`, or a number of samples a step.
     """
@@ -86,7 +98,9 @@ class Override:
     """First epoch that is the policy's again; None holds for the rest of the job."""
     reason: str = ""
     number: int = 0
-    """Order of arrival within the job: where two overlap, the larger number wins, layer by layer or for the batch."""
+    """Order of arrival within the job: where two overlap, the larger number wins, layer by layer or
+    for the batch.
+    """
 
 
 DecisionCause = Literal["start", "window", "lr_drop", "skip", "hold", "override"]
@@ -106,15 +120,21 @@ class Decision:
     """One sentence for people."""
     regime_by_layer: Mapping[str, Regime]
     level_by_layer: Mapping[str, Level]
-    """Level in force by name, for layers of two or more dimensions; all other layers travel dense."""
+    """Level in force by name, for layers of two or more dimensions; all other layers travel dense.
+    """
     change_by_layer: Mapping[str, float | None]
-    """Relative change of the statistic that was compared with the threshold; None where nothing was compared."""
+    """Relative change of the statistic that was compared with the threshold; None where nothing was
+    compared.
+    """
     override_by_layer: Mapping[str, str] = field(default_factory=dict)
     """Id of the override in force, for the layers that a person decided."""
     policy_level_by_layer: Mapping[str, Level] = field(default_factory=dict)
-    """What the policy would pick, for the same layers; for all others that is the level in force."""
+    """What the policy would pick, for the same layers; for all others that is the level in force.
+    """
     batch_level: BatchLevel | None = None
-    """Level of the global batch; None where the settings leave it alone, or a person gave it another size."""
+    """Level of the global batch; None where the settings leave it alone, or a person gave it
+    another size.
+    """
     global_batch: int | None = None
     """Samples a step over all workers; None where the settings leave the batch alone."""
     batch_override: str | None = None
@@ -139,9 +159,15 @@ class Ack:
 
 
 def plan_digest(level_by_layer: Mapping[str, Level], global_batch: int | None = None) -> str:
-    """Sixteen hex digits that two ranks share exactly when they run the same plan; None where no batch is decided."""
+    """Sixteen hex digits that two ranks share exactly when they run the same plan; None where no
+    batch is decided.
+    """
     plan = {name: [level.method, dict(level.options)] for name, level in level_by_layer.items()}
-    text = json.dumps(plan if global_batch is None else [plan, global_batch], sort_keys=True, separators=(",", ":"))
+    text = json.dumps(
+        plan if global_batch is None else [plan, global_batch],
+        sort_keys=True,
+        separators=(",", ":"),
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -161,6 +187,7 @@ def decision_from_json(data: Mapping[str, object]) -> Decision:
         levels = fields[name] if name == "level_by_layer" else fields.get(name)
         if isinstance(levels, Mapping):
             fields[name] = {
-                layer: level if isinstance(level, Level) else Level(**level) for layer, level in levels.items()
+                layer: level if isinstance(level, Level) else Level(**level)
+                for layer, level in levels.items()
             }
     return Decision(**fields)  # type: ignore[arg-type]

@@ -22,16 +22,24 @@ def check_attachable(module: object, optimizer: Optimizer | None) -> None:
     """
     if optimizer is not None and not _holds_any(optimizer, module):
         raise HookError(
-            "attach() got an optimizer with none of the module's parameters; create it from module.parameters()"
+            "attach() got an optimizer with none of the module's parameters; create it from"
+            " module.parameters()"
         )
     if isinstance(getattr(module, "_orig_mod", None), DistributedDataParallel):
-        raise HookError("attach() got a compiled module; give it the DistributedDataParallel inside, then compile")
-    if not isinstance(module, torch.nn.Module) or not any(p.requires_grad for p in module.parameters()):
-        raise HookError(f"attach() got a {type(module).__name__}, which has no trainable parameters")
+        raise HookError(
+            "attach() got a compiled module; give it the DistributedDataParallel inside, then"
+            " compile"
+        )
+    if not isinstance(module, torch.nn.Module) or not any(
+        p.requires_grad for p in module.parameters()
+    ):
+        raise HookError(
+            f"attach() got a {type(module).__name__}, which has no trainable parameters"
+        )
     if not isinstance(module, DistributedDataParallel) and has_peers():
         raise HookError(
-            f"attach() got a {type(module).__name__}; call init_process_group() and wrap the model in "
-            "DistributedDataParallel first"
+            f"attach() got a {type(module).__name__}; call init_process_group() and wrap the model"
+            " in DistributedDataParallel first"
         )
     for condition, sentence in _refusals(module):
         if condition:
@@ -39,7 +47,9 @@ def check_attachable(module: object, optimizer: Optimizer | None) -> None:
 
 
 def has_peers() -> bool:
-    """Return whether there are other workers, or will be once torchrun's processes have joined their group."""
+    """Return whether there are other workers, or will be once torchrun's processes have joined
+    their group.
+    """
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() > 1
     launched = dist.is_available() and dist.is_torchelastic_launched()
@@ -52,12 +62,15 @@ def group_of(module: torch.nn.Module) -> dist.ProcessGroup | None:
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside DistributedDataParallel, or the module itself if it is not wrapped."""
+    """Return the model inside DistributedDataParallel, or the module itself if it is not
+    wrapped.
+    """
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def check_join(module: DistributedDataParallel) -> None:
-    """Refuse uneven inputs under `module.join()`, where a worker without batches would take no steps.
+    """Refuse uneven inputs under `module.join()`, where a worker without batches would take no
+    steps.
 
     Raises:
         HookError: the module is inside `join()` without `throw_on_early_termination`.
@@ -65,9 +78,9 @@ def check_join(module: DistributedDataParallel) -> None:
     join = getattr(module, "_join_config", None)
     if join is not None and join.enable and not join.throw_on_early_termination:
         raise HookError(
-            "DistributedDataParallel.join() with uneven inputs is not supported; give every worker the "
-            "same number of batches (as DistributedSampler does), or call "
-            "join(throw_on_early_termination=True)"
+            "DistributedDataParallel.join() with uneven inputs is not supported; give every worker"
+            " the same number of batches (as DistributedSampler does), or call"
+            " join(throw_on_early_termination=True)"
         )
 
 
@@ -79,8 +92,8 @@ def check_rate_known(config: Config, *rates: float | None) -> None:
     """
     if config.detector.window.steps and all(rate is None for rate in rates):
         raise ReportError(
-            "the learning rate is not known, but windows counted in steps need it to detect a drop; set "
-            "session.lr or give attach() the optimizer"
+            "the learning rate is not known, but windows counted in steps need it to detect a drop;"
+            " set session.lr or give attach() the optimizer"
         )
 
 
@@ -92,9 +105,12 @@ def _refusals(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
     ]
     yield (
         bool(sparse),
-        f"sparse gradients, here of {sparse}, are not supported; create these layers with sparse=False",
+        f"sparse gradients, here of {sparse}, are not supported; create these layers with"
+        " sparse=False",
     )
-    conjugated = [name for name, p in unwrapped(module).named_parameters() if p.is_conj() or p.is_neg()]
+    conjugated = [
+        name for name, p in unwrapped(module).named_parameters() if p.is_conj() or p.is_neg()
+    ]
     yield (
         bool(conjugated),
         f"lazily conjugated parameters, here {conjugated}, are not supported; call "
@@ -102,16 +118,19 @@ def _refusals(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
     )
     yield (
         any(hasattr(parameter, "_in_backward_optimizers") for parameter in module.parameters()),
-        "an optimizer that steps inside the backward pass is not supported, because a step with a "
-        "gradient that is not finite is skipped on all workers; give attach() an ordinary optimizer",
+        "an optimizer that steps inside the backward pass is not supported, because a step with"
+        " a gradient that is not finite is skipped on all workers; give attach() an ordinary"
+        " optimizer",
     )
     yield (
         getattr(module, "skip_all_reduce_unused_params", False),
-        "skip_all_reduce_unused_params=True is not supported; remove it from DistributedDataParallel()",
+        "skip_all_reduce_unused_params=True is not supported; remove it from"
+        " DistributedDataParallel()",
     )
     yield (
         getattr(module, "_use_python_reducer", False),
-        "torch._dynamo's python_reducer is not supported; set torch._dynamo.config.optimize_ddp to another mode",
+        "torch._dynamo's python_reducer is not supported; set torch._dynamo.config.optimize_ddp"
+        " to another mode",
     )
 
 

@@ -1,4 +1,6 @@
-"""Who takes the optimizer's step, and what a session does with optimizer and GradScaler around it."""
+"""Who takes the optimizer's step, and what a session does with optimizer and GradScaler
+around it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from accordion.step_results import StepResult
 StepMode = Literal["session", "optimizer", "caller"]
 """Who takes the optimizer's step.
 
-- `session`: the loop calls `session.step()`, which stands for `optimizer.step()`, and with a scaler for
-  `scaler.step(optimizer)` and `scaler.update()`. Without an optimizer the caller takes the step, if
-  `StepResult.taken` is true.
-- `optimizer`: an unchanged loop, or a framework, calls `optimizer.step()` or `scaler.step(optimizer)`,
-  and the session does its part just before. If a gradient was not finite on some worker, gradients are
-  removed on all workers, so that the step changes nothing.
+- `session`: the loop calls `session.step()`, which stands for `optimizer.step()`, and with a scaler
+  for `scaler.step(optimizer)` and `scaler.update()`. Without an optimizer the caller takes the
+  step, if `StepResult.taken` is true.
+- `optimizer`: an unchanged loop, or a framework, calls `optimizer.step()` or
+  `scaler.step(optimizer)`, and the session does its part just before. If a gradient was not finite
+  on some worker, gradients are removed on all workers, so that the step changes nothing.
 - `caller`: as `optimizer`, for loops that call `session.step()` just before the optimizer's step.
 """
 
@@ -29,7 +31,9 @@ _UNSCALED_BEFORE = "unscale_() has already been called"
 
 
 class OptimizerSteps:
-    """Takes the steps of an optimizer, or follows an optimizer whose steps the training loop takes."""
+    """Takes the steps of an optimizer, or follows an optimizer whose steps the training
+    loop takes.
+    """
 
     def __init__(
         self,
@@ -46,16 +50,18 @@ class OptimizerSteps:
         self._parameters = tuple(parameters)
 
     def follow(self, pass_boundary: Callable[[], StepResult]) -> None:
-        """Call `pass_boundary` before each step that the training loop takes, if this is the mode."""
+        """Call `pass_boundary` before each step that the training loop takes, if this is
+        the mode.
+        """
         if self.mode != "optimizer" or self.optimizer is None:
             return
 
         def before_step(_: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             if any(callable(one) for one in (*args[1:], named.get("closure"))):
                 raise HookError(
-                    "optimizer.step(closure) runs the backward pass inside the step, where a session "
-                    'cannot follow it; use accordion.attach(..., step="caller") and call session.step() '
-                    "at the end of the closure"
+                    "optimizer.step(closure) runs the backward pass inside the step, where a"
+                    ' session cannot follow it; use accordion.attach(..., step="caller") and call'
+                    " session.step() at the end of the closure"
                 )
             self.prepare_loop_step(taken=pass_boundary().taken)
 
@@ -69,8 +75,8 @@ class OptimizerSteps:
         """
         if self.mode == "optimizer":
             raise HookError(
-                'attach() got step="optimizer", so the session follows optimizer.step() by itself; remove '
-                "the call of session.step()"
+                'attach() got step="optimizer", so the session follows optimizer.step() by itself;'
+                " remove the call of session.step()"
             )
 
     def finish(self, *, taken: bool) -> None:
@@ -85,17 +91,21 @@ class OptimizerSteps:
     def prepare_loop_step(self, *, taken: bool) -> None:
         """Make the step that the training loop takes next change nothing if it has to be skipped.
 
-        Call this just before that step only: inside the next backward pass, gradients are those of the
-        next step.
+        Call this just before that step only: inside the next backward pass, gradients are those of
+        the next step.
         """
         if taken or self.mode == "session":
             return
         self._record_overflow()
-        for parameter in self._parameters:  # optimizers leave parameters without a gradient as they are
+        for (
+            parameter
+        ) in self._parameters:  # optimizers leave parameters without a gradient as they are
             parameter.grad = None
 
     def rate(self) -> float | None:
-        """Return the optimizer's learning rate, that of its first group; None without an optimizer."""
+        """Return the optimizer's learning rate, that of its first group; None without an
+        optimizer.
+        """
         return None if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
 
     def read_scale(self) -> float:
@@ -112,15 +122,18 @@ class OptimizerSteps:
                     raise
 
     def _record_overflow(self) -> None:
-        """Let the loop's scaler lower its scale, although the gradients of this worker may be finite.
+        """Let the loop's scaler lower its scale, although the gradients of this worker may be
+        finite.
 
-        The NaN that marks a skipped step is lost if DDP leaves the gradient of its layer as it is, which
-        happens to layers that no worker used.
+        The NaN that marks a skipped step is lost if DDP leaves the gradient of its layer as it is,
+        which happens to layers that no worker used.
         """
         if self.scaler is None or self.optimizer is None:
             return
         self.unscale_gradients()
-        checks = self.scaler._per_optimizer_states[id(self.optimizer)]  # torch has no public way to say it
+        checks = self.scaler._per_optimizer_states[
+            id(self.optimizer)
+        ]  # torch has no public way to say it
         for found_inf in checks["found_inf_per_device"].values():
             found_inf.fill_(1.0)
 
@@ -134,13 +147,17 @@ def check_step_mode(mode: str, optimizer: Optimizer | None, scaler: GradScaler |
     if mode not in get_args(StepMode):
         raise HookError(f"attach() got step={mode!r}; it is one of {', '.join(get_args(StepMode))}")
     if optimizer is None and mode == "optimizer":
-        raise HookError('attach() got step="optimizer" but no optimizer to follow; give optimizer= too')
+        raise HookError(
+            'attach() got step="optimizer" but no optimizer to follow; give optimizer= too'
+        )
     if optimizer is None and scaler is not None:
         raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer inside wrappers such as Accelerate's, whose step hooks are not called."""
+    """Return the optimizer inside wrappers such as Accelerate's, whose step hooks are not
+    called.
+    """
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer

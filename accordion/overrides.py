@@ -25,23 +25,33 @@ class Placed:
     start: int
     """First epoch it holds for."""
     level_by_layer: Mapping[str, Level]
-    """For the layers that its globs match; a rung's options differ where their ladders do. Empty for the batch."""
+    """For the layers that its globs match; a rung's options differ where their ladders do. Empty
+    for the batch.
+    """
     global_batch: int | None = None
     """Samples a step, where it speaks of the batch."""
 
     def sentence(self, layers: int, *, of: int) -> str:
         """What it holds, for people, where it has that many of the layers."""
         levels = " or ".join(sorted({level.name for level in self.level_by_layer.values()}))
-        compression, batch = f"{layers} of {of} layers at {levels}", f"the global batch at {self.global_batch}"
+        compression, batch = (
+            f"{layers} of {of} layers at {levels}",
+            f"the global batch at {self.global_batch}",
+        )
         until = "" if self.override.until is None else f" until epoch {self.override.until}"
-        return f"override {self.override.id[:_SHOWN_ID]} holds {batch if self.global_batch else compression}{until}"
+        return (
+            f"override {self.override.id[:_SHOWN_ID]} holds"
+            f" {batch if self.global_batch else compression}{until}"
+        )
 
     def holds(self, epoch: int) -> bool:
         """Whether it is in force in this epoch."""
         return self.start <= epoch and (self.override.until is None or epoch < self.override.until)
 
 
-def place(override: Override, ladders: Ladders, *, start: int, batch: BatchConfig | None = None) -> Placed:
+def place(
+    override: Override, ladders: Ladders, *, start: int, batch: BatchConfig | None = None
+) -> Placed:
     """The override with its level and layers looked up.
 
     Raises:
@@ -49,8 +59,12 @@ def place(override: Override, ladders: Ladders, *, start: int, batch: BatchConfi
     """
     _check_epochs(override)
     if override.target == "batch":
-        return Placed(override=override, start=start, level_by_layer={}, global_batch=_size(override, batch))
-    levels = {layer: _level(override, ladders[layer]) for layer in _matching(override, tuple(ladders))}
+        return Placed(
+            override=override, start=start, level_by_layer={}, global_batch=_size(override, batch)
+        )
+    levels = {
+        layer: _level(override, ladders[layer]) for layer in _matching(override, tuple(ladders))
+    }
     return Placed(override=override, start=start, level_by_layer=levels)
 
 
@@ -58,14 +72,21 @@ def _check_epochs(override: Override) -> None:
     start, until = override.apply_at, override.until
     if start not in {"next_step", "next_epoch"} and not _is_epoch(start):
         raise OverrideError(
-            f"override {override.id}: apply_at is {start!r}; give 'next_step', 'next_epoch' or an epoch from 0 on"
+            f"override {override.id}: apply_at is {start!r}; give 'next_step', 'next_epoch' or an"
+            " epoch from 0 on"
         )
     if until is not None and not _is_epoch(until):
-        raise OverrideError(f"override {override.id}: until is {until!r}; give an epoch from 0 on, or None")
-    if isinstance(override.apply_at, int) and override.until is not None and override.until <= override.apply_at:
         raise OverrideError(
-            f"override {override.id}: until epoch {override.until} ends before it starts in epoch {override.apply_at}; "
-            f"give until at least {override.apply_at + 1}"
+            f"override {override.id}: until is {until!r}; give an epoch from 0 on, or None"
+        )
+    if (
+        isinstance(override.apply_at, int)
+        and override.until is not None
+        and override.until <= override.apply_at
+    ):
+        raise OverrideError(
+            f"override {override.id}: until epoch {override.until} ends before it starts in epoch"
+            f" {override.apply_at}; give until at least {override.apply_at + 1}"
         )
 
 
@@ -83,17 +104,21 @@ def first_epoch(override: Override, epoch: int) -> int:
 def _size(override: Override, batch: BatchConfig | None) -> int:
     level = override.level
     if batch is None:
-        raise OverrideError(f"override {override.id}: this job has no batch levels, so its batch stays as it is")
+        raise OverrideError(
+            f"override {override.id}: this job has no batch levels, so its batch stays as it is"
+        )
     if override.layers != ("*",):
-        raise OverrideError(f"override {override.id}: the batch is one for the whole model; leave layers out")
+        raise OverrideError(
+            f"override {override.id}: the batch is one for the whole model; leave layers out"
+        )
     sizes = {"low": batch.low, "high": batch.high}
     if isinstance(level, str) and level in sizes:
         return sizes[level]
     if isinstance(level, int) and not isinstance(level, bool) and level >= 1:
         return level
     raise OverrideError(
-        f"override {override.id}: unknown level {level!r} of the batch; known are low ({batch.low} samples), high "
-        f"({batch.high}), or a number of samples from 1 on"
+        f"override {override.id}: unknown level {level!r} of the batch; known are low ({batch.low}"
+        f" samples), high ({batch.high}), or a number of samples from 1 on"
     )
 
 
@@ -104,7 +129,9 @@ def batch_override(placed: Sequence[Placed], epoch: int) -> Placed | None:
 
 
 def overlay(placed: Sequence[Placed], epoch: int) -> dict[str, Placed]:
-    """The override in force by layer: where two overlap, the larger number wins, then the later in the sequence."""
+    """The override in force by layer: where two overlap, the larger number wins, then the later in
+    the sequence.
+    """
     by_layer: dict[str, Placed] = {}
     for item in sorted(placed, key=lambda item: item.override.number):
         if item.holds(epoch):
@@ -143,8 +170,12 @@ def _level_of_options(override_id: str, given: Mapping[str, object], default_met
 def _matching(override: Override, layers: Sequence[str]) -> tuple[str, ...]:
     for glob in override.layers:
         if not any(fnmatchcase(layer, glob) for layer in layers):
-            raise OverrideError(f"override {override.id}: no layer matches {glob!r}; layers are {listed(layers)}")
-    return tuple(layer for layer in layers if any(fnmatchcase(layer, glob) for glob in override.layers))
+            raise OverrideError(
+                f"override {override.id}: no layer matches {glob!r}; layers are {listed(layers)}"
+            )
+    return tuple(
+        layer for layer in layers if any(fnmatchcase(layer, glob) for glob in override.layers)
+    )
 
 
 __all__ = ["Ladders", "Placed", "batch_override", "first_epoch", "overlay", "place"]

@@ -36,7 +36,13 @@ from accordion.ledger import Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
 from accordion.module_checks import check_attachable, check_rate_known, group_of, unwrapped
 from accordion.optimizer_steps import OptimizerSteps, StepMode
-from accordion.session_state import complete_states, decision_of, gathered_state, load_states, serialized
+from accordion.session_state import (
+    complete_states,
+    decision_of,
+    gathered_state,
+    load_states,
+    serialized,
+)
 from accordion.single_process import SingleProcessHook
 from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
 from accordion.step_results import StepResult, Switch
@@ -63,19 +69,20 @@ def attach(
 ) -> Session:
     """Compress the gradients of a DistributedDataParallel module from now on.
 
-    A process without peers, with or without a process group, may pass a module that is not wrapped; its
-    gradients are observed and stay what they are.
+    A process without peers, with or without a process group, may pass a module that is not wrapped;
+    its gradients are observed and stay what they are.
 
-    Every worker calls this with equal arguments, before the first forward pass. `step` says who takes
-    the optimizer's step (`accordion.optimizer_steps.StepMode`). `overlap=False` exchanges gradients
-    inside the backward pass, not in parallel with it. `epochs` is the length of the run; if that is too
-    short for the detector's window, a warning says so at once instead of at the session's end.
+    Every worker calls this with equal arguments, before the first forward pass. `step` says who
+    takes the optimizer's step (`accordion.optimizer_steps.StepMode`). `overlap=False` exchanges
+    gradients inside the backward pass, not in parallel with it. `epochs` is the length of the run;
+    if that is too short for the detector's window, a warning says so at once instead of at the
+    session's end.
 
     Raises:
         HookError: the module already has a hook, is not wrapped although there are peers, or uses a
-            feature that is not supported, such as sparse gradients; a scaler or `step="optimizer"` was
-            given without an optimizer; the optimizer belongs to another module; or another worker got
-            different arguments.
+            feature that is not supported, such as sparse gradients; a scaler or `step="optimizer"`
+            was given without an optimizer; the optimizer belongs to another module; or another
+            worker got different arguments.
     """
     check_attachable(module, optimizer)
     steps = OptimizerSteps(step, optimizer=optimizer, scaler=scaler, parameters=module.parameters())
@@ -113,7 +120,9 @@ class Session:
         self.epoch = 0
         """The epoch that is being trained."""
         self.global_batch = 0
-        """Samples a step over all workers: with batch levels as decided, else what the caller says, for the reports."""
+        """Samples a step over all workers: with batch levels as decided, else what the caller says,
+        for the reports.
+        """
         self._config = config
         self._engine = engine
         self._optimizer_steps = optimizer_steps
@@ -124,9 +133,13 @@ class Session:
         self._in_flight: frozenset[Word] = frozenset()
         self._overrides: tuple[Override, ...] = ()
         self.on_boundary: Callable[[StepResult], None] | None = None
-        """Called on every rank with the result of each step boundary, also of those that the session follows."""
+        """Called on every rank with the result of each step boundary, also of those that the
+        session follows.
+        """
         self.lr: float | None = None
-        """The schedule's rate of this epoch, before batch scaling and warm-up; None takes the optimizer's."""
+        """The schedule's rate of this epoch, before batch scaling and warm-up; None takes the
+        optimizer's.
+        """
         self._go_over_to(self.decision)
 
     def connect(self, module: torch.nn.Module, network: GroupNetwork, *, overlap: bool) -> None:
@@ -137,9 +150,12 @@ class Session:
         self._device: torch.device = next(module.parameters()).device
         self._network = network
         self._coordinator = Coordinator(self._network, self.ledger, self._device, rank=self.rank)
-        # Before the hook creates its process group, in which workers with other settings would hang.
+        # Before the hook creates its process group, in which workers with other settings would
+        # hang.
         steps = self._optimizer_steps
-        self._coordinator.require_equal((self._config, self.layers, {"overlap": overlap, "step": steps.mode}))
+        self._coordinator.require_equal(
+            (self._config, self.layers, {"overlap": overlap, "step": steps.mode})
+        )
         if isinstance(module, DistributedDataParallel):
             self.hook: Hook | SingleProcessHook = Hook(
                 module,
@@ -173,27 +189,30 @@ class Session:
 
     @property
     def communicate_s(self) -> float:
-        """Seconds since `attach` in which training stood still for exchanges, slower workers included.
+        """Seconds since `attach` in which training stood still for exchanges, slower workers
+        included.
 
         What passes beside the backward pass is not in it.
         """
         return self.hook.waited_s + self._network.seconds
 
     def request(self, word: Word) -> None:
-        """Raise a word: at the end of the next step that starts, all workers see it. Any rank, any thread."""
+        """Raise a word: at the end of the next step that starts, all workers see it. Any rank, any
+        thread.
+        """
         self._requested.add(word)
 
     def override(self, overrides: Sequence[Override]) -> None:
         """Put people's overrides in force in place of those given before. Rank 0, any thread.
 
         Raises:
-            OverrideError: an override names an unknown level or layer, or this is not rank 0; none of
-                the overrides is applied then.
+            OverrideError: an override names an unknown level or layer, or this is not rank 0; none
+                of the overrides is applied then.
         """
         if self.rank != 0:
             raise OverrideError(
-                f"override() was called on rank {self.rank}, but rank 0 decides for all; call it there, "
-                "under `if session.rank == 0:`"
+                f"override() was called on rank {self.rank}, but rank 0 decides for all; call it"
+                " there, under `if session.rank == 0:`"
             )
         for override in overrides:
             self.controller.check_override(override)
@@ -201,13 +220,14 @@ class Session:
         self.request(Word.DECISION)
 
     def step(self) -> StepResult:
-        """Take the optimizer's step, unless a gradient was not finite somewhere, and do what was announced.
+        """Take the optimizer's step, unless a gradient was not finite somewhere, and do what was
+        announced.
 
         Who takes the optimizer's step depends on the argument `step` of `attach`.
 
         Raises:
-            HookError: there was no backward pass whose gradients were exchanged, or the session follows
-                the optimizer's steps by itself.
+            HookError: there was no backward pass whose gradients were exchanged, or the session
+                follows the optimizer's steps by itself.
             ReportError: windows are counted in steps and the learning rate is not known.
             ReportError, ConfigError: as `end_epoch`, where a decision was due at this boundary.
             RuntimeError: another worker is gone.
@@ -218,7 +238,9 @@ class Session:
         return result
 
     def pass_boundary(self) -> StepResult:
-        """Do what belongs to the boundary between two steps, and raise as `step`; the followed optimizer calls this."""
+        """Do what belongs to the boundary between two steps, and raise as `step`; the followed
+        optimizer calls this.
+        """
         check_rate_known(self._config, self.lr, self._optimizer_steps.rate())
         announced = raised(self.hook.take_word())
         self._requested -= self._in_flight
@@ -227,7 +249,9 @@ class Session:
         self.steps += 1
         switch = self._switch(self._overridden) if Word.DECISION in announced else None
         if window_is_full(self._config.detector, self.steps):
-            switch = self._close_window(epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr())
+            switch = self._close_window(
+                epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr()
+            )
         result = StepResult(taken=taken, announced=announced - {Word.NOT_FINITE}, switch=switch)
         if self.on_boundary is not None:
             self.on_boundary(result)
@@ -236,17 +260,20 @@ class Session:
     def end_epoch(self, *, lr: float, next_lr: float) -> Switch:
         """Report the epoch and go over to what is decided for the next one.
 
-        `lr` and `next_lr` are the schedule's rates of this epoch and the next, before batch scaling and warm-up.
+        `lr` and `next_lr` are the schedule's rates of this epoch and the next, before batch scaling
+        and warm-up.
 
         Raises:
-            ReportError: a rate is negative or not finite, or rank 0 could not decide; there its cause is raised, such
-                as the decider's error.
+            ReportError: a rate is negative or not finite, or rank 0 could not decide; there its
+                cause is raised, such as the decider's error.
             ConfigError: on rank 0, the policy picks a level that there is not.
             RuntimeError: another worker is gone.
         """
         switch = self._close_window(epoch_end=True, lr=lr, next_lr=next_lr)
         self._windows.epochs += 1
-        self._windows.compared |= any(change is not None for change in switch.decision.change_by_layer.values())
+        self._windows.compared |= any(
+            change is not None for change in switch.decision.change_by_layer.values()
+        )
         self.epoch += 1
         self.lr = next_lr
         return switch
@@ -254,8 +281,8 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this worker, for scripts in which every rank saves its own.
 
-        Tensors are on the CPU, so that any machine can load them, with `weights_only=True`. Only rank
-        0's state contains the controller's.
+        Tensors are on the CPU, so that any machine can load them, with `weights_only=True`. Only
+        rank 0's state contains the controller's.
         """
         return {
             "rank": self.rank,
@@ -270,10 +297,11 @@ class Session:
         }
 
     def gather_state_dict(self) -> dict[str, Any] | None:
-        """Return the states of all workers on rank 0, for scripts that save on rank 0 only; else None.
+        """Return the states of all workers on rank 0, for scripts that save on rank 0 only; else
+        None.
 
-        Every worker calls this. The result holds the residuals of all workers; with many workers, save
-        each rank's `state_dict()` instead.
+        Every worker calls this. The result holds the residuals of all workers; with many workers,
+        save each rank's `state_dict()` instead.
 
         Raises:
             RuntimeError: another worker is gone.
@@ -284,9 +312,10 @@ class Session:
     def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
         """Continue where a group stopped; every worker calls this.
 
-        Pass the states of all workers in rank order, or the result of `gather_state_dict`. If the world
-        size is the saved one, each worker may pass only its own state. With another world size every
-        worker starts with the mean of the saved residuals, which preserves what the group owed.
+        Pass the states of all workers in rank order, or the result of `gather_state_dict`. If the
+        world size is the saved one, each worker may pass only its own state. With another world
+        size every worker starts with the mean of the saved residuals, which preserves what the
+        group owed.
 
         Raises:
             StateError: on some worker the states are incomplete, out of order, or of another model;
@@ -296,7 +325,9 @@ class Session:
         problem: StateError | None = None
         try:
             chosen = complete_states(states, rank=self.rank, world_size=self.world_size)
-            loaded = load_states(self._engine, self.controller, chosen, rank=self.rank, world_size=self.world_size)
+            loaded = load_states(
+                self._engine, self.controller, chosen, rank=self.rank, world_size=self.world_size
+            )
             summary = {key: loaded[key] for key in ("steps", "world_size", "decision")}
         except StateError as error:
             problem, summary = error, {"error": str(error)}
@@ -311,7 +342,9 @@ class Session:
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
     def _pass_skipped_step(self, word: Tensor) -> bool:
-        """Pass the boundary of a step that the loop's own scaler skipped; return False for another step."""
+        """Pass the boundary of a step that the loop's own scaler skipped; return False for another
+        step.
+        """
         if self._optimizer_steps.mode == "session" or Word.NOT_FINITE not in raised(word):
             return False
         self.pass_boundary()
@@ -335,10 +368,14 @@ class Session:
         self.skipped_steps += 1
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row % SKIPPED_IN_A_ROW == 0:
-            warn_of_skipped_steps(self._skipped_in_a_row, self._engine.sums.broken_layers(), rank=self.rank)
+            warn_of_skipped_steps(
+                self._skipped_in_a_row, self._engine.sums.broken_layers(), rank=self.rank
+            )
 
     def _current_lr(self) -> float:
-        """Return the schedule's learning rate, or the optimizer's while the schedule's is not known."""
+        """Return the schedule's learning rate, or the optimizer's while the schedule's is not
+        known.
+        """
         return (self._optimizer_steps.rate() or 0.0) if self.lr is None else self.lr
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
@@ -369,7 +406,8 @@ class Session:
         sums, names = self._engine.sums, [layer.name for layer in self.layers]
         own = sums.summary(self._device)
         if self._config.detector.statistic == "paper":
-            # The paper sums rank 0's gradients: undo the mean over the steps, and over the workers below.
+            # The paper sums rank 0's gradients: undo the mean over the steps, and over the workers
+            # below.
             own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
         summary = self._coordinator.average(own)
         sums.clear()

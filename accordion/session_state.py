@@ -1,4 +1,5 @@
-"""Saved states of a session's workers: checks that a set is complete, gathers it on rank 0, averages it.
+"""Saved states of a session's workers: checks that a set is complete, gathers it on rank 0,
+averages it.
 
 Residuals differ from worker to worker, so the state of one rank does not describe a group.
 """
@@ -20,14 +21,20 @@ from accordion.messages import Decision, decision_from_json
 _KEYS = {"steps", "skipped_steps", "epoch", "lr", "decision", "controller", "engine"}
 """Keys of every saved state, in addition to `rank` and `world_size`."""
 _GATHERED = "states"
-_WAY_OUT = "pass a list of the states of all workers in rank order, or the result of gather_state_dict() on rank 0"
+_WAY_OUT = (
+    "pass a list of the states of all workers in rank order, or the result of gather_state_dict()"
+    " on rank 0"
+)
 
 State = Mapping[str, Any]
 
 
 def gathered_state(payloads: Sequence[bytes | bytearray]) -> dict[str, Any]:
     """Return one state that contains those of all workers, given serialized in rank order."""
-    states = [torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True) for payload in payloads]
+    states = [
+        torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        for payload in payloads
+    ]
     return {_GATHERED: states}
 
 
@@ -44,13 +51,19 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
     Its own state is enough if the world size is the saved one and every worker loads its own.
 
     Raises:
-        StateError: the set is incomplete, out of order, from different steps, or contains anything other
-            than states.
+        StateError: the set is incomplete, out of order, from different steps, or contains anything
+            other than states.
     """
     states = _listed(given)
-    ranks, sizes = [state["rank"] for state in states], sorted({state["world_size"] for state in states})
+    ranks, sizes = (
+        [state["rank"] for state in states],
+        sorted({state["world_size"] for state in states}),
+    )
     if len(sizes) > 1:
-        raise StateError(f"load_state_dict() got states of groups of {sizes} workers; pass the states of one group")
+        raise StateError(
+            f"load_state_dict() got states of groups of {sizes} workers; pass the states of one"
+            " group"
+        )
     if ranks == [rank] and sizes == [world_size]:
         return states
     if ranks != list(range(sizes[0])):
@@ -58,7 +71,8 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
     steps = [state["steps"] for state in states]
     if len(set(steps)) > 1:
         raise StateError(
-            f"load_state_dict() got states of different steps: {steps}; pass states saved at the same step"
+            f"load_state_dict() got states of different steps: {steps}; pass states saved at the"
+            " same step"
         )
     return states
 
@@ -66,7 +80,8 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
 def load_states(
     engine: Engine, controller: Controller, states: Sequence[State], *, rank: int, world_size: int
 ) -> State:
-    """Load what `complete_states` returned; return this worker's state, whose other fields are equal on all.
+    """Load what `complete_states` returned; return this worker's state, whose other fields are
+    equal on all.
 
     Raises:
         StateError: the states are of another model, or rank 0's lacks its controller.
@@ -75,7 +90,8 @@ def load_states(
     decision_of(own["decision"])
     if rank == 0 and own["controller"] is None:
         raise StateError(
-            "load_state_dict() got a state of rank 0 without its controller; give the state that rank 0 saved"
+            "load_state_dict() got a state of rank 0 without its controller; give the state that"
+            " rank 0 saved"
         )
     if own["controller"] is not None:
         controller.load_state_dict(own["controller"])
@@ -100,11 +116,12 @@ def state_of_rank(states: Sequence[State], rank: int, *, world_size: int) -> Sta
 
 
 class MeanState:
-    """Averages the states of a group of `size` workers, added in rank order, for a group of another size.
+    """Averages the states of a group of `size` workers, added in rank order, for a group of another
+    size.
 
-    A group owes the mean of its residuals. If every worker of the new group starts with that mean, the
-    new group owes exactly the same. All fields other than residuals and window are rank 0's. Only the
-    running sums are held, never the states.
+    A group owes the mean of its residuals. If every worker of the new group starts with that mean,
+    the new group owes exactly the same. All fields other than residuals and window are rank 0's.
+    Only the running sums are held, never the states.
     """
 
     def __init__(self, size: int) -> None:
@@ -127,7 +144,9 @@ class MeanState:
             window, residuals = dict(engine.pop("window")), dict(engine.pop("residuals"))
             sums = dict(window.pop("sums"))
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"saved state cannot be read ({error!r}); give what state_dict() gave") from error
+            raise StateError(
+                f"saved state cannot be read ({error!r}); give what state_dict() gave"
+            ) from error
         _check_sizes(self._residuals, residuals)
         _check_sizes(self._window, sums)
         self._first = self._first or {**state, "engine": {**engine, "window": window}}
@@ -157,14 +176,18 @@ def _check_sizes(totals: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> N
     for layer, value in added.items():
         if layer in totals and value.numel() != totals[layer].numel():
             raise StateError(
-                f"saved state cannot be read: layer {layer!r} has {value.numel()} values on one rank and "
-                f"{totals[layer].numel()} on another; give what state_dict() gave on each rank"
+                f"saved state cannot be read: layer {layer!r} has {value.numel()} values on one"
+                f" rank and {totals[layer].numel()} on another; give what state_dict() gave on each"
+                " rank"
             )
 
 
 def _incomplete(ranks: Sequence[object], saved_size: int) -> str:
     if ranks == [0]:
-        found = f"only the state of rank 0 of a group of {saved_size}, but every worker has its own residuals"
+        found = (
+            f"only the state of rank 0 of a group of {saved_size}, but every worker has its own"
+            " residuals"
+        )
     elif sorted(map(str, ranks)) == sorted(map(str, range(saved_size))):
         return f"load_state_dict() got the states of ranks {ranks}; pass them in rank order"
     else:
@@ -182,8 +205,8 @@ def _listed(given: object) -> list[State]:
             raise StateError(f"load_state_dict() got a value that is not a saved state; {_WAY_OUT}")
         if not {"rank", "world_size"} <= state.keys():
             raise StateError(
-                "load_state_dict() got a state of an older version, without its rank and world size; set "
-                "state['rank'] and state['world_size'] in the states of all workers"
+                "load_state_dict() got a state of an older version, without its rank and world"
+                " size; set state['rank'] and state['world_size'] in the states of all workers"
             )
         if not (isinstance(state["rank"], int) and isinstance(state["world_size"], int)):
             raise StateError(
@@ -202,4 +225,6 @@ def decision_of(saved: Any) -> Decision:
     try:
         return decision_from_json(saved)
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"saved decision cannot be read ({error!r}); give what state_dict() gave") from error
+        raise StateError(
+            f"saved decision cannot be read ({error!r}); give what state_dict() gave"
+        ) from error

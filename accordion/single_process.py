@@ -49,11 +49,16 @@ class SingleProcessHook:
         self._unscale = unscale
         self._layers = {name: p for name, p in named_layers(module).items() if p.requires_grad}
         if all(map(_is_followed, self._layers.values())):
-            raise HookError("the module passed to attach() has a session already; attach() once, or to a new module")
+            raise HookError(
+                "the module passed to attach() has a session already; attach() once, or to a new"
+                " module"
+            )
         self._accumulated: set[str] = set()
         observe = partial(_observe, weakref.ref(self))
         layers: Iterable[tuple[str, Any]] = self._layers.items()  # torch does not type the method
-        handles = [p.register_post_accumulate_grad_hook(partial(observe, name)) for name, p in layers]
+        handles = [
+            p.register_post_accumulate_grad_hook(partial(observe, name)) for name, p in layers
+        ]
         self.remove = weakref.finalize(self, _remove, handles)
         """Stops following the module, so that another session can."""
 
@@ -77,13 +82,21 @@ class SingleProcessHook:
         """
         if has_peers():
             raise HookError(
-                "this process has peers now, but attach() got a module that is not wrapped, so that no "
-                "gradients are compressed; call attach() after wrapping it in DistributedDataParallel"
+                "this process has peers now, but attach() got a module that is not wrapped, so that"
+                " no gradients are compressed; call attach() after wrapping it in"
+                " DistributedDataParallel"
             )
         if not self._accumulated:
-            raise HookError("there was no backward pass since the last step; call backward() before session.step()")
+            raise HookError(
+                "there was no backward pass since the last step; call backward() before"
+                " session.step()"
+            )
         named = {name: self._layers[name] for name in self._accumulated}
-        layers = [_layer(name, parameter) for name, parameter in named.items() if parameter.grad is not None]
+        layers = [
+            _layer(name, parameter)
+            for name, parameter in named.items()
+            if parameter.grad is not None
+        ]
         self._accumulated.clear()
         self._engine.observe_rest(layers)
         word = empty_word(next(iter(self._layers.values())).device)
@@ -97,7 +110,9 @@ class SingleProcessHook:
         return word
 
     def unused(self) -> list[str]:
-        """Return no layers: one without a gradient keeps what it owes, since nothing of it was sent."""
+        """Return no layers: one without a gradient keeps what it owes, since nothing of it was
+        sent.
+        """
         return []
 
 
@@ -108,7 +123,9 @@ def _observe(hook: weakref.ref[SingleProcessHook], name: str, parameter: Tensor)
 
 
 def _is_followed(parameter: Any) -> bool:
-    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}  # torch has no public way to see them
+    hooks = (
+        getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    )  # torch has no public way to see them
     return any(getattr(hook, "func", None) is _observe for hook in hooks.values())
 
 
@@ -120,7 +137,7 @@ def _remove(handles: Iterable[Any]) -> None:
 def _layer(name: str, parameter: Tensor) -> Layer:
     if parameter.grad is None:
         raise HookError(
-            f"the gradient of layer {name!r} was removed inside the backward pass; an optimizer that steps "
-            "there is not supported, give attach() an ordinary one"
+            f"the gradient of layer {name!r} was removed inside the backward pass; an optimizer"
+            " that steps there is not supported, give attach() an ordinary one"
         )
     return Layer(name=name, gradient=as_real(parameter.grad.detach()))

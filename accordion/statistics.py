@@ -1,12 +1,13 @@
-"""The statistic of the detector: per layer, the norm of the raw gradient's mean over a window's steps and the workers.
+"""The statistic of the detector: per layer, the norm of the raw gradient's mean over a window's
+steps and the workers.
 
-Every worker adds each step's gradient, before residual and compression, to a count sketch of 1,024 floats a layer:
-every entry is added with a random sign to a random column. A sketch is linear, so sums over steps and
-means over workers are sketches too. Its norm estimates the tensor's norm with a relative standard
-error of about 1/sqrt(2 x 1024), or 2.2 %, and up to 7 % if the values of a large layer are alike. The
-error is the same for sparse gradients, in which few input features or embedding rows are active. The
-exception is a handful of active rows with equal values: if two of them collide, the error reaches
-20 %. A step reads the gradient once.
+Every worker adds each step's gradient, before residual and compression, to a count sketch of 1,024
+floats a layer: every entry is added with a random sign to a random column. A sketch is linear, so
+sums over steps and means over workers are sketches too. Its norm estimates the tensor's norm with a
+relative standard error of about 1/sqrt(2 x 1024), or 2.2 %, and up to 7 % if the values of a large
+layer are alike. The error is the same for sparse gradients, in which few input features or
+embedding rows are active. The exception is a handful of active rows with equal values: if two of
+them collide, the error reaches 20 %. A step reads the gradient once.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ _TILE = 64_781
 """Length of a tile in entries; tiles are summed before they get signs and columns.
 
 It is a prime between 63 and 64 rows. Entries a multiple of the layer's width apart fall on the same
-place only if a few rows nearly fill a whole number of tiles. No width of 2^a x {1, 3, 5, 7, 9, 25, 49}
-from 512 to two million does: one to eight of its rows differ by 205 entries or more from every whole
-number of tiles.
+place only if a few rows nearly fill a whole number of tiles. No width of 2^a x {1, 3, 5, 7, 9, 25,
+49} from 512 to two million does: one to eight of its rows differ by 205 entries or more from every
+whole number of tiles.
 """
 _STATE_VERSION = 2
-"""Version of the sketch in a saved window; a window with other signs and columns cannot be continued."""
+"""Version of the sketch in a saved window; a window with other signs and columns cannot be
+continued.
+"""
 
 
 class GradientSums:
@@ -86,11 +89,16 @@ class GradientSums:
         self._step.zero_()
 
     def summary(self, device: torch.device) -> Tensor:
-        """One row a layer, in the order of the shapes: a sketch of the mean over the steps, and the mean square norm.
+        """One row a layer, in the order of the shapes: a sketch of the mean over the steps, and the
+        mean square norm.
 
         (layers, 1025); zeros where nothing was added.
         """
-        return torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1).to(device).div_(max(1, self.steps))
+        return (
+            torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1)
+            .to(device)
+            .div_(max(1, self.steps))
+        )
 
     def clear(self) -> None:
         """Open a new window."""
@@ -116,7 +124,10 @@ class GradientSums:
         steps = int(state["steps"])
         for layer, total in state["sums"].items():
             if layer not in self._rows or total.shape != (SKETCH_SIZE + 1,):
-                raise StateError(f"saved window: layer {layer!r} with {total.numel()} values is not in this model")
+                raise StateError(
+                    f"saved window: layer {layer!r} with {total.numel()} values is not in this"
+                    " model"
+                )
         self.clear()
         if state.get("version") != _STATE_VERSION:
             return
@@ -127,23 +138,28 @@ class GradientSums:
         self.steps = steps
 
     def _to(self, device: torch.device) -> None:
-        self._sums, self._step, self._squares = (t.to(device) for t in (self._sums, self._step, self._squares))
+        self._sums, self._step, self._squares = (
+            t.to(device) for t in (self._sums, self._step, self._squares)
+        )
 
 
 class SketchHash:
-    """Random signs and columns of all layers' sketches, the same on every worker, with working memory.
+    """Random signs and columns of all layers' sketches, the same on every worker, with working
+    memory.
 
-    A layer is cut into tiles of 64,781 entries. Each segment of 512 entries of a tile has a sign, and one
-    batched product, which reads the gradient once, sums all tiles into one. The sum is laid out as 64
-    rows of 1,024. Each of its entries has its own sign and a column that is drawn for its row; if all
-    rows had the same columns, the active entries of a layer with few active input features would
-    collide in every row. Entries after the last tile have their own signs.
+    A layer is cut into tiles of 64,781 entries. Each segment of 512 entries of a tile has a sign,
+    and one batched product, which reads the gradient once, sums all tiles into one. The sum is laid
+    out as 64 rows of 1,024. Each of its entries has its own sign and a column that is drawn for its
+    row; if all rows had the same columns, the active entries of a layer with few active input
+    features would collide in every row. Entries after the last tile have their own signs.
     """
 
     def __init__(self, shapes: Mapping[str, torch.Size], seed: int, device: torch.device) -> None:
         tiles = max((_num_tiles(shape.numel()) for shape in shapes.values()), default=0)
         draw = seeded(seed, "sketch")
-        self._tile_signs_G1T = _random_signs((_ROWS * SKETCH_SIZE // _SEGMENT, 1, tiles), draw).to(device)
+        self._tile_signs_G1T = _random_signs((_ROWS * SKETCH_SIZE // _SEGMENT, 1, tiles), draw).to(
+            device
+        )
         self._signs_RS = _random_signs((_ROWS, SKETCH_SIZE), draw).to(device)
         self._signs_RS.view(-1)[_TILE:] = 0.0  # a tile's last row ends in entries of the next tile
         self._rest_signs_RS = _random_signs((_ROWS, SKETCH_SIZE), draw).to(device)
@@ -170,12 +186,16 @@ class SketchHash:
             signed_RS = torch.mul(whole_RS, self._rest_signs_RS[:rows], out=self._signed_RS[:rows])
             self._add_rows_(total_S, signed_RS, scale=scale)
         if entries:
-            total_S[:entries].addcmul_(flat[-entries:], self._rest_signs_RS[rows, :entries], value=scale)
+            total_S[:entries].addcmul_(
+                flat[-entries:], self._rest_signs_RS[rows, :entries], value=scale
+            )
 
     def _sum_tiles(self, flat: Tensor, tiles: int) -> Tensor:
         """Return the sum of signed tiles as rows, (64, 1024)."""
         segments = len(self._tile_signs_G1T)
-        segments_GTE = flat.as_strided((segments, tiles, _SEGMENT), (_SEGMENT, _TILE, 1), flat.storage_offset())
+        segments_GTE = flat.as_strided(
+            (segments, tiles, _SEGMENT), (_SEGMENT, _TILE, 1), flat.storage_offset()
+        )
         sums_G1E = self._signed_RS.view(segments, 1, _SEGMENT)
         torch.bmm(self._tile_signs_G1T[..., :tiles], segments_GTE, out=sums_G1E)
         return self._signed_RS
@@ -210,7 +230,12 @@ def seeded(seed: int, purpose: str) -> torch.Generator:
 
 
 def _random_signs(shape: tuple[int, ...], draw: torch.Generator) -> Tensor:
-    return torch.randint(0, 2, shape, generator=draw, dtype=torch.int8, device="cpu").mul_(2).sub_(1).float()
+    return (
+        torch.randint(0, 2, shape, generator=draw, dtype=torch.int8, device="cpu")
+        .mul_(2)
+        .sub_(1)
+        .float()
+    )
 
 
 def _random_columns(draw: torch.Generator) -> Tensor:

@@ -36,15 +36,19 @@ class WindowProgress:
 def warn_of_skipped_steps(in_a_row: int, layers: Sequence[str], *, rank: int) -> None:
     """Warn of consecutive skipped steps when there are 10, 20, 40 and so on.
 
-    `layers` are those whose gradients are not finite on this worker; without any, only rank 0 warns.
+    `layers` are those whose gradients are not finite on this worker; without any, only rank 0
+    warns.
     """
     doublings, rest = divmod(in_a_row, SKIPPED_IN_A_ROW)
     if rest or doublings & (doublings - 1) or not (layers or rank == 0):
         return
-    where = f"the gradients of {listed(layers)} are" if layers else "a gradient on another worker is"
+    where = (
+        f"the gradients of {listed(layers)} are" if layers else "a gradient on another worker is"
+    )
     warnings.warn(
-        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where} not finite; parameters do not "
-        "change. Check for a learning rate that is too high, a NaN loss, or fp16 without a GradScaler",
+        f"rank {rank}: {in_a_row} steps in a row were skipped, since {where} not finite; parameters"
+        " do not change. Check for a learning rate that is too high, a NaN loss, or fp16 without a"
+        " GradScaler",
         TrainingWarning,
         stacklevel=2,
     )
@@ -54,18 +58,26 @@ def warn_if_too_short(config: Config, epochs: int | None) -> None:
     """Warn if a run of this many epochs ends before its windows allow a first change of level."""
     first = first_change(config)
     if first is not None and epochs is not None and epochs <= first:
-        warnings.warn(_too_short_sentence(config, f"{epochs} epochs end before"), TrainingWarning, stacklevel=3)
+        warnings.warn(
+            _too_short_sentence(config, f"{epochs} epochs end before"),
+            TrainingWarning,
+            stacklevel=3,
+        )
 
 
 def warn_if_never_compared(config: Config, progress: WindowProgress) -> None:
     """Warn if a session trained for two epochs or more without comparing two windows."""
     if progress.epochs > 1 and not progress.compared and first_change(config) is not None:
-        sentence = _too_short_sentence(config, f"{progress.epochs} epochs were trained and ended before")
+        sentence = _too_short_sentence(
+            config, f"{progress.epochs} epochs were trained and ended before"
+        )
         warnings.warn(sentence, TrainingWarning, stacklevel=2)
 
 
 def first_change(config: Config) -> int | None:
-    """Return the first epoch whose levels can change; None if levels do not depend on epoch windows."""
+    """Return the first epoch whose levels can change; None if levels do not depend on epoch
+    windows.
+    """
     window = config.detector.window.epochs
     if window is None or config.policy in _POLICIES_WITHOUT_WINDOWS:
         return None
@@ -74,7 +86,7 @@ def first_change(config: Config) -> int | None:
 
 def _too_short_sentence(config: Config, what: str) -> str:
     return (
-        f"{what} two windows of {config.detector.window.epochs} epochs could be compared: levels change in "
-        f"epoch {first_change(config)} at the earliest; set fewer epochs in "
-        "Config(detector=DetectorConfig(window=Window(epochs=...)))"
+        f"{what} two windows of {config.detector.window.epochs} epochs could be compared: levels"
+        f" change in epoch {first_change(config)} at the earliest; set fewer epochs in"
+        " Config(detector=DetectorConfig(window=Window(epochs=...)))"
     )

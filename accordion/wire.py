@@ -1,14 +1,15 @@
 """What a flow may ask of the network, what it is given, and what it has to leave behind.
 
-A flow is a generator without IO: `flow(owed, context)`. `owed` is a stack of B layers of equal shape, each the gradient
-plus what its layer owed before. The flow yields requests, is sent their answers, and at its end has
+A flow is a generator without IO: `flow(owed, context)`. `owed` is a stack of B layers of equal
+shape, each the gradient plus what its layer owed before. The flow yields requests, is sent their
+answers, and at its end has
 
 - written into `context.update` what the optimizer gets, the same on all workers;
 - left in `owed` what this worker still owes (a method without feedback leaves whatever it likes).
 
-So the mean over the workers of `owed` before is the update plus the mean of `owed` after. A method without feedback may
-find `owed` and `context.update` to be the same memory. A buffer that was yielded belongs to the network; an answer
-may be changed and lives until the flow ends.
+So the mean over the workers of `owed` before is the update plus the mean of `owed` after. A method
+without feedback may find `owed` and `context.update` to be the same memory. A buffer that was
+yielded belongs to the network; an answer may be changed and lives until the flow ends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from torch import Tensor
 from accordion.messages import OptionValue
 
 _ALIGNMENT = 8
-"""Payloads are padded to this many bytes on their way, so that an answer can be viewed as any dtype."""
+"""Payloads are padded to this many bytes on their way, so that an answer can be viewed as any
+dtype.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,15 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Asks for everybody's bytes; answered with a list of W byte tensors in rank order, each starting aligned."""
+    """Asks for everybody's bytes; answered with a list of W byte tensors in rank order, each
+    starting aligned.
+    """
 
     payload: Tensor
     """uint8, one dimension."""
     equal: bool = False
-    """True promises that the length is the same on all workers, which saves an exchange of sizes."""
+    """True promises that the length is the same on all workers, which saves an exchange of sizes.
+    """
 
 
 Request = Mean | Gather
@@ -50,19 +56,25 @@ Flow = Generator[Request, Any, Any]
 
 
 class Scratch:
-    """Buffers by name that keep their memory from step to step; what is in them when they are taken is undefined."""
+    """Buffers by name that keep their memory from step to step; what is in them when they are taken
+    is undefined.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """A contiguous tensor; the same memory for the same name and dtype as long as it is large enough."""
+        """A contiguous tensor; the same memory for the same name and dtype as long as it is large
+        enough.
+        """
         size = math.prod(shape)
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < size:
             room = size if buffer is None else size + size // 4
-            buffer = self._buffers[name, dtype] = torch.empty(room, dtype=dtype, device=self._device)
+            buffer = self._buffers[name, dtype] = torch.empty(
+                room, dtype=dtype, device=self._device
+            )
         return buffer[:size].view(shape)
 
 
@@ -78,7 +90,9 @@ class Context:
     step: int
     """Steps taken before this one; the same on all workers."""
     draw: Callable[[str], torch.Generator]
-    """`draw("shared")` is seeded the same on all workers, `draw("own")` differs; both anew each step, on the CPU."""
+    """`draw("shared")` is seeded the same on all workers, `draw("own")` differs; both anew each
+    step, on the CPU.
+    """
     kind: LayerKind = "matrix"
     """Of the layers in the stack, told by their number of dimensions."""
     gradient: Tensor | None = None
@@ -87,7 +101,9 @@ class Context:
     It lies in the memory of `update`: read it before the first yield, write `update` only after.
     """
     warm: Tensor | None = None
-    """State kept from step to step, stacked over the layers (B first); the flow changes it in place."""
+    """State kept from step to step, stacked over the layers (B first); the flow changes it in
+    place.
+    """
 
 
 def bytes_of(request: Request) -> int:

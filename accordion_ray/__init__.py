@@ -1,4 +1,5 @@
-"""Accordion in a Ray Train script: `attach` after `prepare_model`, and nothing else in the loop changes.
+"""Accordion in a Ray Train script: `attach` after `prepare_model`, and nothing else in the loop
+changes.
 
 model = ray.train.torch.prepare_model(model)
 accordion_ray.attach(model, optimizer)

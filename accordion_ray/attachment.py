@@ -1,4 +1,6 @@
-"""`attach`: follows an unchanged Ray Train loop, and registers the run with the service if there is one."""
+"""`attach`: follows an unchanged Ray Train loop, and registers the run with the service if there is
+one.
+"""
 
 from __future__ import annotations
 
@@ -59,19 +61,19 @@ def attach(
     """Compress the gradients of a Ray Train loop from now on; the loop stays as it is.
 
     Every rank calls this with equal arguments, after `ray.train.torch.prepare_model` and before the
-    first forward pass. The session follows `optimizer.step()`, or `scaler.step(optimizer)`. An epoch
-    ends with each `ray.train.report`, or after `steps_per_epoch` steps. The state that `save_state`
-    has put into a checkpoint, by default the run's newest, is loaded.
+    first forward pass. The session follows `optimizer.step()`, or `scaler.step(optimizer)`. An
+    epoch ends with each `ray.train.report`, or after `steps_per_epoch` steps. The state that
+    `save_state` has put into a checkpoint, by default the run's newest, is loaded.
 
-    With `register`, rank 0 registers the run with the Accordion service of this Ray cluster as soon as
-    there is one: as `name`, by default the name of the run, with `installation` if there are several.
-    Training never waits for the service. `global_batch`, in samples a step over all workers, is only
-    reported.
+    With `register`, rank 0 registers the run with the Accordion service of this Ray cluster as soon
+    as there is one: as `name`, by default the name of the run, with `installation` if there are
+    several. Training never waits for the service. `global_batch`, in samples a step over all
+    workers, is only reported.
 
     Raises:
-        AttachError: the model is not prepared or is sharded, a setting does not fit an unchanged loop,
-            some rank did not call this within `timeout_s`, or the run starts for the first time and
-            there are several services.
+        AttachError: the model is not prepared or is sharded, a setting does not fit an unchanged
+            loop, some rank did not call this within `timeout_s`, or the run starts for the first
+            time and there are several services.
         HookError: as `accordion.attach`.
         StateError: the checkpoint's state is of another model.
     """
@@ -112,7 +114,9 @@ def attach(
     return session
 
 
-def _prepare(run: TrainRun, label: str, *, spec: Callable[..., JobSpec], installation: str | None) -> GuestRun | None:
+def _prepare(
+    run: TrainRun, label: str, *, spec: Callable[..., JobSpec], installation: str | None
+) -> GuestRun | None:
     """Return what reports to the service; None, with a warning, if the run cannot be registered.
 
     Raises:
@@ -172,7 +176,9 @@ def _check_first_start(file: IdentityFile) -> None:
         check_installations(found)
 
 
-def _follow_end(run: TrainRun, label: str, guest: GuestRun | None, *, follower: EpochFollower) -> None:
+def _follow_end(
+    run: TrainRun, label: str, guest: GuestRun | None, *, follower: EpochFollower
+) -> None:
     def record_end(failure: FailureRecord | None) -> None:
         if guest is not None:
             follower.record_ended()

@@ -1,4 +1,6 @@
-"""A session's state in Ray Train's checkpoints: the residuals, warm starts and controller of all ranks."""
+"""A session's state in Ray Train's checkpoints: the residuals, warm starts and controller of all
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ def save_state(session: Session, directory: str | Path, *, timeout_s: float = TI
     """Save the state of all ranks to a directory that becomes a checkpoint; every rank calls this.
 
     Rank 0 writes the file `accordion.pt`. Call it just before the `ray.train.report` with the
-    checkpoint. `attach` loads the state from the run's newest checkpoint when Ray Train restarts the
-    run, with the same or another number of workers.
+    checkpoint. `attach` loads the state from the run's newest checkpoint when Ray Train restarts
+    the run, with the same or another number of workers.
 
     Raises:
         AttachError: some rank did not call this within the limit, or the session was not made by
@@ -39,7 +41,9 @@ def save_state(session: Session, directory: str | Path, *, timeout_s: float = TI
     follower = follower_of(session)
     if follower is None:
         raise AttachError("save_state() got a session that accordion_ray.attach() has not made")
-    wait_for_ranks("save_state", rank=session.rank, world_size=session.world_size, timeout_s=timeout_s)
+    wait_for_ranks(
+        "save_state", rank=session.rank, world_size=session.world_size, timeout_s=timeout_s
+    )
     follower.end_before_save()
     states = session.gather_state_dict()
     if states is not None:
@@ -50,8 +54,8 @@ def load_state(session: Session, checkpoint: Any, *, node: str = "") -> str | No
     """Load the state from a Ray Train checkpoint; return the checkpoint's name.
 
     Every rank calls this. Only the file with the state is read, and each rank reads its own part of
-    it. From storage that is not a mounted folder, the first rank of each node downloads the file for
-    the others; `node` identifies the node of this rank.
+    it. From storage that is not a mounted folder, the first rank of each node downloads the file
+    for the others; `node` identifies the node of this rank.
 
     Return None if there is no checkpoint, or none that `save_state` has written to.
 
@@ -104,7 +108,12 @@ def _load_downloaded(session: Session, checkpoint: Any, *, first: int) -> None:
             source = f"{checkpoint.path}/{STATE_FILE}"
             target = f"{folder}/{STATE_FILE}"
             local = pyarrow.fs.LocalFileSystem()
-            pyarrow.fs.copy_files(source, target, source_filesystem=checkpoint.filesystem, destination_filesystem=local)
+            pyarrow.fs.copy_files(
+                source,
+                target,
+                source_filesystem=checkpoint.filesystem,
+                destination_filesystem=local,
+            )
         # It ends with a collective, so no rank reads the copy any more when it is removed.
         _load_file(session, Path(_gather(folder)[first]) / STATE_FILE)
     finally:
@@ -113,7 +122,8 @@ def _load_downloaded(session: Session, checkpoint: Any, *, first: int) -> None:
 
 
 def _load_file(session: Session, file: Path) -> None:
-    # Mapped into memory, since the file contains the residuals of all ranks, of which this reads one.
+    # Mapped into memory, since the file contains the residuals of all ranks, of which this reads
+    # one.
     session.load_state_dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
 
 

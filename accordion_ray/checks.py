@@ -46,8 +46,8 @@ def check_config(config: Config, steps_per_epoch: int | None, *, global_batch: i
         )
     if global_batch < 0:
         raise AttachError(
-            f"global_batch is {global_batch}; give the samples a step over all workers, or leave it out "
-            "if it is not known"
+            f"global_batch is {global_batch}; give the samples a step over all workers, or leave it"
+            " out if it is not known"
         )
     if steps_per_epoch is not None and steps_per_epoch < 1:
         raise AttachError(

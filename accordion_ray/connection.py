@@ -68,7 +68,9 @@ class RunningActor:
             raise ActorOutdatedError(f"the Accordion actor has no method {method}") from error
         except (ray.exceptions.RayError, OSError, ValueError) as error:
             self._actor = None
-            raise ActorSilentError(f"the Accordion actor gave no answer to {method}: {error}") from error
+            raise ActorSilentError(
+                f"the Accordion actor gave no answer to {method}: {error}"
+            ) from error
 
 
 class ServiceConnection:
@@ -79,7 +81,8 @@ class ServiceConnection:
     Args:
         guest: what is registered.
         installation: id of the installation to register with; None takes the only one there is.
-        preferred: if there are several and none was given, the one that the run registered with before.
+        preferred: if there are several and none was given, the one that the run registered with
+            before.
         find: returns the installations on this cluster.
         connect: returns the connection to an installation's actor.
     """
@@ -107,7 +110,9 @@ class ServiceConnection:
         """The last message, which is not repeated."""
 
     def refresh(self) -> None:
-        """Find the service if it is not known, and register again, which shows that the run is alive."""
+        """Find the service if it is not known, and register again, which shows that the run is
+        alive.
+        """
         if self.is_superseded:
             return
         try:
@@ -140,11 +145,11 @@ class ServiceConnection:
             protocol, version = 0, "of an older release"
         if protocol != GUEST_PROTOCOL:
             self._tell(
-                f"the guest run {self.guest.name!r} is not registered with Accordion, since their "
-                f"versions do not fit: this script has accordion-train {package_version()} "
-                f"(protocol {GUEST_PROTOCOL}), the service's actor {version} (protocol {protocol}). "
-                "Training goes on. Install the service's version where the script runs; the actor "
-                "of an older service ends with its Ray cluster"
+                f"the guest run {self.guest.name!r} is not registered with Accordion, since their"
+                f" versions do not fit: this script has accordion-train {package_version()}"
+                f" (protocol {GUEST_PROTOCOL}), the service's actor {version} (protocol"
+                f" {protocol}). Training goes on. Install the service's version where the script"
+                " runs; the actor of an older service ends with its Ray cluster"
             )
             return None
         self.installation = installation
@@ -154,9 +159,9 @@ class ServiceConnection:
         listed = ", ".join(map(repr, found)) or "none"
         if self._given is not None and self._given not in found:
             self._tell(
-                f"installation {self._given!r} of Accordion is not on this Ray cluster (found: "
-                f"{listed}); training goes on, and the guest run {self.guest.name!r} registers when "
-                "it appears. Check attach(..., installation=)"
+                f"installation {self._given!r} of Accordion is not on this Ray cluster (found:"
+                f" {listed}); training goes on, and the guest run {self.guest.name!r} registers"
+                " when it appears. Check attach(..., installation=)"
             )
             return None
         chosen = self._given if self._given is not None else self.installation

@@ -46,7 +46,9 @@ class EpochFollower:
             self._end()
 
     def begin_report(self, metrics: Mapping[str, Any]) -> None:
-        """End the epoch, if reports do so, and record the epoch that has ended with these metrics."""
+        """End the epoch, if reports do so, and record the epoch that has ended with these
+        metrics.
+        """
         if self._attached.steps_per_epoch is None:
             self._end()
             self._metrics.clear()
@@ -72,10 +74,14 @@ class EpochFollower:
         if self._guest is not None:
             self._guest.count_seconds("decide")
             totals = self._guest.read_totals()
-        self._ended = EndedEpoch(epoch=epoch, decision=decision, switch=switch, lr=self._lr, totals=totals)
+        self._ended = EndedEpoch(
+            epoch=epoch, decision=decision, switch=switch, lr=self._lr, totals=totals
+        )
 
     def record_ended(self) -> None:
-        """Record the epoch that has ended, if it is not recorded yet; also called when training ends."""
+        """Record the epoch that has ended, if it is not recorded yet; also called when training
+        ends.
+        """
         ended, self._ended = self._ended, None
         if ended is None:
             return
@@ -85,6 +91,8 @@ class EpochFollower:
 
 
 def follower_of(session: Session) -> EpochFollower | None:
-    """Return what follows a session that `accordion_ray.attach` has made; None for other sessions."""
+    """Return what follows a session that `accordion_ray.attach` has made; None for other
+    sessions.
+    """
     follower = getattr(session.on_boundary, "__self__", None)
     return follower if isinstance(follower, EpochFollower) else None

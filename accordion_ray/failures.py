@@ -31,8 +31,8 @@ def classify_failure(error: BaseException, *, rank: int) -> FailureRecord:
         message = f"rank {rank} lost its peers in a collective"
         return FailureRecord(cause="infrastructure", rank=rank, message=message)
     message = (
-        f"rank {rank}: {raised_at(error)}; the traceback is in the output of the script that called "
-        "fit(), and in logs/train of Ray's session directory"
+        f"rank {rank}: {raised_at(error)}; the traceback is in the output of the script that called"
+        " fit(), and in logs/train of Ray's session directory"
     )
     return FailureRecord(cause="job", rank=rank, message=message)
 
@@ -40,8 +40,9 @@ def classify_failure(error: BaseException, *, rank: int) -> FailureRecord:
 class OutcomeStore:
     """Keeps how the ranks' training functions ended, in the key-value store of the process group.
 
-    A rank that raises leaves rank 0 waiting in a collective until Ray Train ends all processes, within
-    seconds; only the store can still be reached. A rank may also fail after rank 0 has returned.
+    A rank that raises leaves rank 0 waiting in a collective until Ray Train ends all processes,
+    within seconds; only the store can still be reached. A rank may also fail after rank 0 has
+    returned.
     """
 
     def __init__(self, store: Store, run: str, *, world_size: int) -> None:
@@ -67,12 +68,14 @@ class OutcomeStore:
         return self._store.check(self._others)
 
 
-def watch_end(on_end: Callable[[FailureRecord | None], object], *, rank: int, outcomes: OutcomeStore | None) -> None:
+def watch_end(
+    on_end: Callable[[FailureRecord | None], object], *, rank: int, outcomes: OutcomeStore | None
+) -> None:
     """Call a function once when the run's training functions have all returned, or one has failed.
 
-    It is called on rank 0, with None if all returned. The other ranks post their outcome, which rank 0
-    waits for: its process lives until Ray Train knows that all ranks have ended. Rank 0 of a single
-    worker has no `outcomes`.
+    It is called on rank 0, with None if all returned. The other ranks post their outcome, which
+    rank 0 waits for: its process lives until Ray Train knows that all ranks have ended. Rank 0 of a
+    single worker has no `outcomes`.
     """
     training = threading.current_thread()
 
@@ -99,7 +102,9 @@ def _post_outcome(training: threading.Thread, outcomes: OutcomeStore, *, rank: i
         outcomes.post_failure(failure)
 
 
-def _wait_for_all(training: threading.Thread, outcomes: OutcomeStore | None) -> FailureRecord | None:
+def _wait_for_all(
+    training: threading.Thread, outcomes: OutcomeStore | None
+) -> FailureRecord | None:
     while training.is_alive():
         training.join(POLL_S)
         if outcomes is not None and (failure := outcomes.read_failure()) is not None:
@@ -115,7 +120,9 @@ def _wait_for_all(training: threading.Thread, outcomes: OutcomeStore | None) -> 
 
 
 def _find_cause(own: FailureRecord, outcomes: OutcomeStore | None) -> FailureRecord:
-    """Return what another rank raised if rank 0 has only lost its peers; else rank 0's own failure."""
+    """Return what another rank raised if rank 0 has only lost its peers; else rank 0's own
+    failure.
+    """
     deadline = time.monotonic() + PEER_FAILURE_WAIT_S
     while outcomes is not None and own.cause != "job" and time.monotonic() < deadline:
         if (failure := outcomes.read_failure()) is not None:

@@ -46,11 +46,14 @@ from workers.outbox import Outbox
 from workers.reporting import PROGRESS_EVERY_S, switch_records
 
 REFRESH_S = 3.0
-"""Pause between two registrations; the service takes a run that is silent for much longer for lost."""
+"""Pause between two registrations; the service takes a run that is silent for much longer for lost.
+"""
 END_FLUSH_S = 2.0
 """Ray Train ends the processes of a run about as long after the training function has ended."""
 RECORD_LIMIT = 1000
-"""Undelivered records that are kept; a large model's take about 10 KB each, in memory and on the disk."""
+"""Undelivered records that are kept; a large model's take about 10 KB each, in memory and on the
+disk.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,8 @@ class _Boundary(NamedTuple):
 
 
 class GuestRun:
-    """Reports one worker group's session. The training thread calls `begin` and then the `record_` methods.
+    """Reports one worker group's session. The training thread calls `begin` and then the `record_`
+    methods.
 
     Args:
         connection: the connection to the service.
@@ -108,11 +112,15 @@ class GuestRun:
         """Whether records cannot be written any more."""
         self._failed: set[str] = set()
         """What has failed, which is logged once."""
-        self._seconds = dict.fromkeys(("compute", "communicate", "evaluate", "checkpoint", "decide"), 0.0)
+        self._seconds = dict.fromkeys(
+            ("compute", "communicate", "evaluate", "checkpoint", "decide"), 0.0
+        )
         self._closed = threading.Event()
 
     def keep_statistic(self, report: Report, proposal: Decision) -> Decision:
-        """Keep the statistic of a closed window for the epoch's record; the session's own decision holds."""
+        """Keep the statistic of a closed window for the epoch's record; the session's own decision
+        holds.
+        """
         if report.statistic_by_layer is not None:
             self._statistic = report.statistic_by_layer
         return proposal
@@ -142,7 +150,9 @@ class GuestRun:
             self._update_progress()
 
     def record_epoch(self, ended: EndedEpoch, metrics: Mapping[str, Any]) -> None:
-        """Record an epoch that has ended, with the script's metrics, and the switch that its end brought."""
+        """Record an epoch that has ended, with the script's metrics, and the switch that its end
+        brought.
+        """
         with self._log_errors("record an epoch"):
             self._record_epoch(ended, keep_finite_numbers(metrics))
 
@@ -153,7 +163,8 @@ class GuestRun:
     def record_end(self, failure: FailureRecord | None) -> bool:
         """Record how the training functions ended; return whether the run has ended with it.
 
-        After a failure that is up to Ray Train's restarts. The end is on the disk before anything is
+        After a failure that is up to Ray Train's restarts. The end is on the disk before anything
+        is
         sent: Ray Train may end this process at any moment.
         """
         self._closed.set()
@@ -183,7 +194,9 @@ class GuestRun:
         self._outbox.close()
 
     def count_seconds(self, phase: str) -> None:
-        """Count the time since the last call as this phase, but for what training waited for exchanges."""
+        """Count the time since the last call as this phase, but for what training waited for
+        exchanges.
+        """
         now, waited = self._clock.elapsed(), self._attached.session.communicate_s
         passed, communicated = now - self._lap, waited - self._waited
         self._lap, self._waited = now, waited
@@ -210,7 +223,9 @@ class GuestRun:
                 bytes=spent.bytes,
                 statistic_by_layer=None if statistic is None else keep_finite_numbers(statistic),
                 regime_by_layer=dict(ended.decision.regime_by_layer),
-                level_by_layer={layer: level.name for layer, level in ended.decision.level_by_layer.items()},
+                level_by_layer={
+                    layer: level.name for layer, level in ended.decision.level_by_layer.items()
+                },
             )
         )
         self._record_switch(ended.switch)
@@ -228,8 +243,8 @@ class GuestRun:
         except OSError as error:
             self._is_broken = True
             log.warning(
-                "the records of this guest run cannot be written to %s (%s); training goes on, but the "
-                "service learns nothing more of it",
+                "the records of this guest run cannot be written to %s (%s); training goes on, but"
+                " the service learns nothing more of it",
                 self._journal.storage,
                 error,
             )
@@ -303,7 +318,9 @@ class GuestRun:
         """Apply the overrides of the newest orders; called by the thread that receives them."""
         if orders.overrides != self._overrides:
             self._overrides = orders.overrides
-            self._attached.session.override([one for one in orders.overrides if self._is_possible(one)])
+            self._attached.session.override(
+                [one for one in orders.overrides if self._is_possible(one)]
+            )
 
     def _is_possible(self, override: Override) -> bool:
         try:

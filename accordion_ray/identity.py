@@ -1,10 +1,10 @@
 """Which guest run this is, and what its earlier worker groups left: kept in the run's storage.
 
     STORAGE/RUN/accordion/NAME/guest.json              id, generation and `GuestState`
-    STORAGE/RUN/accordion/NAME/JOB_ID/records/*.jsonl  what it recorded, on a local or shared directory
+    STORAGE/RUN/accordion/NAME/JOB_ID/records/*.jsonl  its records (local or shared directory)
 
-If the storage is an object store, records are kept in a temporary directory of rank 0's node instead,
-which the next worker group finds if its rank 0 is on the same node.
+If the storage is an object store, records are kept in a temporary directory of rank 0's node
+instead, which the next worker group finds if its rank 0 is on the same node.
 """
 
 from __future__ import annotations
@@ -199,6 +199,8 @@ def _remove_old(folder: Path) -> None:
     """Remove the records of runs that recorded nothing for a long time."""
     oldest = time.time() - KEPT_DAYS * 24 * 3600
     for records in folder.glob("*/records"):
-        newest = max((file.stat().st_mtime for file in (records, *records.iterdir())), default=oldest)
+        newest = max(
+            (file.stat().st_mtime for file in (records, *records.iterdir())), default=oldest
+        )
         if newest < oldest:
             shutil.rmtree(records.parent, ignore_errors=True)

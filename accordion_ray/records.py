@@ -27,7 +27,9 @@ _LONGEST_NAME = 63
 
 
 def make_label(name: str) -> str:
-    """Return a name as the service takes it: other characters become hyphens, and the end is cut."""
+    """Return a name as the service takes it: other characters become hyphens, and the end
+    is cut.
+    """
     label = re.sub(r"[^A-Za-z0-9._/-]+", "-", name)[:_LONGEST_NAME].strip("._/-")
     return label or GUEST
 
@@ -81,8 +83,13 @@ def known_spec(
 
 
 def _leave_out(known: Mapping[str, Any], refused: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the fields of a spec without those at the given places, `(section,)` or `(section, field)`."""
-    rest = {section: dict(value) if isinstance(value, dict) else value for section, value in known.items()}
+    """Return the fields of a spec without those at the given places, `(section,)` or `(section,
+    field)`.
+    """
+    rest = {
+        section: dict(value) if isinstance(value, dict) else value
+        for section, value in known.items()
+    }
     for section, *field_name in refused:
         if field_name and field_name[0] in rest.get(section, {}):
             del rest[section][field_name[0]]
@@ -127,7 +134,10 @@ class Totals:
             bytes=Bytes(**{name: value - theirs[name] for name, value in mine.items()}),
             steps=self.steps - before.steps,
             skipped_steps=self.skipped_steps - before.skipped_steps,
-            seconds={phase: value - before.seconds.get(phase, 0.0) for phase, value in self.seconds.items()},
+            seconds={
+                phase: value - before.seconds.get(phase, 0.0)
+                for phase, value in self.seconds.items()
+            },
         )
 
 
@@ -169,7 +179,9 @@ def build_started_record(attached: Attached, before: GuestState) -> Started:
 def keep_finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers among the metrics of `ray.train.report`."""
     given = {str(name): value for name, value in metrics.items() if isinstance(value, Real)}
-    numbers = {name: _to_float(value) for name, value in given.items() if not isinstance(value, bool)}
+    numbers = {
+        name: _to_float(value) for name, value in given.items() if not isinstance(value, bool)
+    }
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
@@ -181,7 +193,8 @@ def find_loss(metrics: Mapping[str, float]) -> float | None:
 def is_last_failure(failures: int, max_failures: int) -> bool:
     """Return whether Ray Train gives up after one more failure than were recorded.
 
-    Ray Train counts failures that were never recorded, too, so it may give up earlier than this says.
+    Ray Train counts failures that were never recorded, too, so it may give up earlier than this
+    says.
     """
     return 0 <= max_failures <= failures
 

@@ -1,4 +1,6 @@
-"""Waits until every rank has made a call, so that a call on some ranks only is an error and not a hang."""
+"""Waits until every rank has made a call, so that a call on some ranks only is an error and not a
+hang.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ def wait_for_ranks(call: str, *, rank: int, world_size: int, timeout_s: float) -
         if _is_complete(store, keys, wait_s=timeout_s - waited_s):
             return
     raise AttachError(
-        f"{made} {_list_missing(store, keys)} within {timeout_s:g} s; {call_on_all}, or give it a larger timeout_s"
+        f"{made} {_list_missing(store, keys)} within {timeout_s:g} s; {call_on_all}, or give it a"
+        " larger timeout_s"
     )
 
 

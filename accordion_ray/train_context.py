@@ -69,19 +69,22 @@ def warn_of_other_ray(version: str) -> None:
 
 
 def check_not_in_job(context: Any) -> None:
-    """Check that the run is not an attempt of the service's own, which has no synchronization actor.
+    """Check that the run is not an attempt of the service's own, which has no synchronization
+    actor.
 
     Raises:
         AttachError: it is.
     """
     if context.get_synchronization_actor() is None:
         raise AttachError(
-            "attach() was called in a job of the Accordion service, which compresses by itself; use "
-            "workers.session in the job's script"
+            "attach() was called in a job of the Accordion service, which compresses by itself; use"
+            " workers.session in the job's script"
         )
 
 
-def follow_reports(before_report: Callable[[Mapping[str, Any]], None], after_report: Callable[[], None]) -> None:
+def follow_reports(
+    before_report: Callable[[Mapping[str, Any]], None], after_report: Callable[[], None]
+) -> None:
     """Call two functions around each `ray.train.report`, the first one with its metrics."""
     context = _context()
     report = context.report

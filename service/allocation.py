@@ -1,4 +1,6 @@
-"""Allocates cluster capacity: which waiting job starts, and how many workers a running job holds."""
+"""Allocates cluster capacity: which waiting job starts, and how many workers a running job
+holds.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,16 @@ class ClusterState:
     supervisors: dict[str, SupervisorState] = field(default_factory=dict)
     """By job id."""
     placed_at: dict[str, float] = field(default_factory=dict)
-    """When a worker process of the job was last seen placed on a node, by job id; monotonic clock."""
+    """When a worker process of the job was last seen placed on a node, by job id; monotonic clock.
+    """
     foreign_use: ForeignUse = field(default_factory=ForeignUse)
 
     def note_supervisors(self, found: Iterable[SupervisorState], now: float) -> None:
         """Store the state of all supervisors of one survey."""
         self.supervisors = {supervisor.job_id: supervisor for supervisor in found}
-        placed = {job_id: now for job_id, supervisor in self.supervisors.items() if supervisor.placed}
+        placed = {
+            job_id: now for job_id, supervisor in self.supervisors.items() if supervisor.placed
+        }
         kept = {job_id: at for job_id, at in self.placed_at.items() if job_id in self.supervisors}
         self.placed_at = kept | placed
 
@@ -52,12 +57,19 @@ class ClusterState:
         ]
 
     def held(self, rows: Iterable[JobRow]) -> list[Size]:
-        """Workers of these jobs, one entry each, including processes that are about to be removed."""
+        """Workers of these jobs, one entry each, including processes that are about to be
+        removed.
+        """
         placed = [(row, self.placed(row)) for row in rows]
-        return [size for row, at in placed for size in sizes_of(asked_of(row), max(row.workers, len(at)), at)]
+        return [
+            size
+            for row, at in placed
+            for size in sizes_of(asked_of(row), max(row.workers, len(at)), at)
+        ]
 
     def extended(self, deadline: float | None, job: JobRow, start_timeout_s: float) -> float | None:
-        """The job's deadline, extended while it starts and its processes are placed; monotonic clock.
+        """The job's deadline, extended while it starts and its processes are placed; monotonic
+        clock.
 
         Loading is not limited here: placed processes load their data, and the supervisor ends those
         that are unresponsive or exceed the job's own limit.
@@ -76,12 +88,16 @@ class ClusterState:
         ]
 
     def placed(self, job: JobRow) -> tuple[str, ...]:
-        """Nodes of the job's worker processes, in the order in which they are kept; empty if unknown."""
+        """Nodes of the job's worker processes, in the order in which they are kept; empty if
+        unknown.
+        """
         found = self.supervisors.get(job.id)
         return found.placed or () if found is not None and found.attempt == job.attempt else ()
 
     def unplaced(self, job: JobRow) -> int:
-        """Number of processes that the job still needs for its minimum and that have no node yet."""
+        """Number of processes that the job still needs for its minimum and that have no
+        node yet.
+        """
         found = self.supervisors.get(job.id)
         if found is None or found.placed is None or found.attempt != job.attempt:
             return 0
@@ -91,7 +107,9 @@ class ClusterState:
 class Allocator:
     """Admits waiting jobs and resizes running ones, based on the actual nodes of the workers."""
 
-    def __init__(self, repository: Repository, ledger: Ledger, lease: Lease, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, repository: Repository, ledger: Ledger, lease: Lease, *, clock: Callable[[], float]
+    ) -> None:
         self._repository = repository
         self._ledger = ledger
         self._lease = lease
@@ -106,17 +124,30 @@ class Allocator:
         if not queue:
             return []
         rows = self._repository.holding()
-        reserved = [size for row in rows for size in sizes_of(asked_of(row), row.workers, cluster.placed(row))]
+        reserved = [
+            size
+            for row in rows
+            for size in sizes_of(asked_of(row), row.workers, cluster.placed(row))
+        ]
         foreign = cluster.foreign_use.sizes(cluster.held(rows))
         verdicts = plan_queue(_waiting(queue), cluster.usable(), reserved, foreign=foreign)
-        admitted = [self._apply(job, verdicts[job.id], token, timeout_s=settings.start_timeout_s) for job in queue]
+        admitted = [
+            self._apply(job, verdicts[job.id], token, timeout_s=settings.start_timeout_s)
+            for job in queue
+        ]
         return [job for job in admitted if job is not None]
 
     def regrant(self, cluster: ClusterState, token: int) -> None:
         """Resize running jobs to fit the cluster, the queue, and the limits that people set."""
         rows = self._repository.holding()
         jobs = [
-            holding(row.id, Status(row.status), asked_of(row), granted=row.workers, placed=cluster.placed(row))
+            holding(
+                row.id,
+                Status(row.status),
+                asked_of(row),
+                granted=row.workers,
+                placed=cluster.placed(row),
+            )
             for row in rows
         ]
         self._note_unplaceable(jobs, cluster)
@@ -130,19 +161,27 @@ class Allocator:
         self._settled = None if grants else inputs
         for row in rows:
             if row.id in grants and self._lease.hold() == token:
-                self._ledger.regrant(row, token, workers=grants[row.id].workers, why=grants[row.id].why)
+                self._ledger.regrant(
+                    row, token, workers=grants[row.id].workers, why=grants[row.id].why
+                )
 
     def unplaceable_for(self, job_id: str) -> float:
-        """How long a starting job has had no capacity for its minimum, in seconds; 0 if it has some."""
+        """How long a starting job has had no capacity for its minimum, in seconds; 0 if it has
+        some.
+        """
         since: Mapping[str, float] = self._unplaceable_since
         return max(0.0, self._clock() - since[job_id]) if job_id in since else 0.0
 
     def _note_unplaceable(self, jobs: Sequence[Holding], cluster: ClusterState) -> None:
         now, nodes = self._clock(), cluster.usable()
         found = unplaceable(jobs, nodes) if nodes else set()
-        self._unplaceable_since = {job_id: self._unplaceable_since.get(job_id, now) for job_id in found}
+        self._unplaceable_since = {
+            job_id: self._unplaceable_since.get(job_id, now) for job_id in found
+        }
 
-    def _apply(self, job: JobRow, verdict: Verdict, token: int, *, timeout_s: float) -> JobRow | None:
+    def _apply(
+        self, job: JobRow, verdict: Verdict, token: int, *, timeout_s: float
+    ) -> JobRow | None:
         if self._lease.hold() != token:
             return None
         if verdict.reason is not Reason.ADMITTED:

@@ -13,7 +13,17 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from service.api import catalog, code, health, history, jobs, login_links, overrides, steering, streams
+from service.api import (
+    catalog,
+    code,
+    health,
+    history,
+    jobs,
+    login_links,
+    overrides,
+    steering,
+    streams,
+)
 from service.api.feeds import FeedHub
 from service.api.parts import Clock, Parts
 from service.api.problems import install_problems
@@ -113,7 +123,9 @@ def serve(settings: Settings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Tells the application of the signal first: streams that never end would keep the server for ever."""
+    """Tells the application of the signal first: streams that never end would keep the server for
+    ever.
+    """
 
     def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
         super().__init__(config)
@@ -126,7 +138,8 @@ class _Server(uvicorn.Server):
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only where the protocol is named; without it each answer waits 40 ms for an ACK.
+    # asyncio sets TCP_NODELAY only where the protocol is named; without it each answer waits 40 ms
+    # for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

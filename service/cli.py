@@ -1,7 +1,8 @@
 """`accordion`: the command line.
 
-Exit codes: 0 done, 1 the job or a check failed, 2 usage (a refused request, a wrong setting, a taken port and a second
-`accordion up` on one home directory count as such), 3 the service is unreachable or failed, 130 Ctrl-C.
+Exit codes: 0 done, 1 the job or a check failed, 2 usage (a refused request, a wrong setting, a
+taken port and a second `accordion up` on one home directory count as such), 3 the service is
+unreachable or failed, 130 Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Code that people upload: checked where it comes in, kept by its content, handed to each job that names it."""
+"""Code that people upload: checked where it comes in, kept by its content, handed to each job that
+names it.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ class Draft:
 
 
 class CodeStore:
-    """A directory with one zip file for each content, named by its SHA-256; its time is when it was last asked for."""
+    """A directory with one zip file for each content, named by its SHA-256; its time is when it was
+    last asked for.
+    """
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self._folder = folder
@@ -129,7 +133,8 @@ class CodeStore:
             raise _unknown(sha256) from None
 
     def hand_over(self, sha256: str, storage: Path) -> Path:
-        """Copy an upload into a job's storage, unless it is there, so that the job is whole without this store.
+        """Copy an upload into a job's storage, unless it is there, so that the job is whole without
+        this store.
 
         Raises:
             NotFound: there is none.
@@ -151,7 +156,8 @@ class CodeStore:
         return target
 
     def prune(self, named: Container[str], *, older_than_s: float) -> int:
-        """Remove uploads that are not `named` and that nobody asked for in so long a time, and drafts that were left.
+        """Remove uploads that are not `named` and that nobody asked for in so long a time, and
+        drafts that were left.
 
         `named` may have been read before: who names an upload since has asked for it since.
 
@@ -163,7 +169,11 @@ class CodeStore:
         """
         if not self._folder.exists():
             return 0
-        ours = [path for path in self._folder.iterdir() if path.suffix in {_KEPT, _DRAFT} and path.stem not in named]
+        ours = [
+            path
+            for path in self._folder.iterdir()
+            if path.suffix in {_KEPT, _DRAFT} and path.stem not in named
+        ]
         return sum(self._remove_old(path, self._clock() - older_than_s) for path in ours)
 
     def _remove_old(self, path: Path, since: float) -> bool:
@@ -192,8 +202,8 @@ class CodeStore:
         except PermissionError as error:
             path = error.filename or self._folder
             raise Unavailable(
-                f"{path} cannot be used by this process ({error.strerror}); run api and scheduler as the user who owns "
-                f"{self._folder}, or change its owner"
+                f"{path} cannot be used by this process ({error.strerror}); run api and scheduler"
+                f" as the user who owns {self._folder}, or change its owner"
             ) from error
 
     @contextmanager
@@ -219,11 +229,16 @@ class CodeStore:
 
 
 def _unknown(sha256: str) -> NotFound:
-    return NotFound(f"there is no code {sha256}; upload it with POST /api/v1/code, or submit with --code DIRECTORY")
+    return NotFound(
+        f"there is no code {sha256}; upload it with POST /api/v1/code, or submit with --code"
+        " DIRECTORY"
+    )
 
 
 def _code(sha256: str, entries: Iterable[Entry], size_bytes: int) -> Code:
-    return Code(sha256=sha256, files=sum(not entry.is_folder for entry in entries), size_bytes=size_bytes)
+    return Code(
+        sha256=sha256, files=sum(not entry.is_folder for entry in entries), size_bytes=size_bytes
+    )
 
 
 def _check_contents(files: list[str]) -> None:
@@ -234,26 +249,38 @@ def _check_contents(files: list[str]) -> None:
     """
     modules = modules_of(files)
     if not modules:
-        raise CodeError("the archive holds no Python module; put .py files at its top, or folders of them")
+        raise CodeError(
+            "the archive holds no Python module; put .py files at its top, or folders of them"
+        )
     for file in files:
         if file.endswith(".pth") and "/" not in file:
-            raise CodeError(f"{file!r} could change Python's path at every start; rename it, or put it into a folder")
+            raise CodeError(
+                f"{file!r} could change Python's path at every start; rename it, or put it into a"
+                " folder"
+            )
     for name, file in modules.items():
         _check_module(name, file)
 
 
 def _check_module(name: str, file: str) -> None:
     if name in _HOOKS:
-        raise CodeError(f"{file!r} is a module that Python imports by itself at every start; rename it")
+        raise CodeError(
+            f"{file!r} is a module that Python imports by itself at every start; rename it"
+        )
     if name in OURS:
-        raise CodeError(f"{file!r} has the name of our package {name!r} and would never be imported; rename it")
+        raise CodeError(
+            f"{file!r} has the name of our package {name!r} and would never be imported; rename it"
+        )
     if name in sys.stdlib_module_names:
-        raise CodeError(f"{file!r} has the name of Python's own module {name!r} and would never be imported; rename it")
+        raise CodeError(
+            f"{file!r} has the name of Python's own module {name!r} and would never be imported;"
+            " rename it"
+        )
     if name in _installed():
         owner = _installed()[name]
         raise CodeError(
-            f"{file!r} has the name of module {name!r} of the installed distribution {owner!r} and would never be "
-            "imported; rename it"
+            f"{file!r} has the name of module {name!r} of the installed distribution {owner!r} and"
+            " would never be imported; rename it"
         )
 
 

@@ -17,7 +17,9 @@ _log = structlog.get_logger()
 class CodePruning:
     """Prunes the upload store once per interval; safe to run in two schedulers at once."""
 
-    def __init__(self, code: CodeStore, repository: Repository, *, passed: Callable[[], float], kept_s: float) -> None:
+    def __init__(
+        self, code: CodeStore, repository: Repository, *, passed: Callable[[], float], kept_s: float
+    ) -> None:
         self._code = code
         self._repository = repository
         self._passed = passed
@@ -27,7 +29,9 @@ class CodePruning:
     def prune_if_due(self) -> None:
         """Remove uploads that no job names and that were not requested for `kept_s` seconds."""
         now = self._passed()
-        if self._pruned_at is not None and now - self._pruned_at < min(_MOST_INTERVAL_S, self._kept_s):
+        if self._pruned_at is not None and now - self._pruned_at < min(
+            _MOST_INTERVAL_S, self._kept_s
+        ):
             return
         self._pruned_at = now
         try:

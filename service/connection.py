@@ -20,7 +20,8 @@ from service.settings import Settings, load_settings
 
 
 def connect(url: str = "", *, waiter: Waiter | None = None) -> Client:
-    """Create a client of the service at `url`; by default the one named by the settings or the home.
+    """Create a client of the service at `url`; by default the one named by the settings or the
+    home.
 
     Raises:
         SettingsError: a setting is wrong, or the token's file cannot be read.
@@ -31,7 +32,9 @@ def connect(url: str = "", *, waiter: Waiter | None = None) -> Client:
 
 
 def service_url(settings: Settings, url: str = "") -> str:
-    """Address of the service: the given or configured one, the one running on this home, or the default."""
+    """Address of the service: the given or configured one, the one running on this home, or the
+    default.
+    """
     if url or settings.url:
         return url or settings.url
     running = Home(settings.home).running()
@@ -39,7 +42,8 @@ def service_url(settings: Settings, url: str = "") -> str:
 
 
 def service_token(settings: Settings, address: str) -> str | None:
-    """Token for an address: the configured one, else this home's token if its own service is addressed.
+    """Token for an address: the configured one, else this home's token if its own service is
+    addressed.
 
     Raises:
         SettingsError: the token's file cannot be read.
@@ -54,7 +58,9 @@ def service_token(settings: Settings, address: str) -> str | None:
 def _is_same_service(address: str, running: Running) -> bool:
     try:
         asked, ours = urlsplit(address), urlsplit(running.url)
-        return asked.scheme == ours.scheme and asked.port == ours.port and _is_same_host(asked, ours)
+        return (
+            asked.scheme == ours.scheme and asked.port == ours.port and _is_same_host(asked, ours)
+        )
     except ValueError:
         return False
 

@@ -1,8 +1,9 @@
 """HTTP connections of the api, with limits on slow requests and on the number of connections.
 
-uvicorn offers a time limit only for connections that wait between two requests (`timeout_keep_alive`), and
-`limit_concurrency` answers 503 to all clients once enough incomplete requests are open. So a connection here closes
-when its request stalls, and when there are too many, the one with the oldest incomplete request is closed.
+uvicorn offers a time limit only for connections that wait between two requests
+(`timeout_keep_alive`), and `limit_concurrency` answers 503 to all clients once enough incomplete
+requests are open. So a connection here closes when its request stalls, and when there are too many,
+the one with the oldest incomplete request is closed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _LINGER_S = 2.0
 _MAX_LINGERING = _SPARE_FILES // 2
 """Refused connections that may stay open; they use spare descriptors."""
 _FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 2\r\n"
-    b"connection: close\r\n\r\ntoo many connections are in use; close some, or raise ACCORDION_MAX_CONNECTIONS\n"
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after:"
+    b" 2\r\nconnection: close\r\n\r\ntoo many connections are in use; close some, or raise"
+    b" ACCORDION_MAX_CONNECTIONS\n"
 )
 _log = structlog.get_logger()
 
@@ -82,7 +84,9 @@ class BoundedConnection(H11Protocol):
         return self._waits_for is not None and not self.transport.is_closing()
 
     def _watch(self) -> None:
-        """Start the time limit of the next expected input: a whole header, or a chunk of the body."""
+        """Start the time limit of the next expected input: a whole header, or a chunk of
+        the body.
+        """
         state = self.conn.their_state
         is_busy = self.cycle is not None and not self.cycle.response_complete
         if state is h11.SEND_BODY:
@@ -97,8 +101,8 @@ class BoundedConnection(H11Protocol):
     def _refuse(self, transport: asyncio.Transport) -> None:
         """Answer 503 and close.
 
-        Closing with unread data resets the connection, and the client may lose the answer. So the connection
-        lingers until the client closes it, unless too many do.
+        Closing with unread data resets the connection, and the client may lose the answer. So the
+        connection lingers until the client closes it, unless too many do.
         """
         self._is_refused = True
         transport.write(_FULL)
@@ -128,7 +132,11 @@ class BoundedConnection(H11Protocol):
 
     def _make_room(self) -> bool:
         """Close the connection with the oldest incomplete request; False if there is none."""
-        others = (other for other in self.connections if isinstance(other, BoundedConnection) and other is not self)
+        others = (
+            other
+            for other in self.connections
+            if isinstance(other, BoundedConnection) and other is not self
+        )
         waiting = [other for other in others if other.waits_for_client and other._timer is not None]
         if not waiting:
             return False
@@ -148,4 +156,8 @@ def raise_file_limit(connections: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, soft - _SPARE_FILES))
+    return (
+        connections
+        if soft == resource.RLIM_INFINITY
+        else max(1, min(connections, soft - _SPARE_FILES))
+    )

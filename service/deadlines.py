@@ -25,7 +25,9 @@ class Deadlines:
     `longest_s` was written before the clock was set back, and is limited to that.
     """
 
-    def __init__(self, *, clock: Callable[[], float], passed: Callable[[], float], longest_s: float) -> None:
+    def __init__(
+        self, *, clock: Callable[[], float], passed: Callable[[], float], longest_s: float
+    ) -> None:
         self._clock = clock
         self._passed = passed
         self._longest_s = longest_s
@@ -44,4 +46,6 @@ class Deadlines:
 
     def keep_only(self, job_ids: Container[str]) -> None:
         """Drop the deadlines of all other jobs."""
-        self._anchors = {job_id: anchor for job_id, anchor in self._anchors.items() if job_id in job_ids}
+        self._anchors = {
+            job_id: anchor for job_id, anchor in self._anchors.items() if job_id in job_ids
+        }

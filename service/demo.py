@@ -1,4 +1,6 @@
-"""`accordion demo`: a real job from an empty machine to its result, shown live and summed up in figures."""
+"""`accordion demo`: a real job from an empty machine to its result, shown live and summed up in
+figures.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,18 @@ Figures = dict[str, Any]
 
 
 def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) -> int:
-    """Start the service unless it runs, train the packaged job, sum up; exit code 0 only if the job succeeded.
+    """Start the service unless it runs, train the packaged job, sum up; exit code 0 only if the job
+    succeeded.
 
     Raises:
         StartError: the service cannot be started.
         ClientError: it went away meanwhile.
     """
     watch = _StopWatch()
-    with _service(settings, out, keep=keep) as (url, stays), Client(url, service_token(settings, url)) as client:
+    with (
+        _service(settings, out, keep=keep) as (url, stays),
+        Client(url, service_token(settings, url)) as client,
+    ):
         watch.ready = watch.now()
         out.print(f"the service is ready at {url} after {watch.ready:.1f} s")
         job = client.submit(packaged_spec())
@@ -63,13 +69,17 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         out.print(client.login_link(f"/jobs/{job.id}"), soft_wrap=True)
 
         def see(state: Watched, _event: EventView | ProgressView) -> None:
-            if watch.first_step is None and (state.epoch or (state.progress is not None and state.progress.step > 0)):
+            if watch.first_step is None and (
+                state.epoch or (state.progress is not None and state.progress.step > 0)
+            ):
                 watch.first_step = watch.now() - submitted
 
         state = follow(client, job, out, see=see)
         result = _figures(client, client.job(job.id), watch)
         ended = f"the service stops with the demo; run 'accordion up' and open /jobs/{job.id}"
-        for line in _summary(result, state, f"{url}/jobs/{job.id} (it keeps running)" if stays else ended):
+        for line in _summary(
+            result, state, f"{url}/jobs/{job.id} (it keeps running)" if stays else ended
+        ):
             out.print(line, soft_wrap=True)
     if figures is not None:
         figures.write_text(json.dumps(result, indent=2) + "\n")
@@ -98,7 +108,8 @@ class _StopWatch:
 
 @contextmanager
 def _service(settings: Settings, out: Console, *, keep: bool) -> Iterator[tuple[str, bool]]:
-    """Address of a service that is ready: the one that is named, the one of this home directory, or a new one.
+    """Address of a service that is ready: the one that is named, the one of this home directory, or
+    a new one.
 
     With it, whether it goes on running afterwards.
     """
@@ -134,7 +145,17 @@ def _port(settings: Settings) -> int:
 
 
 def _up(settings: Settings, home: Home, port: int, *, keep: bool) -> Program:
-    command = (sys.executable, "-P", "-m", "service.cli", "up", "--host", settings.host, "--port", str(port))
+    command = (
+        sys.executable,
+        "-P",
+        "-m",
+        "service.cli",
+        "up",
+        "--host",
+        settings.host,
+        "--port",
+        str(port),
+    )
     return Program(
         name="up",
         command=command,
@@ -157,7 +178,8 @@ def _wait_until_ready(url: str, process: Popen[bytes] | None, home: Home) -> Non
                 raise StartError(f"the service did not start: {last_words(home.logs / 'up.log')}")
             if time.monotonic() > deadline:
                 raise StartError(
-                    f"the service at {url} was not ready after {READY_TIMEOUT_S:g} s; ask 'accordion doctor'"
+                    f"the service at {url} was not ready after {READY_TIMEOUT_S:g} s; ask"
+                    " 'accordion doctor'"
                 )
             time.sleep(POLL_S)
 
@@ -179,10 +201,15 @@ def _figures(client: Client, job: JobView, watch: _StopWatch) -> Figures:
         "engine": job.ray_run.engine if job.ray_run is not None else None,
         "accuracy": job.metrics.get("accuracy"),
         "seconds": {"ready": watch.ready, "first_step": watch.first_step, "total": watch.now()},
-        "bytes": {name: sum(getattr(epoch.bytes, name) for epoch in epochs) for name in Bytes.model_fields},
+        "bytes": {
+            name: sum(getattr(epoch.bytes, name) for epoch in epochs) for name in Bytes.model_fields
+        },
         "epochs": len(epochs),
         "decisions": len(client.decisions(job.id).items),
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in names},
+        },
     }
 
 
@@ -190,9 +217,18 @@ def _summary(figures: Figures, state: Watched, page: str) -> Iterator[str]:
     seconds, bytes_ = figures["seconds"], figures["bytes"]
     yield ""
     yield f"{state.name}: {state.status}{f' ({state.message})' if state.message else ''}"
-    yield f"  accuracy   {measures.metric('accuracy', figures['accuracy'])} after {figures['epochs']} epochs"
-    first = f"first step {seconds['first_step']:.1f} s after submitting, " if seconds["first_step"] is not None else ""
-    yield f"  time       ready after {seconds['ready']:.1f} s, {first}{seconds['total']:.1f} s in all"
+    yield (
+        f"  accuracy   {measures.metric('accuracy', figures['accuracy'])} after {figures['epochs']}"
+        " epochs"
+    )
+    first = (
+        f"first step {seconds['first_step']:.1f} s after submitting, "
+        if seconds["first_step"] is not None
+        else ""
+    )
+    yield (
+        f"  time       ready after {seconds['ready']:.1f} s, {first}{seconds['total']:.1f} s in all"
+    )
     yield f"  engine     {_ENGINES[figures['engine']]}"
     yield f"  sent       {_sent(bytes_)}"
     yield f"  decisions  {figures['decisions']}"
@@ -203,5 +239,8 @@ def _sent(bytes_: dict[str, int]) -> str:
     payload = bytes_["payload"]
     if not payload:
         return "nothing"
-    others = (f"{name} {words.size(bytes_[name])} ({bytes_[name] / payload:.1f}x)" for name in ("dense", "fp16"))
+    others = (
+        f"{name} {words.size(bytes_[name])} ({bytes_[name] / payload:.1f}x)"
+        for name in ("dense", "fp16")
+    )
     return f"{words.size(payload)} by each worker; {', '.join(others)}"

@@ -1,4 +1,5 @@
-"""Every error of the service, in one tree. Those under `ApiError` carry their HTTP status and a stable code.
+"""Every error of the service, in one tree. Those under `ApiError` carry their HTTP status and a
+stable code.
 
 ServiceError
 ├── ApiError              becomes a problem+json answer
@@ -10,7 +11,7 @@ ServiceError
 │   ├── Unauthorized      401, Forbidden 403
 │   └── Unavailable       503
 ├── SettingsError         a setting is wrong; the process does not start
-├── StartError            a part cannot be started or does not get ready, or its database cannot be used
+├── StartError            a process cannot start, or its database cannot be used
 └── RuntimeUnavailable    the Ray cluster does not answer
 """
 
@@ -113,7 +114,9 @@ class SettingsError(ServiceError):
 
 
 class StartError(ServiceError):
-    """A part of the service cannot be started, or does not get ready; its database cannot be used."""
+    """A part of the service cannot be started, or does not get ready; its database cannot
+    be used.
+    """
 
 
 class RuntimeUnavailable(ServiceError):

@@ -21,11 +21,14 @@ _log = structlog.get_logger()
 class ClusterClaim:
     """Exclusive right of one scheduler to serve its installation on the cluster.
 
-    The lease in the database keeps two schedulers apart that share it. This claim, held by the installation's Accordion
-    actor, keeps those apart whose databases are copies of each other, such as a restored backup beside the original.
+    The lease in the database keeps two schedulers apart that share it. This claim, held by the
+    installation's Accordion actor, keeps those apart whose databases are copies of each other, such
+    as a restored backup beside the original.
     """
 
-    def __init__(self, runtime: Runtime, *, scheduler: str, clock: Callable[[], float], last_s: float) -> None:
+    def __init__(
+        self, runtime: Runtime, *, scheduler: str, clock: Callable[[], float], last_s: float
+    ) -> None:
         self._runtime = runtime
         self._scheduler = scheduler
         self._clock = clock
@@ -35,11 +38,13 @@ class ClusterClaim:
         self._conflict = ""
 
     def hold(self) -> bool:
-        """Claim the cluster, or renew a claim that is due; False until a predecessor's claim expires.
+        """Claim the cluster, or renew a claim that is due; False until a predecessor's claim
+        expires.
 
         Raises:
-            RuntimeUnavailable: the cluster cannot be reached, or another scheduler has kept its claim for `CONFLICT_S`;
-                then this one never claims again, since the other one's next pause would let it in.
+            RuntimeUnavailable: the cluster cannot be reached, or another scheduler has kept its
+                claim for `CONFLICT_S`; then this one never claims again, since the other one's next
+                pause would let it in.
         """
         now = self._clock()
         if self._conflict:
@@ -66,16 +71,18 @@ class ClusterClaim:
         if now - self._refused_since < CONFLICT_S:
             return
         self._conflict = (
-            f"scheduler {holder} serves this installation on the same cluster from another database; is this database "
-            "a restored backup or a copy? Nothing is touched; stop one of the two, or give this one another cluster, "
-            "then restart it"
+            f"scheduler {holder} serves this installation on the same cluster from another"
+            " database; is this database a restored backup or a copy? Nothing is touched; stop one"
+            " of the two, or give this one another cluster, then restart it"
         )
         _log.error("claim refused", error=self._conflict)
         raise RuntimeUnavailable(self._conflict)
 
 
 class ForeignJobs:
-    """Reports supervisors on the cluster that do not belong to this database; they are never touched."""
+    """Reports supervisors on the cluster that do not belong to this database; they are never
+    touched.
+    """
 
     def __init__(self) -> None:
         self.message = ""
@@ -91,8 +98,8 @@ class ForeignJobs:
         told = [_of_others(by_installation)] if by_installation else []
         if unknown:
             told.append(
-                f"{_count(len(unknown), 'job')} that this database does not know, as after a restored backup or with "
-                "another ACCORDION_DATABASE_URL"
+                f"{_count(len(unknown), 'job')} that this database does not know, as after a"
+                " restored backup or with another ACCORDION_DATABASE_URL"
             )
         message = f"left alone: {' and '.join(told)}" if told else ""
         if message != self.message:
@@ -101,7 +108,9 @@ class ForeignJobs:
 
 
 def _of_others(by_installation: Mapping[str, int]) -> str:
-    listed = ", ".join(f"{id_ or 'without an id'}: {number}" for id_, number in sorted(by_installation.items()))
+    listed = ", ".join(
+        f"{id_ or 'without an id'}: {number}" for id_, number in sorted(by_installation.items())
+    )
     return f"{_count(sum(by_installation.values()), 'job')} of other installations ({listed})"
 
 

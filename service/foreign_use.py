@@ -9,8 +9,9 @@ from service.domain.queue import Size
 from service.runtime.base import Node
 
 LAG_S = 5.0
-"""How long Ray may count resources of a process as used after it ended. Measured: below 0.1 s on an idle node;
-the rest is for a loaded one."""
+"""How long Ray may count resources of a process as used after it ended. Measured: below 0.1 s on an
+idle node; the rest is for a loaded one.
+"""
 _LEAST = 0.01
 """CPUs or GPUs below which a difference is rounding."""
 
@@ -18,8 +19,9 @@ _LEAST = 0.01
 class ForeignUse:
     """What Ray counts as used on each node, less what our own jobs hold or held a moment ago.
 
-    Free resources lag behind, so this errs on the side of too little: whatever our processes may explain is not
-    foreign. A job that is admitted in error returns to the queue without counting as lost.
+    Free resources lag behind, so this errs on the side of too little: whatever our processes may
+    explain is not foreign. A job that is admitted in error returns to the queue without counting as
+    lost.
     """
 
     def __init__(self) -> None:
@@ -40,15 +42,21 @@ class ForeignUse:
             self._held.popleft()
 
     def sizes(self, held: Iterable[Size]) -> list[Size]:
-        """Foreign use by node, beside the workers that our jobs hold now; those without a node may be anywhere."""
+        """Foreign use by node, beside the workers that our jobs hold now; those without a node may
+        be anywhere.
+        """
         now = _by_node(held)
         views = [*(past for _, past in self._held), now]
         elsewhere = now.get("", Size(cpus=0.0, gpus=0.0))
         cpus_left, gpus_left = elsewhere.cpus, elsewhere.gpus
         found: list[Size] = []
         for node, used in self._used.items():
-            cpus = max(0.0, used.cpus - max(view[node].cpus if node in view else 0.0 for view in views))
-            gpus = max(0.0, used.gpus - max(view[node].gpus if node in view else 0.0 for view in views))
+            cpus = max(
+                0.0, used.cpus - max(view[node].cpus if node in view else 0.0 for view in views)
+            )
+            gpus = max(
+                0.0, used.gpus - max(view[node].gpus if node in view else 0.0 for view in views)
+            )
             ours = Size(cpus=min(cpus, cpus_left), gpus=min(gpus, gpus_left))
             cpus_left, gpus_left = cpus_left - ours.cpus, gpus_left - ours.gpus
             if cpus - ours.cpus >= _LEAST or gpus - ours.gpus >= _LEAST:

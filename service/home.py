@@ -1,4 +1,6 @@
-"""The home directory of a one-machine service: who runs there, under which lock, and its secrets."""
+"""The home directory of a one-machine service: who runs there, under which lock, and its
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,8 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home directory against a second `accordion up`; the kernel lets go when the process dies.
+        """Hold the home directory against a second `accordion up`; the kernel lets go when the
+        process dies.
 
         Raises:
             StartError: another process holds it.
@@ -120,7 +123,8 @@ class Home:
 
     def _unusable(self, error: OSError) -> StartError:
         return StartError(
-            f"the home directory {self.path} cannot be used ({error.strerror}); name another with ACCORDION_HOME"
+            f"the home directory {self.path} cannot be used ({error.strerror}); name another with"
+            " ACCORDION_HOME"
         )
 
     def _held(self) -> str:
@@ -137,7 +141,9 @@ def write_private(path: Path, text: str) -> None:
     """Replace a file at once; nobody else can read it at any time."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY_FILE), "w") as file:
+    with os.fdopen(
+        os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY_FILE), "w"
+    ) as file:
         file.write(text)
     new.replace(path)
 

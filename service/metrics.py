@@ -1,7 +1,8 @@
 """What Prometheus scrapes at `/metrics`, read from the database at every scrape.
 
-Nothing is remembered between two scrapes, so a job that leaves `scraped_jobs` leaves `/metrics`, several api processes
-say the same, and a restart loses nothing. Only the api's own request times live in its process (`request_times.py`).
+Nothing is remembered between two scrapes, so a job that leaves `scraped_jobs` leaves `/metrics`,
+several api processes say the same, and a restart loses nothing. Only the api's own request times
+live in its process (`request_times.py`).
 """
 
 from __future__ import annotations
@@ -56,43 +57,90 @@ FAMILIES: Mapping[str, _Family] = {
     "accordion_job_state": _Family("gauge", "1 for the state the job is in, 0 for all others."),
     "accordion_job_epochs": _Family("gauge", "Epochs of a job: finished and planned."),
     "accordion_job_steps": _Family("gauge", "Optimizer steps of a job: finished and planned."),
-    "accordion_job_loss": _Family("gauge", "Newest loss of training and of evaluation; NaN where it was not finite."),
-    "accordion_job_metric": _Family("gauge", "Newest evaluation, by metric: accuracy and what else the task measures."),
+    "accordion_job_loss": _Family(
+        "gauge", "Newest loss of training and of evaluation; NaN where it was not finite."
+    ),
+    "accordion_job_metric": _Family(
+        "gauge", "Newest evaluation, by metric: accuracy and what else the task measures."
+    ),
     "accordion_job_learning_rate": _Family("gauge", "Learning rate in force."),
-    "accordion_job_samples_per_second": _Family("gauge", "Training samples a second, over all workers."),
-    "accordion_job_workers_wanted": _Family("gauge", "Workers that the scheduler grants: the job shall have so many."),
-    "accordion_job_workers_allowed": _Family("gauge", "Workers that people allow: the fewest and the most."),
+    "accordion_job_samples_per_second": _Family(
+        "gauge", "Training samples a second, over all workers."
+    ),
+    "accordion_job_workers_wanted": _Family(
+        "gauge", "Workers that the scheduler grants: the job shall have so many."
+    ),
+    "accordion_job_workers_allowed": _Family(
+        "gauge", "Workers that people allow: the fewest and the most."
+    ),
     "accordion_job_workers_alive": _Family("gauge", "Workers that train now."),
-    "accordion_job_restarts_total": _Family("counter", "Worker groups that ended before their time."),
-    "accordion_job_resizes_total": _Family("counter", "Changes to another number of workers, none lost, by cause."),
-    "accordion_job_recoveries_total": _Family("counter", "Worker groups that took over from one that broke, by cause."),
-    "accordion_job_lost_seconds_total": _Family("counter", "Seconds without a step while worker groups changed."),
-    "accordion_job_rolled_back_steps_total": _Family("counter", "Steps trained again after the newest checkpoint."),
+    "accordion_job_restarts_total": _Family(
+        "counter", "Worker groups that ended before their time."
+    ),
+    "accordion_job_resizes_total": _Family(
+        "counter", "Changes to another number of workers, none lost, by cause."
+    ),
+    "accordion_job_recoveries_total": _Family(
+        "counter", "Worker groups that took over from one that broke, by cause."
+    ),
+    "accordion_job_lost_seconds_total": _Family(
+        "counter", "Seconds without a step while worker groups changed."
+    ),
+    "accordion_job_rolled_back_steps_total": _Family(
+        "counter", "Steps trained again after the newest checkpoint."
+    ),
     "accordion_job_bytes_total": _Family(
         "counter",
-        "Bytes of one worker: payload (sent), wire (at the interface), dense and fp16 (what those would have sent).",
+        "Bytes of one worker: payload (sent), wire (at the interface), dense and fp16 (what those"
+        " would have sent).",
     ),
-    "accordion_step_phase_seconds_total": _Family("counter", "Seconds that rank 0 spent in each phase."),
-    "accordion_step_compute_seconds": _Family("gauge", "Seconds that each rank computed for its newest step."),
+    "accordion_step_phase_seconds_total": _Family(
+        "counter", "Seconds that rank 0 spent in each phase."
+    ),
+    "accordion_step_compute_seconds": _Family(
+        "gauge", "Seconds that each rank computed for its newest step."
+    ),
     "accordion_job_decisions_total": _Family("counter", "Decisions that every worker switched to."),
     "accordion_job_overrides": _Family("gauge", "Overrides by people, by state."),
-    "accordion_job_checkpoint_timestamp_seconds": _Family("gauge", "When the newest checkpoint was saved."),
+    "accordion_job_checkpoint_timestamp_seconds": _Family(
+        "gauge", "When the newest checkpoint was saved."
+    ),
     "accordion_job_checkpoint_size_bytes": _Family("gauge", "Size of the newest checkpoint."),
-    "accordion_job_checkpoint_duration_seconds": _Family("gauge", "How long the newest checkpoint took to be stored."),
-    "accordion_job_checkpoint_blocked_seconds": _Family("gauge", "How long training stood still for it."),
-    "accordion_job_progress_timestamp_seconds": _Family("gauge", "When the job last said how far it is."),
-    "accordion_job_threshold_ratio": _Family("gauge", "Relative change from which a layer counts as critical."),
-    "accordion_group_regime": _Family("gauge", "1 for the regime of a layer group; critical if one layer is."),
-    "accordion_group_level": _Family("gauge", "1 for the lightest level in force in a layer group."),
-    "accordion_group_change_ratio": _Family("gauge", "Relative change of the gradient norm at the newest comparison."),
-    "accordion_group_gradient_norm": _Family("gauge", "Norm of the mean raw gradient over the newest closed window."),
+    "accordion_job_checkpoint_duration_seconds": _Family(
+        "gauge", "How long the newest checkpoint took to be stored."
+    ),
+    "accordion_job_checkpoint_blocked_seconds": _Family(
+        "gauge", "How long training stood still for it."
+    ),
+    "accordion_job_progress_timestamp_seconds": _Family(
+        "gauge", "When the job last said how far it is."
+    ),
+    "accordion_job_threshold_ratio": _Family(
+        "gauge", "Relative change from which a layer counts as critical."
+    ),
+    "accordion_group_regime": _Family(
+        "gauge", "1 for the regime of a layer group; critical if one layer is."
+    ),
+    "accordion_group_level": _Family(
+        "gauge", "1 for the lightest level in force in a layer group."
+    ),
+    "accordion_group_change_ratio": _Family(
+        "gauge", "Relative change of the gradient norm at the newest comparison."
+    ),
+    "accordion_group_gradient_norm": _Family(
+        "gauge", "Norm of the mean raw gradient over the newest closed window."
+    ),
     "accordion_jobs": _Family(
         "gauge", "Jobs by state, the ended ones included, without guest runs (accordion_guests)."
     ),
     "accordion_guests": _Family("gauge", "Guest runs by state, the ended ones included."),
     "accordion_queue_jobs": _Family("gauge", "Jobs that wait."),
-    "accordion_scheduler_heartbeat_timestamp_seconds": _Family("gauge", "When the scheduler last renewed its lease."),
-    "accordion_cluster_reachable": _Family("gauge", "1 where the scheduler reaches the Ray cluster."),
+    "accordion_scheduler_heartbeat_timestamp_seconds": _Family(
+        "gauge", "When the scheduler last renewed its lease."
+    ),
+    "accordion_cluster_reachable": _Family(
+        "gauge", "1 where the scheduler reaches the Ray cluster."
+    ),
 }
 
 
@@ -105,7 +153,11 @@ class _Sample(NamedTuple):
 
 
 def metrics_response(
-    repository: Repository, now: datetime, *, retention_s: float = 300.0, extra: Sequence[Collector] = ()
+    repository: Repository,
+    now: datetime,
+    *,
+    retention_s: float = 300.0,
+    extra: Sequence[Collector] = (),
 ) -> tuple[bytes, str]:
     """The exposition and its content type; `extra` are collectors of this process.
 
@@ -118,7 +170,9 @@ def metrics_response(
 
 
 class StoreCollector(Collector):
-    """All that the database knows, as metric families; jobs that ended before `since` are left out."""
+    """All that the database knows, as metric families; jobs that ended before `since` are
+    left out.
+    """
 
     def __init__(self, repository: Repository, since: float) -> None:
         self._repository = repository
@@ -140,13 +194,17 @@ class StoreCollector(Collector):
     def _samples(self) -> Iterator[_Sample]:
         yield from _service(self._repository)
         rows = self._repository.shown(self._since)
-        histories = read_histories(self._repository.database, [row.id for row in rows], look_back=_LOOK_BACK)
+        histories = read_histories(
+            self._repository.database, [row.id for row in rows], look_back=_LOOK_BACK
+        )
         for row in rows:
             yield from _samples_of(row, histories.get(row.id, JobHistory()))
 
 
 def _samples_of(row: JobRow, history: JobHistory) -> Sequence[_Sample]:
-    """Samples of one job; none if this version cannot read its rows, so that other jobs are still exported."""
+    """Samples of one job; none if this version cannot read its rows, so that other jobs are still
+    exported.
+    """
     try:
         return list(_job(_Facts(row=row, progress=_progress_of(row), history=history)))
     except (ValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -183,7 +241,9 @@ def _service(repository: Repository) -> Iterator[_Sample]:
     if heartbeat is not None:
         yield _Sample("accordion_scheduler_heartbeat_timestamp_seconds", heartbeat, {})
     cluster = repository.cluster()
-    yield _Sample("accordion_cluster_reachable", float(cluster is not None and cluster.reachable), {})
+    yield _Sample(
+        "accordion_cluster_reachable", float(cluster is not None and cluster.reachable), {}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +256,12 @@ class _Facts:
 
 
 def _job(facts: _Facts) -> Iterator[_Sample]:
-    for name, value, labels in (*_identity(facts), *_training(facts), *_service_of(facts), *_groups(facts)):
+    for name, value, labels in (
+        *_identity(facts),
+        *_training(facts),
+        *_service_of(facts),
+        *_groups(facts),
+    ):
         yield _Sample(name, float(value), {"job_id": facts.row.id, **labels})
 
 
@@ -222,7 +287,11 @@ def _training(facts: _Facts) -> Iterator[_Sample]:
             yield _Sample("accordion_job_metric", value, {"kind": metric})
     if progress is None:
         return
-    yield _Sample("accordion_job_loss", math.nan if progress.loss is None else progress.loss, {"kind": "training"})
+    yield _Sample(
+        "accordion_job_loss",
+        math.nan if progress.loss is None else progress.loss,
+        {"kind": "training"},
+    )
     yield _Sample("accordion_job_learning_rate", progress.lr, {})
     if progress.global_batch or facts.row.kind == Kind.JOB:
         yield _Sample("accordion_job_samples_per_second", progress.samples_per_s, {})
@@ -246,7 +315,9 @@ def _extent(facts: _Facts) -> Iterator[_Sample]:
     if progress is not None:
         yield _Sample("accordion_job_steps", progress.step, {"state": "finished"})
     if progress is not None and progress.epochs:
-        yield _Sample("accordion_job_steps", progress.steps_per_epoch * progress.epochs, {"state": "planned"})
+        yield _Sample(
+            "accordion_job_steps", progress.steps_per_epoch * progress.epochs, {"state": "planned"}
+        )
 
 
 def _service_of(facts: _Facts) -> Iterator[_Sample]:
@@ -259,20 +330,35 @@ def _service_of(facts: _Facts) -> Iterator[_Sample]:
     yield from _changes(stored_tally(facts.row))
     yield _Sample("accordion_job_decisions_total", facts.history.num_decisions, {})
     for state in get_args(OverrideState):
-        yield _Sample("accordion_job_overrides", facts.history.overrides_by_state.get(state, 0), {"state": state})
+        yield _Sample(
+            "accordion_job_overrides",
+            facts.history.overrides_by_state.get(state, 0),
+            {"state": state},
+        )
     if facts.history.checkpoint is not None:
-        yield _Sample("accordion_job_checkpoint_timestamp_seconds", facts.history.checkpoint.time, {})
-        yield _Sample("accordion_job_checkpoint_size_bytes", facts.history.checkpoint.size_bytes, {})
-        yield _Sample("accordion_job_checkpoint_duration_seconds", facts.history.checkpoint.seconds, {})
-        yield _Sample("accordion_job_checkpoint_blocked_seconds", facts.history.checkpoint.blocked_s, {})
+        yield _Sample(
+            "accordion_job_checkpoint_timestamp_seconds", facts.history.checkpoint.time, {}
+        )
+        yield _Sample(
+            "accordion_job_checkpoint_size_bytes", facts.history.checkpoint.size_bytes, {}
+        )
+        yield _Sample(
+            "accordion_job_checkpoint_duration_seconds", facts.history.checkpoint.seconds, {}
+        )
+        yield _Sample(
+            "accordion_job_checkpoint_blocked_seconds", facts.history.checkpoint.blocked_s, {}
+        )
 
 
 def _changes(tally: Tally) -> Iterator[_Sample]:
-    # Every cause is there from the start: a counter that appears with its first event has no rate for it.
+    # Every cause is there from the start: a counter that appears with its first event has no rate
+    # for it.
     for cause in (*RESIZE_CAUSES, *(tally.resizes.keys() - RESIZE_CAUSES)):
         yield _Sample("accordion_job_resizes_total", tally.resizes.get(cause, 0), {"cause": cause})
     for cause in (*RECOVERY_CAUSES, *(tally.recoveries.keys() - RECOVERY_CAUSES)):
-        yield _Sample("accordion_job_recoveries_total", tally.recoveries.get(cause, 0), {"cause": cause})
+        yield _Sample(
+            "accordion_job_recoveries_total", tally.recoveries.get(cause, 0), {"cause": cause}
+        )
     yield _Sample("accordion_job_lost_seconds_total", tally.seconds_lost, {})
     yield _Sample("accordion_job_rolled_back_steps_total", tally.steps_rolled_back, {})
 
@@ -282,19 +368,29 @@ def _groups(facts: _Facts) -> Iterator[_Sample]:
         return
     decision = facts.history.decisions[0].decision
     group_by_layer = groups_of(list(decision["regime_by_layer"]))
-    critical = {group_by_layer[layer] for layer, regime in decision["regime_by_layer"].items() if regime == "critical"}
+    critical = {
+        group_by_layer[layer]
+        for layer, regime in decision["regime_by_layer"].items()
+        if regime == "critical"
+    }
     levels = _lightest(decision["level_by_layer"], group_by_layer)
     for group in sorted(set(group_by_layer.values())):
         for regime in _REGIMES:
             yield _Sample(
-                "accordion_group_regime", (group in critical) == (regime == "critical"), _of(group, state=regime)
+                "accordion_group_regime",
+                (group in critical) == (regime == "critical"),
+                _of(group, state=regime),
             )
         for level in _LEVELS:
-            yield _Sample("accordion_group_level", levels.get(group) == level, _of(group, level=level))
+            yield _Sample(
+                "accordion_group_level", levels.get(group) == level, _of(group, level=level)
+            )
     changes = _first_with_values(row.decision["change_by_layer"] for row in facts.history.decisions)
     for group, values in _by_group(changes, group_by_layer).items():
         yield _Sample("accordion_group_change_ratio", max(values), _of(group))
-    norms = _first_with_values(row.record["statistic_by_layer"] or {} for row in facts.history.epochs)
+    norms = _first_with_values(
+        row.record["statistic_by_layer"] or {} for row in facts.history.epochs
+    )
     for group, values in _by_group(norms, group_by_layer).items():
         yield _Sample("accordion_group_gradient_norm", math.hypot(*values), _of(group))
 
@@ -304,7 +400,9 @@ def _of(group: str, **labels: str) -> dict[str, str]:
 
 
 def groups_of(layers: Sequence[str]) -> dict[str, str]:
-    """The group of each layer: its module, or the deepest part of the module's path that gives few enough groups."""
+    """The group of each layer: its module, or the deepest part of the module's path that gives few
+    enough groups.
+    """
     paths = {layer: layer.split(".")[:-1] or [layer] for layer in layers}
     depths = range(max((len(path) for path in paths.values()), default=1), 0, -1)
     for depth in depths:
@@ -315,7 +413,9 @@ def groups_of(layers: Sequence[str]) -> dict[str, str]:
     return {layer: group if group in kept else _OTHER for layer, group in groups.items()}
 
 
-def _lightest(level_by_layer: Mapping[str, Any], group_by_layer: Mapping[str, str]) -> dict[str, str]:
+def _lightest(
+    level_by_layer: Mapping[str, Any], group_by_layer: Mapping[str, str]
+) -> dict[str, str]:
     order = {level: place for place, level in enumerate(_LEVELS)}
     lightest: dict[str, str] = {}
     for layer, level in level_by_layer.items():
@@ -326,12 +426,16 @@ def _lightest(level_by_layer: Mapping[str, Any], group_by_layer: Mapping[str, st
 
 
 def _first_with_values(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
-    """Values of the newest row that has any: most decisions fall inside a window and compare nothing."""
+    """Values of the newest row that has any: most decisions fall inside a window and compare
+    nothing.
+    """
     found = ({layer: value for layer, value in row.items() if value is not None} for row in rows)
     return next(filter(None, found), {})
 
 
-def _by_group(values: Mapping[str, float], group_by_layer: Mapping[str, str]) -> dict[str, list[float]]:
+def _by_group(
+    values: Mapping[str, float], group_by_layer: Mapping[str, str]
+) -> dict[str, list[float]]:
     grouped: dict[str, list[float]] = defaultdict(list)
     for layer, value in values.items():
         grouped[group_by_layer.get(layer, _OTHER)].append(value)

@@ -17,7 +17,8 @@ class OrderDelivery:
     ledger: Ledger
 
     def deliver(self, job: JobRow, held: int, token: int) -> None:
-        """Send the job's orders unless version `held` is the newest; an actor that restarts has lost them.
+        """Send the job's orders unless version `held` is the newest; an actor that restarts has
+        lost them.
 
         Raises:
             RuntimeUnavailable: the cluster does not answer.

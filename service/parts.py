@@ -1,4 +1,6 @@
-"""The programs of a one-machine service and the environment each may see: Ray head, api, scheduler."""
+"""The programs of a one-machine service and the environment each may see: Ray head, api,
+scheduler.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from service.processes import Program, inherited
 
 LOOPBACK = "127.0.0.1"
 LEAST_CPUS = 4
-"""Logical CPUs that Ray is told of at least: two small workers beside their helpers fit every machine."""
+"""Logical CPUs that Ray is told of at least: two small workers beside their helpers fit every
+machine.
+"""
 _OBJECT_STORE_BYTES = 200_000_000
 """Weights and gradients never pass Ray's object store; this is for its own messages."""
 MAX_LOG_BYTES = 20_000_000
@@ -25,13 +29,29 @@ RAY_TEMP_NAME = "ray"
 STOP_ORDER = ("scheduler", "api", "ray")
 """The scheduler first: it gives its lease back, and takes nobody's disappearance for a failure."""
 
-_RAY_SEES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TZ", "USER", "VIRTUAL_ENV"})
+_RAY_SEES = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LD_LIBRARY_PATH",
+        "LOGNAME",
+        "PATH",
+        "PYTHONPATH",
+        "TZ",
+        "USER",
+        "VIRTUAL_ENV",
+    }
+)
 _RAY_SEES_FAMILIES = ("CUDA_", "GLOO_", "LC_", "NCCL_", "NVIDIA_")
-# Ray's command line offers what its optional packages add, and loading them takes 3 s: Serve, the job tools, and (grpc)
-# the Ray client's server, a process of 90 MB. Nobody needs them here, so they are declared absent.
+# Ray's command line offers what its optional packages add, and loading them takes 3 s: Serve, the
+# job tools, and (grpc) the Ray client's server, a process of 90 MB. Nobody needs them here, so they
+# are declared absent.
 _ABSENT = ("ray.serve.scripts", "ray.dashboard.modules.job.cli")
 _ABSENT_WITHOUT_DASHBOARD = ("grpc", *_ABSENT)
-_RAY_START = "import sys; sys.modules.update(dict.fromkeys({absent})); from ray.scripts.scripts import main; main()"
+_RAY_START = (
+    "import sys; sys.modules.update(dict.fromkeys({absent})); from ray.scripts.scripts import main;"
+    " main()"
+)
 _RAY_OWN = ("ACCORDION_RAY_", "RAY_")
 _RAY_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -40,14 +60,16 @@ _RAY_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # The time in which other nodes could take over what runs here; there are none.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    # Output of workers is in the jobs' logs; Ray's own copy, one file per process, would grow without limit.
+    # Output of workers is in the jobs' logs; Ray's own copy, one file per process, would grow
+    # without limit.
     "RAY_ROTATION_BACKUP_COUNT": "1",
     "RAY_ROTATION_MAX_BYTES": "5000000",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Child processes of a task end with its worker, even if the worker is killed.
     "RAY_process_group_cleanup_enabled": "1",
-    # Ray's memory monitor ends restartable actors first: supervisors, before the worker that leaks. All are on one node
-    # here. Supervisors end the largest worker earlier (workers/memory.py), and the kernel takes the largest process.
+    # Ray's memory monitor ends restartable actors first: supervisors, before the worker that leaks.
+    # All are on one node here. Supervisors end the largest worker earlier (workers/memory.py), and
+    # the kernel takes the largest process.
     "RAY_memory_monitor_refresh_ms": "0",
 }
 
@@ -73,7 +95,9 @@ class Place:
 
     @property
     def ray_temp_dir(self) -> Path:
-        """Temporary directory passed to Ray: one level below a private folder, since Ray makes it world-writable."""
+        """Temporary directory passed to Ray: one level below a private folder, since Ray makes it
+        world-writable.
+        """
         return self.ray_dir / RAY_TEMP_NAME
 
     @property
@@ -98,16 +122,23 @@ def parts(place: Place) -> tuple[Program, ...]:
             command=_ray_command(place),
             environment=_ray_environment(place),
             log=place.home.logs / "ray.log",
-            # It ends its own children then; killed, it would leave that to the kernel and the workers.
+            # It ends its own children then; killed, it would leave that to the kernel and the
+            # workers.
             orphan_signal=signal.SIGTERM,
         ),
-        Program(name="api", command=_own("api"), environment=_api_environment(place), log=place.home.logs / "api.log"),
+        Program(
+            name="api",
+            command=_own("api"),
+            environment=_api_environment(place),
+            log=place.home.logs / "api.log",
+        ),
         Program(
             name="scheduler",
             command=_own("scheduler"),
             environment=_scheduler_environment(place),
             log=place.home.logs / "scheduler.log",
-            # A process that is connected to a Ray cluster stays bound to it, also when another takes its address.
+            # A process that is connected to a Ray cluster stays bound to it, also when another
+            # takes its address.
             needs=("ray",),
         ),
     )
@@ -140,9 +171,25 @@ def _own(command: str) -> tuple[str, ...]:
 def _ray_command(place: Place) -> tuple[str, ...]:
     absent = _ABSENT if place.ray_dashboard_port else _ABSENT_WITHOUT_DASHBOARD
     return (
-        *(sys.executable, "-P", "-c", _RAY_START.format(absent=absent), "start", "--head", "--block"),
-        *("--node-ip-address", LOOPBACK, "--port", str(place.ray_port), "--temp-dir", str(place.ray_temp_dir)),
-        # Left to itself Ray takes fixed ports for these, and a second cluster on the machine would not start.
+        *(
+            sys.executable,
+            "-P",
+            "-c",
+            _RAY_START.format(absent=absent),
+            "start",
+            "--head",
+            "--block",
+        ),
+        *(
+            "--node-ip-address",
+            LOOPBACK,
+            "--port",
+            str(place.ray_port),
+            "--temp-dir",
+            str(place.ray_temp_dir),
+        ),
+        # Left to itself Ray takes fixed ports for these, and a second cluster on the machine would
+        # not start.
         *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
         *("--num-cpus", str(max(LEAST_CPUS, os.cpu_count() or 1))),
         *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
@@ -154,11 +201,17 @@ def _ray_command(place: Place) -> tuple[str, ...]:
 def _dashboard_flags(place: Place) -> tuple[str, ...]:
     if not place.ray_dashboard_port:
         return ("--include-dashboard=false",)
-    return ("--include-dashboard=true", f"--dashboard-host={LOOPBACK}", f"--dashboard-port={place.ray_dashboard_port}")
+    return (
+        "--include-dashboard=true",
+        f"--dashboard-host={LOOPBACK}",
+        f"--dashboard-port={place.ray_dashboard_port}",
+    )
 
 
 def _ray_environment(place: Place) -> dict[str, str]:
-    """Workers inherit it: neither our database nor our tokens are in it, but the cluster's own and what people name."""
+    """Workers inherit it: neither our database nor our tokens are in it, but the cluster's own and
+    what people name.
+    """
     named = _RAY_SEES | set(place.passed)
     seen = inherited(lambda name: name in named or name.startswith(_RAY_SEES_FAMILIES))
     own = {"RAY_AUTH_TOKEN_PATH": str(place.home.ray_token), "TMPDIR": str(place.temp_dir)}
@@ -180,11 +233,18 @@ def _scheduler_environment(place: Place) -> dict[str, str]:
 def driver_environment(home: Home, ray_address: str) -> dict[str, str]:
     """Return the variables with which a process connects to the Ray cluster of `accordion up`."""
     own = {"RAY_ADDRESS": ray_address, "RAY_AUTH_TOKEN_PATH": str(home.ray_token)}
-    return {**own, **{name: value for name, value in _RAY_ENVIRONMENT.items() if name.startswith("RAY_")}}
+    return {
+        **own,
+        **{name: value for name, value in _RAY_ENVIRONMENT.items() if name.startswith("RAY_")},
+    }
 
 
 def _where(place: Place) -> dict[str, str]:
-    return {"ACCORDION_HOME": str(place.home.path), "ACCORDION_HOST": place.host, "ACCORDION_PORT": str(place.port)}
+    return {
+        "ACCORDION_HOME": str(place.home.path),
+        "ACCORDION_HOST": place.host,
+        "ACCORDION_PORT": str(place.port),
+    }
 
 
 def _put_aside(log: Path) -> None:

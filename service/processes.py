@@ -53,7 +53,8 @@ class _Child:
 
 @dataclass(slots=True, kw_only=True)
 class Keeper:
-    """Keeps programs running. Only its own thread may call it: children die with the thread that started them.
+    """Keeps programs running. Only its own thread may call it: children die with the thread that
+    started them.
 
     Children that this process had before are left alone.
     """
@@ -130,7 +131,9 @@ class Keeper:
         return self._not_started()
 
     def _reap_adopted(self) -> None:
-        """Take leave of adopted children that ended; all others are left to the `Popen` that started them."""
+        """Take leave of adopted children that ended; all others are left to the `Popen` that
+        started them.
+        """
         with suppress(ChildProcessError):
             # A single call where nobody ended: this runs ten times a second.
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -147,7 +150,8 @@ def restart_delay_s(deaths: int) -> float:
 
 
 def spawn(program: Program) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, so that Ctrl-C reaches only us, and bound to our life.
+    """Start a program in a session of its own, so that Ctrl-C reaches only us, and bound to our
+    life.
 
     Raises:
         OSError: it cannot be started.
@@ -176,12 +180,16 @@ def end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
 
 
 def inherited(keep: Callable[[str], bool]) -> dict[str, str]:
-    """Variables of our own environment that a child may see: handed on as they are, never read as settings."""
+    """Variables of our own environment that a child may see: handed on as they are, never read as
+    settings.
+    """
     return {name: value for name, value in os.environ.items() if keep(name)}
 
 
 def _adopt_orphans(*, adopt: bool) -> None:
-    """Become the parent of grandchildren whose parent dies, so that they can be found and ended; or be so no more."""
+    """Become the parent of grandchildren whose parent dies, so that they can be found and ended; or
+    be so no more.
+    """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
@@ -194,7 +202,11 @@ def _die_with_parent(number: signal.Signals | None) -> None:
 def _living_children() -> frozenset[int]:
     """Process ids of all children of this process, the adopted ones included; Linux only."""
     me = os.getpid()
-    return frozenset(int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if _parent_of(path) == me)
+    return frozenset(
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/stat")
+        if _parent_of(path) == me
+    )
 
 
 def _parent_of(stat: Path) -> int | None:

@@ -30,7 +30,9 @@ class ReportDrain:
         """Ids of the jobs that the cluster answered for in this turn."""
 
     def drain_all(self, cursors: Mapping[str, Cursor]) -> None:
-        """Drain these jobs in one call; a call per job saturates the Accordion actor at 240 jobs."""
+        """Drain these jobs in one call; a call per job saturates the Accordion actor at 240
+        jobs.
+        """
         for job_id, drained in self._drained.items():
             # Output is delivered only once; the job was not processed because the lease was lost.
             self._unstored.add(job_id, drained)

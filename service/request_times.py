@@ -42,7 +42,9 @@ class RequestTimes(Collector):
 
 
 class TimedRequests:
-    """ASGI middleware; streams count up to their first byte, since they end when the reader leaves."""
+    """ASGI middleware; streams count up to their first byte, since they end when the reader
+    leaves.
+    """
 
     def __init__(self, app: ASGIApp, times: RequestTimes) -> None:
         self._app = app
@@ -59,7 +61,9 @@ class TimedRequests:
             if message["type"] == "http.response.start":
                 seconds = time.perf_counter() - started
                 method = scope["method"] if scope["method"] in METHODS else OTHER
-                self._times.observe(seconds, method=method, route=_route(scope), status=message["status"])
+                self._times.observe(
+                    seconds, method=method, route=_route(scope), status=message["status"]
+                )
             await send(message)
 
         await self._app(scope, receive, timed)

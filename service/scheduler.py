@@ -1,7 +1,9 @@
-"""The scheduler process: the only one that talks to the cluster. Load, work, write what is still true; again and again.
+"""The scheduler process: the only one that talks to the cluster. Load, work, write what is still
+true; again and again.
 
-Every turn looks at the rows, asks the cluster (outside any transaction), and writes under the lease's token. Killed at
-any point, its successor finds rows that are true and compares them with the cluster anew.
+Every turn looks at the rows, asks the cluster (outside any transaction), and writes under the
+lease's token. Killed at any point, its successor finds rows that are true and compares them with
+the cluster anew.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ from workers.contract import Launch as LaunchOrder
 Clock = Callable[[], float]
 """Returns seconds: since 1970 for `clock`, monotonic for `passed`."""
 _CANCELLED = EndRecord(
-    status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled; its workers were gone or did not stop in time"
+    status="CANCELLED",
+    reason="CANCELLED_BY_USER",
+    message="cancelled; its workers were gone or did not stop in time",
 )
 _End = Remove | Lose | Requeue | Park | Finish
 _log = structlog.get_logger()
@@ -58,7 +62,13 @@ class Scheduler:
     """One scheduler over a migrated database; `turn` is one look."""
 
     def __init__(
-        self, *, database: Database, runtime: Runtime, settings: Settings, clock: Clock, passed: Clock = time.monotonic
+        self,
+        *,
+        database: Database,
+        runtime: Runtime,
+        settings: Settings,
+        clock: Clock,
+        passed: Clock = time.monotonic,
     ) -> None:
         self._runtime = runtime
         self._settings = settings
@@ -66,7 +76,9 @@ class Scheduler:
         self._repository = Repository(database)
         self._ledger = Ledger(database, clock)
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid_utils.uuid4()}"
-        self._lease = Lease(database, owner=owner, clock=clock, passed=passed, lease_s=settings.lease_s)
+        self._lease = Lease(
+            database, owner=owner, clock=clock, passed=passed, lease_s=settings.lease_s
+        )
         self._claim = ClusterClaim(runtime, scheduler=owner, clock=passed, last_s=settings.lease_s)
         self._foreign = ForeignJobs()
         self._cluster = ClusterState()
@@ -78,7 +90,12 @@ class Scheduler:
         self._reports = ReportDrain(runtime, settings.storage_of)
         self._orders = OrderDelivery(runtime, self._ledger)
         self._guests = GuestRuns(
-            self._repository, self._orders, reports=self._reports, settings=settings, clock=clock, passed=passed
+            self._repository,
+            self._orders,
+            reports=self._reports,
+            settings=settings,
+            clock=clock,
+            passed=passed,
         )
         longest_s = max(settings.start_timeout_s, settings.cancel_grace_s)
         self._deadlines = Deadlines(clock=clock, passed=passed, longest_s=longest_s)
@@ -86,7 +103,9 @@ class Scheduler:
         """When the supervisor of an unfinished job was first looked for in vain."""
 
     def turn(self) -> bool:
-        """Look once at everything; False where another scheduler holds the lease, and nothing was done."""
+        """Look once at everything; False where another scheduler holds the lease, and nothing was
+        done.
+        """
         token = self._lease.hold()
         if token is None:
             self._surveyed_at = None
@@ -129,13 +148,17 @@ class Scheduler:
             LeaseLost: another scheduler has begun meanwhile.
         """
         now = self._passed()
-        if self._surveyed_at is not None and now - self._surveyed_at < self._settings.survey_interval_s:
+        if (
+            self._surveyed_at is not None
+            and now - self._surveyed_at < self._settings.survey_interval_s
+        ):
             return False
         self._surveyed_at = None
         self._cluster.nodes = self._runtime.nodes()
         found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
         self._cluster.note_supervisors(found, now)
-        # Read after the cluster, which may take its time: every supervisor that was seen has its row by now.
+        # Read after the cluster, which may take its time: every supervisor that was seen has its
+        # row by now.
         self._guests.refresh_registered(token)
         unfinished = self._repository.unfinished_ids()
         self._cluster.note_use(self._repository.holding(), now)
@@ -160,7 +183,8 @@ class Scheduler:
         for job_id in known:
             self._remove(job_id, token, why="the job has ended")
         for job_id in job_ids - known:
-            # It belongs to another copy of this database, or to its state before a backup was restored.
+            # It belongs to another copy of this database, or to its state before a backup was
+            # restored.
             self._cluster.supervisors.pop(job_id)
         return job_ids - known
 
@@ -169,7 +193,9 @@ class Scheduler:
         # The message changes every turn: the cluster row has the newest one, jobs keep the first.
         for job in self._repository.queue():
             if job.reason != Reason.CLUSTER_UNREACHABLE:
-                self._ledger.keep_waiting(job, token, reason=Reason.CLUSTER_UNREACHABLE, message=message)
+                self._ledger.keep_waiting(
+                    job, token, reason=Reason.CLUSTER_UNREACHABLE, message=message
+                )
 
     def _look_after(self, job: JobRow, token: int, *, fresh: bool) -> None:
         supervisor = self._cluster.supervisors.get(job.id)
@@ -194,13 +220,19 @@ class Scheduler:
         seen = Seen(
             status=Status(job.status),
             attempt=job.attempt,
-            deadline=self._cluster.extended(self._deadlines.of(job), job, self._settings.start_timeout_s),
+            deadline=self._cluster.extended(
+                self._deadlines.of(job), job, self._settings.start_timeout_s
+            ),
             given_up=given_up,
             unplaceable=self._allocator.unplaceable_for(job.id) >= self._settings.patience_s,
         )
         supervisor = self._supervisor(job, state) if state else None
         may_have_ended = seen.status not in HELD and (state is None or state.phase == "ended")
-        end = self._runtime.outcome(job.id, self._settings.storage_of(job.id)) if may_have_ended else None
+        end = (
+            self._runtime.outcome(job.id, self._settings.storage_of(job.id))
+            if may_have_ended
+            else None
+        )
         action = next_action(seen, supervisor, has_ended=end is not None, now=now)
         match action:
             case Wait():
@@ -213,7 +245,9 @@ class Scheduler:
                 self._end_attempt(job, action, end=end or _CANCELLED, token=token)
 
     def _supervisor(self, job: JobRow, state: SupervisorState) -> Supervisor:
-        return Supervisor(attempt=state.attempt, phase=state.phase, unplaced=self._cluster.unplaced(job))
+        return Supervisor(
+            attempt=state.attempt, phase=state.phase, unplaced=self._cluster.unplaced(job)
+        )
 
     def _end_attempt(self, job: JobRow, action: _End, *, end: EndRecord, token: int) -> None:
         self._reports.take_last(job)
@@ -237,7 +271,10 @@ class Scheduler:
         if end is not None:
             self._finish(job, end, token)
             return
-        if any(isinstance(r.payload, PausedRecord) and r.attempt == job.attempt for r in drained.records):
+        if any(
+            isinstance(r.payload, PausedRecord) and r.attempt == job.attempt
+            for r in drained.records
+        ):
             self._park(job, token)
             return
         if holds_news(job, drained) and self._ledger.take_over(job, token, drained):
@@ -255,7 +292,9 @@ class Scheduler:
         return runs and Status(job.status) not in HELD
 
     def _forget_words(self, state: SupervisorState | None, drained: Drained) -> None:
-        """What a supervisor said before its records came tells nothing of where the job is after them."""
+        """What a supervisor said before its records came tells nothing of where the job is after
+        them.
+        """
         if state is not None and drained.records:
             self._cluster.supervisors[state.job_id] = replace(state, message="")
 
@@ -264,11 +303,16 @@ class Scheduler:
         try:
             self._start(job, storage, token)
         except (NotFound, UnreadableSpec) as error:
-            self._finish(job, EndRecord(status="FAILED", reason="START_FAILED", message=str(error)), token)
+            self._finish(
+                job, EndRecord(status="FAILED", reason="START_FAILED", message=str(error)), token
+            )
         except Unavailable as error:
             self._ledger.say(job, token, str(error))
         except OSError as error:
-            why = f"its storage {storage} cannot be written ({error.strerror}); make room, or change its rights"
+            why = (
+                f"its storage {storage} cannot be written ({error.strerror}); make room, or change"
+                " its rights"
+            )
             self._ledger.say(job, token, why)
 
     def _start(self, job: JobRow, storage: str, token: int) -> None:
@@ -283,7 +327,9 @@ class Scheduler:
         )
         self._lease.confirm(token)
         self._runtime.start(launch)
-        self._cluster.supervisors[job.id] = SupervisorState(job_id=job.id, attempt=job.attempt, phase="starting")
+        self._cluster.supervisors[job.id] = SupervisorState(
+            job_id=job.id, attempt=job.attempt, phase="starting"
+        )
         self._missing_since.pop(job.id, None)
         _log.info("launched", job_id=job.id, attempt=job.attempt, workers=job.workers)
 
@@ -297,7 +343,9 @@ class Scheduler:
         # Out of sight is not always dead: it must not come back beside its successor.
         self._remove(job.id, token, why=action.message)
         budget = self._settings.max_lost_attempts
-        if self._ledger.lose(job, token, action=action, history=self._reports.history(job), budget=budget):
+        if self._ledger.lose(
+            job, token, action=action, history=self._reports.history(job), budget=budget
+        ):
             self._reports.mark_stored(job.id)
 
     def _requeue(self, job: JobRow, message: str, token: int) -> None:
@@ -310,7 +358,9 @@ class Scheduler:
             self._reports.mark_stored(job.id)
 
     def _park(self, job: JobRow, token: int) -> None:
-        """The attempt is over and the job is not; what is left of it must not be there beside the next one."""
+        """The attempt is over and the job is not; what is left of it must not be there beside the
+        next one.
+        """
         if self._ledger.park(job, token, drained=self._reports.history(job)):
             self._reports.mark_stored(job.id)
             self._remove(job.id, token, why=f"attempt {job.attempt} has paused")
@@ -321,7 +371,9 @@ class Scheduler:
             self._remove(job.id, token, why=f"the job ended: {end.reason}")
 
 
-def run(settings: Settings, runtime: Runtime, *, clock: Clock = time.time, stop: threading.Event) -> None:
+def run(
+    settings: Settings, runtime: Runtime, *, clock: Clock = time.time, stop: threading.Event
+) -> None:
     """Migrate the database and take turns until `stop` is set; then give the lease back."""
     upgrade(settings.database)
     database = Database(settings.database)
@@ -351,7 +403,9 @@ def serve(settings: Settings) -> None:
     from service.runtime.ray_backend import RayBackend
 
     configure_logs(settings.log_level, "scheduler")
-    runtime = RayBackend(address=settings.ray_address, installation=_installation(settings.database))
+    runtime = RayBackend(
+        address=settings.ray_address, installation=_installation(settings.database)
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -1,4 +1,6 @@
-"""All settings of the service, by keyword or from `ACCORDION_...` variables; it alone reads the environment."""
+"""All settings of the service, by keyword or from `ACCORDION_...` variables; it alone reads the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ _SECRET = frozenset({"DATABASE_URL", "TOKEN"})
 class Settings(BaseSettings):
     """Frozen; `load_settings` builds it and turns mistakes into one sentence."""
 
-    model_config = SettingsConfigDict(env_prefix="ACCORDION_", frozen=True, extra="forbid", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="ACCORDION_", frozen=True, extra="forbid", populate_by_name=True
+    )
 
     home: Path = Path("~/.accordion")
     """Directory of the database, checkpoints, logs and lock files."""
     database_url: str = ""
     """SQLAlchemy URL; empty is SQLite in the home directory."""
     storage: str = ""
-    """Directory of checkpoints and end files, reachable from every worker; empty is `storage` in the home directory."""
+    """Directory of checkpoints and end files, reachable from every worker; empty is `storage` in
+    the home directory.
+    """
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     url: str = ""
@@ -42,23 +48,32 @@ class Settings(BaseSettings):
     """Read-only token for `/metrics` alone, so that a Prometheus server needs no admin token."""
     metrics_token_file: Path | None = None
     no_auth: bool = False
-    """Require no token on loopback: any user of this machine can then run code as the service's user."""
+    """Require no token on loopback: any user of this machine can then run code as the service's
+    user.
+    """
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Accepted `Host` names besides loopback. If empty, any name is accepted when a token is set.
 
     With the home directory's token and a loopback address, only loopback names are accepted.
     """
     ray_dashboard: bool = False
-    """`accordion up` starts Ray's dashboard, and with it the state API (`ray list actors`); needs `ray[default]`."""
-    ray_address: str = Field(default="auto", validation_alias=AliasChoices("ACCORDION_RAY_ADDRESS", "RAY_ADDRESS"))
+    """`accordion up` starts Ray's dashboard, and with it the state API (`ray list actors`); needs
+    `ray[default]`.
+    """
+    ray_address: str = Field(
+        default="auto", validation_alias=AliasChoices("ACCORDION_RAY_ADDRESS", "RAY_ADDRESS")
+    )
     ray_token: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("ACCORDION_RAY_TOKEN", "RAY_AUTH_TOKEN")
     )
     ray_token_file: Path | None = Field(
-        default=None, validation_alias=AliasChoices("ACCORDION_RAY_TOKEN_FILE", "RAY_AUTH_TOKEN_PATH")
+        default=None,
+        validation_alias=AliasChoices("ACCORDION_RAY_TOKEN_FILE", "RAY_AUTH_TOKEN_PATH"),
     )
     pass_to_workers: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names of variables that `accordion up` hands on to the workers, such as a storage's AWS_ACCESS_KEY_ID."""
+    """Names of variables that `accordion up` hands on to the workers, such as a storage's
+    AWS_ACCESS_KEY_ID.
+    """
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
     """Largest request body."""
     max_connections: int = Field(default=1000, ge=1)
@@ -66,23 +81,32 @@ class Settings(BaseSettings):
     max_code_bytes: int = Field(default=67_108_864, ge=1024)
     """Largest upload of code."""
     code_retention_s: float = Field(default=86_400.0, ge=60)
-    """How long an upload that no job names is kept after it was last asked for; one that comes in needs a while."""
+    """How long an upload that no job names is kept after it was last asked for; one that comes in
+    needs a while.
+    """
     metrics_retention_s: float = Field(default=300.0, ge=0)
     """How long an ended job stays in `/metrics`."""
     start_timeout_s: float = Field(default=120.0, gt=0)
-    """How long a start may take while no worker process is placed; then it is retried. Loading has its own
-    limit, in the job's spec."""
+    """How long a start may take while no worker process is placed; then it is retried. Loading has
+    its own limit, in the job's spec.
+    """
     cancel_grace_s: float = Field(default=30.0, gt=0)
     """From the wish to cancel until the workers are removed by force."""
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""
     patience_s: float = Field(default=5.0, ge=0)
-    """How long a supervisor may be out of sight, as while Ray restarts it, until its attempt counts as lost."""
+    """How long a supervisor may be out of sight, as while Ray restarts it, until its attempt counts
+    as lost.
+    """
     guest_lost_s: float = Field(default=60.0, gt=0)
-    """Seconds without a sign of life until a guest run is LOST, and without a step until that is shown. It gives one
-    every few seconds; Ray Train takes 12 s to replace a worker, and about 70 s to replace a node."""
+    """Seconds without a sign of life until a guest run is LOST, and without a step until that is
+    shown. It gives one every few seconds; Ray Train takes 12 s to replace a worker, and about 70 s
+    to replace a node.
+    """
     guest_closed_s: float = Field(default=86_400.0, gt=0)
-    """Seconds without a sign of life until a LOST guest run counts as FAILED; until then it may come back."""
+    """Seconds without a sign of life until a LOST guest run counts as FAILED; until then it may
+    come back.
+    """
     lease_s: float = Field(default=3.0, gt=0)
     """How long a scheduler that died keeps its successor waiting."""
     drain_interval_s: float = Field(default=0.25, gt=0)
@@ -103,7 +127,11 @@ class Settings(BaseSettings):
     @field_validator("allowed_hosts", "pass_to_workers", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+        return (
+            tuple(part.strip() for part in value.split(",") if part.strip())
+            if isinstance(value, str)
+            else value
+        )
 
     @field_validator("database_url", mode="after")
     @classmethod
@@ -113,7 +141,9 @@ class Settings(BaseSettings):
         try:
             name = make_url(url).drivername
         except (ArgumentError, ValueError):
-            raise ValueError("it is no database URL; give one such as sqlite:////path/file.db") from None
+            raise ValueError(
+                "it is no database URL; give one such as sqlite:////path/file.db"
+            ) from None
         if name not in _DRIVERS:
             raise ValueError(f"its scheme is {name}; known are sqlite and postgresql")
         return url.replace("postgresql://", "postgresql+psycopg://", 1)
@@ -150,18 +180,27 @@ class Settings(BaseSettings):
         """The admin token, from the variable or the file; None where neither is set.
 
         Raises:
-            SettingsError: the file cannot be read, or the token is too short or not of ASCII characters.
+            SettingsError: the file cannot be read, or the token is too short or not of ASCII
+                characters.
         """
-        return _secret(self.admin_token, self.admin_token_file, name="ACCORDION_ADMIN_TOKEN", least=MIN_TOKEN_LENGTH)
+        return _secret(
+            self.admin_token,
+            self.admin_token_file,
+            name="ACCORDION_ADMIN_TOKEN",
+            least=MIN_TOKEN_LENGTH,
+        )
 
     def scrape_token(self) -> str | None:
         """The token that reads `/metrics` and nothing else; None if none is set.
 
         Raises:
-            SettingsError: the file cannot be read, or the token is too short or not of ASCII characters.
+            SettingsError: the file cannot be read, or the token is too short or not of ASCII
+                characters.
         """
         name = "ACCORDION_METRICS_TOKEN"
-        return _secret(self.metrics_token, self.metrics_token_file, name=name, least=MIN_TOKEN_LENGTH)
+        return _secret(
+            self.metrics_token, self.metrics_token_file, name=name, least=MIN_TOKEN_LENGTH
+        )
 
     def ray_auth_token(self) -> str | None:
         """The Ray cluster's token; None where none is set.
@@ -178,9 +217,13 @@ def _secret(value: SecretStr | None, path: Path | None, *, name: str, least: int
     text = value.get_secret_value() if value is not None else _read(path, name)
     text = text.strip()
     if len(text) < least:
-        raise SettingsError(f"{name} has {len(text)} characters, at least {least} are needed; give a longer one")
+        raise SettingsError(
+            f"{name} has {len(text)} characters, at least {least} are needed; give a longer one"
+        )
     if not (text.isascii() and text.isprintable()):
-        raise SettingsError(f"{name} holds characters that no HTTP header can carry; give letters, digits and signs")
+        raise SettingsError(
+            f"{name} holds characters that no HTTP header can carry; give letters, digits and signs"
+        )
     return text
 
 
@@ -189,7 +232,9 @@ def _read(path: Path | None, name: str) -> str:
         return path.read_text() if path else ""
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise SettingsError(f"{name}_FILE is {path}, which cannot be read ({reason}); give a readable file") from error
+        raise SettingsError(
+            f"{name}_FILE is {path}, which cannot be read ({reason}); give a readable file"
+        ) from error
 
 
 def load_settings(**given: Any) -> Settings:
@@ -201,11 +246,17 @@ def load_settings(**given: Any) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        raise SettingsError("; ".join(_sentence(item) for item in error.errors(include_url=False))) from None
+        raise SettingsError(
+            "; ".join(_sentence(item) for item in error.errors(include_url=False))
+        ) from None
 
 
 def _sentence(item: Any) -> str:
     where = "_".join(str(part) for part in item["loc"])
     name = where if where.isupper() else f"ACCORDION_{where.upper()}"
     message = item["msg"].removeprefix("Value error, ")
-    return f"{name}: {message}" if name.endswith(tuple(_SECRET)) else f"{name} is {item['input']!r}: {message}"
+    return (
+        f"{name}: {message}"
+        if name.endswith(tuple(_SECRET))
+        else f"{name} is {item['input']!r}: {message}"
+    )

@@ -1,4 +1,6 @@
-"""Private temporary folders, removed when their process ends or at the next start after it was killed."""
+"""Private temporary folders, removed when their process ends or at the next start after it was
+killed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from pathlib import Path
 
 _LOCK_NAME = "lock"
 _GIVEN_UP_S = 60.0
-"""Age above which a folder without a lock file is abandoned: its process died before creating the lock."""
+"""Age above which a folder without a lock file is abandoned: its process died before creating the
+lock.
+"""
 
 
 @contextmanager
@@ -25,7 +29,8 @@ def private_folder(prefix: str, parent: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         with (folder / f"{_LOCK_NAME}.new").open("x") as lock:
-            # The kernel releases the lock when this process ends, however it ends; children do not inherit it.
+            # The kernel releases the lock when this process ends, however it ends; children do not
+            # inherit it.
             fcntl.flock(lock, fcntl.LOCK_EX)
             # The file gets its final name only after it is locked.
             (folder / f"{_LOCK_NAME}.new").rename(folder / _LOCK_NAME)
@@ -39,7 +44,11 @@ def remove_abandoned_folders(prefix: str, parent: Path, now: float) -> None:
     for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):
             found = folder.lstat()
-            if found.st_uid == os.geteuid() and not folder.is_symlink() and _is_abandoned(folder, found.st_mtime, now):
+            if (
+                found.st_uid == os.geteuid()
+                and not folder.is_symlink()
+                and _is_abandoned(folder, found.st_mtime, now)
+            ):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

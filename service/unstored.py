@@ -1,4 +1,6 @@
-"""What was drained from the cluster and is not in the database yet: output is handed over only once."""
+"""What was drained from the cluster and is not in the database yet: output is handed over only
+once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from itertools import accumulate
 from workers.contract import Drained, LogLine
 
 MOST_BYTES = 1 << 20
-"""Of a job's output that are kept while the database cannot be written: what the cluster itself holds of a job."""
+"""Of a job's output that are kept while the database cannot be written: what the cluster itself
+holds of a job.
+"""
 
 
 class Unstored:

@@ -1,7 +1,7 @@
 """`accordion up`: the whole service on one machine, kept running until a signal comes.
 
-Nothing survives it: its programs end with it however it ends, and unfinished jobs go on from their checkpoints when it
-is started again on the same home directory.
+Nothing survives it: its programs end with it however it ends, and unfinished jobs go on from their
+checkpoints when it is started again on the same home directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from service.settings import Settings
 from service.temp_folders import private_folder, remove_abandoned_folders
 
 READY_TIMEOUT_S = 90.0
-"""From the start to the first ready answer; usual are 8 s, and a loaded machine takes several times as long."""
+"""From the start to the first ready answer; usual are 8 s, and a loaded machine takes several times
+as long.
+"""
 MAX_START_DEATHS = 3
 """How often one program may die before the service was ready once."""
 STOP_TIMEOUT_S = (len(STOP_ORDER) + 2) * END_GRACE_S
@@ -49,8 +51,10 @@ def up(settings: Settings, say: Say) -> None:
     """Run everything until SIGINT, SIGTERM or SIGHUP.
 
     Raises:
-        StartError: another one runs on this home directory, the port is taken, or a part does not get ready.
-        SettingsError: a setting is wrong, or the service would be reachable from other machines without a token.
+        StartError: another one runs on this home directory, the port is taken, or a part does not
+            get ready.
+        SettingsError: a setting is wrong, or the service would be reachable from other machines
+            without a token.
     """
     started_at = time.monotonic()
     settings = _with_token(settings)
@@ -71,7 +75,10 @@ def up(settings: Settings, say: Say) -> None:
         _write(place, keeper)
         if _wait_until_ready(place, keeper, signals):
             seconds = time.monotonic() - started_at
-            say(f"accordion is ready at {place.url} after {seconds:.1f} s; logs are in {home.logs}; Ctrl-C stops it")
+            say(
+                f"accordion is ready at {place.url} after {seconds:.1f} s; logs are in {home.logs};"
+                " Ctrl-C stops it"
+            )
             say(_how_to_open(place.url, settings.token()))
         _keep(place, keeper, signals, say=say)
         say("stopping; unfinished jobs go on from their checkpoints at the next 'accordion up'")
@@ -94,7 +101,8 @@ def _with_token(settings: Settings) -> Settings:
 def _place(settings: Settings, home: Home, at_end: ExitStack) -> Place:
     port = free_port(settings.host, settings.port)
     ray_dir, temp_dir = (
-        at_end.enter_context(private_folder(FOLDER_PREFIX, parent)) for parent in (_RAY_FOLDERS, _temp_root())
+        at_end.enter_context(private_folder(FOLDER_PREFIX, parent))
+        for parent in (_RAY_FOLDERS, _temp_root())
     )
     return Place(
         home=home,
@@ -119,8 +127,9 @@ def _choose_dashboard_port(*, wanted: bool) -> int:
         return 0
     if find_spec("opencensus") is None:
         raise StartError(
-            "ACCORDION_RAY_DASHBOARD is true, and the packages of Ray's dashboard are not installed; "
-            f"pip install 'ray[default]=={importlib.metadata.version('ray')}', or leave the setting out"
+            "ACCORDION_RAY_DASHBOARD is true, and the packages of Ray's dashboard are not"
+            f" installed; pip install 'ray[default]=={importlib.metadata.version('ray')}', or leave"
+            " the setting out"
         )
     return free_port(LOOPBACK, 0)
 
@@ -131,7 +140,10 @@ def _how_to_open(url: str, token: str | None) -> str:
         return f"open {url} (no token is required: any user of this machine can run code as you)"
     try:
         with Client(url, token) as client:
-            return f"open {client.login_link()} (works once, for 15 minutes; 'accordion login' prints another)"
+            return (
+                f"open {client.login_link()} (works once, for 15 minutes; 'accordion login' prints"
+                " another)"
+            )
     except ClientError as error:
         return f"no link for a browser could be made ({error}); try 'accordion login'"
 
@@ -145,7 +157,9 @@ class Signals:
 
 @contextmanager
 def _signals() -> Iterator[Signals]:
-    """Signals to end are noted, and work until the end of the block: a second Ctrl-C does not leave anything behind."""
+    """Signals to end are noted, and work until the end of the block: a second Ctrl-C does not leave
+    anything behind.
+    """
     signals = Signals()
 
     def note(_number: int, _frame: FrameType | None) -> None:
@@ -190,7 +204,9 @@ def _unready(client: Client) -> str:
         ready = client.ready()
     except ClientError:
         return "the api does not answer"
-    return "; ".join(f"{name} {check.message}" for name, check in ready.checks.items() if not check.ok)
+    return "; ".join(
+        f"{name} {check.message}" for name, check in ready.checks.items() if not check.ok
+    )
 
 
 def _refuse_deaths(place: Place, keeper: Keeper) -> None:
@@ -198,18 +214,27 @@ def _refuse_deaths(place: Place, keeper: Keeper) -> None:
         if deaths >= MAX_START_DEATHS:
             log = place.home.logs / f"{name}.log"
             raise StartError(
-                f"{name} ended {deaths} times while starting; it said last: {last_words(log)}; all is in {log}"
+                f"{name} ended {deaths} times while starting; it said last: {last_words(log)}; all"
+                f" is in {log}"
             )
 
 
 def last_words(log: Path) -> str:
     """The last line of a log; of a JSON record its sentence."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
+    lines = (
+        [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        if log.exists()
+        else []
+    )
     if not lines:
         return "nothing"
     try:
         record = json.loads(lines[-1])
-        return str(record.get("error") or record.get("event")) if isinstance(record, dict) else lines[-1]
+        return (
+            str(record.get("error") or record.get("event"))
+            if isinstance(record, dict)
+            else lines[-1]
+        )
     except ValueError:
         return lines[-1].strip()
 

@@ -1,4 +1,6 @@
-"""What every test folder may use: `require` for things a machine may lack, `ray_cluster` for one shared Ray head."""
+"""What every test folder may use: `require` for things a machine may lack, `ray_cluster` for one
+shared Ray head.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,21 @@ from hypothesis import settings
 from tests.postgres import Postgres, find_program, run_postgres
 from tests.process_end import ended_sessions, keep_crash_trace
 
-# in CI all runs try the same examples: what chance finds is for us, not for whoever submits something else.
-settings.register_profile("ours", deadline=None, derandomize=os.environ.get("ACCORDION_REQUIRE") == "all")
+# in CI all runs try the same examples: what chance finds is for us, not for whoever submits
+# something else.
+settings.register_profile(
+    "ours", deadline=None, derandomize=os.environ.get("ACCORDION_REQUIRE") == "all"
+)
 settings.load_profile("ours")
 
-# Services run in threads of this process. A thread that prints while pytest replaces `sys.stdout` crashes the process
-# (CPython < 3.13 prints to a borrowed reference), so for all tests the log lines of services go nowhere.
+# Services run in threads of this process. A thread that prints while pytest replaces `sys.stdout`
+# crashes the process (CPython < 3.13 prints to a borrowed reference), so for all tests the log
+# lines of services go nowhere.
 structlog.configure(
-    processors=[structlog.contextvars.merge_contextvars, structlog.processors.JSONRenderer(default=str)],
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.JSONRenderer(default=str),
+    ],
     logger_factory=structlog.ReturnLoggerFactory(),
     # A cached logger would escape `capture_logs`.
     cache_logger_on_first_use=False,
@@ -41,18 +50,24 @@ structlog.configure(
 # what is made for a test is for this machine's user only while it runs; tests of tokens set theirs.
 os.environ.setdefault("ACCORDION_NO_AUTH", "1")
 LIVE_FOLDERS, SERIAL_FOLDERS = {"browser", "e2e"}, {"netlab"}
-"""Folders of tests that look at a whole service from outside, of which few run at a time, and of those
-that measure the machine: no other test runs beside them."""
+"""Folders of tests that look at a whole service from outside, of which few run at a time, and of
+those that measure the machine: no other test runs beside them.
+"""
 FOLDERS_OF_PART = {"live": LIVE_FOLDERS, "serial": SERIAL_FOLDERS, "elastic": {"elastic"}}
 """Folders that hold all tests of the part; the other folders are not even collected for it."""
 RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Threads of torch that wait for each other spin: with two processes on two CPUs that is most of their time.
+    # Threads of torch that wait for each other spin: with two processes on two CPUs that is most of
+    # their time.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 _XDIST_NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_PORTS = range(20_000 + _XDIST_NUMBER, 32_000, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-"""Where nobody listens by chance: below those that Linux picks by itself. Each process of pytest-xdist has its own."""
+_PORTS = range(
+    20_000 + _XDIST_NUMBER, 32_000, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+)
+"""Where nobody listens by chance: below those that Linux picks by itself. Each process of
+pytest-xdist has its own.
+"""
 _given: set[int] = set()
 """Ports of these that this process has given away."""
 RAY_ENV = {
@@ -65,17 +80,22 @@ RAY_ENV = {
 os.environ["RAY_AUTH_MODE"] = RAY_ENV["RAY_AUTH_MODE"]
 # Ray reads the token once in the life of a process, so all clusters of a session share it.
 RAY_AUTH_TOKEN = os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
-# Ray reads the mode when it is imported, and test modules that are collected before the cluster starts import it.
+# Ray reads the mode when it is imported, and test modules that are collected before the cluster
+# starts import it.
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h: the child gets a signal when its parent dies."""
 
 
 CRASHES = os.environ.get("ACCORDION_CRASHES")
-"""Folder for the stacks of the threads of a test process that crashes; `make` prints them. See `keep_crash_trace`."""
+"""Folder for the stacks of the threads of a test process that crashes; `make` prints them. See
+`keep_crash_trace`.
+"""
 
 
 class Require:
-    """Asks for what not every machine has: skips the test with a reason, or fails it where ACCORDION_REQUIRE=all."""
+    """Asks for what not every machine has: skips the test with a reason, or fails it where
+    ACCORDION_REQUIRE=all.
+    """
 
     def __init__(self, *, everything: bool) -> None:
         self._everything = everything
@@ -88,7 +108,9 @@ class Require:
     def data(self, name: str) -> Path:
         """Path of a data set below the folder that ACCORDION_DATA names."""
         folder = Path(os.environ.get("ACCORDION_DATA", "data")).resolve() / name
-        return folder if folder.exists() else self.missing(f"there is no {folder}; set ACCORDION_DATA")
+        return (
+            folder if folder.exists() else self.missing(f"there is no {folder}; set ACCORDION_DATA")
+        )
 
     def missing(self, reason: str) -> NoReturn:
         """Skip for this reason, or fail where everything is required."""
@@ -104,7 +126,9 @@ def require() -> Require:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now, nor is given to somebody else before it is used."""
+    """A port of 127.0.0.1 that nobody listens on now, nor is given to somebody else before it is
+    used.
+    """
     while True:
         port = secrets.choice([port for port in _PORTS if port not in _given])
         with suppress(OSError), socket.socket() as probe:
@@ -121,20 +145,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure() -> None:
-    """Keep the stacks of a crash in a file: standard error of a process of pytest-xdist is easily lost."""
+    """Keep the stacks of a crash in a file: standard error of a process of pytest-xdist is easily
+    lost.
+    """
     if CRASHES:
         keep_crash_trace(Path(CRASHES))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """Keep them until the process is gone: pytest stops here, and Ray took the signals over when it connected."""
+    """Keep them until the process is gone: pytest stops here, and Ray took the signals over when it
+    connected.
+    """
     if CRASHES:
         keep_crash_trace(Path(CRASHES))
 
 
 def folder_of(path: Path) -> str:
-    """Name of the folder below `tests` that a path lies in; empty for `tests` and for other folders."""
+    """Name of the folder below `tests` that a path lies in; empty for `tests` and for other
+    folders.
+    """
     tests = Path(__file__).parent
     return next(iter(path.relative_to(tests).parts), "") if path.is_relative_to(tests) else ""
 
@@ -151,9 +181,13 @@ def part_of(item: pytest.Item) -> str:
         if folder not in FOLDERS_OF_PART["elastic"]:
             raise pytest.UsageError(f"{item.nodeid} has the mark elastic: move it to tests/elastic")
         return "elastic"
-    part = next((part for part in ("live", "serial") if folder in FOLDERS_OF_PART[part]), "parallel")
+    part = next(
+        (part for part in ("live", "serial") if folder in FOLDERS_OF_PART[part]), "parallel"
+    )
     if part == "parallel" and item.get_closest_marker("ray"):
-        raise pytest.UsageError(f"{item.nodeid} needs Ray: move it to tests/e2e, or to tests/elastic")
+        raise pytest.UsageError(
+            f"{item.nodeid} needs Ray: move it to tests/e2e, or to tests/elastic"
+        )
     return part
 
 
@@ -179,13 +213,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A part in which no test was selected has passed: the others may hold what was asked for."""
     ended_sessions.append(session)
-    if session.config.getoption("part") and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+    if (
+        session.config.getoption("part")
+        and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+    ):
         session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests with the mark `each_database` run on SQLite and on PostgreSQL."""
-    if "database_url" in metafunc.fixturenames and metafunc.definition.get_closest_marker("each_database"):
+    if "database_url" in metafunc.fixturenames and metafunc.definition.get_closest_marker(
+        "each_database"
+    ):
         metafunc.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 
 
@@ -216,9 +255,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def ray_cluster() -> Iterator[str]:
     """Address of a Ray head of this test session: 8 logical CPUs, token authentication.
 
-    The environment holds what a driver needs (RAY_AUTH_MODE, RAY_AUTH_TOKEN): `ray.init(address=ray_cluster, ...)`.
+    The environment holds what a driver needs (RAY_AUTH_MODE, RAY_AUTH_TOKEN):
+    `ray.init(address=ray_cluster, ...)`.
     """
-    with pytest.MonkeyPatch.context() as environment, tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder,
+    ):
         for name, value in (RAY_ENV | {"RAY_AUTH_TOKEN": RAY_AUTH_TOKEN}).items():
             environment.setenv(name, value)
         environment.delenv("RAY_ADDRESS", raising=False)
@@ -233,7 +276,8 @@ def ray_cluster() -> Iterator[str]:
 def _start_ray(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     """Start a head and return it with its port.
 
-    Ray gives up a node that has not registered after 30 s, which a loaded machine may need; it is then started again.
+    Ray gives up a node that has not registered after 30 s, which a loaded machine may need; it is
+    then started again.
     """
     deadline = time.monotonic() + RAY_START_TIMEOUT_S
     for attempt in range(RAY_START_ATTEMPTS):
@@ -251,7 +295,8 @@ def _ray_command(port: int, folder: str) -> list[str]:
     ray = str(Path(sys.executable).with_name("ray"))
     command = [ray, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
     ports = ["dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export"]
-    # Ray opens this one, always 10001, where its optional dependency is there, and refuses the option where it is not.
+    # Ray opens this one, always 10001, where its optional dependency is there, and refuses the
+    # option where it is not.
     ports += ["ray-client-server"] if importlib.util.find_spec("grpc") else []
     command += [f"--{name}-port={free_port()}" for name in ports]
     # left to themselves, all clusters of one address give the same ports to their workers.

@@ -1,4 +1,6 @@
-"""A PostgreSQL server of the test session: on a free port, as an ordinary user, its data in a temporary folder."""
+"""A PostgreSQL server of the test session: on a free port, as an ordinary user, its data in a
+temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Postgres:
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run one statement beside all transactions; its rows."""
-        with psycopg.connect(self.url("postgres").replace("+psycopg", ""), autocommit=True) as connection:
+        with psycopg.connect(
+            self.url("postgres").replace("+psycopg", ""), autocommit=True
+        ) as connection:
             cursor = connection.execute(statement, values or None)
             return list(cursor) if cursor.description else []
 
@@ -88,13 +92,29 @@ def run_postgres(initdb: Path, pick_port: Callable[[], int]) -> Iterator[Postgre
         secret.write_text(password)
         for path in (folder, secret):
             shutil.chown(path, user)
-        options = ["--auth=scram-sha-256", f"--username={_USER}", f"--pwfile={secret}", "--encoding=UTF8", "--no-sync"]
+        options = [
+            "--auth=scram-sha-256",
+            f"--username={_USER}",
+            f"--pwfile={secret}",
+            "--encoding=UTF8",
+            "--no-sync",
+        ]
         _run([initdb, f"--pgdata={folder}/data", "--locale=C.UTF-8", *options], user, folder)
         with (folder / "log").open("wb") as log:
             port = pick_port()
-            command = [initdb.with_name("postgres"), "-D", folder / "data", "-p", str(port), "-k", folder]
+            command = [
+                initdb.with_name("postgres"),
+                "-D",
+                folder / "data",
+                "-p",
+                str(port),
+                "-k",
+                folder,
+            ]
             command += [part for setting in _SETTINGS.items() for part in ("-c", "=".join(setting))]
-            process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_parent, **_as_user(user))
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, preexec_fn=_end_with_parent, **_as_user(user)
+            )
         server = Postgres(host="127.0.0.1", port=port, password=password, process=process)
         try:
             _wait_for_answer(server, folder / "log")
@@ -119,7 +139,9 @@ def _as_user(user: str) -> dict[str, Any]:
 
 
 def _run(command: list[Any], user: str, folder: Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, **_as_user(user))
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, **_as_user(user)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -137,4 +159,6 @@ def _wait_for_answer(server: Postgres, log: Path) -> None:
             time.sleep(0.05)
         else:
             return
-    raise AssertionError(f"PostgreSQL did not start within {START_TIMEOUT_S:g} s:\n{log.read_text()}")
+    raise AssertionError(
+        f"PostgreSQL did not start within {START_TIMEOUT_S:g} s:\n{log.read_text()}"
+    )

@@ -13,15 +13,21 @@ from typing import TextIO
 import pytest
 
 ended_sessions: list[pytest.Session] = []
-"""The session of this process once its tests have ended; its exit status is final when the process ends."""
+"""The session of this process once its tests have ended; its exit status is final when the process
+ends.
+"""
 _files: list[TextIO] = []
 """Kept open: the handler writes to the descriptor."""
 _uncaught: list[BaseException] = []
-"""Exceptions that left pytest after the tests: in the summary of a plugin, or while it was unconfigured."""
+"""Exceptions that left pytest after the tests: in the summary of a plugin, or while it was
+unconfigured.
+"""
 
 
 def keep_crash_trace(folder: Path) -> None:
-    """Have the interpreter write the stacks of all threads to a file of this process if it crashes."""
+    """Have the interpreter write the stacks of all threads to a file of this process if it
+    crashes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}.txt"
     _files.append((folder / name).open("a"))
@@ -32,9 +38,9 @@ def keep_crash_trace(folder: Path) -> None:
 def _end_without_destructors() -> None:
     """Leave before the destructors of Ray's library run.
 
-    After a node was cut off, `ray.shutdown()` leaves a thread of the library behind (`worker.io`). It
-    goes on while the destructors free what it uses: a session whose tests had all passed ended with a
-    segmentation fault.
+    After a node was cut off, `ray.shutdown()` leaves a thread of the library behind (`worker.io`).
+    It goes on while the destructors free what it uses: a session whose tests had all passed ended
+    with a segmentation fault.
     """
     if ended_sessions and "ray._raylet" in sys.modules:
         sys.stdout.flush()
@@ -44,10 +50,14 @@ def _end_without_destructors() -> None:
 
 
 def _watch_uncaught_exceptions() -> None:
-    """Remember exceptions that end the process: Python gives them the status 1, which `os._exit` would lose."""
+    """Remember exceptions that end the process: Python gives them the status 1, which `os._exit`
+    would lose.
+    """
     show = sys.excepthook
 
-    def remember(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def remember(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         _uncaught.append(error)
         show(kind, error, trace)
 

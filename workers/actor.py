@@ -1,8 +1,10 @@
-"""The Accordion actor: one process that decides for all jobs and hands what they record to the scheduler.
+"""The Accordion actor: one process that decides for all jobs and hands what they record to the
+scheduler.
 
-A thin shell round `Controller`. Rank 0 of each job reports and asks; the scheduler orders and drains. Everything held
-here can be rebuilt: controllers from rank 0's state, records from the jobs' journals, orders from the database. So the
-process may be killed at any time. Every call may be repeated, and one of an older generation is refused.
+A thin shell round `Controller`. Rank 0 of each job reports and asks; the scheduler orders and
+drains. Everything held here can be rebuilt: controllers from rank 0's state, records from the jobs'
+journals, orders from the database. So the process may be killed at any time. Every call may be
+repeated, and one of an older generation is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ POSTS_PER_S = 400
 DRAIN_LIMIT = 1000
 """Records handed over in one call: a few megabytes."""
 GUEST_SILENCE_S = 60.0
-"""A guest run that has not enlisted for this long is not named as a namesake; runs enlist every few seconds."""
+"""A guest run that has not enlisted for this long is not named as a namesake; runs enlist every few
+seconds.
+"""
 
 _NOBODY = Stamp(attempt=0, generation=0)
 
@@ -93,7 +97,9 @@ class _Job:
 
 
 class AccordionActor:
-    """All methods may be called at any time and repeated; Ray calls them one at a time up to their first `await`."""
+    """All methods may be called at any time and repeated; Ray calls them one at a time up to their
+    first `await`.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -103,7 +109,9 @@ class AccordionActor:
         self._claim: tuple[str, float] | None = None
         """Scheduler that holds the claim on this cluster, and when the claim expires."""
 
-    async def register(self, job_id: str, stamp: Stamp, registration: Registration) -> Receipt | Refused:
+    async def register(
+        self, job_id: str, stamp: Stamp, registration: Registration
+    ) -> Receipt | Refused:
         """Hold this controller for the job, in place of the one held before.
 
         Raises:
@@ -117,8 +125,12 @@ class AccordionActor:
         job.controller = controller
         return job.receipt()
 
-    async def decide(self, job_id: str, stamp: Stamp, question: Question) -> Decided | Unknown | Refused:
-        """Answer what is in force after the report; the same question again gives the same answer."""
+    async def decide(
+        self, job_id: str, stamp: Stamp, question: Question
+    ) -> Decided | Unknown | Refused:
+        """Answer what is in force after the report; the same question again gives the same
+        answer.
+        """
         job = self._job(job_id)
         if refused := job.admit(stamp):
             return refused
@@ -140,21 +152,28 @@ class AccordionActor:
     ) -> Receipt | Refused:
         """Hold records until the database has confirmed them.
 
-        Records that follow what another incarnation held are not taken: drained before those, they would move the
-        database's cursor past them. None is for records that begin with the first unconfirmed one.
+        Records that follow what another incarnation held are not taken: drained before those, they
+        would move the database's cursor past them. None is for records that begin with the first
+        unconfirmed one.
         """
         job = self._job(job_id)
         if refused := job.admit(stamp):
             return refused
         if incarnation in (None, job.incarnation):
             done = place_of(job.confirmed)
-            job.records |= {place_of(record): record for record in records if place_of(record) > done}
-            job.has_ended = job.has_ended or any(isinstance(record.payload, EndRecord) for record in records)
+            job.records |= {
+                place_of(record): record for record in records if place_of(record) > done
+            }
+            job.has_ended = job.has_ended or any(
+                isinstance(record.payload, EndRecord) for record in records
+            )
         job.progress = progress or job.progress
         return job.receipt(pause_s=len(self._jobs) / POSTS_PER_S)
 
     async def log(self, job_id: str, lines: Sequence[LogLine], dropped: int) -> None:
-        """Hold log lines until they are drained; the oldest are dropped, and counted, where they are too many."""
+        """Hold log lines until they are drained; the oldest are dropped, and counted, where they
+        are too many.
+        """
         job = self._job(job_id)
         job.logs_dropped += dropped
         job.logs.extend(lines)
@@ -164,7 +183,9 @@ class AccordionActor:
             job.logs_dropped += 1
 
     async def watch(self, job_id: str, version: int, timeout_s: float) -> Orders:
-        """Answer the orders as soon as they are newer than `version`, or what is held after the timeout."""
+        """Answer the orders as soon as they are newer than `version`, or what is held after the
+        timeout.
+        """
         job = self._job(job_id)
         try:
             async with asyncio.timeout(timeout_s):
@@ -186,7 +207,8 @@ class AccordionActor:
     async def drain(self, job_id: str, confirmed: Cursor) -> Drained:
         """Hand over what the database does not hold yet, and drop what it does.
 
-        Log lines are handed over once: an answer that is lost takes them with it, and they are not counted.
+        Log lines are handed over once: an answer that is lost takes them with it, and they are not
+        counted.
         """
         job = self._jobs.get(job_id)
         if job is None:
@@ -206,8 +228,12 @@ class AccordionActor:
         )
 
     async def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
-        """Drain several jobs in one call, by id; jobs left out of a full answer come first next time."""
-        waiting = dict.fromkeys([*(job_id for job_id in self._left_out if job_id in cursors), *cursors])
+        """Drain several jobs in one call, by id; jobs left out of a full answer come first next
+        time.
+        """
+        waiting = dict.fromkeys(
+            [*(job_id for job_id in self._left_out if job_id in cursors), *cursors]
+        )
         answer: dict[str, Drained] = {}
         records = logs_bytes = 0
         for job_id in waiting:
@@ -221,11 +247,15 @@ class AccordionActor:
         return answer
 
     async def guest_protocol(self) -> tuple[int, str]:
-        """Return the version of the calls for guest runs, and that of the package; plain values, for any version."""
+        """Return the version of the calls for guest runs, and that of the package; plain values,
+        for any version.
+        """
         return GUEST_PROTOCOL, package_version()
 
     async def enlist(self, guest: Guest) -> Receipt | Refused:
-        """List a guest run until it is forgotten; the run repeats the call every few seconds while it is alive."""
+        """List a guest run until it is forgotten; the run repeats the call every few seconds while
+        it is alive.
+        """
         job = self._job(guest.job_id)
         if refused := job.admit(Stamp(GUEST_ATTEMPT, guest.generation)):
             return refused
@@ -233,7 +263,9 @@ class AccordionActor:
         return replace(job.receipt(), namesake=self._find_namesake(guest))
 
     async def guests(self) -> tuple[Guest, ...]:
-        """Return the guest runs that have enlisted and were not forgotten, ended and silent ones included."""
+        """Return the guest runs that have enlisted and were not forgotten, ended and silent ones
+        included.
+        """
         return tuple(job.guest for job in self._jobs.values() if job.guest is not None)
 
     async def progress(self, job_id: str) -> Progress | None:
@@ -242,9 +274,11 @@ class AccordionActor:
         return job.progress if job is not None else None
 
     async def claim(self, scheduler: str, last_s: float) -> str:
-        """Claim the cluster for a scheduler, or renew its claim; return the scheduler that now holds it.
+        """Claim the cluster for a scheduler, or renew its claim; return the scheduler that now
+        holds it.
 
-        Schedulers of one database take turns by its lease, so a foreign claim means a second database.
+        Schedulers of one database take turns by its lease, so a foreign claim means a second
+        database.
         """
         now = self._clock()
         if self._claim is None or self._claim[0] == scheduler or now >= self._claim[1]:
@@ -256,7 +290,9 @@ class AccordionActor:
         self._jobs.pop(job_id, None)
 
     def _find_namesake(self, guest: Guest) -> str | None:
-        """Return the id of an older guest run of this name that is alive. Ids of guest runs grow with time."""
+        """Return the id of an older guest run of this name that is alive. Ids of guest runs grow
+        with time.
+        """
         for job_id, job in self._jobs.items():
             is_alive = not job.has_ended and self._clock() - job.enlisted_at < GUEST_SILENCE_S
             has_name = job.guest is not None and job.guest.name == guest.name

@@ -1,8 +1,10 @@
-"""Zip files that people send: read by rules of our own, so that nothing in them can surprise; stdlib only.
+"""Zip files that people send: read by rules of our own, so that nothing in them can surprise;
+stdlib only.
 
-What ordinary programs write is read: one file, files stored or deflated, sizes in 32 bits (PKWARE's APPNOTE 6.3.10,
-4.3.6-4.3.16). Everything else is refused, where `zipfile` would guess or repair: two readers of an odd archive may see
-different files. The same reader checks what is uploaded and unpacks it in the workers.
+What ordinary programs write is read: one file, files stored or deflated, sizes in 32 bits (PKWARE's
+APPNOTE 6.3.10, 4.3.6-4.3.16). Everything else is refused, where `zipfile` would guess or repair:
+two readers of an odd archive may see different files. The same reader checks what is uploaded and
+unpacks it in the workers.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ from workers.errors import CodeError
 _END = struct.Struct("<4s4H2LH")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
-_END_SIGN, _CENTRAL_SIGN, _LOCAL_SIGN, _ZIP64_SIGN = b"PK\x05\x06", b"PK\x01\x02", b"PK\x03\x04", b"PK\x06\x07"
+_END_SIGN, _CENTRAL_SIGN, _LOCAL_SIGN, _ZIP64_SIGN = (
+    b"PK\x05\x06",
+    b"PK\x01\x02",
+    b"PK\x03\x04",
+    b"PK\x06\x07",
+)
 _ZIP64_LOCATOR_BYTES = 20
 _MOST_COMMENT_BYTES = 0xFFFF
 _FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
@@ -36,7 +43,9 @@ _NEEDLESS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an archive may hold; code is small, and data belongs into the image or on the shared storage."""
+    """What an archive may hold; code is small, and data belongs into the image or on the shared
+    storage.
+    """
 
     entries: int = 10_000
     total_bytes: int = 256 << 20
@@ -44,7 +53,9 @@ class Limits:
     file_bytes: int = 128 << 20
     """Unpacked, each."""
     ratio: int = 200
-    """Unpacked to packed, of files above `ratio_from_bytes`; deflate reaches 1,032 on nothing but zeros."""
+    """Unpacked to packed, of files above `ratio_from_bytes`; deflate reaches 1,032 on nothing but
+    zeros.
+    """
     ratio_from_bytes: int = 1 << 20
     depth: int = 16
     """Folders in folders."""
@@ -79,7 +90,8 @@ def check_archive(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
     """What an archive holds, after every byte of it was unpacked and compared; nothing is written.
 
     Raises:
-        CodeError: it is no zip file, or one that holds what code does not need; the sentence says what.
+        CodeError: it is no zip file, or one that holds what code does not need; the sentence says
+            what.
     """
     entries = entries_of(file, limits)
     for entry in entries:
@@ -114,12 +126,15 @@ def entries_of(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
     file.seek(begin)
     listed = list(_listed(file.read(end - begin), limits))
     if len(listed) != count:
-        raise CodeError(f"the archive says that it holds {count} entries and lists {len(listed)}; make it anew")
+        raise CodeError(
+            f"the archive says that it holds {count} entries and lists {len(listed)}; make it anew"
+        )
     _check_names([entry for entry, _ in listed])
     total = sum(entry.size_bytes for entry, _ in listed)
     if total > limits.total_bytes:
         raise CodeError(
-            f"the archive unpacks to {total} bytes, the limit is {limits.total_bytes}; leave data out of it"
+            f"the archive unpacks to {total} bytes, the limit is {limits.total_bytes}; leave data"
+            " out of it"
         )
     placed = [_placed(file, entry, raw_name) for entry, raw_name in listed]
     _check_apart(placed, begin)
@@ -127,7 +142,9 @@ def entries_of(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
 
 
 def modules_of(names: Iterable[str]) -> dict[str, str]:
-    """What `import NAME` could find among these paths: top-level name → the first file that makes it so."""
+    """What `import NAME` could find among these paths: top-level name → the first file that makes
+    it so.
+    """
     found: dict[str, str] = {}
     for name in names:
         top = name.split("/")[0].split(".")[0]
@@ -143,18 +160,30 @@ def _list_place(file: BinaryIO, limits: Limits) -> tuple[int, int, int]:
     tail = file.read()
     place = tail.rfind(_END_SIGN)
     if place < 0 or place + _END.size > len(tail):
-        raise CodeError("this is no zip file, or its end is missing; upload the whole file that 'zip' made")
-    _, disk, first_disk, here, count, list_bytes, begin, comment_bytes = _END.unpack_from(tail, place)
+        raise CodeError(
+            "this is no zip file, or its end is missing; upload the whole file that 'zip' made"
+        )
+    _, disk, first_disk, here, count, list_bytes, begin, comment_bytes = _END.unpack_from(
+        tail, place
+    )
     end = size - len(tail) + place
     locator = tail[max(0, place - _ZIP64_LOCATOR_BYTES) :].startswith(_ZIP64_SIGN)
     if locator or _FULL_16 in (here, count) or _FULL_32 in (list_bytes, begin):
-        raise CodeError("the archive uses zip64, which only archives above 4 GB need; make it with plain 'zip'")
+        raise CodeError(
+            "the archive uses zip64, which only archives above 4 GB need; make it with plain 'zip'"
+        )
     if disk or first_disk or here != count:
         raise CodeError("the archive is one part of several; upload one that is whole")
     if count > limits.entries or list_bytes > limits.list_bytes:
-        raise CodeError(f"the archive holds {count} entries, the limit is {limits.entries}; leave out what is no code")
+        raise CodeError(
+            f"the archive holds {count} entries, the limit is {limits.entries}; leave out what is"
+            " no code"
+        )
     if begin + list_bytes != end or end + _END.size + comment_bytes != size:
-        raise CodeError("the archive has other bytes before, between or after its parts; make it anew with 'zip'")
+        raise CodeError(
+            "the archive has other bytes before, between or after its parts; make it anew with"
+            " 'zip'"
+        )
     return begin, end, count
 
 
@@ -178,11 +207,18 @@ def _entry(fields: tuple[int, ...], name: str, limits: Limits) -> Entry:
     flags, method, crc, packed_bytes, size_bytes = fields[3], fields[4], *fields[7:10]
     attributes, offset = fields[15], fields[16]
     if flags & _ENCRYPTED:
-        raise CodeError(f"{name!r} is encrypted; nobody here knows the password: make the archive without one")
+        raise CodeError(
+            f"{name!r} is encrypted; nobody here knows the password: make the archive without one"
+        )
     if method not in (_STORED, _DEFLATED) or flags & _PATCH:
-        raise CodeError(f"{name!r} is compressed by method {method}; only stored and deflated files are read")
+        raise CodeError(
+            f"{name!r} is compressed by method {method}; only stored and deflated files are read"
+        )
     if _FULL_32 in (packed_bytes, size_bytes, offset):
-        raise CodeError(f"{name!r} uses zip64, which only files above 4 GB need; make the archive with plain 'zip'")
+        raise CodeError(
+            f"{name!r} uses zip64, which only files above 4 GB need; make the archive with plain"
+            " 'zip'"
+        )
     entry = Entry(
         name=name.removesuffix("/"),
         is_folder=name.endswith("/"),
@@ -201,15 +237,24 @@ def _name(raw: bytes, limits: Limits) -> str:
     try:
         name = raw.decode()
     except UnicodeDecodeError:
-        raise CodeError(f"the name {raw!r} is not in UTF-8; rename the file, or make the archive with 'zip'") from None
+        raise CodeError(
+            f"the name {raw!r} is not in UTF-8; rename the file, or make the archive with 'zip'"
+        ) from None
     _check_letters(name)
     parts = name.removesuffix("/").split("/")
     if not {"", ".", ".."}.isdisjoint(parts):
-        raise CodeError(f"the name {name!r} leads out of the archive or in circles; give plain paths inside it")
+        raise CodeError(
+            f"the name {name!r} leads out of the archive or in circles; give plain paths inside it"
+        )
     if len(parts) > limits.depth:
-        raise CodeError(f"{name!r} lies {len(parts)} folders deep, the limit is {limits.depth}; make it flatter")
+        raise CodeError(
+            f"{name!r} lies {len(parts)} folders deep, the limit is {limits.depth}; make it flatter"
+        )
     if len(raw) > limits.name_bytes:
-        raise CodeError(f"a name has {len(raw)} bytes, the limit is {limits.name_bytes}: {name[:40]!r}...; shorten it")
+        raise CodeError(
+            f"a name has {len(raw)} bytes, the limit is {limits.name_bytes}: {name[:40]!r}...;"
+            " shorten it"
+        )
     return name
 
 
@@ -217,9 +262,13 @@ def _check_letters(name: str) -> None:
     if any(unicodedata.category(letter) in _NEEDLESS for letter in name):
         raise CodeError(f"the name {name!r} holds control characters; rename the file")
     if "\\" in name:
-        raise CodeError(f"the name {name!r} holds a backslash; make the archive with slashes between folders")
+        raise CodeError(
+            f"the name {name!r} holds a backslash; make the archive with slashes between folders"
+        )
     if ":" in name:
-        raise CodeError(f"the name {name!r} holds a colon, which names a drive; give paths inside the archive")
+        raise CodeError(
+            f"the name {name!r} holds a colon, which names a drive; give paths inside the archive"
+        )
     if name.startswith("/"):
         raise CodeError(f"the name {name!r} is absolute; give paths inside the archive")
 
@@ -230,20 +279,31 @@ def _check_kind(entry: Entry, mode: int) -> None:
         raise CodeError(f"{entry.name!r} is a symbolic link; put the file itself in its place")
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         raise CodeError(f"{entry.name!r} is a device, pipe or socket; leave it out")
-    if (entry.is_folder and entry.size_bytes) or kind == (stat.S_IFREG if entry.is_folder else stat.S_IFDIR):
-        raise CodeError(f"{entry.name!r} is listed as a folder and as a file at once; make the archive anew")
+    if (entry.is_folder and entry.size_bytes) or kind == (
+        stat.S_IFREG if entry.is_folder else stat.S_IFDIR
+    ):
+        raise CodeError(
+            f"{entry.name!r} is listed as a folder and as a file at once; make the archive anew"
+        )
 
 
 def _check_size(entry: Entry, limits: Limits) -> None:
     size, packed = entry.size_bytes, entry.packed_bytes
     if size > limits.file_bytes:
-        raise CodeError(f"{entry.name!r} unpacks to {size} bytes, the limit is {limits.file_bytes}; leave data out")
+        raise CodeError(
+            f"{entry.name!r} unpacks to {size} bytes, the limit is {limits.file_bytes}; leave"
+            " data out"
+        )
     if size > limits.ratio_from_bytes and size > limits.ratio * packed:
         raise CodeError(
-            f"{entry.name!r} unpacks to {size} bytes from {packed}, more than {limits.ratio} times of it; leave it out"
+            f"{entry.name!r} unpacks to {size} bytes from {packed}, more than {limits.ratio} times"
+            " of it; leave it out"
         )
     if not entry.deflated and size != packed:
-        raise CodeError(f"{entry.name!r} is stored with {packed} bytes and said to have {size}; make the archive anew")
+        raise CodeError(
+            f"{entry.name!r} is stored with {packed} bytes and said to have {size}; make the"
+            " archive anew"
+        )
 
 
 def _check_names(entries: Iterable[Entry]) -> None:
@@ -259,7 +319,9 @@ def _check_names(entries: Iterable[Entry]) -> None:
             path, is_folder = "/".join(parts[:depth]), depth < len(parts) or entry.is_folder
             other, was_folder = places.setdefault(_folded(path), (path, is_folder))
             if other != path:
-                raise CodeError(f"{path!r} and {other!r} differ in case or accents only; rename one of them")
+                raise CodeError(
+                    f"{path!r} and {other!r} differ in case or accents only; rename one of them"
+                )
             if was_folder != is_folder:
                 raise CodeError(f"{path!r} is a file and a folder at once; rename one of them")
 
@@ -274,12 +336,22 @@ def _placed(file: BinaryIO, entry: Entry, raw_name: bytes) -> Entry:
     file.seek(entry.offset)
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size or not header.startswith(_LOCAL_SIGN):
-        raise CodeError(f"{entry.name!r} is not where the archive's list says; make the archive anew")
-    _, _, flags, method, _, _, crc, packed_bytes, size_bytes, name_bytes, extra_bytes = _LOCAL.unpack(header)
+        raise CodeError(
+            f"{entry.name!r} is not where the archive's list says; make the archive anew"
+        )
+    _, _, flags, method, _, _, crc, packed_bytes, size_bytes, name_bytes, extra_bytes = (
+        _LOCAL.unpack(header)
+    )
     listed = (crc, packed_bytes, size_bytes) == (entry.crc, entry.packed_bytes, entry.size_bytes)
     same_method = method == (_DEFLATED if entry.deflated else _STORED) and not flags & _ENCRYPTED
-    if file.read(name_bytes) != raw_name or not same_method or not (listed or flags & _SIZES_FOLLOW):
-        raise CodeError(f"{entry.name!r} is described in two ways by the archive; make the archive anew")
+    if (
+        file.read(name_bytes) != raw_name
+        or not same_method
+        or not (listed or flags & _SIZES_FOLLOW)
+    ):
+        raise CodeError(
+            f"{entry.name!r} is described in two ways by the archive; make the archive anew"
+        )
     return replace(entry, data=entry.offset + _LOCAL.size + name_bytes + extra_bytes)
 
 
@@ -288,7 +360,10 @@ def _check_apart(entries: Iterable[Entry], end: int) -> None:
     before = 0
     for entry in sorted(entries, key=lambda entry: entry.offset):
         if entry.offset < before or entry.data + entry.packed_bytes > end:
-            raise CodeError(f"{entry.name!r} shares bytes with another entry of the archive; make the archive anew")
+            raise CodeError(
+                f"{entry.name!r} shares bytes with another entry of the archive; make the archive"
+                " anew"
+            )
         before = entry.data + entry.packed_bytes
 
 
@@ -299,10 +374,15 @@ def _unpacked(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
     for piece in _inflated(packed, entry.name) if entry.deflated else packed:
         size, crc = size + len(piece), zlib.crc32(piece, crc)
         if size > entry.size_bytes:
-            raise CodeError(f"{entry.name!r} unpacks to more than the {entry.size_bytes} bytes that the archive says")
+            raise CodeError(
+                f"{entry.name!r} unpacks to more than the {entry.size_bytes} bytes that the archive"
+                " says"
+            )
         yield piece
     if size != entry.size_bytes or crc != entry.crc:
-        raise CodeError(f"{entry.name!r} does not match its size or checksum in the archive; make it anew")
+        raise CodeError(
+            f"{entry.name!r} does not match its size or checksum in the archive; make it anew"
+        )
 
 
 def _packed(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
@@ -336,4 +416,13 @@ def _inflated(packed: Iterable[bytes], name: str) -> Iterator[bytes]:
         raise CodeError(f"{name!r} cannot be unpacked; make the archive anew") from None
 
 
-__all__ = ["LIMITS", "CodeError", "Entry", "Limits", "check_archive", "entries_of", "modules_of", "unpack"]
+__all__ = [
+    "LIMITS",
+    "CodeError",
+    "Entry",
+    "Limits",
+    "check_archive",
+    "entries_of",
+    "modules_of",
+    "unpack",
+]

@@ -1,4 +1,6 @@
-"""How a process of a job calls the Accordion actor: with a limit, and with one error for all that may go wrong."""
+"""How a process of a job calls the Accordion actor: with a limit, and with one error for all that
+may go wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ from workers.names import NAMESPACE, actor_name
 HEAD = "node:__internal_head__"
 """A resource that only the head's node has, one of it."""
 AT_HOME = {HEAD: 0.0001}
-"""Where our long-lived actors run: on the head's node, without which there is no cluster. On another one they would go
-with it, and with a supervisor all of its workers; and a node that a scheduler brings ends with that."""
+"""Where our long-lived actors run: on the head's node, without which there is no cluster. On
+another one they would go with it, and with a supervisor all of its workers; and a node that a
+scheduler brings ends with that.
+"""
 
 
 class ActorSilentError(Exception):
@@ -30,7 +34,9 @@ class Ask(Protocol):
 
 
 class RayAsk:
-    """Asks the installation's actor in the Ray cluster that this process belongs to. Threads may share it."""
+    """Asks the installation's actor in the Ray cluster that this process belongs to. Threads may
+    share it.
+    """
 
     def __init__(self, installation: str) -> None:
         self.installation = installation
@@ -46,16 +52,21 @@ class RayAsk:
 
         try:
             self._actor = self._actor or ensure_actor(self.installation)
-            return ray.get(getattr(self._actor, method).remote(*arguments, **named), timeout=timeout_s)
+            return ray.get(
+                getattr(self._actor, method).remote(*arguments, **named), timeout=timeout_s
+            )
         except (ray.exceptions.RayError, TimeoutError, ConnectionError) as error:
             self._actor = None if isinstance(error, ray.exceptions.ActorDiedError) else self._actor
-            raise ActorSilentError(f"the Accordion actor gave no answer to {method}: {error}") from error
+            raise ActorSilentError(
+                f"the Accordion actor gave no answer to {method}: {error}"
+            ) from error
 
 
 def ensure_actor(installation: str) -> Any:
     """Get the installation's Accordion actor; the first caller starts it.
 
-    Detached, it outlives all drivers. It restarts for ever, and calls made meanwhile are repeated by Ray.
+    Detached, it outlives all drivers. It restarts for ever, and calls made meanwhile are repeated
+    by Ray.
     """
     import ray
 

@@ -1,6 +1,8 @@
-"""One attempt's worker groups, one after the other: who trains when processes come and go, and what a failure means.
+"""One attempt's worker groups, one after the other: who trains when processes come and go, and what
+a failure means.
 
-The supervisor's thread runs this. All knowledge of Ray is in the crew; all choices are in `elastic` and `failure`.
+The supervisor's thread runs this. All knowledge of Ray is in the crew; all choices are in `elastic`
+and `failure`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,16 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from workers.context import Interruption
-from workers.contract import EndReason, EndRecord, FailureRecord, Launch, Orders, PausedRecord, ResizeRecord, Size
+from workers.contract import (
+    EndReason,
+    EndRecord,
+    FailureRecord,
+    Launch,
+    Orders,
+    PausedRecord,
+    ResizeRecord,
+    Size,
+)
 from workers.elastic import Plan, Situation, placed_nodes, plan
 from workers.errors import ProcessLost
 from workers.failure import (
@@ -25,15 +36,25 @@ from workers.failure import (
 )
 from workers.failure_causes import CONTROLLER, disagreement_of, failure_of, fatal_reason, hang_of
 from workers.process_pool import Crew
-from workers.starts import AvoidedNodes, FailedStart, StartVerdict, blame_nodes, judge_starts, unbuilt_members
+from workers.starts import (
+    AvoidedNodes,
+    FailedStart,
+    StartVerdict,
+    blame_nodes,
+    judge_starts,
+    unbuilt_members,
+)
 
 TICK_S = 0.1
 """The longest time between two looks at the whole."""
 DISAGREEMENT_S = 3.0
-"""How long heartbeats must show that a rank waits for one that has left its loop: some may be old."""
+"""How long heartbeats must show that a rank waits for one that has left its loop: some may be old.
+"""
 RETURN_S = 5.0
-"""How long the others of a broken group may take to come back. A collective that breaks says so at once, but where the
-network is cut only its timeout does; and a process that is ended is replaced in two seconds."""
+"""How long the others of a broken group may take to come back. A collective that breaks says so at
+once, but where the network is cut only its timeout does; and a process that is ended is replaced in
+two seconds.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +66,9 @@ class Desk(Protocol):
         """A new generation."""
 
     def record(self, failure: FailureRecord) -> None:
-        """Keep it, in a generation of its own: what the dead group's zombies say from now on is refused."""
+        """Keep it, in a generation of its own: what the dead group's zombies say from now on is
+        refused.
+        """
 
     def progressed(self, generation: int) -> bool:
         """Return whether the group of that generation saved a new checkpoint or epoch."""
@@ -94,7 +117,8 @@ class Attempt:
     desk: Desk
     failures: Failures
     interruption: Interruption | None = None
-    """What the newest group was doing when it ended; at first that of a supervisor before this one."""
+    """What the newest group was doing when it ended; at first that of a supervisor before this one.
+    """
     clock: Callable[[], float] = time.monotonic
     """Monotonic clock in seconds, for pauses and timeouts."""
     now: Callable[[], float] = time.time
@@ -146,7 +170,9 @@ class Attempt:
         self._say_waiting(size)
         return None
 
-    def _watch_group(self, group: _Group, todo: Plan, size: Size) -> EndRecord | PausedRecord | None:
+    def _watch_group(
+        self, group: _Group, todo: Plan, size: Size
+    ) -> EndRecord | PausedRecord | None:
         returned = self.crew.returned()
         over = self._ending(group, returned) if returned else None
         if over is not None or self._group is None or group.broken_at is not None:
@@ -162,10 +188,14 @@ class Attempt:
         return None
 
     def _publish_wait(self, group: _Group) -> None:
-        waits_for = next((one.waits_for for one in self.crew.progress().values() if one.waits_for), "")
+        waits_for = next(
+            (one.waits_for for one in self.crew.progress().values() if one.waits_for), ""
+        )
         if waits_for != group.waits_for:
             group.waits_for = waits_for
-            storage_is_back = f"worker group {group.generation} continues: its storage is available again"
+            storage_is_back = (
+                f"worker group {group.generation} continues: its storage is available again"
+            )
             self.desk.say(waits_for or storage_is_back, waits=bool(waits_for))
 
     def _staffed(self, size: Size) -> Plan:
@@ -193,7 +223,9 @@ class Attempt:
 
     def _start(self, todo: Plan, size: Size) -> EndRecord | None:
         generation = self.desk.claim()
-        self.desk.say(f"worker group {generation} starts with {len(todo.group)} of {size.target} workers")
+        self.desk.say(
+            f"worker group {generation} starts with {len(todo.group)} of {size.target} workers"
+        )
         self._group = _Group(members=todo.group, generation=generation, size=size)
         self._failed_starts = 0
         self._last = todo.group
@@ -216,23 +248,36 @@ class Attempt:
     def _resizing(self, group: _Group, todo: Plan, size: Size) -> ResizeRecord:
         old, new = len(group.members), len(todo.group)
         leaving = {one.number for one in self.crew.processes if one.leaving_since is not None}
-        cause: Literal["ordered", "joined", "leaving"] = "ordered" if size != group.size else "joined"
+        cause: Literal["ordered", "joined", "leaving"] = (
+            "ordered" if size != group.size else "joined"
+        )
         why = "as was asked for" if cause == "ordered" else "processes that were missing are there"
         if going := leaving.intersection(group.members):
             cause, why = "leaving", f"the node of {len(going)} of its processes is being drained"
         message = f"the group goes from {old} to {new} workers: {why}"
-        return ResizeRecord(cause=cause, old=old, new=new, step=self._interrupted("resize", old).step, message=message)
+        return ResizeRecord(
+            cause=cause,
+            old=old,
+            new=new,
+            step=self._interrupted("resize", old).step,
+            message=message,
+        )
 
-    def _ending(self, group: _Group, returned: Mapping[int, str | BaseException]) -> EndRecord | PausedRecord | None:
+    def _ending(
+        self, group: _Group, returned: Mapping[int, str | BaseException]
+    ) -> EndRecord | PausedRecord | None:
         """Some of the group's members came back; what follows once all have."""
-        errors = {rank: answer for rank, answer in returned.items() if isinstance(answer, BaseException)}
+        errors = {
+            rank: answer for rank, answer in returned.items() if isinstance(answer, BaseException)
+        }
         if len(returned) < len(group.members):
             if errors:
                 self._call_back(group, returned)
             return None
         if errors:
             return self._failed(group, errors)
-        # where a script of people's own lets its ranks end differently: this one keeps the state and the records.
+        # where a script of people's own lets its ranks end differently: this one keeps the state
+        # and the records.
         outcome = returned[0]
         interruption = self._close_group(group, "resize")
         if outcome == "completed":
@@ -256,7 +301,9 @@ class Attempt:
         group.disagreed_at = self.clock() if group.disagreed_at is None else group.disagreed_at
         return failure if self.clock() - group.disagreed_at >= DISAGREEMENT_S else None
 
-    def _end_stuck(self, group: _Group, failure: FailureRecord, fatal: EndReason | None = None) -> EndRecord | None:
+    def _end_stuck(
+        self, group: _Group, failure: FailureRecord, fatal: EndReason | None = None
+    ) -> EndRecord | None:
         """Kill all members of a group that makes no progress."""
         self._close_group(group, "recovery")
         for number in group.members:
@@ -269,7 +316,11 @@ class Attempt:
         if self.clock() - group.broken_at >= RETURN_S:
             for rank, number in enumerate(group.members):
                 if rank not in returned:
-                    log.warning("rank %d has not come back from a broken group in %g s and is ended", rank, RETURN_S)
+                    log.warning(
+                        "rank %d has not come back from a broken group in %g s and is ended",
+                        rank,
+                        RETURN_S,
+                    )
                     self.crew.expel(number)
 
     def _failed(self, group: _Group, errors: Mapping[int, BaseException]) -> EndRecord | None:
@@ -287,7 +338,8 @@ class Attempt:
             # Another group would disagree at the same step.
             fatal = "TASK_RAISED"
         if failure.cause == "job" or self.launch.spec.workers.gpus:
-            # what raised in a process may have left it broken; a GPU is not trusted after a peer was lost.
+            # what raised in a process may have left it broken; a GPU is not trusted after a peer
+            # was lost.
             for number in group.members:
                 self.crew.dismiss(number)
         return self._after(failure, progressed=progressed, fatal=fatal)
@@ -300,7 +352,9 @@ class Attempt:
             return None
         for rank in unbuilt:
             self.crew.dismiss(group.members[rank])
-        verdict = blame_nodes(list(unbuilt.values()), frozenset(one.node for one in unbuilt.values() if one.node))
+        verdict = blame_nodes(
+            list(unbuilt.values()), frozenset(one.node for one in unbuilt.values() if one.node)
+        )
         self._avoided.add(verdict, self.clock())
         return verdict
 
@@ -323,7 +377,9 @@ class Attempt:
         self.desk.say(verdict.failure.message)
         return verdict
 
-    def _after(self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None) -> EndRecord | None:
+    def _after(
+        self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None
+    ) -> EndRecord | None:
         self.failures, move = next_move(
             self.failures,
             failure,
@@ -364,7 +420,9 @@ class Attempt:
         step, stepped_at = self.crew.last_step() or known
         return Interruption(cause=cause, world_size=world_size, step=step, time=stepped_at)
 
-    def _stopped(self, why: Literal["cancel", "pause"], step: int | None) -> EndRecord | PausedRecord:
+    def _stopped(
+        self, why: Literal["cancel", "pause"], step: int | None
+    ) -> EndRecord | PausedRecord:
         """Record how far the job was when it was stopped, and how much of that is saved."""
         saved = self.desk.saved_step()
         if why == "pause":
@@ -372,7 +430,9 @@ class Attempt:
         state = "no worker group was running" if step is None else "its state was saved"
         if saved < (step or 0):
             state = f"its newest checkpoint holds {saved} of {step} steps"
-        return EndRecord(status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}")
+        return EndRecord(
+            status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}"
+        )
 
     def _say_waiting(self, size: Size) -> None:
         if self.clock() < self._not_before:

@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 def broadcast_state(state: _T | None, *, device: str) -> _T:
     """Return rank 0's state on all ranks: plain values and CPU tensors, nested in any way.
 
-    Tensors are sent in pieces, one after the other, so that no rank holds the state twice. `device` is
-    one that the process group can send from.
+    Tensors are sent in pieces, one after the other, so that no rank holds the state twice. `device`
+    is one that the process group can send from.
     """
     writer = _OutlineWriter()
     is_first = dist.get_rank() == 0
@@ -44,7 +44,9 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class _OutlineWriter(pickle.Pickler):
-    """Pickles a state without the contents of its tensors, which it lists in the order of their appearance."""
+    """Pickles a state without the contents of its tensors, which it lists in the order of their
+    appearance.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -64,7 +66,9 @@ class _OutlineWriter(pickle.Pickler):
 
 
 class _OutlineReader(pickle.Unpickler):
-    """Rebuilds a state from its outline, with the same list of tensors, whose contents are still to come."""
+    """Rebuilds a state from its outline, with the same list of tensors, whose contents are still to
+    come.
+    """
 
     def __init__(self, outline: bytes) -> None:
         self.tensors: list[Tensor] = []

@@ -1,9 +1,11 @@
-"""Running statistics of a model, such as BatchNorm's: each worker has its own, until they are made one.
+"""Running statistics of a model, such as BatchNorm's: each worker has its own, until they are made
+one.
 
-This is the one exception to "the number of workers does not change the mathematics": BatchNorm normalises a micro-batch
-by itself, which no number of workers changes, but its running mean and variance are averages over the micro-batches
-that *a worker* has seen. They are used in evaluation only. `keep_memory` lets them look back as many samples as one
-worker's would, and `average_buffers` makes them one: what is left is the order of the micro-batches within a step.
+This is the one exception to "the number of workers does not change the mathematics": BatchNorm
+normalises a micro-batch by itself, which no number of workers changes, but its running mean and
+variance are averages over the micro-batches that *a worker* has seen. They are used in evaluation
+only. `keep_memory` lets them look back as many samples as one worker's would, and `average_buffers`
+makes them one: what is left is the order of the micro-batches within a step.
 """
 
 from __future__ import annotations
@@ -20,20 +22,26 @@ from accordion.wire import Mean
 from workers.run import Run
 
 _AVERAGED_AT: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
-"""By model: epoch, and samples of it that this worker had trained on, when the buffers were averaged last.
+"""By model: epoch, and samples of it that this worker had trained on, when the buffers were
+averaged last.
 
 No part of `Run`: it is of this process only, and nothing of it is saved.
 """
 
 
 def keep_memory(run: Run) -> None:
-    """Let running statistics forget after as many samples as they would with one worker; once, before training.
+    """Let running statistics forget after as many samples as they would with one worker; once,
+    before training.
 
-    A worker sees every W-th micro-batch only, so with the model's own momentum m they would remember W times as long,
-    and lag behind parameters that change: 1 - (1 - m)^W forgets in one micro-batch what m does in W of them.
+    A worker sees every W-th micro-batch only, so with the model's own momentum m they would
+    remember W times as long, and lag behind parameters that change: 1 - (1 - m)^W forgets in one
+    micro-batch what m does in W of them.
     """
     for module in run.model.modules():
-        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)) and module.momentum is not None:
+        if (
+            isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+            and module.momentum is not None
+        ):
             module.momentum = 1.0 - (1.0 - module.momentum) ** run.context.world_size
 
 
@@ -45,10 +53,11 @@ def begin_window(run: Run) -> None:
 def average_buffers(run: Run) -> None:
     """Make the buffers equal on all workers, before evaluation and checkpoint; all ranks together.
 
-    Each becomes its mean over the workers, weighted by the samples that each has trained on since the last time; whole
-    numbers, such as the count of batches, are rounded. A worker without samples weighs nothing. One all-reduce in
-    float64, whose bytes the ledger counts as overhead; none for a model that has no floating buffers. Buffers that no
-    checkpoint holds are left alone: they are constants, such as masks.
+    Each becomes its mean over the workers, weighted by the samples that each has trained on since
+    the last time; whole numbers, such as the count of batches, are rounded. A worker without
+    samples weighs nothing. One all-reduce in float64, whose bytes the ledger counts as overhead;
+    none for a model that has no floating buffers. Buffers that no checkpoint holds are left alone:
+    they are constants, such as masks.
     """
     buffers = _buffers(run.model)
     if run.context.world_size == 1 or not any(buffer.is_floating_point() for buffer in buffers):
@@ -62,7 +71,11 @@ def average_buffers(run: Run) -> None:
 
 def _buffers(model: nn.Module) -> list[Tensor]:
     saved = model.state_dict().keys()
-    return [buffer for name, buffer in model.named_buffers() if name in saved and not buffer.is_complex()]
+    return [
+        buffer
+        for name, buffer in model.named_buffers()
+        if name in saved and not buffer.is_complex()
+    ]
 
 
 def _samples_since(run: Run) -> int:

@@ -1,4 +1,6 @@
-"""What a job's processes and the Accordion actor say to each other; torch-free, and without the controller's code."""
+"""What a job's processes and the Accordion actor say to each other; torch-free, and without the
+controller's code.
+"""
 
 from __future__ import annotations
 
@@ -72,5 +74,7 @@ class Receipt:
 
 
 def line_bytes(line: LogLine) -> int:
-    """What a log line weighs: its text, and beside it the record, so that empty lines are not held without end."""
+    """What a log line weighs: its text, and beside it the record, so that empty lines are not held
+    without end.
+    """
     return len(line.text.encode()) + _RECORD_BYTES

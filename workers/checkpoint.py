@@ -1,7 +1,7 @@
 """Saved states in a storage: one directory each, a manifest with checksums written last.
 
-A directory without a manifest, with a manifest of another job or with a file that does not match its checksum is never
-resumed from. Nothing here talks to other ranks; `state.py` says what goes in.
+A directory without a manifest, with a manifest of another job or with a file that does not match
+its checksum is never resumed from. Nothing here talks to other ranks; `state.py` says what goes in.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def write_part(storage: Storage, path: str, state: Mapping[str, Any]) -> FileSum
         sink = _Sink(file)
         torch.save(dict(state), cast("IO[bytes]", sink))
         sink.check()
-    return FileSum(name=path.rpartition("/")[2], sha256=sink.digest.hexdigest(), size_bytes=sink.size_bytes)
+    return FileSum(
+        name=path.rpartition("/")[2], sha256=sink.digest.hexdigest(), size_bytes=sink.size_bytes
+    )
 
 
 def read_part(storage: Storage, manifest: Manifest, name: str) -> dict[str, Any]:
@@ -86,10 +88,13 @@ def read_part(storage: Storage, manifest: Manifest, name: str) -> dict[str, Any]
     try:
         content = storage.read(f"{manifest.name}/{name}")
     except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint {manifest.name} lacks {name}; the one before it is used") from error
+        raise CheckpointError(
+            f"checkpoint {manifest.name} lacks {name}; the one before it is used"
+        ) from error
     if FileSum.of(name, content) not in manifest.files:
         raise CheckpointError(
-            f"checkpoint {manifest.name}: {name} does not match its checksum; the one before it is used"
+            f"checkpoint {manifest.name}: {name} does not match its checksum; the one before it is"
+            " used"
         )
     state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
@@ -118,7 +123,10 @@ def candidates(
     past, names = lineage or Lineage(), storage.names()
     surviving = past.survivors(names)
     for name in sorted(set(names).difference(surviving), reverse=True):
-        refused(f"checkpoint {name} was saved by a worker group that had been given up; it is not resumed from")
+        refused(
+            f"checkpoint {name} was saved by a worker group that had been given up; it is not"
+            " resumed from"
+        )
     for name in surviving:
         try:
             manifest = read_manifest(storage, name, job_id)
@@ -133,8 +141,8 @@ def _check_history(manifest: Manifest, lineage: Lineage) -> None:
     missing = lineage.missing_epochs(manifest.epoch)
     if missing:
         raise CheckpointError(
-            f"checkpoint {manifest.name} holds {manifest.epoch} epochs, and the job's records lack epoch {missing[0]}; "
-            "the one before it is used"
+            f"checkpoint {manifest.name} holds {manifest.epoch} epochs, and the job's records lack"
+            f" epoch {missing[0]}; the one before it is used"
         )
 
 
@@ -148,15 +156,22 @@ def read_manifest(storage: Storage, name: str, job_id: str) -> Manifest:
     try:
         manifest = Manifest.model_validate(json.loads(storage.read(f"{name}/{_MANIFEST}")))
     except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint {name} was never finished; the one before it is used") from error
+        raise CheckpointError(
+            f"checkpoint {name} was never finished; the one before it is used"
+        ) from error
     except (ValueError, ValidationError) as error:
-        raise CheckpointError(f"checkpoint {name} has a damaged manifest; the one before it is used") from error
+        raise CheckpointError(
+            f"checkpoint {name} has a damaged manifest; the one before it is used"
+        ) from error
     if manifest.format != _FORMAT:
         raise CheckpointError(
-            f"checkpoint {name} has format {manifest.format}, this version reads {_FORMAT}; it is left alone"
+            f"checkpoint {name} has format {manifest.format}, this version reads {_FORMAT}; it is"
+            " left alone"
         )
     if manifest.job_id != job_id:
-        raise CheckpointError(f"checkpoint {name} belongs to job {manifest.job_id}, not to {job_id}; it is left alone")
+        raise CheckpointError(
+            f"checkpoint {name} belongs to job {manifest.job_id}, not to {job_id}; it is left alone"
+        )
     return manifest
 
 
@@ -182,7 +197,8 @@ def prune(
 
 
 def discard(storage: Storage, name: str) -> None:
-    """Remove a checkpoint; without its manifest a half removed one is a torn one, whenever we are interrupted.
+    """Remove a checkpoint; without its manifest a half removed one is a torn one, whenever we are
+    interrupted.
 
     Raises:
         OSError: the storage cannot be reached.

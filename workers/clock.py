@@ -27,7 +27,9 @@ class Phases:
 
     clock: Clock
     communicated: Callable[[], float]
-    """Seconds that the session has waited for collectives: taken out of the phase in which they passed."""
+    """Seconds that the session has waited for collectives: taken out of the phase in which they
+    passed.
+    """
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     """Since the job began."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def draining_nodes() -> frozenset[str]:
-    """Ids of the nodes that will be taken away: drained by people or by an autoscaler, or announced by a cloud.
+    """Ids of the nodes that will be taken away: drained by people or by an autoscaler, or announced
+    by a cloud.
 
     Needs a connection to Ray.
 
@@ -17,7 +18,8 @@ def draining_nodes() -> frozenset[str]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Resources that no program has reserved, by node id; what is used up is missing. Ray updates them with a delay.
+    """Resources that no program has reserved, by node id; what is used up is missing. Ray updates
+    them with a delay.
 
     Needs a connection to Ray.
 

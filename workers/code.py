@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 def install(launch: Launch) -> Path | None:
     """Make the job's own modules importable and return their folder; None where it has none.
 
-    Once a process, however often it is called. The folder is this process's own and goes with it, or with the next
-    worker of any job on this machine where this one is ended by force. It comes last on `sys.path`, so that nothing of
-    ours, of the standard library or of an installed package can be replaced.
+    Once a process, however often it is called. The folder is this process's own and goes with it,
+    or with the next worker of any job on this machine where this one is ended by force. It comes
+    last on `sys.path`, so that nothing of ours, of the standard library or of an installed package
+    can be replaced.
 
     Raises:
         TaskRaised: the archive is missing, is not the one that the spec names, or is refused.
@@ -61,13 +62,20 @@ def own_class(place: str) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise CodeError(
-            f"there is no module {error.name!r} in the uploaded code or among what is installed; "
-            "module files must lie at the top of the archive, or in the folders that their dotted name says"
+            f"there is no module {error.name!r} in the uploaded code or among what is installed;"
+            " module files must lie at the top of the archive, or in the folders that their dotted"
+            " name says"
         ) from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
-        has = sorted(key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name)
-        raise CodeError(f"module {module_name!r} has no class {name!r}; it has {', '.join(has) or 'none'}")
+        has = sorted(
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", "") == module_name
+        )
+        raise CodeError(
+            f"module {module_name!r} has no class {name!r}; it has {', '.join(has) or 'none'}"
+        )
     return found
 
 
@@ -80,10 +88,16 @@ def put_on_path(folder: Path, files: Sequence[str]) -> None:
     if str(folder) in sys.path:
         return
     for name, file in modules_of(files).items():
-        other = importlib.util.find_spec(name) if name not in sys.modules else sys.modules[name].__spec__
+        other = (
+            importlib.util.find_spec(name)
+            if name not in sys.modules
+            else sys.modules[name].__spec__
+        )
         # without an origin it is a folder without __init__.py, which gives way to any module.
         if other is not None and other.origin is not None:
-            raise CodeError(f"{file} would never be imported: {name!r} is {other.origin} here; rename it")
+            raise CodeError(
+                f"{file} would never be imported: {name!r} is {other.origin} here; rename it"
+            )
     sys.path.append(str(folder))
     importlib.invalidate_caches()
 
@@ -106,17 +120,24 @@ def _unpacked(archive: str, sha256: str, folder: Path) -> list[str]:
     with Path(archive).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
-            raise CodeError(f"the code in {archive} is {found[:12]}..., not {sha256[:12]}...; submit the job again")
+            raise CodeError(
+                f"the code in {archive} is {found[:12]}..., not {sha256[:12]}...; submit the job"
+                " again"
+            )
         return [entry.name for entry in unpack(file, folder) if not entry.is_folder]
 
 
 def _new_folder() -> tuple[Path, int]:
-    """A folder that is this process's own, and its lock: held until that is closed, or the process ends in any way."""
+    """A folder that is this process's own, and its lock: held until that is closed, or the process
+    ends in any way.
+    """
     # it gets the name under which it is looked for when it is locked.
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     lock = _lock(made)
     if lock is None:
-        raise OSError(f"{made} was made a moment ago and somebody else has locked it; start the job again")
+        raise OSError(
+            f"{made} was made a moment ago and somebody else has locked it; start the job again"
+        )
     return made.rename(made.with_name(made.name.removeprefix("."))), lock
 
 

@@ -1,4 +1,6 @@
-"""What a worker's process hands to the training loop on every rank, and the road it has to the rest of the world."""
+"""What a worker's process hands to the training loop on every rank, and the road it has to the rest
+of the world.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,27 @@ if TYPE_CHECKING:
 
 
 class Link(Protocol):
-    """Rank 0's road to the Accordion actor and the database. On other ranks (`NoLink`) everything but `log` is silent.
+    """Rank 0's road to the Accordion actor and the database. On other ranks (`NoLink`) everything
+    but `log` is silent.
 
     No method waits for the network, but `started`, `decide` and `flush`, each with a limit.
     """
 
     def on_orders(self, callback: Callable[[Orders], None]) -> None:
-        """Call it with the orders known now, if any, and from a thread of the link with all newer ones."""
+        """Call it with the orders known now, if any, and from a thread of the link with all newer
+        ones.
+        """
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
-        """Post the record, and make the actor hold this controller; once a generation, before anything else."""
+        """Post the record, and make the actor hold this controller; once a generation, before
+        anything else.
+        """
 
     def post(self, payload: Payload) -> None:
         """Keep a record until the database confirms it.
 
-        On return it is in the journal beside the checkpoints, so a checkpoint that is written afterwards never knows
-        more than the journal; a checkpoint itself holds no records.
+        On return it is in the journal beside the checkpoints, so a checkpoint that is written
+        afterwards never knows more than the journal; a checkpoint itself holds no records.
 
         Raises:
             OSError: the storage cannot be written.
@@ -45,8 +52,11 @@ class Link(Protocol):
     def log(self, text: str) -> None:
         """Add lines to the job's log, under this rank."""
 
-    def decide(self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]) -> Decision:
-        """Ask what shall be in force: the actor's answer, or the proposal where it does not answer in time.
+    def decide(
+        self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]
+    ) -> Decision:
+        """Ask what shall be in force: the actor's answer, or the proposal where it does not answer
+        in time.
 
         `controller_state` is that of the local controller after it made the proposal.
         """
@@ -94,7 +104,9 @@ class RankProgress:
 
 
 class Helm:
-    """Between a worker's process and the loop in it: what the supervisor wants of it, and how far it is."""
+    """Between a worker's process and the loop in it: what the supervisor wants of it, and how far
+    it is.
+    """
 
     def __init__(self) -> None:
         self.step = 0
@@ -124,12 +136,15 @@ class Helm:
         self.num_signs += 1
 
     def wait_for(self, text: str) -> None:
-        """Show what this worker waits for, which counts as activity; an empty text takes that back."""
+        """Show what this worker waits for, which counts as activity; an empty text takes
+        that back.
+        """
         self.progress = replace(self.progress, waits_for=text)
         self.num_signs += 1
 
     def report_metrics(self, metrics: Mapping[str, float], *, most: int) -> list[str]:
-        """Keep metrics for the record of the present epoch; return the names beyond the `most` first.
+        """Keep metrics for the record of the present epoch; return the names beyond the `most`
+        first.
 
         A later value of a name replaces an earlier one.
         """
@@ -150,12 +165,15 @@ class Helm:
         """For the next group: nothing is asked of it yet."""
         helm = Helm()
         helm.step, helm.stepped_at = self.step, self.stepped_at
-        # an epoch that the next group finishes keeps what was reported in it, where rank 0 stays in its process.
+        # an epoch that the next group finishes keeps what was reported in it, where rank 0 stays in
+        # its process.
         helm._metrics = self.take_metrics()
         return helm
 
     def ask(self, word: Word) -> None:
-        """Have the loop announce it at its next step boundary; any thread, before it listens too."""
+        """Have the loop announce it at its next step boundary; any thread, before it
+        listens too.
+        """
         with self._lock:
             self._words.add(word)
             if self._listener is not None:
@@ -171,7 +189,9 @@ class Helm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """One rank's place in a worker group. The process group is initialised when the loop gets it."""
+    """One rank's place in a worker group. The process group is initialised when the loop
+    gets it.
+    """
 
     launch: Launch
     generation: int
@@ -194,7 +214,9 @@ class WorkerContext:
 
 
 class NoLink:
-    """The link of a rank that reports nothing: its log lines go to the function given, all else to nobody."""
+    """The link of a rank that reports nothing: its log lines go to the function given, all else to
+    nobody.
+    """
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
@@ -215,7 +237,9 @@ class NoLink:
         """Add lines to the job's log, under this rank."""
         self._log(text)
 
-    def decide(self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]) -> Decision:
+    def decide(
+        self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]
+    ) -> Decision:
         """Return the proposal: only rank 0 asks."""
         del report, controller_state
         return proposal

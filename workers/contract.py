@@ -1,6 +1,8 @@
-"""What workers report (`Record`) and are told (`Launch`, `Orders`): pydantic; neither ray nor torch.
+"""What workers report (`Record`) and are told (`Launch`, `Orders`): pydantic; neither ray nor
+torch.
 
-Epochs and steps are counted from 0, steps since the start of the job; intervals of epochs are half open.
+Epochs and steps are counted from 0, steps since the start of the job; intervals of epochs are half
+open.
 """
 
 from __future__ import annotations
@@ -39,14 +41,18 @@ class Bytes(Strict):
     payload: int = 0
     """What the compressors handed to the network."""
     wire: int = 0
-    """Estimate of what this worker's interface sends: ring all-reduce 2(W-1)/W, all-gather W-1 times the payload."""
+    """Estimate of what this worker's interface sends: ring all-reduce 2(W-1)/W, all-gather W-1
+    times the payload.
+    """
     dense: int = 0
     fp16: int = 0
     """Payloads that all-reduce in fp32 and in fp16 would have had."""
 
 
 class StorageUse(Strict):
-    """Where a worker group keeps its checkpoints, and how many workers were shown to see that place."""
+    """Where a worker group keeps its checkpoints, and how many workers were shown to see that
+    place.
+    """
 
     place: str
     """URL or path."""
@@ -66,13 +72,17 @@ class Started(Reported):
     resumed_from: str | None
     """Name of the checkpoint, None at the beginning of the job."""
     steps_per_epoch: int
-    """Of an epoch that has the present batch throughout; another batch makes it another number. 0 if not known."""
+    """Of an epoch that has the present batch throughout; another batch makes it another number. 0
+    if not known.
+    """
     layers: tuple[LayerInfo, ...]
     """Layers that decisions speak of, in the model's order."""
     parameters: int
     """Number of trained values."""
     cause: Literal["start", "resize", "recovery"] = "start"
-    """Why this group took over: it is the attempt's first, people or the cluster changed its size, or one was lost."""
+    """Why this group took over: it is the attempt's first, people or the cluster changed its size,
+    or one was lost.
+    """
     previous_world_size: int = 0
     """Of the group before; 0 where this is the attempt's first."""
     seconds_lost: float = 0.0
@@ -86,12 +96,15 @@ class Started(Reported):
 
 
 class ResizeRecord(Reported):
-    """A worker group is about to stop at its next step boundary, to go on with other workers; no step is lost."""
+    """A worker group is about to stop at its next step boundary, to go on with other workers; no
+    step is lost.
+    """
 
     kind: Literal["resize"] = "resize"
     cause: Literal["ordered", "joined", "leaving"]
-    """`ordered`: people or the queue asked for another size; `joined`: processes that were missing are there;
-    `leaving`: a node is being drained."""
+    """`ordered`: people or the queue asked for another size; `joined`: processes that were missing
+    are there; `leaving`: a node is being drained.
+    """
     old: int
     new: int
     """Numbers of workers."""
@@ -113,12 +126,16 @@ class EpochRecord(Reported):
     """Of the evaluation: `loss`, `accuracy` and what else the task measures."""
     lr: float
     global_batch: int
-    """Samples a step at the end of the epoch; 0 if not known, as in most guest runs. Likewise `samples`."""
+    """Samples a step at the end of the epoch; 0 if not known, as in most guest runs. Likewise
+    `samples`.
+    """
     samples: int
     skipped_steps: int = 0
     """Steps not taken because a gradient was not finite."""
     seconds_by_phase: dict[str, float]
-    """Seconds of rank 0: `compute`, `communicate`, `optimize`, `evaluate`, `checkpoint`, `decide`, `wait`."""
+    """Seconds of rank 0: `compute`, `communicate`, `optimize`, `evaluate`, `checkpoint`, `decide`,
+    `wait`.
+    """
     bytes: Bytes
     statistic_by_layer: dict[str, float] | None = None
     regime_by_layer: dict[str, Literal["critical", "stable"]]
@@ -134,7 +151,9 @@ class DecisionRecord(Reported):
 
 
 class AcksRecord(Reported):
-    """Which plan every rank runs after a switch, each rank speaking for itself; the overrides in force under it."""
+    """Which plan every rank runs after a switch, each rank speaking for itself; the overrides in
+    force under it.
+    """
 
     kind: Literal["acks"] = "acks"
     epoch: int
@@ -183,7 +202,9 @@ class FailureRecord(Reported):
     final: bool = False
     """No other worker group follows: the job ends with it."""
     is_storage: bool = False
-    """The job's storage was full or unreachable; the job waits for it, and this is not counted as a failure."""
+    """The job's storage was full or unreachable; the job waits for it, and this is not counted as a
+    failure.
+    """
     process_died: bool = False
     """A process died while its node stayed."""
 
@@ -235,9 +256,11 @@ Payload = Annotated[
 
 
 class Record(Strict):
-    """Something that must reach the database: kept and sent again until the database has confirmed it.
+    """Something that must reach the database: kept and sent again until the database has confirmed
+    it.
 
-    Ordered by (attempt, generation, seq). A newer generation starts again at seq 0 and makes older ones void.
+    Ordered by (attempt, generation, seq). A newer generation starts again at seq 0 and makes older
+    ones void.
     """
 
     attempt: int
@@ -324,30 +347,42 @@ class Launch(Strict):
     """Directory for checkpoints and the end file, the same for all attempts of the job."""
     spec: JobSpec
     installation: str = ""
-    """Id of the installation that runs the attempt, part of its actors' names; empty in old launches."""
+    """Id of the installation that runs the attempt, part of its actors' names; empty in old
+    launches.
+    """
     code: str | None = None
-    """Path of the user's own modules as a zip, where every worker reaches it; None where the spec names none."""
+    """Path of the user's own modules as a zip, where every worker reaches it; None where the spec
+    names none.
+    """
     retried_attempt: int = 0
-    """Newest attempt whose recorded end is ignored because the user retried the job: this attempt resumes from the
-    newest checkpoint. 0 if there is none."""
+    """Newest attempt whose recorded end is ignored because the user retried the job: this attempt
+    resumes from the newest checkpoint. 0 if there is none.
+    """
 
 
 class Guest(Strict):
-    """A guest run: people started it themselves with Ray Train, and it registers with the service."""
+    """A guest run: people started it themselves with Ray Train, and it registers with the
+    service.
+    """
 
     job_id: str
-    """UUID that the run chose and keeps in its storage, so that it stays the same when Ray Train restarts the run."""
+    """UUID that the run chose and keeps in its storage, so that it stays the same when Ray Train
+    restarts the run.
+    """
     name: Label
     """Name to show; the service appends part of the id if an unfinished run has the same name."""
     generation: int
-    """Grows with every worker group of the run; the attempt of all its records is `GUEST_ATTEMPT`."""
+    """Grows with every worker group of the run; the attempt of all its records is `GUEST_ATTEMPT`.
+    """
     train_run: str
     """Name of the run in Ray Train (`RunConfig(name=...)`)."""
     ray_job_id: str
     """Id of the Ray job that started the run; `ray job stop` or its owner can end it."""
     spec: JobSpec
-    """Settings of the run as far as they are known: a field that is not in its `model_fields_set` is unknown, and its
-    default says nothing about the run. `spec.model_dump(exclude_unset=True)` has the known fields."""
+    """Settings of the run as far as they are known: a field that is not in its `model_fields_set`
+    is unknown, and its default says nothing about the run. `spec.model_dump(exclude_unset=True)`
+    has the known fields.
+    """
 
 
 class Drained(Strict):
@@ -361,7 +396,11 @@ class Drained(Strict):
     logs_dropped: int = 0
     """Lines lost since the last call because they came faster than they were taken."""
     orders_version: int = 0
-    """Version of the orders held there; below the last one sent after a restart: they are to be sent again."""
+    """Version of the orders held there; below the last one sent after a restart: they are to be
+    sent again.
+    """
     silent_s: float | None = None
-    """Seconds since the guest run last enlisted, which its rank 0 does every few seconds, even while it makes no steps.
-    None for a job of the service, and for a guest run that the actor does not list."""
+    """Seconds since the guest run last enlisted, which its rank 0 does every few seconds, even
+    while it makes no steps. None for a job of the service, and for a guest run that the actor does
+    not list.
+    """

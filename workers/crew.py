@@ -1,6 +1,8 @@
-"""The worker processes of one attempt, as plain Ray actors: hired, seated in groups, watched, dismissed.
+"""The worker processes of one attempt, as plain Ray actors: hired, seated in groups, watched,
+dismissed.
 
-Ray places them, counts what they reserve, and says when one is gone. Which does not answer any more we see ourselves.
+Ray places them, counts what they reserve, and says when one is gone. Which does not answer any more
+we see ourselves.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from workers.cluster import draining_nodes
 from workers.context import Interruption, RankProgress
 from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.elastic import Process
-from workers.errors import ProcessCrashed, ProcessLost, StorageError, TaskNotReady, TaskRaised, WorkerError
+from workers.errors import (
+    ProcessCrashed,
+    ProcessLost,
+    StorageError,
+    TaskNotReady,
+    TaskRaised,
+    WorkerError,
+)
 from workers.exit_notes import discard_exit_note, note_file, read_exit_note
 from workers.member import Member
 from workers.memory import MemoryGrowth, MemoryUse, read_memory_use
@@ -73,7 +82,12 @@ class RayCrew:
         self._launch = launch.model_dump_json()
         self._token = write_token(Path(launch.storage), launch.attempt)
         workers = launch.spec.workers
-        self._options = {"num_cpus": workers.cpus, "num_gpus": workers.gpus, "max_concurrency": 4, "max_restarts": 0}
+        self._options = {
+            "num_cpus": workers.cpus,
+            "num_gpus": workers.gpus,
+            "max_concurrency": 4,
+            "max_restarts": 0,
+        }
         self._options |= {"memory": workers.memory} if workers.memory else {}
         self._memory_limit, self._measure = workers.memory, measure
         self._members: dict[int, Member] = {}
@@ -111,7 +125,9 @@ class RayCrew:
 
     def hire(self, avoid: Collection[str] = ()) -> None:
         """Start one more actor, on any node that has room and is not to be avoided."""
-        selector = {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
+        selector = (
+            {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
+        )
         actor = self._start_actor({**self._options, **selector})
         self._members[self._next] = Member(self._next, actor, actor.place.remote())
         self._next += 1
@@ -155,7 +171,9 @@ class RayCrew:
         failed, self._failed = self._failed, []
         return failed
 
-    def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
+    def seat(
+        self, group: Sequence[int], generation: int, interruption: Interruption | None
+    ) -> None:
         """Rank 0 opens the store, then all train.
 
         Raises:
@@ -166,7 +184,9 @@ class RayCrew:
             store = self._ray.get(members[0].actor.open.remote(generation), timeout=OPEN_S)
         except (self._ray.exceptions.RayError, TimeoutError) as error:
             self.dismiss(group[0])
-            raise ProcessLost(f"rank 0's process opened no store for its group: {type(error).__name__}") from error
+            raise ProcessLost(
+                f"rank 0's process opened no store for its group: {type(error).__name__}"
+            ) from error
         self._group, self._returned, self._newest, self._progress = tuple(group), {}, None, {}
         self._num_signs, self._idle_s = {}, 0.0
         nodes = tuple(member.place.node if member.place is not None else "" for member in members)
@@ -196,10 +216,16 @@ class RayCrew:
             leader.actor.resize.remote(note)
 
     def last_step(self) -> tuple[int, float] | None:
-        """Ask all that live, and compare with what was heard before: the dead may have been ahead."""
+        """Ask all that live, and compare with what was heard before: the dead may have been
+        ahead.
+        """
         ready = [one for one in self._members.values() if one.ready_since is not None]
         calls = {one.actor.last_step.remote(): one for one in ready}
-        done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S) if calls else ([], [])
+        done, _ = (
+            self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S)
+            if calls
+            else ([], [])
+        )
         for call in done:
             with suppress(self._ray.exceptions.RayError):
                 self._hear(calls[call], self._ray.get(call))
@@ -207,7 +233,11 @@ class RayCrew:
 
     def progress(self) -> dict[int, RankProgress]:
         """Return each rank's progress as of its newest heartbeat."""
-        return {rank: self._progress[number] for rank, number in enumerate(self._group) if number in self._progress}
+        return {
+            rank: self._progress[number]
+            for rank, number in enumerate(self._group)
+            if number in self._progress
+        }
 
     def idle_s(self) -> float:
         """Return the seconds without progress, counted only while this process watches."""
@@ -215,9 +245,17 @@ class RayCrew:
 
     def code_places(self) -> dict[int, str]:
         """Ask all members which line of user code they execute."""
-        members = {rank: self._members[number] for rank, number in enumerate(self._group) if number in self._members}
+        members = {
+            rank: self._members[number]
+            for rank, number in enumerate(self._group)
+            if number in self._members
+        }
         calls = {member.actor.code_place.remote(): rank for rank, member in members.items()}
-        done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S) if calls else ([], [])
+        done, _ = (
+            self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S)
+            if calls
+            else ([], [])
+        )
         places: dict[int, str] = {}
         for call in done:
             with suppress(self._ray.exceptions.RayError):
@@ -232,14 +270,25 @@ class RayCrew:
 
     def _open_calls(self) -> dict[Any, Callable[[Any], None]]:
         """Return the calls to wait for, each with the function that takes its answer."""
-        return {call: partial(self._take, member) for member in self._members.values() for call in member.calls()}
+        return {
+            call: partial(self._take, member)
+            for member in self._members.values()
+            for call in member.calls()
+        }
 
     def _ask_for_signs_of_life(self) -> None:
         now = self._clock()
         seated = [self._members.get(number) for number in self._group]
-        computed = tuple(one.pulse.compute_s if one is not None and one.pulse is not None else 0.0 for one in seated)
+        computed = tuple(
+            one.pulse.compute_s if one is not None and one.pulse is not None else 0.0
+            for one in seated
+        )
         for member in self._members.values():
-            if member.place is not None and member.pulsing is None and now - member.pulsed_at >= PULSE_S:
+            if (
+                member.place is not None
+                and member.pulsing is None
+                and now - member.pulsed_at >= PULSE_S
+            ):
                 member.pulsing, member.pulsed_at = member.actor.pulse.remote(computed), now
 
     def _take(self, member: Member, call: Any) -> None:
@@ -257,7 +306,10 @@ class RayCrew:
         elif isinstance(answer, TaskRaised | StorageError) and call is member.starting:
             self._lose(member, answer)
         elif isinstance(answer, BaseException):
-            self._lose(member, ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"))
+            self._lose(
+                member,
+                ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"),
+            )
         elif call is member.pulsing:
             member.pulsing = None
             self._hear(member, answer)
@@ -270,7 +322,9 @@ class RayCrew:
             self._note_ready(member)
 
     def _note_placed(self, member: Member) -> None:
-        """The process runs on a node and begins to prepare; the other engine has it join its run here."""
+        """The process runs on a node and begins to prepare; the other engine has it join its run
+        here.
+        """
 
     def _note_ready(self, member: Member) -> None:
         if member.starting is None and member.has_joined and member.ready_since is None:
@@ -300,7 +354,9 @@ class RayCrew:
         if member.training is not None:
             self._returned[self._group.index(member.number)] = why
         elif member.ready_since is None:
-            node, host = (member.place.node, member.place.host) if member.place is not None else (None, None)
+            node, host = (
+                (member.place.node, member.place.host) if member.place is not None else (None, None)
+            )
             self._failed.append(FailedStart(error=why, node=node, host=host))
 
     def _explained(self, member: Member, why: BaseException) -> BaseException:
@@ -313,7 +369,9 @@ class RayCrew:
         return (member.memory.explain_death() if died_alone(why) else None) or why
 
     def _watch_memory(self) -> None:
-        """Kill processes above their memory limit, and the largest one on a node short of memory."""
+        """Kill processes above their memory limit, and the largest one on a node short of
+        memory.
+        """
         here = self._ray.get_runtime_context().get_node_id()
         for member in list(self._members.values()):
             if member.place is not None and member.place.node == here:
@@ -331,7 +389,9 @@ class RayCrew:
                 member.memory.expect_relief(self._clock())
 
     def _measure_here(self, member: Member, pid: int) -> None:
-        """Read a local process's memory from outside: one that holds Python's lock does not answer."""
+        """Read a local process's memory from outside: one that holds Python's lock does not
+        answer.
+        """
         if self._clock() - member.memory.read_s >= _MEASURE_S:
             member.memory.add(self._clock(), self._measure(pid))
 
@@ -342,7 +402,9 @@ class RayCrew:
         self._idle_s += watched_s
         for member in list(self._members.values()):
             member.silent_s = member.silent_s + watched_s if member.pulsing is not None else 0.0
-            member.prepares_s += watched_s if member.place is not None and member.starting is not None else 0.0
+            member.prepares_s += (
+                watched_s if member.place is not None and member.starting is not None else 0.0
+            )
             why = self._is_hung(member)
             if why is not None:
                 log.warning("killing worker process %d: %s", member.number, why)
@@ -351,16 +413,21 @@ class RayCrew:
 
     def _is_hung(self, member: Member) -> WorkerError | None:
         """Return why the process must be killed; None if it need not be."""
-        limit_s = max(PREPARING_S, self._answer_s) if member.starting is not None else self._answer_s
+        limit_s = (
+            max(PREPARING_S, self._answer_s) if member.starting is not None else self._answer_s
+        )
         if member.silent_s >= limit_s:
             # Its replacement may hold Python's lock for as long.
             self._answer_s = max(self._answer_s, min(2 * self._answer_s, MOST_SILENCE_S))
             return ProcessLost(
-                f"the process did not answer for {limit_s:g} s and was killed; raise limits.answer_seconds if its "
-                f"code may hold Python's lock that long (limit from now on: {self._answer_s:g} s)"
+                f"the process did not answer for {limit_s:g} s and was killed; raise"
+                " limits.answer_seconds if its code may hold Python's lock that long (limit from"
+                f" now on: {self._answer_s:g} s)"
             )
         if member.prepares_s >= (limit_s := self._limits.start_seconds):
-            sentence = f"task and data were not loaded within {limit_s:g} s; raise limits.start_seconds"
+            sentence = (
+                f"task and data were not loaded within {limit_s:g} s; raise limits.start_seconds"
+            )
             return TaskNotReady(None, None, sentence)
         return None
 
@@ -374,7 +441,9 @@ class RayCrew:
             _kill(member.place.pid)
             return
         there = NodeAffinitySchedulingStrategy(member.place.node, soft=False)
-        self._ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(member.place.pid)
+        self._ray.remote(_kill).options(
+            num_cpus=0, scheduling_strategy=there, max_retries=0
+        ).remote(member.place.pid)
 
     def _survey(self) -> None:
         """See whose node is being drained."""

@@ -22,8 +22,8 @@ def wait_for_free_memory(
 ) -> bool:
     """Wait up to `LONGEST_WAIT_S` for the memory of a GPU to be free; return whether it is.
 
-    Ray reassigns a GPU as soon as a process has died, seconds before the driver has freed its memory.
-    `measure` returns free and total bytes.
+    Ray reassigns a GPU as soon as a process has died, seconds before the driver has freed its
+    memory. `measure` returns free and total bytes.
     """
     deadline = clock() + LONGEST_WAIT_S
     while True:
@@ -32,7 +32,9 @@ def wait_for_free_memory(
             return True
         if clock() >= deadline:
             log.warning(
-                "only %.1f of %.1f GB of the GPU are free; another process is using it", free / 1e9, total / 1e9
+                "only %.1f of %.1f GB of the GPU are free; another process is using it",
+                free / 1e9,
+                total / 1e9,
             )
             return False
         pause(_TRY_AGAIN_S)

@@ -1,4 +1,6 @@
-"""What a worker group should be made of, from the processes there are and the size that is wanted; pure."""
+"""What a worker group should be made of, from the processes there are and the size that is wanted;
+pure.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,18 @@ from dataclasses import dataclass
 from workers.contract import Size
 
 FIRST_PATIENCE_S = 10.0
-"""How long the processes of the first group wait, once they are enough, for the others: they mostly come together, but
-there may be no room for all."""
+"""How long the processes of the first group wait, once they are enough, for the others: they mostly
+come together, but there may be no room for all.
+"""
 JOIN_PATIENCE_S = 1.0
-"""How long a process that is ready waits for others that start too, where a group trains or was lost altogether: every
-switch costs a pause, but there may be no room for the others any more."""
+"""How long a process that is ready waits for others that start too, where a group trains or was
+lost altogether: every switch costs a pause, but there may be no room for the others any more.
+"""
 LEAVE_PATIENCE_S = 5.0
-"""How long a group that would become too small goes on with a process whose node is being drained, for another to take
-its place: a new one stands after two seconds, and the shortest notice of a spot machine is 30."""
+"""How long a group that would become too small goes on with a process whose node is being drained,
+for another to take its place: a new one stands after two seconds, and the shortest notice of a spot
+machine is 30.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,9 @@ class Plan:
 
 
 def plan(seen: Situation) -> Plan:
-    """What to do. Survivors keep their order, so that rank 0 moves as seldom as it can; newcomers follow by number."""
+    """What to do. Survivors keep their order, so that rank 0 moves as seldom as it can; newcomers
+    follow by number.
+    """
     staying = [process for process in seen.processes if process.leaving_since is None]
     least_useful = sorted(staying, key=lambda process: _use(process, seen.group))
     kept = least_useful[max(0, len(staying) - seen.size.target) :]
@@ -78,9 +86,15 @@ def placed_nodes(processes: Sequence[Process], group: Sequence[int]) -> tuple[st
 
 
 def _use(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
-    """Who only starts goes first, then who does not train, then the last ranks; of equals the newest."""
+    """Who only starts goes first, then who does not train, then the last ranks; of equals the
+    newest.
+    """
     member = process.number in group
-    return (member, process.ready_since is not None, -group.index(process.number) if member else -process.number)
+    return (
+        member,
+        process.ready_since is not None,
+        -group.index(process.number) if member else -process.number,
+    )
 
 
 def _new_group(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
@@ -97,9 +111,14 @@ def _new_group(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
 
 def _group_in_training(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
     ready, group = _ready(kept, seen.group), tuple(seen.group)
-    leaving = [one.leaving_since for one in seen.processes if one.number in group and one.leaving_since is not None]
+    leaving = [
+        one.leaving_since
+        for one in seen.processes
+        if one.number in group and one.leaving_since is not None
+    ]
     if len(ready) < seen.size.min:
-        # Too few would be left: somebody may come in time, and else all is saved before the node goes.
+        # Too few would be left: somebody may come in time, and else all is saved before the node
+        # goes.
         return () if leaving and seen.now - min(leaving) >= LEAVE_PATIENCE_S else group
     if not set(group) <= set(ready):
         return ready

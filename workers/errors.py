@@ -1,7 +1,7 @@
 """Every error of the training side, in one tree; stdlib only.
 
     WorkerError
-    ├── TaskRaised        the task's own code raised: the job's fault, with the place where it happened
+    ├── TaskRaised        the task's own code raised; carries the place of the error
     │   └── TaskNotReady  it was not loaded within the job's limit
     ├── LossNotFinite     training went nowhere: no step could be taken any more
     ├── CheckpointError   a saved state does not fit this job
@@ -24,7 +24,9 @@ class WorkerError(Exception):
 
 
 class TaskRaised(WorkerError):
-    """The task's code raised `error`, `Type: message`; `step` and `epoch` are None while it was being built."""
+    """The task's code raised `error`, `Type: message`; `step` and `epoch` are None while it was
+    being built.
+    """
 
     def __init__(self, step: int | None, epoch: int | None, error: str) -> None:
         super().__init__(step, epoch, error)
@@ -33,19 +35,27 @@ class TaskRaised(WorkerError):
         self.error = error
 
     def __str__(self) -> str:
-        place = "while it was being built" if self.step is None else f"in step {self.step} (epoch {self.epoch})"
+        place = (
+            "while it was being built"
+            if self.step is None
+            else f"in step {self.step} (epoch {self.epoch})"
+        )
         return f"the task raised {place}: {self.error}; the traceback is in the job's log"
 
 
 class TaskNotReady(TaskRaised):
-    """The task or its data did not load within `limits.start_seconds`; `error` is a full sentence."""
+    """The task or its data did not load within `limits.start_seconds`; `error` is a full
+    sentence.
+    """
 
     def __str__(self) -> str:
         return self.error
 
 
 class LossNotFinite(WorkerError):
-    """`skipped` steps in a row could not be taken on any worker, the last of them `step` in `epoch`."""
+    """`skipped` steps in a row could not be taken on any worker, the last of them `step` in
+    `epoch`.
+    """
 
     def __init__(self, step: int, epoch: int, skipped: int) -> None:
         super().__init__(step, epoch, skipped)
@@ -55,8 +65,9 @@ class LossNotFinite(WorkerError):
 
     def __str__(self) -> str:
         return (
-            f"loss or gradient was not finite in {self.skipped} steps in a row, up to step {self.step} "
-            f"(epoch {self.epoch}); lower training.optimizer.lr or set training.clip_norm"
+            f"loss or gradient was not finite in {self.skipped} steps in a row, up to step"
+            f" {self.step} (epoch {self.epoch}); lower training.optimizer.lr or set"
+            " training.clip_norm"
         )
 
 
@@ -71,8 +82,8 @@ class ProcessCrashed(ProcessLost):
 class OutOfMemory(WorkerError):
     """A worker process was killed for its memory use.
 
-    `shortage` states how much it used of what there was, `bytes_per_s` how fast its use grew; 0 if it
-    did not grow steadily.
+    `shortage` states how much it used of what there was, `bytes_per_s` how fast its use grew; 0 if
+    it did not grow steadily.
     """
 
     def __init__(self, shortage: str, bytes_per_s: float = 0.0) -> None:
@@ -85,8 +96,8 @@ class OutOfMemory(WorkerError):
             advice = "lower training.micro_batch, or raise workers.memory or take larger nodes"
         else:
             advice = (
-                f"its memory grew by {_growth_rate(self.bytes_per_s)}; look for objects kept across steps, "
-                "such as losses that still hold their graph"
+                f"its memory grew by {_growth_rate(self.bytes_per_s)}; look for objects kept across"
+                " steps, such as losses that still hold their graph"
             )
         return f"out of memory ({self.shortage}); {advice}"
 

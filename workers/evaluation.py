@@ -1,4 +1,6 @@
-"""The end of an epoch: each worker measures its part of the held-out samples, and all learn the whole."""
+"""The end of an epoch: each worker measures its part of the held-out samples, and all learn the
+whole.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ class Summary:
     """Training loss, summed over the worker's own samples."""
     loss_samples: int
     metric_totals: Mapping[str, float] = field(default_factory=dict)
-    """Summed over the worker's part of the held-out samples; of a geometric metric its logarithm."""
+    """Summed over the worker's part of the held-out samples; of a geometric metric its logarithm.
+    """
     geometric: Collection[str] = ()
-    """Names of metrics whose mean is the geometric one, such as perplexity: exp of the mean of logarithms."""
+    """Names of metrics whose mean is the geometric one, such as perplexity: exp of the mean of
+    logarithms.
+    """
     eval_samples: int = 0
     parameters: str
     """Digest of the parameters."""
@@ -62,13 +67,19 @@ def mean_metrics(parts: Sequence[Summary]) -> dict[str, float]:
     """Over all held-out samples; what is not finite is left out."""
     samples = sum(part.eval_samples for part in parts)
     names = dict.fromkeys(name for part in parts for name in part.metric_totals)
-    means = {name: sum(part.metric_totals.get(name, 0.0) for part in parts) / samples for name in names}
-    values = {name: _exp(mean) if name in parts[0].geometric else mean for name, mean in means.items()}
+    means = {
+        name: sum(part.metric_totals.get(name, 0.0) for part in parts) / samples for name in names
+    }
+    values = {
+        name: _exp(mean) if name in parts[0].geometric else mean for name, mean in means.items()
+    }
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def geometric_metrics(task: object) -> tuple[str, ...]:
-    """Names of the task's metrics whose mean is the geometric one: its attribute `geometric`, which few tasks have."""
+    """Names of the task's metrics whose mean is the geometric one: its attribute `geometric`, which
+    few tasks have.
+    """
     return tuple(getattr(task, "geometric", ()))
 
 
@@ -81,15 +92,18 @@ def parameter_digest(model: nn.Module) -> str:
 
 
 def agree(run: Run, parts: Sequence[Summary]) -> bool:
-    """Whether all workers hold equal parameters; where not, all take over rank 0's. All ranks together."""
+    """Whether all workers hold equal parameters; where not, all take over rank 0's. All ranks
+    together.
+    """
     drifted = [rank for rank, part in enumerate(parts) if part.parameters != parts[0].parameters]
     if not drifted:
         return True
     for parameter in run.model.parameters():
         dist.broadcast(parameter.detach(), src=0)
     run.context.link.log(
-        f"parameters of ranks {drifted} drifted from rank 0's by the end of epoch {run.position.epoch}: all go on with "
-        f"rank 0's; do the machines have different processors?"
+        f"parameters of ranks {drifted} drifted from rank 0's by the end of epoch"
+        f" {run.position.epoch}: all go on with rank 0's; do the machines have different"
+        " processors?"
     )
     return False
 

@@ -1,7 +1,7 @@
 """Exit notes: a worker process records its own crash or `os._exit`, which Ray does not report.
 
-A note is a file in the job's storage. faulthandler writes the stack of a crash into it, and a wrapped
-`os._exit` its caller. A process that is killed from outside leaves it empty.
+A note is a file in the job's storage. faulthandler writes the stack of a crash into it, and a
+wrapped `os._exit` its caller. A process that is killed from outside leaves it empty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def note_file(storage: str, node: str, pid: int) -> Path:
 
 
 def keep_exit_note(file: Path, before_exit: Callable[[], object] = lambda: None) -> None:
-    """Record a crash or an `os._exit` of this process in this file from now on; `os._exit` calls `before_exit` first.
+    """Record a crash or an `os._exit` of this process in this file from now on; `os._exit` calls
+    `before_exit` first.
 
     If the storage cannot be written, only the note is lost, and `before_exit` is not called.
     """
@@ -80,7 +81,11 @@ def _note_exits(note: IO[str], before_exit: Callable[[], object]) -> None:
 def _place_of(text: str) -> str:
     """Return ` at file:line` of the innermost frame outside of installed packages."""
     frames = [(found["file"], found["line"]) for found in _FRAME.finditer(text)]
-    own = [(file, line) for file, line in frames if "site-packages" not in file and f"lib{os.sep}python" not in file]
+    own = [
+        (file, line)
+        for file, line in frames
+        if "site-packages" not in file and f"lib{os.sep}python" not in file
+    ]
     return f" at {Path(own[0][0]).name}:{own[0][1]}" if own else ""
 
 

@@ -11,11 +11,14 @@ from workers.contract import CheckpointRecord, EndReason, EpochRecord, FailureRe
 MOST_LOST_GROUPS = 20
 """Worker groups that may be lost in a row without a new checkpoint or epoch."""
 MOST_DEATHS = 6
-"""Worker groups in a row that may lose a process whose node stayed, without a new checkpoint or epoch:
-something in the job, or its memory use, kills it."""
+"""Worker groups in a row that may lose a process whose node stayed, without a new checkpoint or
+epoch: something in the job, or its memory use, kills it.
+"""
 FIRST_PAUSE_S = 0.5
 MOST_PAUSE_S = 30.0
-"""Upper bound of the pause before the next group, which doubles while groups are lost without progress."""
+"""Upper bound of the pause before the next group, which doubles while groups are lost without
+progress.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,9 @@ class Failures:
     lost_in_a_row: int = 0
     """Worker groups lost since the last new checkpoint or epoch."""
     storage_in_a_row: int = 0
-    """Worker groups ended by the storage since the last new checkpoint or epoch; not counted as failures."""
+    """Worker groups ended by the storage since the last new checkpoint or epoch; not counted as
+    failures.
+    """
     deaths_in_a_row: int = 0
     """The newest of them without a gap that lost a process while its node stayed."""
     last: tuple[int | None, str] | None = None
@@ -35,7 +40,9 @@ class Failures:
 
     @classmethod
     def recorded(cls, payloads: Iterable[Payload]) -> Self:
-        """Restore the counts from the attempt's records, in order, when a supervisor restarts in mid-attempt."""
+        """Restore the counts from the attempt's records, in order, when a supervisor restarts in
+        mid-attempt.
+        """
         found, reached = cls(), 0
         for payload in payloads:
             if isinstance(payload, FailureRecord) and payload.is_storage:
@@ -84,7 +91,8 @@ def next_move(
 ) -> tuple[Failures, Retry | GiveUp]:
     """Decide what to do after a worker group failed.
 
-    `progressed` says whether it left a new checkpoint or epoch, `fatal` names an error that no retry can cure.
+    `progressed` says whether it left a new checkpoint or epoch, `fatal` names an error that no
+    retry can cure.
     """
     if failure.is_storage:
         away = 0 if progressed else failures.storage_in_a_row
@@ -112,15 +120,16 @@ def _after_loss(failures: Failures, failure: FailureRecord) -> Retry | GiveUp:
     lost, deaths = failures.lost_in_a_row, failures.deaths_in_a_row
     if deaths >= MOST_DEATHS:
         message = (
-            f"{deaths} worker groups in a row lost a process without a new checkpoint or epoch; the last: "
-            f"{failure.message}; give workers more memory or lower training.micro_batch, or, where processes are "
-            "killed on purpose, set checkpoint.every_steps"
+            f"{deaths} worker groups in a row lost a process without a new checkpoint or epoch; the"
+            f" last: {failure.message}; give workers more memory or lower training.micro_batch, or,"
+            " where processes are killed on purpose, set checkpoint.every_steps"
         )
         return GiveUp(reason="NO_PROGRESS", message=message)
     if lost > MOST_LOST_GROUPS:
         message = (
-            f"{lost} worker groups in a row were lost without a new checkpoint or epoch; the last: {failure.message}; "
-            "where each trained for a while, set checkpoint.every_steps or checkpoint.every_seconds"
+            f"{lost} worker groups in a row were lost without a new checkpoint or epoch; the last:"
+            f" {failure.message}; where each trained for a while, set checkpoint.every_steps or"
+            " checkpoint.every_seconds"
         )
         return GiveUp(reason="LOST", message=message)
     # A group that was lost after it got somewhere is bad luck: its survivors go on at once.

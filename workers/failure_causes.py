@@ -1,4 +1,6 @@
-"""Classifies the errors of a worker group as the job's or the cluster's, with rank and step; pure."""
+"""Classifies the errors of a worker group as the job's or the cluster's, with rank and
+step; pure.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,20 @@ from workers.contract import EndReason, FailureRecord
 from workers.errors import LossNotFinite, ProcessCrashed, StorageError, TaskRaised, WorkerError
 from workers.symptoms import death_of, died_alone, is_collateral, is_dead, sentence_of
 
-_STORAGE_AWAY = frozenset({
-    errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOTCONN, errno.EROFS,
-    errno.ESTALE, errno.ETIMEDOUT,
-})  # fmt: skip
+_STORAGE_AWAY = frozenset(
+    {
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTCONN,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
 """Errors of a directory that is full or not mounted; the job waits for it."""
 _MOST_RANKS = 4
 """Number of ranks of a hung group that the message lists."""
@@ -28,7 +40,8 @@ def failure_of(
     """Return the failure that caused the others; `progress` is the last known progress by rank.
 
     A dead process breaks its peers' collectives, so their errors carry no information, and a broken
-    collective alone only shows that some peer is gone. An error that a rank itself raised explains the rest.
+    collective alone only shows that some peer is gone. An error that a rank itself raised explains
+    the rest.
     """
     known = progress or {}
     if CONTROLLER in by_rank:
@@ -44,7 +57,9 @@ def failure_of(
     if away is not None and all(_is_storage(error) for error in own.values()):
         # Errors of the task are TaskRaised, so the storage raised this one.
         is_storage = is_storage_outage(own[away])
-        return FailureRecord(cause="infrastructure", rank=away, message=sentence_of(own[away]), is_storage=is_storage)
+        return FailureRecord(
+            cause="infrastructure", rank=away, message=sentence_of(own[away]), is_storage=is_storage
+        )
     return _of_own(own, known) if own else _of_collectives(by_rank, known)
 
 
@@ -76,20 +91,30 @@ def disagreement_of(progress: Mapping[int, RankProgress]) -> FailureRecord | Non
         ]
         if here.doing in {"epoch end", "finished"} and waiting:
             message = (
-                f"rank {rank} left its loop after step {here.step - 1} (epoch {here.epoch}), and rank {waiting[0]} "
-                f"waits for it in step {here.step}; give all ranks the same number of batches, and let them leave the "
-                "loop together"
+                f"rank {rank} left its loop after step {here.step - 1} (epoch {here.epoch}), and"
+                f" rank {waiting[0]} waits for it in step {here.step}; give all ranks the same"
+                " number of batches, and let them leave the loop together"
             )
-            return FailureRecord(cause="job", rank=rank, epoch=here.epoch, step=here.step, message=message)
+            return FailureRecord(
+                cause="job", rank=rank, epoch=here.epoch, step=here.step, message=message
+            )
     return None
 
 
-def hang_of(progress: Mapping[int, RankProgress], places: Mapping[int, str], limit_s: float) -> FailureRecord:
-    """Describe a group in which no rank makes progress; `places` holds known lines of code by rank."""
+def hang_of(
+    progress: Mapping[int, RankProgress], places: Mapping[int, str], limit_s: float
+) -> FailureRecord:
+    """Describe a group in which no rank makes progress; `places` holds known lines of code
+    by rank.
+    """
     first = min(progress, default=0)
-    ranks = [f"rank {rank} is {_at(rank, progress, places)}" for rank in sorted(progress)[:_MOST_RANKS]]
+    ranks = [
+        f"rank {rank} is {_at(rank, progress, places)}" for rank in sorted(progress)[:_MOST_RANKS]
+    ]
     seen = "; ".join(ranks) or "none of them answers"
-    message = f"no rank has made progress for {limit_s:g} s: {seen}; if that is expected, raise limits."
+    message = (
+        f"no rank has made progress for {limit_s:g} s: {seen}; if that is expected, raise limits."
+    )
     is_starting = all(one.doing == "starting" for one in progress.values())
     return FailureRecord(
         cause="job",
@@ -106,7 +131,9 @@ def _at(rank: int, progress: Mapping[int, RankProgress], places: Mapping[int, st
 
 def _of_controller(error: BaseException) -> FailureRecord:
     if isinstance(error, ProcessCrashed):
-        return FailureRecord(cause="job", rank=None, message=f"a worker process did not start: {sentence_of(error)}")
+        return FailureRecord(
+            cause="job", rank=None, message=f"a worker process did not start: {sentence_of(error)}"
+        )
     if is_storage_outage(error):
         message = f"a worker process cannot reach the directory of this job: {sentence_of(error)}"
         return FailureRecord(cause="infrastructure", rank=None, message=message, is_storage=True)
@@ -129,21 +156,31 @@ def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress
     message = f"the process of rank {listed} is gone{place}{death_of(dead[first])}"
     died = any(map(died_alone, dead.values()))
     step = _step(first, known)
-    return FailureRecord(cause="infrastructure", rank=first, step=step, message=message, process_died=died)
+    return FailureRecord(
+        cause="infrastructure", rank=first, step=step, message=message, process_died=died
+    )
 
 
-def _of_own(own: Mapping[int, BaseException], known: Mapping[int, RankProgress], *, seen: str = "") -> FailureRecord:
+def _of_own(
+    own: Mapping[int, BaseException], known: Mapping[int, RankProgress], *, seen: str = ""
+) -> FailureRecord:
     rank, error = min(own.items(), key=lambda item: (not isinstance(item[1], WorkerError), item[0]))
     placed = isinstance(error, TaskRaised | LossNotFinite)
     epoch = getattr(error, "epoch", None) if placed or rank not in known else known[rank].epoch
     step = getattr(error, "step", None) if placed else _step(rank, known)
     place = "" if placed else _place(rank, known, seen)
     return FailureRecord(
-        cause="job", rank=rank, epoch=epoch, step=step, message=f"rank {rank}{place}: {sentence_of(error)}"
+        cause="job",
+        rank=rank,
+        epoch=epoch,
+        step=step,
+        message=f"rank {rank}{place}: {sentence_of(error)}",
     )
 
 
-def _of_collectives(by_rank: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:
+def _of_collectives(
+    by_rank: Mapping[int, BaseException], known: Mapping[int, RankProgress]
+) -> FailureRecord:
     """Every rank that returned lost its peers; one that did not return may be the cause."""
     rank = min(by_rank, default=None)
     message = f"rank {rank} lost its peers in a collective"

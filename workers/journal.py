@@ -1,10 +1,12 @@
-"""The job's records on disk, one file a generation: what the database has not confirmed survives every process.
+"""The job's records on disk, one file a generation: what the database has not confirmed survives
+every process.
 
     storage/records/000000007.jsonl     a record a line; the file's name is the generation
     storage/end.json                    how the job ended, and all its records
 
-A generation is claimed by creating its file, which only one process can do, so generations grow over supervisors,
-attempts and lost clusters. Torn lines are left out: their writer died before it could tell anybody.
+A generation is claimed by creating its file, which only one process can do, so generations grow
+over supervisors, attempts and lost clusters. Torn lines are left out: their writer died before it
+could tell anybody.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from pydantic import ValidationError
 from workers.contract import Cursor, Drained, EndRecord, Payload, Record
 
 _FORCED = frozenset({"started", "epoch"})
-"""Kinds of records that checkpoints depend on; they are flushed to the disk before a checkpoint is."""
+"""Kinds of records that checkpoints depend on; they are flushed to the disk before a checkpoint is.
+"""
 _LINE = re.compile(rb'\{"attempt":(\d+),"generation":(\d+),"seq":(\d+),')
 """How the line of a record begins."""
 Clock = Callable[[], float]
@@ -57,7 +60,9 @@ def newest_generation(storage: Path) -> int:
 
 
 def is_superseded(storage: Path, generation: int) -> bool:
-    """Whether a newer generation was claimed: what this one saves from now on belongs to no history."""
+    """Whether a newer generation was claimed: what this one saves from now on belongs to no
+    history.
+    """
     return newest_generation(storage) > generation
 
 
@@ -65,8 +70,14 @@ def read_records(storage: Path, above: Cursor | None = None) -> list[Record]:
     """All records of the job, or those above a cursor, in order."""
     least = above or Cursor()
     folder = storage / "records"
-    files = (_file(folder, generation) for generation in sorted(_generations(folder)) if generation >= least.generation)
-    records = [record for file in files for record in _lines(file) if place_of(record) > place_of(least)]
+    files = (
+        _file(folder, generation)
+        for generation in sorted(_generations(folder))
+        if generation >= least.generation
+    )
+    records = [
+        record for file in files for record in _lines(file) if place_of(record) > place_of(least)
+    ]
     return sorted(records, key=place_of)
 
 
@@ -86,7 +97,9 @@ class Journal:
         is_forced: whether records that checkpoints depend on are flushed to the disk.
     """
 
-    def __init__(self, storage: Path, *, attempt: int, generation: int, clock: Clock, is_forced: bool = True) -> None:
+    def __init__(
+        self, storage: Path, *, attempt: int, generation: int, clock: Clock, is_forced: bool = True
+    ) -> None:
         self.storage = storage
         self.attempt = attempt
         self.generation = generation
@@ -154,7 +167,9 @@ def read_end(storage: Path, *, retried_attempt: int = 0) -> tuple[EndRecord, Dra
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
     records = tuple(Record.model_validate(record) for record in content["records"])
-    ended_attempt = max((record.attempt for record in records if isinstance(record.payload, EndRecord)), default=0)
+    ended_attempt = max(
+        (record.attempt for record in records if isinstance(record.payload, EndRecord)), default=0
+    )
     if retried_attempt and ended_attempt <= retried_attempt:
         return None
     return EndRecord.model_validate(content["end"]), Drained(records=records)
@@ -170,7 +185,9 @@ def _generations(folder: Path) -> list[int]:
 
 def _keep_lines(file: Path, kept: Container[Place]) -> None:
     lines = [line for line in file.read_bytes().split(b"\n") if line]
-    places = [tuple(map(int, found.groups())) if (found := _LINE.match(line)) else None for line in lines]
+    places = [
+        tuple(map(int, found.groups())) if (found := _LINE.match(line)) else None for line in lines
+    ]
     left = [line for line, place in zip(lines, places, strict=True) if place in kept]
     if len(left) < len(lines):
         draft = file.with_suffix(".draft")
@@ -179,7 +196,8 @@ def _keep_lines(file: Path, kept: Container[Place]) -> None:
 
 
 def _lines(file: Path) -> Iterator[Record]:
-    # as bytes: a torn line may end inside a character, and texts hold characters that str.splitlines takes for ends.
+    # as bytes: a torn line may end inside a character, and texts hold characters that
+    # str.splitlines takes for ends.
     for line in file.read_bytes().split(b"\n"):
         try:
             yield Record.model_validate_json(line)

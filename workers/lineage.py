@@ -2,9 +2,9 @@
 
 Every worker group records, before its first step, the checkpoint that it resumed from. The line is
 followed back from the newest group: its own checkpoints, the checkpoint that it resumed from, older
-checkpoints of the group that saved that one, and so on. Every other checkpoint in the storage was saved
-by a group that had been given up. It may appear late: an object store can complete a write after the
-next group has begun to train.
+checkpoints of the group that saved that one, and so on. Every other checkpoint in the storage was
+saved by a group that had been given up. It may appear late: an object store can complete a write
+after the next group has begun to train.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Worker groups and epochs in a job's records; without records, every checkpoint may be used."""
+    """Worker groups and epochs in a job's records; without records, every checkpoint may be
+    used.
+    """
 
     groups: tuple[Group, ...] = ()
     """Oldest first."""
@@ -44,7 +46,9 @@ class Lineage:
 
     @classmethod
     def of_records(cls, records: Iterable[Record]) -> Self:
-        """Build the lineage from a job's records, in order; a new group voids the epochs it repeats."""
+        """Build the lineage from a job's records, in order; a new group voids the epochs it
+        repeats.
+        """
         groups: list[Group] = []
         epochs: set[int] = set()
         saved_step = 0
@@ -73,7 +77,9 @@ class Lineage:
 
     def missing_epochs(self, epoch: int) -> list[int]:
         """Return the epochs before this one that the history lacks; empty without any records."""
-        return [number for number in range(epoch) if number not in self.epochs] if self.groups else []
+        return (
+            [number for number in range(epoch) if number not in self.epochs] if self.groups else []
+        )
 
     def _follow_back(self, ordered: Sequence[str]) -> Iterator[str]:
         resumed_from = {group.generation: group.resumed_from for group in self.groups}

@@ -60,10 +60,13 @@ class ActorLink:
         """Post the record, and make the actor hold this controller.
 
         Raises:
-            SupersededError: a newer worker group runs this job, and may have read the records without this one.
+            SupersededError: a newer worker group runs this job, and may have read the records
+                without this one.
         """
         if is_superseded(self._journal.storage, self._journal.generation):
-            raise SupersededError(f"generation {self._journal.generation} is over; this worker group ends")
+            raise SupersededError(
+                f"generation {self._journal.generation} is over; this worker group ends"
+            )
         self._layers = started.layers
         self._outbox.put(started)
         try:
@@ -83,11 +86,13 @@ class ActorLink:
         """Add lines to the job's log."""
         self._shipper.write(text)
 
-    def decide(self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]) -> Decision:
+    def decide(
+        self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]
+    ) -> Decision:
         """Ask the actor what is in force; the proposal, where it does not answer in time.
 
-        Overrides reach the actor's controller this way only: rank 0 knows at which step they took hold, so where the
-        two disagree about them the actor takes over rank 0's state.
+        Overrides reach the actor's controller this way only: rank 0 knows at which step they took
+        hold, so where the two disagree about them the actor takes over rank 0's state.
 
         Raises:
             SupersededError: a newer worker group runs this job.
@@ -117,17 +122,23 @@ class ActorLink:
         return answer
 
     def _register(self, controller_state: Mapping[str, Any], timeout_s: float) -> None:
-        registration = Registration(spec=self._launch.spec, layers=self._layers, controller_state=controller_state)
+        registration = Registration(
+            spec=self._launch.spec, layers=self._layers, controller_state=controller_state
+        )
         answer: Receipt | Refused = self._ask(
-            "register", self._launch.job_id, self._outbox.stamp, registration, timeout_s=max(timeout_s, 0.0)
+            "register",
+            self._launch.job_id,
+            self._outbox.stamp,
+            registration,
+            timeout_s=max(timeout_s, 0.0),
         )
         if isinstance(answer, Refused):
             raise self._superseded(answer)
 
     def _superseded(self, answer: Refused) -> SupersededError:
         return SupersededError(
-            f"generation {self._outbox.stamp.generation} of job {self._launch.job_id} is over: generation "
-            f"{answer.newest.generation} runs it; this worker group ends"
+            f"generation {self._outbox.stamp.generation} of job {self._launch.job_id} is over:"
+            f" generation {answer.newest.generation} runs it; this worker group ends"
         )
 
 
@@ -135,7 +146,10 @@ def _agrees(answer: Decided | Unknown, proposal: Decision) -> bool:
     if not isinstance(answer, Decided):
         return False
     theirs = answer.decision
-    return (theirs.override_by_layer, theirs.batch_override) == (proposal.override_by_layer, proposal.batch_override)
+    return (theirs.override_by_layer, theirs.batch_override) == (
+        proposal.override_by_layer,
+        proposal.batch_override,
+    )
 
 
 def _left(deadline: float) -> float:

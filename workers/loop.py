@@ -27,20 +27,28 @@ from workers.state import is_due, restore, save
 
 logger = logging.getLogger(__name__)
 Outcome = Literal["completed", "stopped", "resized", "unsaved"]
-"""`stopped`: a user stopped the job; `resized`: another group continues from the saved state; `unsaved`:
-a user cancelled the job while its storage could not take its state."""
+"""`stopped`: a user stopped the job; `resized`: another group continues from the saved state;
+`unsaved`: a user cancelled the job while its storage could not take its state.
+"""
 
 MAX_SKIPPED_IN_A_ROW = 10
-"""Steps that may be skipped one after the other. One bad batch costs one step and a spike a few; parameters do not
-change while steps are skipped, so when a window of other samples did not help either, nothing will."""
+"""Steps that may be skipped one after the other. One bad batch costs one step and a spike a few;
+parameters do not change while steps are skipped, so when a window of other samples did not help
+either, nothing will.
+"""
 LEAST_SCALE = 1.0
-"""Of the loss in fp16. A larger one keeps small gradients from vanishing, and falls where large ones turn infinite."""
+"""Of the loss in fp16. A larger one keeps small gradients from vanishing, and falls where large
+ones turn infinite.
+"""
 FLUSH_TIMEOUT_S = 10.0
-"""How long a finished worker waits for its last records to arrive; they are in the journal in any case."""
+"""How long a finished worker waits for its last records to arrive; they are in the journal in any
+case.
+"""
 
 
 def train(context: WorkerContext, clock: Clock | None = None) -> Outcome:
-    """Train the job from its newest checkpoint to its end, or to a stop that was asked for and saved.
+    """Train the job from its newest checkpoint to its end, or to a stop that was asked for and
+    saved.
 
     Raises:
         TaskRaised: the task's own code raised.
@@ -94,7 +102,9 @@ def train_batch(run: Run, order: Tensor) -> frozenset[Word]:
     """One step of the optimizer; returns what was announced at its end."""
     start = run.phases.clock.elapsed()
     run.context.helm.enter("training", epoch=run.position.epoch, step=run.session.steps)
-    batch = batch_at(run.position.samples, num_samples=len(order), global_batch=run.session.global_batch)
+    batch = batch_at(
+        run.position.samples, num_samples=len(order), global_batch=run.session.global_batch
+    )
     with run.phases("compute"):
         accumulate(run, order, batch)
     with run.phases("optimize"):
@@ -139,7 +149,9 @@ def backward(run: Run, order: Tensor, piece: range, *, batch: range) -> None:
 
 
 def take_part(run: Run, order: Tensor, piece: range) -> None:
-    """A backward pass that adds nothing: the others wait for this worker, and it has no samples in this batch."""
+    """A backward pass that adds nothing: the others wait for this worker, and it has no samples in
+    this batch.
+    """
     # in evaluation mode running statistics stay as they are.
     run.model.eval()
     run.backward(forward(run, order, piece) * 0.0)
@@ -202,7 +214,9 @@ def rest(run: Run, start: float) -> None:
 
 
 def close_epoch(run: Run) -> bool:
-    """Evaluate, decide about the next epoch, report, save; False if a cancelled job could not be saved."""
+    """Evaluate, decide about the next epoch, report, save; False if a cancelled job could not be
+    saved.
+    """
     epoch, decision = run.position.epoch, run.session.decision
     run.context.helm.enter("epoch end", epoch=epoch, step=run.session.steps)
     with run.phases("evaluate"):
@@ -210,10 +224,14 @@ def close_epoch(run: Run) -> bool:
         parts = summaries(run)
         agree(run, parts)
     with run.phases("decide"):
-        switch = run.session.end_epoch(lr=run.schedule.epoch_rate(epoch), next_lr=run.schedule.epoch_rate(epoch + 1))
+        switch = run.session.end_epoch(
+            lr=run.schedule.epoch_rate(epoch), next_lr=run.schedule.epoch_rate(epoch + 1)
+        )
     last = epoch + 1 == run.spec.training.epochs
     if run.context.rank == 0:
-        logger.info("epoch %d ends after step %d; %s", epoch, run.session.steps, switch.decision.reason)
+        logger.info(
+            "epoch %d ends after step %d; %s", epoch, run.session.steps, switch.decision.reason
+        )
     loss = mean_loss(parts)
     run.context.link.post(epoch_record(run, decision, loss=loss, metrics=mean_metrics(parts)))
     if not last:

@@ -1,8 +1,9 @@
 """Rendezvous of a worker group: a torch TCPStore that outsiders cannot use.
 
-TCPStore has no authentication. It therefore listens on the node's own address only, each member proves
-that it knows a secret sent with its seat, and then the port is closed: the kernel drops all further
-packets to it. The group's keys are written only after that, with the secret as their prefix.
+TCPStore has no authentication. It therefore listens on the node's own address only, each member
+proves that it knows a secret sent with its seat, and then the port is closed: the kernel drops all
+further packets to it. The group's keys are written only after that, with the secret as their
+prefix.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Meeting:
         connected = _num_connections(self.address[1])
         if connected is not None and connected > world_size:
             raise dist.DistStoreError(
-                f"{connected} connections to the store of a group of {world_size}: an unknown process is connected; "
-                "the group is formed again"
+                f"{connected} connections to the store of a group of {world_size}: an unknown"
+                " process is connected; the group is formed again"
             )
         self._store.set(_CLOSED_KEY, _proof(self._secret, _CLOSED_KEY))
         return PrefixStore(self._secret, self._store)
@@ -83,7 +84,8 @@ _CLOSED_KEY = "closed"
 
 
 def join(address: Address, rank: int, timeout: timedelta) -> Store:
-    """Connect to the store that rank 0 opened; return the group's store once all members are connected.
+    """Connect to the store that rank 0 opened; return the group's store once all members are
+    connected.
 
     Raises:
         DistStoreError: no answer in time, a member is missing, or an outsider is connected.
@@ -106,7 +108,9 @@ def _proof(secret: str, key: str) -> str:
 
 def _check_proof(store: Store, secret: str, key: str) -> None:
     if not hmac.compare_digest(store.get(key), _proof(secret, key).encode()):
-        raise dist.DistStoreError(f"the writer of {key!r} in the group's store does not know its secret")
+        raise dist.DistStoreError(
+            f"the writer of {key!r} in the group's store does not know its secret"
+        )
 
 
 def _listen(host: str) -> socket.socket:
@@ -115,7 +119,11 @@ def _listen(host: str) -> socket.socket:
     try:
         return socket.create_server((host, 0), family=family)
     except OSError as error:
-        log.warning("cannot bind to %s (%s); the group's store listens on all addresses", host, error.strerror)
+        log.warning(
+            "cannot bind to %s (%s); the group's store listens on all addresses",
+            host,
+            error.strerror,
+        )
         return socket.create_server(("", 0), family=family)
 
 

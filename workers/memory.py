@@ -1,8 +1,8 @@
 """Memory limits of worker processes, and which one is killed before its node runs out; Linux.
 
-Ray's memory monitor kills restartable actors first, newest first, whatever their size: supervisors and
-the Accordion actor before the worker that leaks. Workers are therefore watched here, and the largest one
-on a node is killed before Ray's monitor or the kernel has to choose.
+Ray's memory monitor kills restartable actors first, newest first, whatever their size: supervisors
+and the Accordion actor before the worker that leaks. Workers are therefore watched here, and the
+largest one on a node is killed before Ray's monitor or the kernel has to choose.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ PRESSURE = 0.92
 GUILTY_SHARE = 0.25
 """Share of a node's memory from which a killed worker counts as the cause of the shortage."""
 SHORTAGE_GRACE_S = 5.0
-"""How long memory must be short before a process is killed that is too small to be the cause: a large one
-that was just killed, perhaps of another job, takes seconds to give its memory back."""
+"""How long memory must be short before a process is killed that is too small to be the cause: a
+large one that was just killed, perhaps of another job, takes seconds to give its memory back.
+"""
 RELIEF_SHARE = 0.02
-"""Share of a node's memory by which its use must fall to count as memory that a killed process gives back."""
+"""Share of a node's memory by which its use must fall to count as memory that a killed process
+gives back.
+"""
 MOST_READINGS = 64
 """Readings kept of a process; every second one goes when there are more."""
 LEAST_READINGS = 4
@@ -38,7 +41,12 @@ _TITLE = b"ray::Worker"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CGROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    (
+        "/sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
 )
 """cgroup v2 and v1: folder, files with limit and use, and the reclaimable part of the use."""
 
@@ -75,7 +83,9 @@ class MemoryGrowth:
     """Step of the newest reading."""
 
     def add(self, step: int, at_s: float, used: int) -> None:
-        """Append a reading unless the step already has one; thin out the older ones if there are too many."""
+        """Append a reading unless the step already has one; thin out the older ones if there are
+        too many.
+        """
         if step <= self._step:
             return
         self._step = step
@@ -105,7 +115,9 @@ class MemoryWatch:
     growth: MemoryGrowth = field(default_factory=MemoryGrowth)
     """Readings while the process trains in the newest group."""
     _short_since_s: float | None = None
-    """Since when the node has been short of memory without relief; None if the newest reading shows enough."""
+    """Since when the node has been short of memory without relief; None if the newest reading shows
+    enough.
+    """
     _peak: int = 0
     """Highest use of the node since then."""
 
@@ -120,11 +132,14 @@ class MemoryWatch:
         elif self._short_since_s is None or self._peak - use.node >= RELIEF_SHARE * use.node_total:
             self._short_since_s, self._peak = at_s, use.node
         else:
-            # Which of several equal ranks is the largest changes with every reading, so that does not matter here.
+            # Which of several equal ranks is the largest changes with every reading, so that does
+            # not matter here.
             self._peak = max(self._peak, use.node)
 
     def expect_relief(self, now_s: float) -> None:
-        """Grant the process another `SHORTAGE_GRACE_S`: a process on its node was killed for its memory."""
+        """Grant the process another `SHORTAGE_GRACE_S`: a process on its node was killed for its
+        memory.
+        """
         if self._short_since_s is not None:
             self._short_since_s = now_s
 
@@ -153,7 +168,9 @@ def _blame(use: MemoryUse, bytes_per_s: float) -> WorkerError:
     shortage = f"its node used {node} of {total} GB"
     if use.is_guilty:
         return OutOfMemory(f"{process}; {shortage}", bytes_per_s)
-    return ProcessLost(f"the process was killed because memory ran out: it used {process}, and {shortage}")
+    return ProcessLost(
+        f"the process was killed because memory ran out: it used {process}, and {shortage}"
+    )
 
 
 def _in_gb(first: int, second: int) -> tuple[str, str]:
@@ -201,11 +218,18 @@ def _worker_pids() -> Iterator[int]:
 
 
 def _node_memory() -> tuple[int, int]:
-    """Return bytes used and total: the machine's, or the container's if it is closer to its limit."""
+    """Return bytes used and total: the machine's, or the container's if it is closer to its
+    limit.
+    """
     lines = Path("/proc/meminfo").read_text().splitlines()
-    sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    sizes = {
+        name: int(rest.split()[0]) * 1024
+        for name, _, rest in (line.partition(":") for line in lines)
+    }
     machine = (sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemTotal"])
-    found = [pair for pair in map(_cgroup_memory, _CGROUPS) if pair is not None and pair[1] < machine[1]]
+    found = [
+        pair for pair in map(_cgroup_memory, _CGROUPS) if pair is not None and pair[1] < machine[1]
+    ]
     return max([machine, *found], key=lambda pair: pair[0] / pair[1])
 
 

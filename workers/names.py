@@ -1,7 +1,8 @@
-"""Names of the long-lived Ray actors; each holds the id of the installation that the actor belongs to.
+"""Names of the long-lived Ray actors; each holds the id of the installation that the actor belongs
+to.
 
-Several installations, each with a database of its own, may share one Ray cluster: production beside staging, say. None
-of them may touch an actor whose name holds another id.
+Several installations, each with a database of its own, may share one Ray cluster: production beside
+staging, say. None of them may touch an actor whose name holds another id.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def actor_name(installation: str) -> str:
 
 
 def installation_of(name: str) -> str | None:
-    """Return the installation id in an Accordion actor's name, empty for one without; None for other actors."""
+    """Return the installation id in an Accordion actor's name, empty for one without; None for
+    other actors.
+    """
     if name == _ACTOR:
         return ""
     return name.removeprefix(f"{_ACTOR}-") if name.startswith(f"{_ACTOR}-") else None
@@ -62,6 +65,8 @@ def parse_supervisor_name(name: str) -> SupervisorName | None:
 
 
 def train_run_name(name: str | None, job_id: str, attempt: int) -> str:
-    """Return the name of the Ray Train run of one attempt: the job's name, if it has one, its id and the attempt."""
+    """Return the name of the Ray Train run of one attempt: the job's name, if it has one, its id
+    and the attempt.
+    """
     prefix = f"{name.replace('/', '-')}-" if name else ""
     return f"{prefix}{job_id}.{attempt}"

@@ -1,4 +1,6 @@
-"""Who listens to what people want of a job: one long poll, kept open to the Accordion actor by a thread."""
+"""Who listens to what people want of a job: one long poll, kept open to the Accordion actor by a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Watch:
                 callback(self._orders)
 
     def look(self, timeout_s: float) -> Orders:
-        """Ask for what is held now, without waiting for news; what was heard last where the actor is silent."""
+        """Ask for what is held now, without waiting for news; what was heard last where the actor
+        is silent.
+        """
         with suppress(ActorSilentError):
             self._take(self._ask("watch", self._job_id, -1, 0.0, timeout_s=timeout_s))
         return self._orders
@@ -65,7 +69,9 @@ class Watch:
         while not self._closed.is_set():
             try:
                 version = self._orders.version
-                self._take(self._ask("watch", self._job_id, version, WATCH_S, timeout_s=WATCH_S + ANSWER_S))
+                self._take(
+                    self._ask("watch", self._job_id, version, WATCH_S, timeout_s=WATCH_S + ANSWER_S)
+                )
             except ActorSilentError:
                 self._closed.wait(PAUSE_S)
             except Exception:

@@ -1,7 +1,8 @@
-"""Records on their way to the database: written to the journal at once, sent by a thread, kept until confirmed.
+"""Records on their way to the database: written to the journal at once, sent by a thread, kept
+until confirmed.
 
-Used by rank 0 and by the supervisor. A call of the actor takes seconds when the actor has just died; nothing here makes
-the caller wait for it.
+Used by rank 0 and by the supervisor. A call of the actor takes seconds when the actor has just
+died; nothing here makes the caller wait for it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from workers.contract import Cursor, Payload, Progress, Record
 from workers.journal import Journal, place_of, read_records
 
 TICK_S = 0.25
-"""Pause between two calls while there is something to send or to be confirmed; longer if the actor asks for it."""
+"""Pause between two calls while there is something to send or to be confirmed; longer if the actor
+asks for it.
+"""
 HURRIED_TICK_S = 0.01
 """Likewise while somebody waits for it."""
 POST_LIMIT = 1000
-"""Records in one call: a few megabytes, so that a long history is not one call that never ends in time."""
+"""Records in one call: a few megabytes, so that a long history is not one call that never ends in
+time.
+"""
 POST_TIMEOUT_S = 5.0
 """The actor is back 1 s after its process was killed."""
 
@@ -37,12 +42,14 @@ class Outbox:
         job_id: the job.
         journal: where records are kept.
         ask: the way to the actor.
-        limit: number of unconfirmed records above which the oldest epochs and decisions are dropped,
-            from the journal, too, which then holds at most twice as many. With a limit, older records
-            are read by the sending thread. None keeps all.
+        limit: number of unconfirmed records above which the oldest epochs and decisions are
+            dropped, from the journal, too, which then holds at most twice as many. With a limit,
+            older records are read by the sending thread. None keeps all.
     """
 
-    def __init__(self, job_id: str, journal: Journal, ask: Ask, *, limit: int | None = None) -> None:
+    def __init__(
+        self, job_id: str, journal: Journal, ask: Ask, *, limit: int | None = None
+    ) -> None:
         self.stamp = Stamp(journal.attempt, journal.generation)
         self._job_id = job_id
         self._journal = journal
@@ -57,7 +64,8 @@ class Outbox:
         """Whether the records of older generations were read."""
         self._progress: Progress | None = None
         self._incarnation: str | None = None
-        """Of the actor's memory that holds what was sent; None while nothing is known to be held."""
+        """Of the actor's memory that holds what was sent; None while nothing is known to be held.
+        """
         self._hurried = False
         """Whether somebody waits until all is sent."""
         self._pause_s = TICK_S
@@ -91,7 +99,9 @@ class Outbox:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the actor holds everything; False where it took too long, or a newer group has spoken."""
+        """Wait until the actor holds everything; False where it took too long, or a newer group has
+        spoken.
+        """
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
@@ -133,23 +143,35 @@ class Outbox:
         """Let things gather, but for a moment only where somebody waits."""
         deadline = time.monotonic() + self._pause_s
         with self._changed:
-            self._changed.wait_for(lambda: self._hurried or self._closed, deadline - time.monotonic())
+            self._changed.wait_for(
+                lambda: self._hurried or self._closed, deadline - time.monotonic()
+            )
         time.sleep(max(0.0, min(HURRIED_TICK_S, deadline - time.monotonic())))
 
     def _wait(self) -> bool:
         """Wait for something to send or to be confirmed; False when it is over."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or self._pending or self._progress is not None or not self._has_history
+                lambda: (
+                    self._closed
+                    or self._pending
+                    or self._progress is not None
+                    or not self._has_history
+                )
             )
             return not (self._closed or self.superseded)
 
     def _send(self) -> None:
         with self._changed:
-            new, progress = tuple(self._pending[self._sent : self._sent + POST_LIMIT]), self._progress
+            new, progress = (
+                tuple(self._pending[self._sent : self._sent + POST_LIMIT]),
+                self._progress,
+            )
         said = {"progress": progress, "incarnation": self._incarnation}
         try:
-            answer = self._ask("post", self._job_id, self.stamp, new, **said, timeout_s=POST_TIMEOUT_S)
+            answer = self._ask(
+                "post", self._job_id, self.stamp, new, **said, timeout_s=POST_TIMEOUT_S
+            )
         except ActorSilentError:
             return
         with self._changed:
@@ -182,7 +204,9 @@ class Outbox:
                 dropped = {n for n, kind in enumerate(kinds) if kind in _DROPPABLE}
                 dropped = set(sorted(dropped)[:num_excess])
                 self._sent -= sum(n < self._sent for n in dropped)
-                self._pending = [record for n, record in enumerate(self._pending) if n not in dropped]
+                self._pending = [
+                    record for n, record in enumerate(self._pending) if n not in dropped
+                ]
             if self._on_disk - len(self._pending) >= self._limit:
                 self._on_disk = len(self._pending)
                 self._journal.compact({place_of(record) for record in self._pending})

@@ -1,7 +1,9 @@
-"""Text that every file, database and JSON reader takes: Unicode without NUL and without lone surrogates.
+"""Text that every file, database and JSON reader takes: Unicode without NUL and without lone
+surrogates.
 
-What people send is refused with its place (`check_texts`). What a job's own code makes is cleaned (`clean_texts`),
-since nobody is there to correct it. A lone surrogate is what Python makes of a byte that is no UTF-8, as in file names.
+What people send is refused with its place (`check_texts`). What a job's own code makes is cleaned
+(`clean_texts`), since nobody is there to correct it. A lone surrogate is what Python makes of a
+byte that is no UTF-8, as in file names.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def clean_text(text: str) -> str:
 
 
 def clean_texts(value: Any) -> Any:
-    """Clean all texts in a value, through lists, tuples, mappings with their keys, and dataclasses."""
+    """Clean all texts in a value, through lists, tuples, mappings with their keys, and
+    dataclasses.
+    """
     match value:
         case str():
             return clean_text(value)
@@ -39,7 +43,9 @@ def clean_texts(value: Any) -> Any:
             return tuple(clean_texts(content) for content in value)
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = (field.name for field in dataclasses.fields(value))
-            return dataclasses.replace(value, **{name: clean_texts(getattr(value, name)) for name in fields})
+            return dataclasses.replace(
+                value, **{name: clean_texts(getattr(value, name)) for name in fields}
+            )
         case _:
             return value
 
@@ -51,8 +57,13 @@ def describe_refused_text(text: str) -> str | None:
         return None
     shown = repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "...")
     if found[0] == "\0":
-        return f"{shown} is refused: it holds a NUL character, which no database takes; leave it out"
-    return f"{shown} is not Unicode text: it holds half of a character (U+{ord(found[0]):04X}); send the text as UTF-8"
+        return (
+            f"{shown} is refused: it holds a NUL character, which no database takes; leave it out"
+        )
+    return (
+        f"{shown} is not Unicode text: it holds half of a character (U+{ord(found[0]):04X}); send"
+        " the text as UTF-8"
+    )
 
 
 def check_texts(data: Any) -> Any:
@@ -62,7 +73,9 @@ def check_texts(data: Any) -> Any:
         ValidationError: a text or a key in them is not taken; each with its place.
     """
     errors = [
-        InitErrorDetails(type=PydanticCustomError("value_error", "{why}", {"why": why}), loc=place, input=None)
+        InitErrorDetails(
+            type=PydanticCustomError("value_error", "{why}", {"why": why}), loc=place, input=None
+        )
         for place, why in _refused_texts(data, ())
     ]
     if errors:
@@ -70,7 +83,9 @@ def check_texts(data: Any) -> Any:
     return data
 
 
-def _refused_texts(value: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _refused_texts(
+    value: Any, place: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
     match value:
         case str():
             why = describe_refused_text(value)

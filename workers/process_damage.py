@@ -1,4 +1,6 @@
-"""Explains errors that follow from what user code did to its own process: destroyed groups, closed descriptors."""
+"""Explains errors that follow from what user code did to its own process: destroyed groups, closed
+descriptors.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ _destroyed_at: list[str] = []
 
 
 def note_destroyed_groups() -> None:
-    """Remember from now on which line of code destroyed a process group, until another group is made.
+    """Remember from now on which line of code destroyed a process group, until another group is
+    made.
 
-    User code is imported later, so `from torch.distributed import destroy_process_group` is covered too.
+    User code is imported later, so `from torch.distributed import destroy_process_group` is covered
+    too.
     """
     make, destroy = dist.init_process_group, dist.destroy_process_group
     if hasattr(destroy, "__wrapped__"):
@@ -49,8 +53,8 @@ def explain_damage(error: BaseException) -> str | None:
         return None
     if _destroyed_at and not dist.is_initialized():
         return (
-            f"the process group was destroyed at {_destroyed_at[0]} while the job trains; remove that call; "
-            "the job destroys the group itself"
+            f"the process group was destroyed at {_destroyed_at[0]} while the job trains; remove"
+            " that call; the job destroys the group itself"
         )
     if is_bad_descriptor(error):
         return (
@@ -61,14 +65,18 @@ def explain_damage(error: BaseException) -> str | None:
 
 
 def _is_of_training(error: BaseException) -> bool:
-    """Return whether gloo, torch.distributed or this project raised the error, perhaps in a library that it called."""
+    """Return whether gloo, torch.distributed or this project raised the error, perhaps in a library
+    that it called.
+    """
     if "gloo/transport" in str(error):
         # Raised in C++, perhaps under the user's own `loss.backward()`.
         return True
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_user_code(frame.filename):
             return False
-        if Path(frame.filename).is_relative_to(_DISTRIBUTED) or Path(frame.filename).is_relative_to(_PROJECT):
+        if Path(frame.filename).is_relative_to(_DISTRIBUTED) or Path(frame.filename).is_relative_to(
+            _PROJECT
+        ):
             return True
     return False
 

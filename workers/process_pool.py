@@ -1,4 +1,6 @@
-"""Interface between an attempt and its worker processes; `ENGINES` names its implementations on Ray."""
+"""Interface between an attempt and its worker processes; `ENGINES` names its implementations on
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Crew(Protocol):
         """Kill a process; do nothing if it is gone."""
 
     def expel(self, number: int) -> None:
-        """Kill a member of the group by any means; it counts as returned, not as the cause of a failure."""
+        """Kill a member of the group by any means; it counts as returned, not as the cause of a
+        failure.
+        """
 
     def look(self, timeout_s: float) -> None:
         """Process pending events, or wait up to `timeout_s` for one."""
@@ -44,7 +48,9 @@ class Crew(Protocol):
     def failed_starts(self) -> list[FailedStart]:
         """Return and clear the processes that ended before they were ready."""
 
-    def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
+    def seat(
+        self, group: Sequence[int], generation: int, interruption: Interruption | None
+    ) -> None:
         """Start a group of these processes, in rank order.
 
         Raises:
@@ -52,7 +58,9 @@ class Crew(Protocol):
         """
 
     def returned(self) -> dict[int, str | BaseException]:
-        """Return the results so far by rank: the loop's outcome, or the error that ended the member."""
+        """Return the results so far by rank: the loop's outcome, or the error that ended the
+        member.
+        """
 
     def resize(self, note: ResizeRecord) -> None:
         """Have the group save and return at its next step boundary; rank 0 records the note."""
@@ -70,4 +78,6 @@ class Crew(Protocol):
         """Return the line of user code that each responding rank of the newest group executes."""
 
     def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
-        """Kill all processes; `outcome` is how the attempt ended, None if it failed unexpectedly."""
+        """Kill all processes; `outcome` is how the attempt ended, None if it failed
+        unexpectedly.
+        """

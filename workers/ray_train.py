@@ -2,8 +2,8 @@
 
 The supervisor starts and owns the processes, as with plain actors; Ray Train's controller, in an
 actor of its own, adds each of them to its run. It starts once a process is prepared, for scripts at
-once. A controller that dies takes no worker with it: training goes on, and the next controller lists
-the running workers.
+once. A controller that dies takes no worker with it: training goes on, and the next controller
+lists the running workers.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class RayTrainCrew(RayCrew):
         self._next_controller_at = 0.0
 
     def look(self, timeout_s: float) -> None:
-        """Manage the controller and the processes that have not joined, then do what `RayCrew` does.
+        """Manage the controller and the processes that have not joined, then do what `RayCrew`
+        does.
 
         Raises:
             EngineUnavailable: no controller comes up, and no process has ever joined a run.
@@ -119,7 +120,9 @@ class RayTrainCrew(RayCrew):
             self._controller = None
 
     def _start_actor(self, options: dict[str, Any]) -> Any:
-        return self._ray.remote(WorkerInRayTrain).options(**options).remote(self._launch, self._token)
+        return (
+            self._ray.remote(WorkerInRayTrain).options(**options).remote(self._launch, self._token)
+        )
 
     def _note_placed(self, member: Member) -> None:
         member.has_joined = False
@@ -140,8 +143,11 @@ class RayTrainCrew(RayCrew):
         """Start a controller where there is none; replace one that does not come up."""
         age_s = self._clock() - self._controller_since
         if self._controller is None:
-            # its imports would take CPU time from processes that load torch; only a script needs it by then.
-            is_needed = self._is_script or any(one.starting is None for one in self._members.values())
+            # its imports would take CPU time from processes that load torch; only a script needs it
+            # by then.
+            is_needed = self._is_script or any(
+                one.starting is None for one in self._members.values()
+            )
             if self._members and is_needed and self._clock() >= self._next_controller_at:
                 self._start_controller()
         elif not self._is_up:
@@ -153,13 +159,17 @@ class RayTrainCrew(RayCrew):
     def _start_controller(self) -> None:
         here = {"label_selector": {"ray.io/node-id": self._ray.get_runtime_context().get_node_id()}}
         options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 1000, **here}
-        self._controller = self._ray.remote(RayTrainController).options(**options).remote(self._launch)
+        self._controller = (
+            self._ray.remote(RayTrainController).options(**options).remote(self._launch)
+        )
         self._running = self._controller.run.remote()
         self._building = self._controller.wait_until_up.remote()
         self._controller_since = self._clock()
 
     def _tend_join(self, member: Member, join: _Join) -> None:
-        """Ask the controller to add the process, again if that failed; replace one that does not."""
+        """Ask the controller to add the process, again if that failed; replace one that
+        does not.
+        """
         now = self._clock()
         if member.starting is None and join.prepared_at is None:
             join.prepared_at = now
@@ -199,9 +209,16 @@ class RayTrainCrew(RayCrew):
 
     def _take_refusal(self, member: Member, join: _Join, cause: BaseException) -> None:
         join.num_refused += 1
-        log.warning("worker process %d could not join the Ray Train run: %s: %s", member.number, _kind(cause), cause)
+        log.warning(
+            "worker process %d could not join the Ray Train run: %s: %s",
+            member.number,
+            _kind(cause),
+            cause,
+        )
         if join.num_refused >= MOST_FAILED_JOINS:
-            log.warning("worker process %d trains without being listed in the Ray Train run", member.number)
+            log.warning(
+                "worker process %d trains without being listed in the Ray Train run", member.number
+            )
             join.is_listed = member.has_joined = True
             self._note_ready(member)
 
@@ -219,7 +236,9 @@ class RayTrainCrew(RayCrew):
             self._drop_controller("its run ended")
         except self._ray.exceptions.RayTaskError as raised:
             is_fatal = not isinstance(raised.cause, OSError)
-            self._drop_controller(f"{_kind(raised.cause)}: {raised.cause or raised}", is_fatal=is_fatal)
+            self._drop_controller(
+                f"{_kind(raised.cause)}: {raised.cause or raised}", is_fatal=is_fatal
+            )
         except self._ray.exceptions.RayError as lost:
             self._drop_controller(f"its process is gone ({_kind(lost)})")
 
@@ -236,22 +255,31 @@ class RayTrainCrew(RayCrew):
         for number, join in self._joins.items():
             self._joins[number] = _Join(prepared_at=join.prepared_at)
         self._num_failed += 1
-        pause_s = min(MOST_RETRY_S, RETRY_S * 2.0 ** (self._num_failed - 2)) if self._num_failed > 1 else 0.0
+        pause_s = (
+            min(MOST_RETRY_S, RETRY_S * 2.0 ** (self._num_failed - 2))
+            if self._num_failed > 1
+            else 0.0
+        )
         self._next_controller_at = self._clock() + pause_s
-        is_needed = self._run_context is None and not any(one.ready_since for one in self._members.values())
+        is_needed = self._run_context is None and not any(
+            one.ready_since for one in self._members.values()
+        )
         if is_fatal and is_needed and self._num_failed >= MOST_FAILED_CONTROLLERS:
             raise EngineUnavailable(
-                f"Ray Train's controller failed {self._num_failed} times in a row: {reason}; set workers.engine to "
-                "actors to run the job without Ray Train"
+                f"Ray Train's controller failed {self._num_failed} times in a row: {reason}; set"
+                " workers.engine to actors to run the job without Ray Train"
             )
-        log.warning("Ray Train's controller stopped: %s; training goes on, another one starts", reason)
+        log.warning(
+            "Ray Train's controller stopped: %s; training goes on, another one starts", reason
+        )
 
 
 def check_ray_train(version: str) -> None:
     """Check that this node has the Ray Train that the engine was made for.
 
     Raises:
-        EngineUnavailable: another version of Ray is installed, or a part of `ray[train]` is missing.
+        EngineUnavailable: another version of Ray is installed, or a part of `ray[train]` is
+            missing.
     """
     way_out = "or set workers.engine to actors"
     if not version.startswith(f"{RAY_SERIES}."):
@@ -262,7 +290,8 @@ def check_ray_train(version: str) -> None:
     missing = [name for name in REQUIRED_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise EngineUnavailable(
-            f"the ray-train engine needs {' and '.join(missing)}; pip install 'ray[train]=={RAY_SERIES}.*', {way_out}"
+            f"the ray-train engine needs {' and '.join(missing)}; pip install"
+            f" 'ray[train]=={RAY_SERIES}.*', {way_out}"
         )
 
 

@@ -1,8 +1,9 @@
 """The only use of Ray Train's private API (2.60): a run whose workers come and go one by one.
 
-Ray Train's trainer, controller, worker group, callbacks and state API stay its own. What differs: the
-worker group begins empty, lists workers that the supervisor has started, and drops those that are
-gone; user code sees the ranks of its present group, and `ray.train.report` goes to the job's records.
+Ray Train's trainer, controller, worker group, callbacks and state API stay its own. What differs:
+the worker group begins empty, lists workers that the supervisor has started, and drops those that
+are gone; user code sees the ranks of its present group, and `ray.train.report` goes to the job's
+records.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision,
     ScalingPolicy,
 )
-from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
+from ray.train.v2._internal.execution.train_fn_utils import (
+    DistributedTrainFnUtils,
+    set_train_fn_utils,
+)
 from ray.train.v2._internal.execution.worker_group import (
     WorkerGroup,
     WorkerGroupPollStatus,
@@ -59,7 +63,11 @@ if TYPE_CHECKING:
     from workers.ray_train_controller import Ending
     from workers.worker import Seat
 
-_UNUSED_CALLBACKS = {"DatasetsCallback", "WorkingDirectorySetupCallback", "PlacementGroupCleanerCallback"}
+_UNUSED_CALLBACKS = {
+    "DatasetsCallback",
+    "WorkingDirectorySetupCallback",
+    "PlacementGroupCleanerCallback",
+}
 """Callbacks of Ray Train that start actors or change directories for unused features."""
 POLL_WAIT_S = 0.1
 """Timeout of a poll in seconds; it blocks the controller, and workers may be loading torch."""
@@ -90,12 +98,16 @@ class ScriptContext:
 
 
 class _TrainFunctions(DistributedTrainFnUtils):
-    """Functions of `ray.train` in a job; none waits at an actor, where a lost worker would block all."""
+    """Functions of `ray.train` in a job; none waits at an actor, where a lost worker would block
+    all.
+    """
 
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
 
-    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, *_: Any, **__: Any) -> None:
+    def report(
+        self, metrics: Mapping[str, Any], checkpoint: Any = None, *_: Any, **__: Any
+    ) -> None:
         """Add metrics to the job's records; a checkpoint is not kept, and a warning says so."""
         self._report(metrics, has_checkpoint=checkpoint is not None)
 
@@ -116,8 +128,8 @@ class _TrainFunctions(DistributedTrainFnUtils):
             CodeError: always.
         """
         raise CodeError(
-            f"a job has no Ray Data shards, and {dataset_info.dataset_name!r} was asked for; read the data in the "
-            "script or task, with session.batches(len(data))"
+            f"a job has no Ray Data shards, and {dataset_info.dataset_name!r} was asked for; read"
+            " the data in the script or task, with session.batches(len(data))"
         )
 
     def barrier(self) -> None:
@@ -171,7 +183,9 @@ class ExternalWorkerGroup(WorkerGroup):
         """Have a worker process join the run, and list it."""
         metadata = ActorMetadata(**await actor.get_metadata.remote())
         await actor.join_run.remote(self.packed_context)
-        self._set_workers([*self.get_workers(), WorkerRecord(actor, metadata, self.get_resources_per_worker())])
+        self._set_workers(
+            [*self.get_workers(), WorkerRecord(actor, metadata, self.get_resources_per_worker())]
+        )
 
     @cached_property
     def packed_context(self) -> bytes:
@@ -190,12 +204,16 @@ class ExternalWorkerGroup(WorkerGroup):
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         """Poll the workers and drop those that are gone; the supervisor handles losses."""
-        found = list(zip(self.get_workers(), self._poll_workers_and_collect_errors(timeout), strict=True))
+        found = list(
+            zip(self.get_workers(), self._poll_workers_and_collect_errors(timeout), strict=True)
+        )
         kept = [worker for worker, status in found if not _is_gone(status)]
         if len(kept) < len(found):
             self._set_workers(kept)
         # an error in a status would make the controller end the whole run.
-        polled = WorkerGroupPollStatus({rank: WorkerStatus(running=True) for rank in range(len(kept))}, {})
+        polled = WorkerGroupPollStatus(
+            {rank: WorkerStatus(running=True) for rank in range(len(kept))}, {}
+        )
         # Ray Train's callbacks take an empty group for one that has not begun.
         for callback in self._callbacks if kept else ():
             callback.after_worker_group_poll_status(polled)
@@ -222,14 +240,18 @@ class ExternalWorkerGroup(WorkerGroup):
 
 def _is_gone(status: WorkerStatus | None) -> bool:
     error = status.error if status is not None else None
-    return isinstance(error, WorkerHealthCheckFailedError) and isinstance(error.health_check_failure, ActorDiedError)
+    return isinstance(error, WorkerHealthCheckFailedError) and isinstance(
+        error.health_check_failure, ActorDiedError
+    )
 
 
 class _ExternalScalingPolicy(ScalingPolicy):
     """Starts with an empty worker group and never resizes it; the supervisor does."""
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        return ResizeDecision(num_workers=0, resources_per_worker=self.scaling_config._resources_per_worker_not_none)
+        return ResizeDecision(
+            num_workers=0, resources_per_worker=self.scaling_config._resources_per_worker_not_none
+        )
 
     def make_decision_for_running_worker_group(self, *_: Any, **__: Any) -> ScalingDecision:
         return NoopDecision()
@@ -293,7 +315,9 @@ class Controller(TrainController):
         states = {
             "finished": FinishedState,
             "aborted": AbortedState,
-            "errored": lambda: ErroredState(training_failed_error=ControllerError(RuntimeError(message))),
+            "errored": lambda: ErroredState(
+                training_failed_error=ControllerError(RuntimeError(message))
+            ),
         }
         if ending == "aborted" and self._worker_group is not None:
             self._worker_group.abort()
@@ -307,7 +331,11 @@ class _Trainer(DataParallelTrainer):
     controller: Controller
 
     def _create_default_callbacks(self) -> list[Any]:
-        return [one for one in super()._create_default_callbacks() if type(one).__name__ not in _UNUSED_CALLBACKS]
+        return [
+            one
+            for one in super()._create_default_callbacks()
+            if type(one).__name__ not in _UNUSED_CALLBACKS
+        ]
 
     def _initialize_and_run_controller(self, **named: Any) -> Any:
         named["scaling_policy"] = _ExternalScalingPolicy(self.scaling_config)

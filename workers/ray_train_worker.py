@@ -1,8 +1,9 @@
-"""The worker process as a worker of a Ray Train run; imports Ray Train only for user code that uses it.
+"""The worker process as a worker of a Ray Train run; imports Ray Train only for user code that uses
+it.
 
-Ray Train's controller asks for its location, sends the run's context and polls it, all in plain values.
-Neither the supervisor, which starts the actor, nor a worker of a built-in task imports Ray Train: that
-takes 0.8 s of CPU and 50 MB in each process.
+Ray Train's controller asks for its location, sends the run's context and polls it, all in plain
+values. Neither the supervisor, which starts the actor, nor a worker of a built-in task imports Ray
+Train: that takes 0.8 s of CPU and 50 MB in each process.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class WorkerInRayTrain(Worker):
             except ImportError as error:
                 # a script that needs it raises by itself.
                 log.warning(
-                    "ray.train is not available to scripts on this node: %s; pip install 'ray[train]' there", error
+                    "ray.train is not available to scripts on this node: %s; pip install"
+                    " 'ray[train]' there",
+                    error,
                 )
                 return False
             return self._uses_ray_train()
@@ -118,20 +121,26 @@ class WorkerInRayTrain(Worker):
         kept = keep_finite_numbers(metrics)
         if surplus := self._helm.report_metrics(kept, most=MOST_METRICS):
             self._warn_once(
-                f"ray.train.report: an epoch's record holds {MOST_METRICS} metrics; more are left out, "
-                f"such as {surplus[0]}"
+                f"ray.train.report: an epoch's record holds {MOST_METRICS} metrics; more are left"
+                f" out, such as {surplus[0]}"
             )
         if left_out := sorted({str(name) for name in metrics} - kept.keys()):
-            self._warn_once(f"ray.train.report: only finite numbers are kept; left out: {', '.join(left_out)}")
+            self._warn_once(
+                f"ray.train.report: only finite numbers are kept; left out: {', '.join(left_out)}"
+            )
         if has_checkpoint:
             self._warn_once(
-                "ray.train.report: the checkpoint is not kept, since the job saves its own state; pass what must be "
-                "saved to session.attach(model, optimizer, ...)"
+                "ray.train.report: the checkpoint is not kept, since the job saves its own state;"
+                " pass what must be saved to session.attach(model, optimizer, ...)"
             )
 
     def _show_run(self) -> None:
         """Set up Ray Train's context for user code, once that is loaded and the run is known."""
-        if not (self._is_prepared and self._uses_ray_train()) or self._run_context is None or self._context is not None:
+        if (
+            not (self._is_prepared and self._uses_ray_train())
+            or self._run_context is None
+            or self._context is not None
+        ):
             # Another controller's run has the same name and storage: the context stays.
             return
         from workers.ray_train_internals import ScriptContext
@@ -191,4 +200,11 @@ def keep_finite_numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
     return numbers
 
 
-__all__ = ["MOST_METRICS", "SETTINGS", "LocalPlace", "WorkerInRayTrain", "build_torchrun_env", "keep_finite_numbers"]
+__all__ = [
+    "MOST_METRICS",
+    "SETTINGS",
+    "LocalPlace",
+    "WorkerInRayTrain",
+    "build_torchrun_env",
+    "keep_finite_numbers",
+]

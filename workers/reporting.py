@@ -40,7 +40,9 @@ def announce(run: Run, resumed_from: str | None) -> None:
         resumed_from=resumed_from,
         steps_per_epoch=run.steps_per_epoch,
         layers=run.session.layers,
-        parameters=sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad),
+        parameters=sum(
+            parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad
+        ),
         storage=storage_use(run),
         engine=run.spec.workers.engine if run.context.launch.job_id != NO_JOB else None,
         **_taken_over(run),
@@ -66,7 +68,9 @@ def obey(run: Run, orders: Orders) -> None:
     """Take over what people want; called by a thread of the link."""
     if orders.overrides != run.overrides:
         run.overrides = orders.overrides
-        run.session.override([override for override in orders.overrides if _possible(run, override)])
+        run.session.override(
+            [override for override in orders.overrides if _possible(run, override)]
+        )
     run.stop = orders.stop
     if orders.stop is not None:
         run.session.request(Word.SAVE_STOP)
@@ -88,7 +92,9 @@ def report_switch(run: Run, switch: Switch) -> None:
 
 
 def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
-    """Return the records of a switch: the decision, and every rank's acknowledgement of its plan."""
+    """Return the records of a switch: the decision, and every rank's acknowledgement of its
+    plan.
+    """
     decision = switch.decision
     acks = AcksRecord(
         epoch=decision.epoch,
@@ -101,7 +107,9 @@ def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
     return DecisionRecord(decision=decision), acks
 
 
-def epoch_record(run: Run, decision: Decision, *, loss: float | None, metrics: Mapping[str, float]) -> EpochRecord:
+def epoch_record(
+    run: Run, decision: Decision, *, loss: float | None, metrics: Mapping[str, float]
+) -> EpochRecord:
     """The finished epoch; `decision` was in force at its end.
 
     Metrics from `ray.train.report` are added to those given, which win where both name one.
@@ -118,7 +126,8 @@ def epoch_record(run: Run, decision: Decision, *, loss: float | None, metrics: M
         samples=run.position.samples,
         skipped_steps=run.session.skipped_steps - run.epoch_mark.skipped_steps,
         seconds_by_phase={
-            phase: seconds - run.epoch_mark.seconds.get(phase, 0.0) for phase, seconds in run.phases.seconds.items()
+            phase: seconds - run.epoch_mark.seconds.get(phase, 0.0)
+            for phase, seconds in run.phases.seconds.items()
         },
         bytes=_difference(run.spent(), run.epoch_mark.bytes),
         statistic_by_layer=_finite(statistic) if statistic is not None else None,
@@ -129,13 +138,16 @@ def epoch_record(run: Run, decision: Decision, *, loss: float | None, metrics: M
 
 def mark(run: Run) -> Mark:
     """Where the next epoch's record begins to count."""
-    return Mark(bytes=run.spent(), seconds=dict(run.phases.seconds), skipped_steps=run.session.skipped_steps)
+    return Mark(
+        bytes=run.spent(), seconds=dict(run.phases.seconds), skipped_steps=run.session.skipped_steps
+    )
 
 
 def report_progress(run: Run, *, last: bool = False, loss: float | None = None) -> None:
     """Say where the job is, unless that was said just now; rank 0, after every step.
 
-    The last word is said anyway, with `loss`, the epoch's over all ranks, in place of that of rank 0's newest samples.
+    The last word is said anyway, with `loss`, the epoch's over all ranks, in place of that of rank
+    0's newest samples.
     """
     now = run.phases.clock.elapsed()
     passed = now - run.progress_s

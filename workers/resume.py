@@ -23,11 +23,18 @@ from workers.run import Run
 from workers.shared_storage import not_shared, sees_token
 from workers.snapshot import MergedParts
 from workers.storage import Storage, way_out
-from workers.together import FIRST_PAUSE_S, MOST_PAUSE_S, decide_on_rank_0, gather, work_side_by_side
+from workers.together import (
+    FIRST_PAUSE_S,
+    MOST_PAUSE_S,
+    decide_on_rank_0,
+    gather,
+    work_side_by_side,
+)
 from workers.upload import SHARED, rank_file
 
 Parts = tuple[dict[str, Any], dict[str, Any]]
-"""State shared by all ranks, then what this rank continues from: its own part, or the merged parts."""
+"""State shared by all ranks, then what this rank continues from: its own part, or the merged parts.
+"""
 _T = TypeVar("_T")
 
 
@@ -38,8 +45,11 @@ class StopRequested(SystemExit):
     """
 
 
-def find_checkpoint(run: Run, storage: Storage, refused: Iterable[str]) -> tuple[Manifest | None, Lineage]:
-    """Return the newest checkpoint on the surviving line, and that line; rank 0 searches for all ranks.
+def find_checkpoint(
+    run: Run, storage: Storage, refused: Iterable[str]
+) -> tuple[Manifest | None, Lineage]:
+    """Return the newest checkpoint on the surviving line, and that line; rank 0 searches for all
+    ranks.
 
     `refused` holds the names of checkpoints that a rank found damaged.
 
@@ -53,7 +63,11 @@ def find_checkpoint(run: Run, storage: Storage, refused: Iterable[str]) -> tuple
         _check_shared(run, storage)
 
     def look() -> tuple[Manifest | None, Lineage]:
-        return _look(run, storage, refused=refused, told=told) if run.context.rank == 0 else (None, Lineage())
+        return (
+            _look(run, storage, refused=refused, told=told)
+            if run.context.rank == 0
+            else (None, Lineage())
+        )
 
     found = wait_for_storage(run, look)
     return decide_on_rank_0(run, lambda: found)
@@ -62,8 +76,8 @@ def find_checkpoint(run: Run, storage: Storage, refused: Iterable[str]) -> tuple
 def read_parts(run: Run, storage: Storage, manifest: Manifest) -> Parts | None:
     """Read what this rank needs of a checkpoint; None on all ranks if any rank found it damaged.
 
-    In a group of the same size as the saved one, each rank reads its own part. In a group of another
-    size, rank 0 reads all parts, one at a time, and broadcasts the merged state.
+    In a group of the same size as the saved one, each rank reads its own part. In a group of
+    another size, rank 0 reads all parts, one at a time, and broadcasts the merged state.
 
     Raises:
         StopRequested: the job was paused or cancelled while its storage was unreachable.
@@ -79,7 +93,8 @@ def read_parts(run: Run, storage: Storage, manifest: Manifest) -> Parts | None:
 
 
 def wait_for_storage(run: Run, work: Callable[[], _T]) -> _T:
-    """Run `work` on every rank, retrying while the storage is unreachable; return this rank's result.
+    """Run `work` on every rank, retrying while the storage is unreachable; return this rank's
+    result.
 
     Raises:
         CheckpointError: on all ranks, if any rank found a checkpoint damaged.
@@ -120,9 +135,13 @@ def _check_shared(run: Run, storage: Storage) -> None:
     path = f".seen-g{run.context.generation:012d}"
     token = decide_on_rank_0(run, lambda: secrets.token_hex(16))
     is_first = run.context.rank == 0
-    wait_for_storage(run, lambda: _keep(run, partial(storage.put, path, token.encode())) if is_first else None)
+    wait_for_storage(
+        run, lambda: _keep(run, partial(storage.put, path, token.encode())) if is_first else None
+    )
     read = partial(storage.read, path)
-    sees = wait_for_storage(run, lambda: sees_token(read, token=token, pause=run.phases.clock.sleep))
+    sees = wait_for_storage(
+        run, lambda: sees_token(read, token=token, pause=run.phases.clock.sleep)
+    )
     found = gather(run, (sees, host := socket.gethostname()))
     blind = [rank for rank, (there, _) in enumerate(found) if not there]
     if not sees:
@@ -154,18 +173,25 @@ def _refuse_new(run: Run, error: OSError) -> None:
         StorageError: the job has never trained.
     """
     if not Lineage.of_records(read_records(Path(run.context.launch.storage))).groups:
-        text = f"checkpoints of this job cannot be kept: {type(error).__name__}: {error}; {way_out(error)}"
+        text = (
+            f"checkpoints of this job cannot be kept: {type(error).__name__}: {error};"
+            f" {way_out(error)}"
+        )
         raise StorageError(text) from error
 
 
 def _raise_final(errors: Iterable[CheckpointError | OSError]) -> None:
-    """Raise errors that a retry cannot fix: damaged checkpoints, joined into one message for all ranks."""
+    """Raise errors that a retry cannot fix: damaged checkpoints, joined into one message for all
+    ranks.
+    """
     damaged = sorted({str(error) for error in errors if isinstance(error, CheckpointError)})
     if damaged:
         raise CheckpointError("; ".join(damaged))
 
 
-def _look(run: Run, storage: Storage, *, refused: Iterable[str], told: set[str]) -> tuple[Manifest | None, Lineage]:
+def _look(
+    run: Run, storage: Storage, *, refused: Iterable[str], told: set[str]
+) -> tuple[Manifest | None, Lineage]:
     """Find the newest checkpoint that the job's records confirm; rank 0 only.
 
     Raises:
@@ -188,9 +214,9 @@ def _look(run: Run, storage: Storage, *, refused: Iterable[str], told: set[str])
         _keep(run, storage.prepare)
         if lineage.saved_step:
             tell(
-                f"warning: {storage} holds none of the checkpoints that the job's records name, the newest of "
-                f"{lineage.saved_step} steps; it was emptied, or checkpoint.storage has changed; "
-                "training starts from scratch"
+                f"warning: {storage} holds none of the checkpoints that the job's records name, the"
+                f" newest of {lineage.saved_step} steps; it was emptied, or checkpoint.storage has"
+                " changed; training starts from scratch"
             )
     return found, lineage
 
@@ -201,9 +227,13 @@ def _read_own(run: Run, storage: Storage, manifest: Manifest) -> Parts:
 
 
 def _share_merged(run: Run, storage: Storage, manifest: Manifest) -> Parts:
-    """Read all parts on rank 0 and return the merged state; rank 0 takes over the loss of the open epoch."""
+    """Read all parts on rank 0 and return the merged state; rank 0 takes over the loss of the open
+    epoch.
+    """
     merged, is_first = MergedParts(manifest.world_size), run.context.rank == 0
-    found = wait_for_storage(run, lambda: _read_merged(storage, manifest, merged) if is_first else None)
+    found = wait_for_storage(
+        run, lambda: _read_merged(storage, manifest, merged) if is_first else None
+    )
     shared, own = broadcast_state(found, device=run.context.device)
     return shared, own if is_first else {**own, "loss": {"total": 0.0, "samples": 0}}
 
@@ -221,7 +251,9 @@ def _read_merged(storage: Storage, manifest: Manifest, merged: MergedParts) -> P
         try:
             merged.add(read_part(storage, manifest, name))
         except StateError as error:
-            raise CheckpointError(f"checkpoint {manifest.name}: {name}: {error}; the one before it is used") from error
+            raise CheckpointError(
+                f"checkpoint {manifest.name}: {name}: {error}; the one before it is used"
+            ) from error
     return shared, merged.result()
 
 

@@ -33,7 +33,9 @@ from workers.tasks.base import Task, load_task
 from workers.upload import Saving
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""What autocast computes in, by the spec's name; with others there is none, and a float64 model stays one."""
+"""What autocast computes in, by the spec's name; with others there is none, and a float64 model
+stays one.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,9 @@ class LossSum:
     """Training loss of this worker's own samples."""
 
     total: Tensor
-    """Sum over the samples, a float64 scalar on the device: reading it there would make every step wait."""
+    """Sum over the samples, a float64 scalar on the device: reading it there would make every step
+    wait.
+    """
     samples: int = 0
 
     @classmethod
@@ -68,7 +72,9 @@ class Mark:
 
 @dataclass(slots=True, kw_only=True)
 class Adviser:
-    """Asks the Accordion actor on behalf of the session, on rank 0, and notes what it was asked about."""
+    """Asks the Accordion actor on behalf of the session, on rank 0, and notes what it was asked
+    about.
+    """
 
     link: Link
     controller: Controller | None = None
@@ -76,7 +82,9 @@ class Adviser:
     """The newest of the open epoch."""
 
     def __call__(self, report: Report, proposal: Decision) -> Decision:
-        """What shall be in force: the actor's answer, or the proposal where it does not answer in time."""
+        """What shall be in force: the actor's answer, or the proposal where it does not answer in
+        time.
+        """
         if report.statistic_by_layer is not None:
             self.statistic = report.statistic_by_layer
         state = self.controller.state_dict() if self.controller else {}
@@ -92,7 +100,9 @@ class Run:
     data: Data
     held_out: Data
     ddp: nn.Module
-    """The DistributedDataParallel module; one worker's script may have a module that is not wrapped."""
+    """The DistributedDataParallel module; one worker's script may have a module that is not
+    wrapped.
+    """
     optimizer: Optimizer
     session: Session
     schedule: Schedule
@@ -130,7 +140,9 @@ class Run:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of an epoch that has the present batch from its beginning to its end; the last step may be short."""
+        """Of an epoch that has the present batch from its beginning to its end; the last step may
+        be short.
+        """
         return num_batches(len(self.data), self.session.global_batch)
 
     @property
@@ -151,7 +163,9 @@ class Run:
         return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
 
     def outputs(self, model: nn.Module, inputs: Any) -> Any:
-        """What the model makes of them on the device, computed in the job's precision and cast back to fp32."""
+        """What the model makes of them on the device, computed in the job's precision and cast back
+        to fp32.
+        """
         inputs = to_device(inputs, self.context.device)
         dtype = _AUTOCAST.get(self.spec.training.precision)
         if dtype is None:
@@ -180,7 +194,8 @@ class Run:
 
 
 def load(spec: JobSpec) -> tuple[Task, Data, Data]:
-    """The task, what it trains on and what it is evaluated on: they serve all groups that a process is in.
+    """The task, what it trains on and what it is evaluated on: they serve all groups that a process
+    is in.
 
     Raises:
         TaskRaised: the task cannot be loaded.
@@ -202,7 +217,9 @@ def build(context: WorkerContext, clock: Clock) -> Run:
         model = parts[0].model().to(context.device)
     ddp = _parallel(model, context.device)
     optimizer = _optimizer(model, spec.training.optimizer)
-    scaler = GradScaler(torch.device(context.device).type) if spec.training.precision == "fp16" else None
+    scaler = (
+        GradScaler(torch.device(context.device).type) if spec.training.precision == "fp16" else None
+    )
     run = assemble(context, clock, parts, ddp=ddp, optimizer=optimizer, scaler=scaler)
     run.session.lr = run.schedule.epoch_rate(0)
     return run
@@ -217,7 +234,8 @@ def assemble(
     optimizer: Optimizer,
     scaler: GradScaler | None = None,
 ) -> Run:
-    """A run that has not begun; `parts` are the task, what it trains on and what it is evaluated on.
+    """A run that has not begun; `parts` are the task, what it trains on and what it is evaluated
+    on.
 
     Raises:
         HookError: as `accordion.attach`.
@@ -225,7 +243,9 @@ def assemble(
     spec, adviser = context.launch.spec, Adviser(link=context.link)
     task, data, held_out = parts
     batch = spec.training.global_batch
-    session = attach(ddp, spec.config(), optimizer=optimizer, scaler=scaler, decider=adviser, global_batch=batch)
+    session = attach(
+        ddp, spec.config(), optimizer=optimizer, scaler=scaler, decider=adviser, global_batch=batch
+    )
     adviser.controller = session.controller
     return Run(
         context=context,
@@ -262,7 +282,8 @@ def seeded(seed: int, device: str) -> Iterator[None]:
     """Inside, the default generators start at this seed; afterwards they are where they were."""
     cuda = [torch.device(device)] if device.startswith("cuda") else []
     with torch.random.fork_rng(devices=cuda):
-        # torch.manual_seed notes a traceback for devices that are not there: 0.3 ms and more a micro-batch.
+        # torch.manual_seed notes a traceback for devices that are not there: 0.3 ms and more a
+        # micro-batch.
         torch.default_generator.manual_seed(seed)
         if cuda:
             torch.cuda.manual_seed(seed)
@@ -270,7 +291,9 @@ def seeded(seed: int, device: str) -> Iterator[None]:
 
 
 def _parallel(model: nn.Module, device: str) -> DistributedDataParallel:
-    places: dict[str, Any] = {"device_ids": [torch.device(device)]} if device.startswith("cuda") else {}
+    places: dict[str, Any] = (
+        {"device_ids": [torch.device(device)]} if device.startswith("cuda") else {}
+    )
     with warnings.catch_warnings():
         # the successor that the warning names is missing from the oldest torch we serve.
         warnings.simplefilter("ignore", FutureWarning)

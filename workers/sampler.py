@@ -1,7 +1,8 @@
 """Which worker reads which sample, as pure functions of seed, epoch, position and world size.
 
-An epoch's order is cut into global batches, a batch into micro-batches, and each worker takes whole micro-batches of
-it, contiguous ones. A batch is a `range` of places in the epoch's order, a micro-batch a smaller one.
+An epoch's order is cut into global batches, a batch into micro-batches, and each worker takes whole
+micro-batches of it, contiguous ones. A batch is a `range` of places in the epoch's order, a
+micro-batch a smaller one.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ class Position:
 
 
 def seed_of(*parts: str | int) -> int:
-    """A seed of 63 bits; unlike a sum of the parts, neighbours share nothing (seed 1 epoch 0, seed 0 epoch 1)."""
+    """A seed of 63 bits; unlike a sum of the parts, neighbours share nothing (seed 1 epoch 0, seed
+    0 epoch 1).
+    """
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
 def epoch_order(num_samples: int, *, seed: int, epoch: int) -> Tensor:
-    """Indices of all samples, shape [num_samples], int64, in the order in which this epoch visits them."""
+    """Indices of all samples, shape [num_samples], int64, in the order in which this epoch visits
+    them.
+    """
     generator = torch.Generator().manual_seed(seed_of("order", seed, epoch))
     return torch.randperm(num_samples, generator=generator)
 
@@ -55,8 +60,8 @@ def batch_at(samples: int, *, num_samples: int, global_batch: int) -> range:
 def cut(batch: range, micro_batch: int) -> list[range]:
     """Cut the batch into micro-batches; the last may be short.
 
-    BatchNorm cannot train on a single sample: a last micro-batch of one sample takes another one from its
-    predecessor, or joins it if that has only two.
+    BatchNorm cannot train on a single sample: a last micro-batch of one sample takes another one
+    from its predecessor, or joins it if that has only two.
     """
     starts = list(range(0, len(batch), micro_batch))
     if micro_batch > 1 and len(starts) > 1 and len(batch) - starts[-1] == 1:
@@ -65,7 +70,8 @@ def cut(batch: range, micro_batch: int) -> list[range]:
 
 
 def share(pieces: Sequence[range], *, rank: int, world_size: int) -> Sequence[range]:
-    """The rank's contiguous part of the micro-batches: sizes differ by one at most, the first ranks take more.
+    """The rank's contiguous part of the micro-batches: sizes differ by one at most, the first ranks
+    take more.
 
     Empty where there are fewer micro-batches than workers, as in the last batch of an epoch.
     """
@@ -77,7 +83,8 @@ def share(pieces: Sequence[range], *, rank: int, world_size: int) -> Sequence[ra
 def loss_weight(piece: range, batch: range, *, world_size: int) -> float:
     """Factor for the mean loss of a micro-batch.
 
-    The workers' gradients are averaged, that is divided by the world size; with this factor their sum is the gradient
-    of the batch's mean loss, whoever took which part. Exactly 1.0 where every worker has one piece of equal size.
+    The workers' gradients are averaged, that is divided by the world size; with this factor their
+    sum is the gradient of the batch's mean loss, whoever took which part. Exactly 1.0 where every
+    worker has one piece of equal size.
     """
     return len(piece) * world_size / len(batch)

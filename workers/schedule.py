@@ -11,7 +11,9 @@ from workers.spec import JobSpec, TrainingSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Step decay, with a linear warm-up over the first epochs; places are samples, which no batch changes."""
+    """Step decay, with a linear warm-up over the first epochs; places are samples, which no batch
+    changes.
+    """
 
     lr: float
     decay_at: tuple[int, ...] = ()
@@ -32,7 +34,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChange:
-    """The last change of the global batch, as much of it as the learning rate has to know; part of a checkpoint."""
+    """The last change of the global batch, as much of it as the learning rate has to know; part of
+    a checkpoint.
+    """
 
     size: int
     """Samples a step since then."""
@@ -44,7 +48,9 @@ class BatchChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScaling:
-    """By how much the schedule's rate is multiplied at which global batch (arXiv:1706.02677, section 2)."""
+    """By how much the schedule's rate is multiplied at which global batch (arXiv:1706.02677,
+    section 2).
+    """
 
     low: int
     """The batch that the schedule's rate is meant for."""

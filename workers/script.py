@@ -1,4 +1,6 @@
-"""How a script of the user's own is run in a worker process, and what stands for the parts that only it knows."""
+"""How a script of the user's own is run in a worker process, and what stands for the parts that
+only it knows.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +79,12 @@ class Held:
             CodeError: other things were saved than the script keeps now.
         """
         if state["others"].keys() != self.others.keys():
-            saved, here = (", ".join(sorted(names)) or "nothing" for names in (state["others"], self.others))
-            raise CodeError(f"the checkpoint keeps {saved} and session.attach() {here}; give it the same names")
+            saved, here = (
+                ", ".join(sorted(names)) or "nothing" for names in (state["others"], self.others)
+            )
+            raise CodeError(
+                f"the checkpoint keeps {saved} and session.attach() {here}; give it the same names"
+            )
         self.optimizer.load_state_dict(state["optimizer"])
         for name, other in self.others.items():
             other.load_state_dict(state["others"][name])
@@ -123,7 +129,8 @@ class NoTask:
 
 
 def run_script(context: WorkerContext) -> Outcome:
-    """Run the job's script in this process, from its newest checkpoint to its end or to a stop that was asked for.
+    """Run the job's script in this process, from its newest checkpoint to its end or to a stop that
+    was asked for.
 
     Raises:
         TaskRaised: the script raised, or cannot be found.
@@ -155,7 +162,9 @@ def _outcome_of(context: WorkerContext) -> Outcome:
         return "stopped"
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise CodeError(f"the script ended with sys.exit({end.code!r}); give 0, or raise what went wrong") from end
+            raise CodeError(
+                f"the script ended with sys.exit({end.code!r}); give 0, or raise what went wrong"
+            ) from end
     try:
         session.close()
     except Leave as leave:
@@ -168,10 +177,19 @@ def _script_of(launch: Launch) -> tuple[Path, list[str]]:
     folder = install(launch)
     options = launch.spec.task.options
     if folder is None or not (folder / str(options["file"])).is_file():
-        found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py"))[:5] if folder else []
-        raise CodeError(f"there is no {options['file']} in the uploaded code; it holds {', '.join(found) or 'nothing'}")
+        found = (
+            sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py"))[:5]
+            if folder
+            else []
+        )
+        raise CodeError(
+            f"there is no {options['file']} in the uploaded code; it holds"
+            f" {', '.join(found) or 'nothing'}"
+        )
     file = folder / str(options["file"])
-    neighbours = [str(path.relative_to(file.parent)) for path in file.parent.rglob("*") if path.is_file()]
+    neighbours = [
+        str(path.relative_to(file.parent)) for path in file.parent.rglob("*") if path.is_file()
+    ]
     put_on_path(file.parent, neighbours)
     return file, shlex.split(str(options["args"]))
 
@@ -188,7 +206,9 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _blamed(context: WorkerContext) -> Iterator[None]:
-    """What the script itself raised becomes `TaskRaised`; what we raised, or a peer that is gone, stays as it is."""
+    """What the script itself raised becomes `TaskRaised`; what we raised, or a peer that is gone,
+    stays as it is.
+    """
     from workers.session import session
 
     try:

@@ -1,18 +1,19 @@
-"""A training script of the user's own, run by our workers, by torchrun or inside Ray Train: `session`.
+"""A training script of the user's own, run by our workers, by torchrun or inside Ray Train:
+`session`.
 
     from workers.session import session
-    session.init_process_group("gloo")                      # does nothing where there is a group already
+    session.init_process_group("gloo")                      # no-op if a group exists
     loader = DataLoader(data, batch_sampler=session.batches(len(data)))
-    session.attach(model, optimizer, scheduler=scheduler)   # model is the DDP module; goes on where the job stopped
+    session.attach(model, optimizer, scheduler=scheduler)   # a DDP module; resumes the job
     for epoch in session.epochs(10):
         for inputs, targets in loader:
             session.backward(loss(model(inputs), targets))  # in place of .backward()
             session.step()                                  # in place of optimizer.step()
-        session.end_epoch(accuracy=...)                     # may be left out where there is nothing to tell
+        session.end_epoch(accuracy=...)                     # optional
 
-Every worker makes the same calls in the same order. In a job the spec's epochs, batch, seed and compression hold, and
-records, checkpoints, overrides and resizes are those of `loop.py`; outside of one the arguments hold, and checkpoints
-are kept if `init_process_group` got a `storage`.
+Every worker makes the same calls in the same order. In a job the spec's epochs, batch, seed and
+compression hold, and records, checkpoints, overrides and resizes are those of `loop.py`; outside of
+one the arguments hold, and checkpoints are kept if `init_process_group` got a `storage`.
 """
 
 from __future__ import annotations
@@ -45,16 +46,20 @@ from workers.state import is_due, restore, save
 
 
 class Batches:
-    """This rank's part of each global batch, as a list of indices, for the rest of the epoch: a `batch_sampler`.
+    """This rank's part of each global batch, as a list of indices, for the rest of the epoch: a
+    `batch_sampler`.
 
-    Which worker reads which sample follows from seed, epoch and position only, as in `sampler.py`. A rank that has no
-    sample in the last batch of an epoch gets one that counts nothing: its peers wait for its backward pass.
+    Which worker reads which sample follows from seed, epoch and position only, as in `sampler.py`.
+    A rank that has no sample in the last batch of an epoch gets one that counts nothing: its peers
+    wait for its backward pass.
     """
 
     def __init__(self, session: ScriptSession, num_samples: int) -> None:
         self.num_samples = num_samples
         self.ahead: deque[tuple[range, int]] = deque()
-        """Batches that were read and not trained on yet, each with the number of this rank's own samples in it."""
+        """Batches that were read and not trained on yet, each with the number of this rank's own
+        samples in it.
+        """
         self._session = session
 
     def __len__(self) -> int:
@@ -68,7 +73,9 @@ class Batches:
         done = run.position.samples
         self.ahead.clear()
         while done < self.num_samples:
-            batch = batch_at(done, num_samples=self.num_samples, global_batch=run.session.global_batch)
+            batch = batch_at(
+                done, num_samples=self.num_samples, global_batch=run.session.global_batch
+            )
             pieces = cut(batch, training.micro_batch)
             mine = share(pieces, rank=context.rank, world_size=context.world_size)
             read = mine or pieces[:1]
@@ -124,7 +131,11 @@ class ScriptSession:
     @property
     def global_batch(self) -> int:
         """Samples a step, over all workers."""
-        return self._run.session.global_batch if self._run else self._place.launch.spec.training.global_batch
+        return (
+            self._run.session.global_batch
+            if self._run
+            else self._place.launch.spec.training.global_batch
+        )
 
     @property
     def run(self) -> Run:
@@ -134,7 +145,9 @@ class ScriptSession:
             CodeError: `attach` comes first.
         """
         if self._run is None:
-            raise CodeError("session.attach(model, optimizer) must come first; call it before the first epoch")
+            raise CodeError(
+                "session.attach(model, optimizer) must come first; call it before the first epoch"
+            )
         return self._run
 
     def init_process_group(
@@ -144,15 +157,17 @@ class ScriptSession:
         job: Mapping[str, Any] | None = None,
         storage: str | Path | None = None,
     ) -> None:
-        """Join the other workers, unless this process has: in place of `torch.distributed.init_process_group`.
+        """Join the other workers, unless this process has: in place of
+        `torch.distributed.init_process_group`.
 
-        The other arguments are for runs outside of a job, and are ignored in one. `job` holds parts of a
-        job file, such as `{"compression": {"method": "powersgd"}}`. `storage` is a directory that all
-        workers see: checkpoints are kept there, and a run that finds one resumes from it. Without it
-        nothing is saved.
+        The other arguments are for runs outside of a job, and are ignored in one. `job` holds parts
+        of a job file, such as `{"compression": {"method": "powersgd"}}`. `storage` is a directory
+        that all workers see: checkpoints are kept there, and a run that finds one resumes from it.
+        Without it nothing is saved.
 
         Raises:
-            CodeError: `storage` is empty or a URL, or the session was used with other arguments before.
+            CodeError: `storage` is empty or a URL, or the session was used with other arguments
+                before.
             StorageError: `storage` cannot be written.
         """
         if not dist.is_initialized():
@@ -163,9 +178,11 @@ class ScriptSession:
             standalone.check_unchanged(self._context, job, storage)
 
     def batches(self, num_samples: int) -> Batches:
-        """What to read, in place of a DistributedSampler: `DataLoader(data, batch_sampler=session.batches(len(data)))`.
+        """What to read, in place of a DistributedSampler: `DataLoader(data,
+        batch_sampler=session.batches(len(data)))`.
 
-        Sizes are those of the job: `training.global_batch` samples a step, shared out in whole `micro_batch`es.
+        Sizes are those of the job: `training.global_batch` samples a step, shared out in whole
+        `micro_batch`es.
         """
         self._batches = Batches(self, num_samples)
         return self._batches
@@ -179,11 +196,13 @@ class ScriptSession:
         scaler: GradScaler | None = None,
         **kept: Stateful,
     ) -> Session:
-        """Compress the module's gradients, and go on where the job stopped: all workers, before the first epoch.
+        """Compress the module's gradients, and go on where the job stopped: all workers, before the
+        first epoch.
 
-        Module, optimizer, scaler and everything in `kept` that has `state_dict()` and `load_state_dict()`, such as a
-        learning rate's scheduler, are saved and loaded together. `samples` is the number of training samples, where
-        they are not read by `batches`; an epoch that was stopped is then begun anew.
+        Module, optimizer, scaler and everything in `kept` that has `state_dict()` and
+        `load_state_dict()`, such as a learning rate's scheduler, are saved and loaded together.
+        `samples` is the number of training samples, where they are not read by `batches`; an epoch
+        that was stopped is then begun anew.
 
         Raises:
             CodeError: the number of training samples is not known.
@@ -192,12 +211,14 @@ class ScriptSession:
         count = samples or (self._batches.num_samples if self._batches is not None else 0)
         if count < 1:
             raise CodeError(
-                "session.attach() must know the number of training samples; call session.batches(len(data)) before it, "
-                "or give samples=len(data)"
+                "session.attach() must know the number of training samples; call"
+                " session.batches(len(data)) before it, or give samples=len(data)"
             )
         with self._ours():
             parts = (NoTask(), Samples(count), Samples(0))
-            run = assemble(self._place, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler)
+            run = assemble(
+                self._place, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler
+            )
             run.optimizer = Held.of(optimizer, kept)
             self._run = run
             keep_memory(run)
@@ -210,7 +231,9 @@ class ScriptSession:
         return run.session
 
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs that are still to be trained, counted from 0; in a job `training.epochs` holds, not `number`."""
+        """The epochs that are still to be trained, counted from 0; in a job `training.epochs`
+        holds, not `number`.
+        """
         run = self.run
         self._epochs = run.spec.training.epochs if self._in_job else number
         standalone.log_if_done(run, self._epochs)
@@ -223,7 +246,8 @@ class ScriptSession:
                 self.end_epoch()
 
     def backward(self, loss: Tensor) -> None:
-        """`loss.backward()` for the mean loss of this rank's samples, weighted by their number; once a step.
+        """`loss.backward()` for the mean loss of this rank's samples, weighted by their number;
+        once a step.
 
         With the scaler that `attach` was given the loss is scaled here, and not before.
         """
@@ -240,9 +264,11 @@ class ScriptSession:
             run.backward(loss * weight)
 
     def step(self) -> bool:
-        """Take the optimizer's step, and do what was announced; False where a gradient was not finite somewhere.
+        """Take the optimizer's step, and do what was announced; False where a gradient was not
+        finite somewhere.
 
-        Where the job is to stop, or to go on with other workers, everything is saved and the script is left by a
+        Where the job is to stop, or to go on with other workers, everything is saved and the script
+        is left by a
         SystemExit: `finally` blocks run, `except Exception` does not see it.
 
         Raises:
@@ -271,7 +297,8 @@ class ScriptSession:
         return result.taken
 
     def end_epoch(self, **metrics: float | Tensor) -> None:
-        """Report the epoch, decide about the next one, save; all workers, after the rate's schedule made its step.
+        """Report the epoch, decide about the next one, save; all workers, after the rate's schedule
+        made its step.
 
         Of a metric the mean over those workers is kept that give it.
         """
@@ -298,7 +325,9 @@ class ScriptSession:
                 self._save(wait=last)
 
     def checkpoint(self) -> None:
-        """Save everything now: all workers, between two steps. It is also done as often as the job asks."""
+        """Save everything now: all workers, between two steps. It is also done as often as the job
+        asks.
+        """
         with self._ours():
             self._save(wait=False)
 
@@ -309,7 +338,10 @@ class ScriptSession:
             CodeError: it never called `attach`.
         """
         if self._run is None:
-            raise CodeError("the script ended without session.attach(model, optimizer); workers/README.md shows how")
+            raise CodeError(
+                "the script ended without session.attach(model, optimizer); workers/README.md"
+                " shows how"
+            )
         run = self._run
         run.context.helm.enter("finished", epoch=run.position.epoch, step=run.session.steps)
         with self._ours():
@@ -375,7 +407,9 @@ class ScriptSession:
         self._lap, self._waited = self.run.phases.clock.elapsed(), self.run.session.communicate_s
 
     def _count(self, phase: str) -> None:
-        """The time since the last call was this phase, but for what training waited for exchanges."""
+        """The time since the last call was this phase, but for what training waited for
+        exchanges.
+        """
         lap, waited, phases = self._lap, self._waited, self.run.phases.seconds
         self._begin_lap()
         communicated = self._waited - waited

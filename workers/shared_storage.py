@@ -1,4 +1,5 @@
-"""Checks that worker processes see the same directory as their supervisor: one writes a token, all read it.
+"""Checks that worker processes see the same directory as their supervisor: one writes a token, all
+read it.
 
 If a node had its own directory of the same name, its part of every checkpoint would stay there, and
 checkpoints would count as complete until the first worker is lost.
@@ -15,7 +16,8 @@ from workers.errors import StorageError
 
 _TRIES = 5
 _PAUSE_S = 0.5
-"""Pause between two tries to read a token; a network file system may show a new file with a delay."""
+"""Pause between two tries to read a token; a network file system may show a new file with a delay.
+"""
 
 
 def write_token(storage: Path, attempt: int) -> str:
@@ -31,9 +33,15 @@ def write_token(storage: Path, attempt: int) -> str:
 
 
 def check_token(
-    storage: Path, attempt: int, *, token: str, host: str, pause: Callable[[float], object] = time.sleep
+    storage: Path,
+    attempt: int,
+    *,
+    token: str,
+    host: str,
+    pause: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Check that this process can read the token that the supervisor wrote; `host` is named in the error.
+    """Check that this process can read the token that the supervisor wrote; `host` is named in the
+    error.
 
     Raises:
         StorageError: the token is not there, or is another one.
@@ -43,7 +51,9 @@ def check_token(
         raise StorageError(not_shared(str(storage), host))
 
 
-def sees_token(read: Callable[[], bytes], *, token: str, pause: Callable[[float], object] = time.sleep) -> bool:
+def sees_token(
+    read: Callable[[], bytes], *, token: str, pause: Callable[[float], object] = time.sleep
+) -> bool:
     """Return whether `read` returns the token within a few tries."""
     for attempt in range(_TRIES):
         if attempt:
@@ -59,9 +69,9 @@ def sees_token(read: Callable[[], bytes], *, token: str, pause: Callable[[float]
 def not_shared(place: str, host: str) -> str:
     """Return the error message for a node that does not see the storage of a job."""
     return (
-        f"node {host} does not see the storage of this job, {place}: a checkpoint would lose the part that is saved "
-        "there; mount the same directory on all nodes, or, for checkpoints alone, set checkpoint.storage to a place "
-        "that all nodes reach, such as s3://bucket/path"
+        f"node {host} does not see the storage of this job, {place}: a checkpoint would lose the"
+        " part that is saved there; mount the same directory on all nodes, or, for checkpoints"
+        " alone, set checkpoint.storage to a place that all nodes reach, such as s3://bucket/path"
     )
 
 

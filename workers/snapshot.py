@@ -1,7 +1,8 @@
 """What a checkpoint holds: everything that the rest of the run depends on.
 
-The shared state is rank 0's and the same for all; each rank's own state holds what differs. Order of samples, learning
-rate and the seeds of dropout are functions of the position and need no place here; records live in the journal.
+The shared state is rank 0's and the same for all; each rank's own state holds what differs. Order
+of samples, learning rate and the seeds of dropout are functions of the position and need no place
+here; records live in the journal.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from workers.schedule import BatchChange
 
 
 def load_state(run: Run, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Continue from a saved state: what all ranks share, and this rank's part or the merged parts."""
+    """Continue from a saved state: what all ranks share, and this rank's part or the merged
+    parts.
+    """
     run.model.load_state_dict(shared["model"])
     run.optimizer.load_state_dict(shared["optimizer"])
     run.position = Position(**shared["position"])
@@ -38,10 +41,11 @@ def load_state(run: Run, shared: Mapping[str, Any], own: Mapping[str, Any]) -> N
 
 
 class MergedParts:
-    """Merges the parts of a group of `size` workers, added in rank order, for a group of another size.
+    """Merges the parts of a group of `size` workers, added in rank order, for a group of another
+    size.
 
-    Residuals and open windows are averaged (`accordion.session_state.MeanState`), the loss of the open
-    epoch is summed, and all else is rank 0's. No part is held.
+    Residuals and open windows are averaged (`accordion.session_state.MeanState`), the loss of the
+    open epoch is summed, and all else is rank 0's. No part is held.
     """
 
     def __init__(self, size: int) -> None:
@@ -88,7 +92,11 @@ def own_state(run: Run) -> dict[str, Any]:
     return {
         "session": {**run.session.state_dict(), "controller": None},
         "rng": torch.get_rng_state(),
-        "cuda_rng": torch.cuda.get_rng_state(run.context.device) if run.context.device.startswith("cuda") else None,
+        "cuda_rng": (
+            torch.cuda.get_rng_state(run.context.device)
+            if run.context.device.startswith("cuda")
+            else None
+        ),
         "loss": {"total": float(run.epoch_loss.total), "samples": run.epoch_loss.samples},
         "seconds": dict(run.phases.seconds),
         "mark": {
@@ -105,7 +113,9 @@ def _restore_own(run: Run, own: Mapping[str, Any]) -> None:
     run.epoch_loss.samples += own["loss"]["samples"]
     run.phases.seconds.update(own["seconds"])
     mark = own["mark"]
-    run.epoch_mark = Mark(bytes=Bytes(**mark["bytes"]), seconds=mark["seconds"], skipped_steps=mark["skipped_steps"])
+    run.epoch_mark = Mark(
+        bytes=Bytes(**mark["bytes"]), seconds=mark["seconds"], skipped_steps=mark["skipped_steps"]
+    )
     run.adviser.statistic = own["statistic"]
     torch.set_rng_state(own["rng"])
     if own["cuda_rng"] is not None and run.context.device.startswith("cuda"):

@@ -1,4 +1,5 @@
-"""What a person asks for: `JobSpec`, checked and with all defaults filled in; pydantic; neither ray nor torch.
+"""What a person asks for: `JobSpec`, checked and with all defaults filled in; pydantic; neither ray
+nor torch.
 
 Epochs and steps are counted from 0; intervals of epochs are half open.
 """
@@ -28,7 +29,9 @@ from workers.plain_text import check_texts
 from workers.storage import check_url
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
 
-Label = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
+Label = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
+]
 
 
 OWN_TASK = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -49,7 +52,9 @@ Number = Annotated[float, Field(strict=True)]
 MOST_SAMPLES = 10_000_000
 """Of a global batch."""
 LEAST_SHARE = 0.001
-"""The smallest part of a CPU or GPU that Ray can reserve is ten times smaller; below this nobody means it."""
+"""The smallest part of a CPU or GPU that Ray can reserve is ten times smaller; below this nobody
+means it.
+"""
 
 
 LEAST_MEMORY_BYTES = 300_000_000
@@ -58,12 +63,17 @@ MOST_MEMORY_BYTES = 2**50
 
 
 def _task_names(schema: dict[str, Any]) -> None:
-    own = {"pattern": f"^{OWN_TASK.pattern}$", "description": "a class of your own, `package.module:Class`"}
+    own = {
+        "pattern": f"^{OWN_TASK.pattern}$",
+        "description": "a class of your own, `package.module:Class`",
+    }
     schema["anyOf"] = [{"enum": [*TASKS, SCRIPT]}, own]
 
 
 class TaskSpec(Strict):
-    """What is trained: a task of the table, a class of one's own as `package.module:Class`, or one's own `script`."""
+    """What is trained: a task of the table, a class of one's own as `package.module:Class`, or
+    one's own `script`.
+    """
 
     name: Annotated[str, Field(max_length=200, json_schema_extra=_task_names)]
     options: dict[str, OptionValue] = {}
@@ -81,7 +91,8 @@ class TaskSpec(Strict):
             return self
         if self.name not in rows:
             raise ValueError(
-                f"unknown task {self.name!r}; known are {', '.join(rows)}, or name a class of your own as module:Class"
+                f"unknown task {self.name!r}; known are {', '.join(rows)}, or name a class of your"
+                " own as module:Class"
             )
         checked = check_options(self.options, rows[self.name].options, f"task {self.name}")
         object.__setattr__(self, "options", checked)
@@ -94,7 +105,8 @@ def _check_script(file: str) -> None:
     parts = file.split("/")
     if not file.endswith(".py") or "\\" in file or not all(part.strip(".") for part in parts):
         raise ValueError(
-            f"script file is {file!r}; name a .py file by its path inside the uploaded code, such as train.py"
+            f"script file is {file!r}; name a .py file by its path inside the uploaded code, such"
+            " as train.py"
         )
 
 
@@ -106,11 +118,15 @@ class WorkersSpec(Strict):
     cpus: Number = Field(default=1.0, ge=LEAST_SHARE, le=1024)
     gpus: Number = Field(default=0.0, ge=0, le=64)
     memory: ByteSize | None = Field(default=None, ge=LEAST_MEMORY_BYTES, le=MOST_MEMORY_BYTES)
-    """Memory limit of each worker, in bytes or as text such as `4GB`. It is reserved on the node, and a worker
-    that exceeds it is killed. Without it, the largest worker of a node that runs out of memory is killed."""
+    """Memory limit of each worker, in bytes or as text such as `4GB`. It is reserved on the node,
+    and a worker that exceeds it is killed. Without it, the largest worker of a node that runs out
+    of memory is killed.
+    """
     engine: Literal["ray-train", "actors"] = "ray-train"
-    """What runs the worker processes: `ray-train` makes them workers of a Ray Train run, which Ray's state API and
-    dashboard show; `actors` starts plain Ray actors, which need neither `ray[train]` nor its controller process."""
+    """What runs the worker processes: `ray-train` makes them workers of a Ray Train run, which
+    Ray's state API and dashboard show; `actors` starts plain Ray actors, which need neither
+    `ray[train]` nor its controller process.
+    """
 
     @field_validator("memory", mode="wrap")
     @classmethod
@@ -118,7 +134,9 @@ class WorkersSpec(Strict):
         try:
             return cast("ByteSize | None", read(value))
         except ValidationError:
-            raise ValueError("memory is a number of bytes or a text such as 4GB, from 300MB to 1PB") from None
+            raise ValueError(
+                "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB"
+            ) from None
 
     @property
     def num_threads(self) -> int:
@@ -128,15 +146,18 @@ class WorkersSpec(Strict):
     @model_validator(mode="after")
     def _ordered(self) -> WorkersSpec:
         if self.min > self.max:
-            raise ValueError(f"workers.min is {self.min}, above workers.max {self.max}; lower min or raise max")
+            raise ValueError(
+                f"workers.min is {self.min}, above workers.max {self.max}; lower min or raise max"
+            )
         if not (self.gpus.is_integer() or LEAST_SHARE <= self.gpus <= 1):
             raise ValueError(
-                f"workers.gpus is {self.gpus:g}; give a whole number, or a part of one GPU from {LEAST_SHARE}"
+                f"workers.gpus is {self.gpus:g}; give a whole number, or a part of one GPU from"
+                f" {LEAST_SHARE}"
             )
         if 0 < self.gpus < 1 and self.max > 1:
             raise ValueError(
-                f"workers.gpus is {self.gpus:g} and workers.max is {self.max}; two workers of a job could share a GPU, "
-                "which NCCL refuses: give whole GPUs, or workers.max 1"
+                f"workers.gpus is {self.gpus:g} and workers.max is {self.max}; two workers of a job"
+                " could share a GPU, which NCCL refuses: give whole GPUs, or workers.max 1"
             )
         return self
 
@@ -153,11 +174,17 @@ class OptimizerSpec(Strict):
     @model_validator(mode="after")
     def _fits_its_name(self) -> OptimizerSpec:
         own = type(self).model_fields
-        foreign = [field for field in ("momentum", "nesterov") if getattr(self, field) != own[field].default]
+        foreign = [
+            field
+            for field in ("momentum", "nesterov")
+            if getattr(self, field) != own[field].default
+        ]
         if self.name == "adamw" and foreign:
             raise ValueError(f"optimizer adamw has no {foreign[0]}; leave it out, or take sgd")
         if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov is true and momentum is 0; give a momentum above 0, such as 0.9")
+            raise ValueError(
+                "nesterov is true and momentum is 0; give a momentum above 0, such as 0.9"
+            )
         return self
 
 
@@ -170,7 +197,9 @@ class WarmupSpec(Strict):
 class LrDecaySpec(Strict):
     """The learning rate is multiplied by `factor` at the start of each epoch named in `at`."""
 
-    at: Annotated[tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], Field(max_length=1000)] = ()
+    at: Annotated[
+        tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], Field(max_length=1000)
+    ] = ()
     factor: Number = Field(default=0.1, gt=0, lt=1)
 
 
@@ -184,7 +213,9 @@ class TrainingSpec(Strict):
     """Samples a forward pass: the unit that is shared out to workers."""
     seed: Whole = Field(default=0, ge=0, lt=2**32)
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of the model's passes, by autocast; parameters, gradients and loss stay fp32. With `fp16` the loss is scaled."""
+    """Of the model's passes, by autocast; parameters, gradients and loss stay fp32. With `fp16` the
+    loss is scaled.
+    """
     clip_norm: Number | None = Field(default=None, gt=0)
     optimizer: OptimizerSpec = OptimizerSpec()
     warmup: WarmupSpec = WarmupSpec()
@@ -207,18 +238,27 @@ class CompressionSpec(Strict):
 
 
 class BatchSpec(Strict):
-    """Two sizes of the global batch, and how the learning rate follows them; left out, the batch stays as it is."""
+    """Two sizes of the global batch, and how the learning rate follows them; left out, the batch
+    stays as it is.
+    """
 
     low: Whole | None = Field(default=None, ge=1, le=MOST_SAMPLES)
-    """Samples a step in critical regimes: `training.global_batch`, which may be left out instead."""
+    """Samples a step in critical regimes: `training.global_batch`, which may be left out instead.
+    """
     high: Whole = Field(ge=2, le=MOST_SAMPLES)
-    """Likewise elsewhere; made of more micro-batches a worker, with one exchange a step as before."""
+    """Likewise elsewhere; made of more micro-batches a worker, with one exchange a step as before.
+    """
     grow_only: Annotated[bool, Field(strict=True)] = True
-    """Once large, the batch stays large (arXiv:2010.16248); people may still make it small by hand."""
+    """Once large, the batch stays large (arXiv:2010.16248); people may still make it small by hand.
+    """
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
-    """The schedule's rate is multiplied by the batch over `low` (arXiv:1706.02677), by its root, or left alone."""
+    """The schedule's rate is multiplied by the batch over `low` (arXiv:1706.02677), by its root, or
+    left alone.
+    """
     warmup_steps: Whole = Field(default=20, ge=0, le=1_000_000)
-    """Steps in which the rate grows to its new size after the batch has grown; a rate that falls does so at once."""
+    """Steps in which the rate grows to its new size after the batch has grown; a rate that falls
+    does so at once.
+    """
 
 
 class WindowSpec(Strict):
@@ -230,7 +270,9 @@ class WindowSpec(Strict):
     @model_validator(mode="after")
     def _one(self) -> WindowSpec:
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError(f"window has epochs={self.epochs} and steps={self.steps}; give exactly one of them")
+            raise ValueError(
+                f"window has epochs={self.epochs} and steps={self.steps}; give exactly one of them"
+            )
         return self
 
 
@@ -242,8 +284,9 @@ class PolicySpec(Strict):
     window: WindowSpec = WindowSpec(epochs=2)
     lr_drop: Number = Field(default=0.5, ge=0, le=1)
     statistic: StatisticKind = "mean"
-    """Statistic by which two windows are compared; `paper` reproduces the paper's code, for comparison only,
-    and needs a window in epochs."""
+    """Statistic by which two windows are compared; `paper` reproduces the paper's code, for
+    comparison only, and needs a window in epochs.
+    """
     options: dict[str, Any] = {}
 
 
@@ -255,8 +298,9 @@ class CheckpointSpec(Strict):
     every_seconds: Number | None = Field(default=None, gt=0)
     keep: Whole = Field(default=2, ge=1, le=100)
     storage: str | None = Field(default=None, max_length=1000)
-    """URL of a filesystem that fsspec knows, such as `s3://bucket/path` or `file:///mnt/shared`; each job has a
-    directory of its name there. Left out, the job's own directory."""
+    """URL of a filesystem that fsspec knows, such as `s3://bucket/path` or `file:///mnt/shared`;
+    each job has a directory of its name there. Left out, the job's own directory.
+    """
 
     @field_validator("storage")
     @classmethod
@@ -270,11 +314,13 @@ class LimitsSpec(Strict):
     start_seconds: Number = Field(default=3600, ge=1, le=10_000_000)
     """Seconds to load the task and its data, and then a checkpoint, while the process responds."""
     step_seconds: Number = Field(default=1800, ge=1, le=10_000_000)
-    """Seconds without progress on any worker: a step, a micro-batch, a piece of the evaluation or, in a
-    script, a call of the session."""
+    """Seconds without progress on any worker: a step, a micro-batch, a piece of the evaluation or,
+    in a script, a call of the session.
+    """
     answer_seconds: Number = Field(default=15, ge=1, le=100_000)
-    """Seconds that a process may be unresponsive, such as in C code that holds Python's lock; the limit
-    doubles whenever a process is killed for it."""
+    """Seconds that a process may be unresponsive, such as in C code that holds Python's lock; the
+    limit doubles whenever a process is killed for it.
+    """
 
 
 class JobSpec(Strict):
@@ -283,7 +329,9 @@ class JobSpec(Strict):
     name: Label | None = None
     task: TaskSpec
     code: Sha256 | None = None
-    """Modules of one's own, as `POST /api/v1/code` named them: they come last on the workers' `sys.path`."""
+    """Modules of one's own, as `POST /api/v1/code` named them: they come last on the workers'
+    `sys.path`.
+    """
     workers: WorkersSpec = WorkersSpec()
     training: TrainingSpec = TrainingSpec()
     compression: CompressionSpec = CompressionSpec()
@@ -329,30 +377,31 @@ class JobSpec(Strict):
     def _fits(self) -> JobSpec:
         if self.task.name == SCRIPT and self.code is None:
             raise ValueError(
-                "task script needs code; upload it with POST /api/v1/code, or submit with --code DIRECTORY"
+                "task script needs code; upload it with POST /api/v1/code, or submit with --code"
+                " DIRECTORY"
             )
         if self.task.name == SCRIPT and self.training.precision != "fp32":
             raise ValueError(
-                f"training.precision is {self.training.precision}, and a script chooses its own; leave it out, and use "
-                "torch.autocast in the script"
+                f"training.precision is {self.training.precision}, and a script chooses its own;"
+                " leave it out, and use torch.autocast in the script"
             )
         if self.training.precision == "fp16" and not self.workers.gpus:
             raise ValueError(
-                "training.precision is fp16 and workers.gpus is 0; processors lack parts of fp16, so take bf16 or "
-                "fp32, or give workers.gpus"
+                "training.precision is fp16 and workers.gpus is 0; processors lack parts of fp16,"
+                " so take bf16 or fp32, or give workers.gpus"
             )
         if self.workers.gpus > 1 and self.task.name not in (SCRIPT, GUEST):
             raise ValueError(
-                f"workers.gpus is {self.workers.gpus:g}, and a worker trains on one GPU; give workers.gpus 1 and more "
-                "workers, or a script of your own that uses several"
+                f"workers.gpus is {self.workers.gpus:g}, and a worker trains on one GPU; give"
+                " workers.gpus 1 and more workers, or a script of your own that uses several"
             )
         self._settle_batch()
         self.config()
         size, micro = self.training.global_batch, self.training.micro_batch
         if size < self.least_batch and self.task.name != GUEST:
             raise ValueError(
-                f"a global batch of {size} in micro-batches of {micro} gives {-(-size // micro)} shares for "
-                f"workers.max {self.workers.max}; lower micro_batch or workers.max"
+                f"a global batch of {size} in micro-batches of {micro} gives {-(-size // micro)}"
+                f" shares for workers.max {self.workers.max}; lower micro_batch or workers.max"
             )
         return self
 
@@ -368,13 +417,15 @@ class JobSpec(Strict):
             object.__setattr__(self, "training", training.model_copy(update={"global_batch": low}))
         elif low != training.global_batch:
             raise ValueError(
-                f"batch.low is {low} and training.global_batch is {training.global_batch}, which are the same thing; "
-                "leave one of them out"
+                f"batch.low is {low} and training.global_batch is {training.global_batch}, which"
+                " are the same thing; leave one of them out"
             )
 
     @property
     def least_batch(self) -> int:
-        """Samples from which on every worker that the job may have gets a part of a global batch."""
+        """Samples from which on every worker that the job may have gets a part of a global
+        batch.
+        """
         return (self.workers.max - 1) * self.training.micro_batch + 1
 
     def config(self) -> Config:
@@ -393,8 +444,13 @@ class JobSpec(Strict):
             policy=policy.name,
             policy_options=policy.options,
             detector=DetectorConfig(
-                threshold=policy.threshold, window=window, lr_drop=policy.lr_drop, statistic=policy.statistic
+                threshold=policy.threshold,
+                window=window,
+                lr_drop=policy.lr_drop,
+                statistic=policy.statistic,
             ),
-            batch=BatchConfig(low=low, high=batch.high, grow_only=batch.grow_only) if batch else None,
+            batch=(
+                BatchConfig(low=low, high=batch.high, grow_only=batch.grow_only) if batch else None
+            ),
             seed=self.training.seed,
         )

@@ -38,7 +38,9 @@ def standalone_context(job: Mapping[str, Any], storage: str | Path | None) -> Wo
     generation = _share_generation(place) if place else 1
     link = NoLink(logger.info)
     if place and rank == 0:
-        link = JournalLink(Journal(Path(place), attempt=1, generation=generation, clock=Clock().now))
+        link = JournalLink(
+            Journal(Path(place), attempt=1, generation=generation, clock=Clock().now)
+        )
     return WorkerContext(
         launch=Launch(job_id=NO_JOB, attempt=1, workers=world_size, storage=place, spec=spec),
         generation=generation,
@@ -49,7 +51,9 @@ def standalone_context(job: Mapping[str, Any], storage: str | Path | None) -> Wo
     )
 
 
-def check_unchanged(context: WorkerContext, job: Mapping[str, Any] | None, storage: str | Path | None) -> None:
+def check_unchanged(
+    context: WorkerContext, job: Mapping[str, Any] | None, storage: str | Path | None
+) -> None:
     """Check that these arguments are already in force; in a job they are ignored.
 
     Raises:
@@ -61,8 +65,8 @@ def check_unchanged(context: WorkerContext, job: Mapping[str, Any] | None, stora
     is_other_job = bool(job) and _spec_of(job or {}) != launch.spec
     if is_other_job or (storage is not None and _place_of(storage) != launch.storage):
         raise CodeError(
-            "session.init_process_group() got job or storage after the session was used; call it once, "
-            "before the session is used, even if there is a process group"
+            "session.init_process_group() got job or storage after the session was used; call it"
+            " once, before the session is used, even if there is a process group"
         )
 
 
@@ -84,9 +88,16 @@ def check_not_superseded(run: Run) -> None:
 
 
 def log_resume(run: Run, resumed_from: str | None) -> None:
-    """Log where a run outside of a job resumes, on rank 0, as a warning because those are visible by default."""
+    """Log where a run outside of a job resumes, on rank 0, as a warning because those are visible
+    by default.
+    """
     if resumed_from is not None and _logs(run):
-        logger.warning("resumed from %s: epoch %d, step %d", resumed_from, run.position.epoch, run.session.steps)
+        logger.warning(
+            "resumed from %s: epoch %d, step %d",
+            resumed_from,
+            run.position.epoch,
+            run.session.steps,
+        )
 
 
 def log_if_done(run: Run, epochs: int) -> None:
@@ -96,7 +107,9 @@ def log_if_done(run: Run, epochs: int) -> None:
 
 
 class JournalLink(NoLink):
-    """Rank 0's link without a service: records go to the journal only, log lines to Python's log."""
+    """Rank 0's link without a service: records go to the journal only, log lines to
+    Python's log.
+    """
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(logger.info)
@@ -117,7 +130,9 @@ def _logs(run: Run) -> bool:
 
 
 def _spec_of(job: Mapping[str, Any]) -> JobSpec:
-    return JobSpec.model_validate({"task": {"name": "session:Script"}, "workers": {"min": 1, "max": 1}, **job})
+    return JobSpec.model_validate(
+        {"task": {"name": "session:Script"}, "workers": {"min": 1, "max": 1}, **job}
+    )
 
 
 def _place_of(storage: str | Path | None) -> str:
@@ -125,11 +140,13 @@ def _place_of(storage: str | Path | None) -> str:
     if storage is None:
         return ""
     if storage == "":
-        raise CodeError("storage is empty; give a directory that all workers see, or leave storage out")
+        raise CodeError(
+            "storage is empty; give a directory that all workers see, or leave storage out"
+        )
     if "://" in str(storage):
         raise CodeError(
-            f"storage {str(storage)!r} is a URL; give a directory that all workers see, and the URL as "
-            'job={"checkpoint": {"storage": ...}} to keep checkpoints there'
+            f"storage {str(storage)!r} is a URL; give a directory that all workers see, and the URL"
+            ' as job={"checkpoint": {"storage": ...}} to keep checkpoints there'
         )
     return str(Path(storage).absolute())
 
@@ -145,13 +162,16 @@ def _share_generation(place: str) -> int:
     dist.broadcast_object_list(claimed, src=0)
     if isinstance(claimed[0], str):
         raise StorageError(
-            f"storage {place} cannot be written: {claimed[0]}; make the directory writable for the workers"
+            f"storage {place} cannot be written: {claimed[0]}; make the directory writable for the"
+            " workers"
         )
     return int(claimed[0])
 
 
 def _on_gpus() -> bool:
-    """Return whether the group's backend for GPUs is NCCL, also if gloo serves the CPU beside it."""
+    """Return whether the group's backend for GPUs is NCCL, also if gloo serves the CPU
+    beside it.
+    """
     return "nccl" in dist.get_backend_config() and torch.cuda.is_available()
 
 

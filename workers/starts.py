@@ -1,4 +1,6 @@
-"""Decides what worker processes that did not become ready mean for the job, and which nodes to avoid; pure."""
+"""Decides what worker processes that did not become ready mean for the job, and which nodes to
+avoid; pure.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from workers.failure_causes import CONTROLLER, failure_of, is_storage_outage
 from workers.symptoms import sentence_of
 
 AVOID_S = 300.0
-"""How long a node is avoided where the task cannot be built or the storage is not seen; what it lacks may
-be mounted meanwhile."""
+"""How long a node is avoided where the task cannot be built or the storage is not seen; what it
+lacks may be mounted meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,9 @@ class StartVerdict:
 
 @dataclass(slots=True)
 class AvoidedNodes:
-    """Nodes temporarily avoided because a process there crashed, or could not build the task or see the storage."""
+    """Nodes temporarily avoided because a process there crashed, or could not build the task or see
+    the storage.
+    """
 
     until: dict[str, float] = field(default_factory=dict)
     """When each node may be used again."""
@@ -64,9 +69,10 @@ def judge_starts(
 ) -> StartVerdict | None:
     """Decide what failed starts mean.
 
-    If another process has built the task, now or before, the nodes of those that could not are avoided. A task that
-    no process could build ends the job. Returns None while other processes still prepare: nothing is known yet. If
-    one of them died, or no process reaches the job's directory, their replacements try again.
+    If another process has built the task, now or before, the nodes of those that could not are
+    avoided. A task that no process could build ends the job. Returns None while other processes
+    still prepare: nothing is known yet. If one of them died, or no process reaches the job's
+    directory, their replacements try again.
     """
     ready = {process.node for process in processes if process.ready_since is not None}
     unbuilt = [one for one in failed if isinstance(one.error, TaskRaised | StorageError)]
@@ -85,18 +91,29 @@ def judge_starts(
     first = unbuilt[0].error
     if isinstance(first, StorageError):
         message = f"no worker process can keep the job's state: {sentence_of(first)}"
-        return StartVerdict(failure=FailureRecord(cause="job", rank=None, message=message), fatal="START_FAILED")
+        return StartVerdict(
+            failure=FailureRecord(cause="job", rank=None, message=message), fatal="START_FAILED"
+        )
     message = f"no worker process could build the task; on {_hosts(unbuilt)}: {sentence_of(first)}"
-    return StartVerdict(failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED")
+    return StartVerdict(
+        failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED"
+    )
 
 
-def _judge_loss(lost: Sequence[FailedStart], ready: Set[str | None], *, has_trained: bool) -> StartVerdict:
+def _judge_loss(
+    lost: Sequence[FailedStart], ready: Set[str | None], *, has_trained: bool
+) -> StartVerdict:
     failure = failure_of({CONTROLLER: lost[0].error})
     if failure.cause != "job":
         return StartVerdict(failure=failure)
     if ready:
         # Code that loads on another node: this node may be to blame.
-        avoid = frozenset(one.node for one in lost if one.node and isinstance(one.error, ProcessCrashed)) - ready
+        avoid = (
+            frozenset(
+                one.node for one in lost if one.node and isinstance(one.error, ProcessCrashed)
+            )
+            - ready
+        )
         return StartVerdict(failure=failure, avoid=avoid)
     if not has_trained:
         # Code that ends its process while it loads: the second time at one step ends the job.
@@ -105,7 +122,9 @@ def _judge_loss(lost: Sequence[FailedStart], ready: Set[str | None], *, has_trai
 
 
 def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:
-    """Return the verdict for nodes that lack the task's data or the storage, which other nodes have."""
+    """Return the verdict for nodes that lack the task's data or the storage, which other nodes
+    have.
+    """
     first = unbuilt[0].error
     lacks = "build the task" if isinstance(first, TaskRaised) else "take part"
     message = f"a worker process on {_hosts(unbuilt)} cannot {lacks}: {sentence_of(first)}"
@@ -118,14 +137,20 @@ def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartV
 def unbuilt_members(
     errors: Mapping[int, BaseException], members: Sequence[Process | None]
 ) -> dict[int, FailedStart] | None:
-    """Return the members of a failed group whose nodes lack something that the other members' nodes have.
+    """Return the members of a failed group whose nodes lack something that the other members' nodes
+    have.
 
-    None if the task itself is to blame: no process built it, or another process on the same node did.
+    None if the task itself is to blame: no process built it, or another process on the same node
+    did.
     """
     unbuilt = {rank for rank, error in errors.items() if _is_of_node(error)}
     nodes = {rank: member.node for rank, member in enumerate(members) if member is not None}
     elsewhere = {node for rank, node in nodes.items() if rank not in unbuilt}
-    if not unbuilt or not elsewhere or any(nodes.get(rank) in {None, *elsewhere} for rank in unbuilt):
+    if (
+        not unbuilt
+        or not elsewhere
+        or any(nodes.get(rank) in {None, *elsewhere} for rank in unbuilt)
+    ):
         return None
     found = {rank: members[rank] for rank in sorted(unbuilt)}
     return {
@@ -141,7 +166,17 @@ def _is_of_node(error: BaseException) -> bool:
 
 
 def _hosts(failed: Sequence[FailedStart]) -> str:
-    return ", ".join(f"node {host}" for host in dict.fromkeys(one.host or "unknown" for one in failed))
+    return ", ".join(
+        f"node {host}" for host in dict.fromkeys(one.host or "unknown" for one in failed)
+    )
 
 
-__all__ = ["AVOID_S", "AvoidedNodes", "FailedStart", "StartVerdict", "blame_nodes", "judge_starts", "unbuilt_members"]
+__all__ = [
+    "AVOID_S",
+    "AvoidedNodes",
+    "FailedStart",
+    "StartVerdict",
+    "blame_nodes",
+    "judge_starts",
+    "unbuilt_members",
+]

@@ -1,4 +1,5 @@
-"""When a checkpoint is taken, when training waits for it, and how a run resumes from one; all ranks together.
+"""When a checkpoint is taken, when training waits for it, and how a run resumes from one; all ranks
+together.
 
 `shared.pt` is written by rank 0 and is the same for all ranks; `rank-N.pt` holds what differs
 (`snapshot.py`). If the storage fails, the run retries where it cannot go on without the checkpoint;
@@ -22,7 +23,15 @@ from workers.resume import find_checkpoint, read_parts
 from workers.run import Run
 from workers.snapshot import copy_to_cpu, load_state, own_state, shared_state
 from workers.storage import Storage, storage_of
-from workers.together import FIRST_PAUSE_S, LOOK_S, MOST_PAUSE_S, SLOW_STORAGE_S, SlowWork, decide_on_rank_0, gather
+from workers.together import (
+    FIRST_PAUSE_S,
+    LOOK_S,
+    MOST_PAUSE_S,
+    SLOW_STORAGE_S,
+    SlowWork,
+    decide_on_rank_0,
+    gather,
+)
 from workers.upload import SHARED, Peers, Snapshot, Upload, Written, rank_file
 
 logger = logging.getLogger(__name__)
@@ -33,8 +42,8 @@ _Verdict = Literal["again", "cancelled", "superseded"]
 def is_due(run: Run, words: Container[Word]) -> bool:
     """Whether a checkpoint is to be taken at this step boundary; the same on all ranks.
 
-    Steps are counted alike everywhere. Seconds are rank 0's, which asks for a checkpoint with the next step's
-    gradients; so that comes one step after its time.
+    Steps are counted alike everywhere. Seconds are rank 0's, which asks for a checkpoint with the
+    next step's gradients; so that comes one step after its time.
     """
     spec, at_epochs_end = run.spec.checkpoint, run.position.samples >= len(run.data)
     by_steps = spec.every_steps is not None and run.session.steps % spec.every_steps == 0
@@ -49,10 +58,10 @@ def is_due(run: Run, words: Container[Word]) -> bool:
 def save(run: Run, *, wait: bool = False) -> bool:
     """Take a checkpoint of this moment; all ranks together, at a step boundary.
 
-    Returns as soon as the state is copied; a thread writes it. If the previous checkpoint is still being
-    written after `SLOW_STORAGE_S`, this one is skipped, with a warning in the job's log. With `wait` the
-    checkpoint is complete on return: a failing storage is retried until it works or the job is
-    cancelled. Running statistics are averaged over the workers.
+    Returns as soon as the state is copied; a thread writes it. If the previous checkpoint is still
+    being written after `SLOW_STORAGE_S`, this one is skipped, with a warning in the job's log. With
+    `wait` the checkpoint is complete on return: a failing storage is retried until it works or the
+    job is cancelled. Running statistics are averaged over the workers.
 
     Returns:
         Whether the state is saved or being saved; the same on all ranks.
@@ -78,7 +87,8 @@ def save(run: Run, *, wait: bool = False) -> bool:
 
 
 def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
-    """Wait until no checkpoint is being written; return the error of the last one. All ranks together.
+    """Wait until no checkpoint is being written; return the error of the last one. All ranks
+    together.
 
     If `give_up` returns True on rank 0, the checkpoint stays in `run.saving.upload`.
 
@@ -102,7 +112,10 @@ def settle(run: Run, *, give_up: Callable[[], bool] = bool) -> str | None:
 
 def _wait_for(run: Run, upload: Upload, give_up: Callable[[], bool]) -> list[Written] | None:
     """Return how writing ended on all ranks; None if `give_up` returned True first."""
-    text = f"training is paused: {_storage(run)} has not responded for {{:.0f}} s while saving checkpoint {upload.name}"
+    text = (
+        f"training is paused: {_storage(run)} has not responded for {{:.0f}} s while saving"
+        f" checkpoint {upload.name}"
+    )
     slow = SlowWork(run, f"{text}; check that the workers can reach it")
     # one collective per round, so that waiting for a slow storage does not run into a timeout.
     try:
@@ -118,11 +131,12 @@ def _wait_for(run: Run, upload: Upload, give_up: Callable[[], bool]) -> list[Wri
 
 
 def restore(run: Run) -> str | None:
-    """Resume from the newest valid checkpoint and return its name; None, with no change, if there is none.
+    """Resume from the newest valid checkpoint and return its name; None, with no change, if there
+    is none.
 
-    Rank 0 picks the checkpoint. Each rank reads its own part if the group has the size of the one that
-    saved it; else rank 0 reads all parts. A checkpoint that any rank finds damaged is refused by all.
-    While the storage is unreachable, all ranks wait.
+    Rank 0 picks the checkpoint. Each rank reads its own part if the group has the size of the one
+    that saved it; else rank 0 reads all parts. A checkpoint that any rank finds damaged is refused
+    by all. While the storage is unreachable, all ranks wait.
 
     Raises:
         StateError: the checkpoint is of another model.
@@ -152,7 +166,10 @@ def _save_surely(run: Run, start: float) -> bool:
     gives_up = partial(_is_cancelled_and_slow, run, start)
     while True:
         settle(run, give_up=gives_up)
-        if run.saving.upload is None and checkpoint_name(run.context.generation, run.position) != run.saving.newest:
+        if (
+            run.saving.upload is None
+            and checkpoint_name(run.context.generation, run.position) != run.saving.newest
+        ):
             _begin(run, start=start, wait=True)
             error = settle(run, give_up=gives_up)
         else:
@@ -170,7 +187,9 @@ def _save_surely(run: Run, start: float) -> bool:
 
 
 def _judge(run: Run) -> _Verdict:
-    """Decide on rank 0 what to do after a checkpoint that the run waits for could not be written."""
+    """Decide on rank 0 what to do after a checkpoint that the run waits for could not be
+    written.
+    """
     if is_superseded(Path(run.context.launch.storage), run.context.generation):
         return "superseded"
     return "cancelled" if run.stop == "cancel" else "again"
@@ -181,7 +200,9 @@ def _is_cancelled_and_slow(run: Run, start: float) -> bool:
 
 
 def _is_slow(run: Run) -> bool:
-    """Return whether the checkpoint that is being written has taken longer than `SLOW_STORAGE_S`."""
+    """Return whether the checkpoint that is being written has taken longer than
+    `SLOW_STORAGE_S`.
+    """
     return run.phases.clock.elapsed() - run.saving.began_s >= SLOW_STORAGE_S
 
 
@@ -189,9 +210,9 @@ def _say_skipped(run: Run) -> None:
     if run.context.rank == 0 and run.saving.upload is not None:
         seconds = run.phases.clock.elapsed() - run.saving.began_s
         run.context.link.log(
-            f"warning: the checkpoint that was due after step {run.session.steps} is skipped: {run.saving.upload.name} "
-            f"has been on its way to {_storage(run)} for {seconds:.0f} s; training goes on, and the newest that can be "
-            f"resumed from is {_newest(run)}"
+            f"warning: the checkpoint that was due after step {run.session.steps} is skipped:"
+            f" {run.saving.upload.name} has been on its way to {_storage(run)} for {seconds:.0f} s;"
+            f" training goes on, and the newest that can be resumed from is {_newest(run)}"
         )
 
 
@@ -230,7 +251,9 @@ def _upload(run: Run, *, start: float, wait: bool) -> Upload:
 
 
 def _record(run: Run, manifest: Manifest, *, start: float, blocked_s: float | None) -> None:
-    """Say that there is a checkpoint; rank 0, in the upload's thread. With None training stood still all the time."""
+    """Say that there is a checkpoint; rank 0, in the upload's thread. With None training stood
+    still all the time.
+    """
     seconds = run.phases.clock.elapsed() - start
     record = CheckpointRecord(
         name=manifest.name,
@@ -243,19 +266,25 @@ def _record(run: Run, manifest: Manifest, *, start: float, blocked_s: float | No
     try:
         run.context.link.post(record)
     except OSError as error:
-        logger.warning("checkpoint %s is complete, but its record could not be written: %s", manifest.name, error)
+        logger.warning(
+            "checkpoint %s is complete, but its record could not be written: %s",
+            manifest.name,
+            error,
+        )
 
 
 def _warn(run: Run, error: str, *, count: int) -> None:
     """Say that a checkpoint could not be written; rank 0, in the upload's thread."""
     run.context.link.log(
-        f"warning: {error}; that was failure {count} of this worker group; the newest that can be resumed from is "
-        f"{_newest(run)}, and the next one that is due tries again"
+        f"warning: {error}; that was failure {count} of this worker group; the newest that can be"
+        f" resumed from is {_newest(run)}, and the next one that is due tries again"
     )
 
 
 def storage_use(run: Run) -> StorageUse:
-    """Return where this group keeps its checkpoints, and how many workers were shown to see that place."""
+    """Return where this group keeps its checkpoints, and how many workers were shown to see that
+    place.
+    """
     return StorageUse(place=str(_storage(run)), workers=run.context.world_size, hosts=run.num_hosts)
 
 
@@ -265,7 +294,9 @@ def _newest(run: Run) -> str:
 
 def _storage(run: Run) -> Storage:
     launch = run.context.launch
-    return storage_of(launch.spec.checkpoint.storage, job_id=launch.job_id, directory=run.context.checkpoints)
+    return storage_of(
+        launch.spec.checkpoint.storage, job_id=launch.job_id, directory=run.context.checkpoints
+    )
 
 
 def _follows(run: Run) -> bool:

@@ -1,7 +1,7 @@
 """Where checkpoints lie: a directory that all workers share, or a URL of any fsspec filesystem.
 
-Paths are relative to the storage's root and have at most two parts: `checkpoint/file`. Loads neither torch nor ray, and
-fsspec only where there is a URL.
+Paths are relative to the storage's root and have at most two parts: `checkpoint/file`. Loads
+neither torch nor ray, and fsspec only where there is a URL.
 """
 
 from __future__ import annotations
@@ -18,14 +18,41 @@ from typing import BinaryIO, Protocol
 from urllib.parse import urlsplit
 
 _PACKAGE_OF = {
-    "arrow_hdfs": "pyarrow", "dbfs": "requests", "hdfs": "pyarrow", "sftp": "paramiko", "smb": "smbprotocol",
-    "ssh": "paramiko", "webhdfs": "requests",
-}  # fmt: skip
-"""What filesystems that are part of fsspec itself need; for all others the package is that of their class."""
-_NO_STORAGE = frozenset({
-    "async_wrapper", "asynclocal", "asyncwrapper", "blockcache", "cached", "data", "dir", "filecache", "generic", "git",
-    "github", "http", "https", "jlab", "jupyter", "libarchive", "reference", "simplecache", "tar", "zip",
-})  # fmt: skip
+    "arrow_hdfs": "pyarrow",
+    "dbfs": "requests",
+    "hdfs": "pyarrow",
+    "sftp": "paramiko",
+    "smb": "smbprotocol",
+    "ssh": "paramiko",
+    "webhdfs": "requests",
+}
+"""What filesystems that are part of fsspec itself need; for all others the package is that of their
+class.
+"""
+_NO_STORAGE = frozenset(
+    {
+        "async_wrapper",
+        "asynclocal",
+        "asyncwrapper",
+        "blockcache",
+        "cached",
+        "data",
+        "dir",
+        "filecache",
+        "generic",
+        "git",
+        "github",
+        "http",
+        "https",
+        "jlab",
+        "jupyter",
+        "libarchive",
+        "reference",
+        "simplecache",
+        "tar",
+        "zip",
+    }
+)
 """Filesystems of fsspec that cannot be written, or wrap another one."""
 _WAYS_OUT = {
     errno.ENOSPC: "free space there, or lower checkpoint.keep",
@@ -42,13 +69,16 @@ DEAD_UPLOAD_S = 3600.0
 
 
 class Storage(Protocol):
-    """Files of checkpoints. All methods may raise `OSError` where the storage cannot be reached or written.
+    """Files of checkpoints. All methods may raise `OSError` where the storage cannot be reached or
+    written.
 
     As text it is the place that people know.
     """
 
     def prepare(self) -> None:
-        """Make the root, so that a storage that cannot be written is known before the first step."""
+        """Make the root, so that a storage that cannot be written is known before the first
+        step.
+        """
 
     def names(self) -> list[str]:
         """The directories in the root; none where there is no root."""
@@ -88,7 +118,11 @@ class LocalStorage:
 
     def names(self) -> list[str]:
         """The directories in it."""
-        return [path.name for path in self._root.iterdir() if path.is_dir()] if self._root.is_dir() else []
+        return (
+            [path.name for path in self._root.iterdir() if path.is_dir()]
+            if self._root.is_dir()
+            else []
+        )
 
     def holds(self, path: str) -> bool:
         """Whether there is such a file."""
@@ -105,7 +139,9 @@ class LocalStorage:
             os.fsync(file.fileno())
 
     def put(self, path: str, content: bytes) -> None:
-        """Write beside, then move into place: what says "can be resumed from" must hold after a power cut too."""
+        """Write beside, then move into place: what says "can be resumed from" must hold after a
+        power cut too.
+        """
         draft = f"{path}.part"
         with self.writer(draft) as file:
             file.write(content)
@@ -130,7 +166,8 @@ class LocalStorage:
 class UrlStorage:
     """A directory of an fsspec filesystem. What its library raises becomes an `OSError`.
 
-    Credentials and addresses come from the workers' environment (fsspec's `FSSPEC_...`, or the library's own).
+    Credentials and addresses come from the workers' environment (fsspec's `FSSPEC_...`, or the
+    library's own).
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -145,7 +182,9 @@ class UrlStorage:
         return f"{self._url}/{self._name}"
 
     def prepare(self) -> None:
-        """Write a file into the root: object stores have no directories, and rights are known only by trying."""
+        """Write a file into the root: object stores have no directories, and rights are known only
+        by trying.
+        """
         self.put(".prepared", b"")
 
     def names(self) -> list[str]:
@@ -157,7 +196,11 @@ class UrlStorage:
                 entries = self._filesystem.ls(self._root, detail=True)
             except FileNotFoundError:
                 return []
-        return [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
+        return [
+            entry["name"].rstrip("/").rpartition("/")[2]
+            for entry in entries
+            if entry["type"] == "directory"
+        ]
 
     def holds(self, path: str) -> bool:
         """Whether there is such a file."""
@@ -196,9 +239,11 @@ class UrlStorage:
         self._abort_uploads(self._at(path))
 
     def _abort_uploads(self, removed: str) -> None:
-        """Free the pieces that killed workers left of large files: S3 keeps them, and no listing of files shows them.
+        """Free the pieces that killed workers left of large files: S3 keeps them, and no listing of
+        files shows them.
 
-        Those below what is removed go, and those of the job that nobody has finished in `DEAD_UPLOAD_S`.
+        Those below what is removed go, and those of the job that nobody has finished in
+        `DEAD_UPLOAD_S`.
         """
         call = getattr(self._filesystem, "call_s3", None)
         if call is None:
@@ -206,16 +251,25 @@ class UrlStorage:
         bucket, _, folder = self._root.partition("/")
         # rights to list uploads are seldom given, and a job goes on without.
         with suppress(OSError):
-            for upload in call("list_multipart_uploads", Bucket=bucket, Prefix=f"{folder}/").get("Uploads", ()):
+            for upload in call("list_multipart_uploads", Bucket=bucket, Prefix=f"{folder}/").get(
+                "Uploads", ()
+            ):
                 age_s = (datetime.now(UTC) - upload["Initiated"]).total_seconds()
                 if age_s >= DEAD_UPLOAD_S or f"{bucket}/{upload['Key']}".startswith(f"{removed}/"):
-                    call("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+                    call(
+                        "abort_multipart_upload",
+                        Bucket=bucket,
+                        Key=upload["Key"],
+                        UploadId=upload["UploadId"],
+                    )
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
 
     def _make_directories(self, path: str) -> None:
-        """Those below the URL; never what the URL itself names, such as a bucket with a slip in its name."""
+        """Those below the URL; never what the URL itself names, such as a bucket with a slip in its
+        name.
+        """
         inner = self._at(path).rpartition("/")[0]
         for directory in dict.fromkeys((self._root, inner)):
             self._make(directory)
@@ -260,18 +314,26 @@ def check_url(url: str) -> str:
     """
     place = urlsplit(url)
     if not place.scheme or "://" not in url or "::" in url:
-        raise ValueError(f"storage {url!r} is no URL; give one such as s3://bucket/path or file:///mnt/shared")
+        raise ValueError(
+            f"storage {url!r} is no URL; give one such as s3://bucket/path or file:///mnt/shared"
+        )
     if place.password is not None:
         raise ValueError(
-            f"storage on {place.hostname!r} carries a password, and a spec is shown to people; leave it out and set "
-            "it in the workers' environment"
+            f"storage on {place.hostname!r} carries a password, and a spec is shown to people;"
+            " leave it out and set it in the workers' environment"
         )
     if place.scheme == "memory":
-        raise ValueError("storage memory:// is seen by one process only; give a place that all workers reach")
+        raise ValueError(
+            "storage memory:// is seen by one process only; give a place that all workers reach"
+        )
     if place.scheme in {"file", "local"} and (place.netloc or not place.path.strip("/")):
-        raise ValueError(f"storage {url!r} names no directory; give an absolute path, such as file:///mnt/shared")
+        raise ValueError(
+            f"storage {url!r} names no directory; give an absolute path, such as file:///mnt/shared"
+        )
     if not (place.netloc + place.path).strip("/"):
-        raise ValueError(f"storage {url!r} names no place; give a bucket or a host, such as s3://bucket/path")
+        raise ValueError(
+            f"storage {url!r} names no place; give a bucket or a host, such as s3://bucket/path"
+        )
     _check_protocol(place.scheme)
     return url
 
@@ -288,13 +350,15 @@ def _check_protocol(protocol: str) -> None:
         return
     if protocol in _NO_STORAGE or protocol not in known_implementations:
         known = ", ".join(sorted(known_implementations.keys() - _NO_STORAGE - {"memory"}))
-        raise ValueError(f"storage has the protocol {protocol!r}, which cannot be written; known are {known}")
+        raise ValueError(
+            f"storage has the protocol {protocol!r}, which cannot be written; known are {known}"
+        )
     package = known_implementations[protocol]["class"].partition(".")[0]
     package = _PACKAGE_OF.get(protocol, package)
     if importlib.util.find_spec(package) is None:
         raise ValueError(
-            f"storage {protocol}:// needs the package {package}, which is not installed; run pip install {package}, "
-            "for the workers too"
+            f"storage {protocol}:// needs the package {package}, which is not installed; run pip"
+            f" install {package}, for the workers too"
         )
 
 

@@ -1,7 +1,9 @@
-"""The actor that runs one attempt of one job: worker groups one after the other, until the job is over.
+"""The actor that runs one attempt of one job: worker groups one after the other, until the job is
+over.
 
-Detached and named after installation, job and attempt (`names.py`), it outlives api and scheduler. Ray restarts it when
-its process dies; it then begins again from the newest checkpoint, or finds the end file and has nothing left to do.
+Detached and named after installation, job and attempt (`names.py`), it outlives api and scheduler.
+Ray restarts it when its process dies; it then begins again from the newest checkpoint, or finds the
+end file and has nothing left to do.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from typing import Any, Literal, TypeVar
 from workers.asking import AT_HOME, ActorSilentError, Ask, RayAsk
 from workers.attempt import Attempt
 from workers.context import Interruption
-from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord, Progress, Started
+from workers.contract import (
+    EndRecord,
+    FailureRecord,
+    Launch,
+    Orders,
+    PausedRecord,
+    Progress,
+    Started,
+)
 from workers.errors import EngineUnavailable
 from workers.failure import Failures, safe_step
 from workers.journal import Journal, claim_generation, read_end, read_records, write_end
@@ -48,7 +58,8 @@ class Supervisor:
     Args:
         launch: the attempt as JSON.
         crew: makes the attempt's worker processes.
-        ask: the way to the Accordion actor; by default that of the Ray cluster this process belongs to.
+        ask: the way to the Accordion actor; by default that of the Ray cluster this process belongs
+            to.
         pause: waits for so many seconds.
     """
 
@@ -71,9 +82,11 @@ class Supervisor:
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
     def state(self) -> tuple[Phase, str, tuple[str, ...] | None]:
-        """Return the phase, the current activity in one sentence, and the nodes of the worker processes.
+        """Return the phase, the current activity in one sentence, and the nodes of the worker
+        processes.
 
-        One node id per placed process, the most useful process first; None before any was requested.
+        One node id per placed process, the most useful process first; None before any was
+        requested.
         """
         return (*self._state, self._placed)
 
@@ -92,7 +105,8 @@ class Supervisor:
             if read_end(self._storage, retried_attempt=self._launch.retried_attempt) is None:
                 self._end(self._recorded_end() or self._train())
         except Exception as error:
-            # a supervisor whose storage is full or away goes on when it is back: nobody else would end the job.
+            # a supervisor whose storage is full or away goes on when it is back: nobody else would
+            # end the job.
             why = f"the supervisor cannot go on: {type(error).__name__}: {error}"
             self.say(f"{why}; it tries again in {TRY_AGAIN_S:g} s")
             log.exception("the supervisor cannot go on")
@@ -100,9 +114,13 @@ class Supervisor:
         return True
 
     def _train(self) -> EndRecord | PausedRecord:
-        """Let worker groups train until they, or their failures, or people end the attempt; record how."""
+        """Let worker groups train until they, or their failures, or people end the attempt; record
+        how.
+        """
         records = list(read_records(self._storage))
-        failures = Failures.recorded(r.payload for r in records if r.attempt == self._launch.attempt)
+        failures = Failures.recorded(
+            r.payload for r in records if r.attempt == self._launch.attempt
+        )
         self._watch.look(ASK_TIMEOUT_S)
         try:
             crew = self._crew(self._launch)
@@ -130,7 +148,9 @@ class Supervisor:
         return end
 
     def _end(self, end: EndRecord | PausedRecord) -> None:
-        """The record is in the journal; now the file with all records, then the way to the database."""
+        """The record is in the journal; now the file with all records, then the way to the
+        database.
+        """
         if isinstance(end, EndRecord):
             write_end(self._storage, end)
             log.info("the job ends: %s %s", end.reason, end.message)
@@ -141,15 +161,21 @@ class Supervisor:
         return claim_generation(self._storage)
 
     def record(self, failure: FailureRecord) -> None:
-        """Keep it, in a generation of its own: what the dead group's zombies say from now on is refused."""
+        """Keep it, in a generation of its own: what the dead group's zombies say from now on is
+        refused.
+        """
         journal = self._journal()
         journal.write(failure)
         self._send(journal)
 
     def progressed(self, generation: int) -> bool:
-        """Return whether the group recorded a checkpoint or epoch beyond those of all earlier groups."""
+        """Return whether the group recorded a checkpoint or epoch beyond those of all earlier
+        groups.
+        """
         records = list(read_records(self._storage))
-        before = max((safe_step(r.payload) for r in records if r.generation < generation), default=0)
+        before = max(
+            (safe_step(r.payload) for r in records if r.generation < generation), default=0
+        )
         return any(safe_step(r.payload) > before for r in records if r.generation == generation)
 
     def has_started(self, generation: int) -> bool:
@@ -174,11 +200,15 @@ class Supervisor:
         return self._watch.orders
 
     def stopped_by(self) -> Literal["cancel", "pause"]:
-        """What people wanted of a group that stopped for it; where nobody says so any more, the milder."""
+        """What people wanted of a group that stopped for it; where nobody says so any more, the
+        milder.
+        """
         return self._watch.look(ASK_TIMEOUT_S).stop or "pause"
 
     def _journal(self) -> Journal:
-        return Journal(self._storage, attempt=self._launch.attempt, generation=self.claim(), clock=time.time)
+        return Journal(
+            self._storage, attempt=self._launch.attempt, generation=self.claim(), clock=time.time
+        )
 
     def _send(self, journal: Journal) -> None:
         outbox = Outbox(self._launch.job_id, journal, self._ask)
@@ -187,8 +217,14 @@ class Supervisor:
         outbox.close()
 
     def _lost_before(self) -> Interruption | None:
-        """Where this process takes over from one that died: record that its workers died too, and how far they were."""
-        ours = [record for record in read_records(self._storage) if record.attempt == self._launch.attempt]
+        """Where this process takes over from one that died: record that its workers died too, and
+        how far they were.
+        """
+        ours = [
+            record
+            for record in read_records(self._storage)
+            if record.attempt == self._launch.attempt
+        ]
         groups = [record.payload for record in ours if isinstance(record.payload, Started)]
         if not groups:
             return None
@@ -199,23 +235,34 @@ class Supervisor:
             step, seen_at = max(step, told.step), max(seen_at, told.time)
         lost = "the supervisor's process is gone, and its workers with it"
         self.record(FailureRecord(cause="infrastructure", rank=None, step=step, message=lost))
-        return Interruption(cause="recovery", world_size=groups[-1].world_size, step=step, time=seen_at)
+        return Interruption(
+            cause="recovery", world_size=groups[-1].world_size, step=step, time=seen_at
+        )
 
     def _progress(self) -> Progress | None:
         try:
-            told: Progress | None = self._ask("progress", self._launch.job_id, timeout_s=ASK_TIMEOUT_S)
+            told: Progress | None = self._ask(
+                "progress", self._launch.job_id, timeout_s=ASK_TIMEOUT_S
+            )
         except ActorSilentError:
             return None
         return told
 
     def _recorded_end(self) -> EndRecord | PausedRecord | None:
         """How the attempt ended, where the process died before all knew."""
-        ends: list[EndRecord | PausedRecord] = [*self._recorded(EndRecord), *self._recorded(PausedRecord)]
+        ends: list[EndRecord | PausedRecord] = [
+            *self._recorded(EndRecord),
+            *self._recorded(PausedRecord),
+        ]
         return next(iter(ends), None)
 
     def _recorded(self, kind: type[_Kind]) -> list[_Kind]:
         """What this attempt recorded of a kind, in order."""
-        ours = (record for record in read_records(self._storage) if record.attempt == self._launch.attempt)
+        ours = (
+            record
+            for record in read_records(self._storage)
+            if record.attempt == self._launch.attempt
+        )
         return [record.payload for record in ours if isinstance(record.payload, kind)]
 
 
@@ -225,5 +272,14 @@ def start_supervisor(launch: Launch) -> Any:
 
     name = supervisor_name(SupervisorName(launch.installation, launch.job_id, launch.attempt))
     options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    limits = {"max_restarts": MOST_RESTARTS, "max_task_retries": -1, "max_concurrency": 8, "num_cpus": 0}
-    return ray.remote(Supervisor).options(**options, **limits, resources=AT_HOME).remote(launch.model_dump_json())
+    limits = {
+        "max_restarts": MOST_RESTARTS,
+        "max_task_retries": -1,
+        "max_concurrency": 8,
+        "num_cpus": 0,
+    }
+    return (
+        ray.remote(Supervisor)
+        .options(**options, **limits, resources=AT_HOME)
+        .remote(launch.model_dump_json())
+    )

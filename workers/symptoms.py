@@ -1,4 +1,6 @@
-"""Classifies errors (process died, peer lost, user code raised) and formats them with their place."""
+"""Classifies errors (process died, peer lost, user code raised) and formats them with their
+place.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +42,24 @@ def is_dead(error: BaseException) -> bool:
 
 def _is_node_loss(error: BaseException) -> bool:
     """Whether a process is gone because its node is."""
-    return "NodeDiedError" in _ray_types(error) or (is_dead(error) and bool(_NODE_LOSS.search(str(error))))
+    return "NodeDiedError" in _ray_types(error) or (
+        is_dead(error) and bool(_NODE_LOSS.search(str(error)))
+    )
 
 
 def died_alone(error: BaseException) -> bool:
-    """Whether a process died while its node stayed; one that we killed for its silence does not count."""
-    died = not {"ActorDiedError", "WorkerCrashedError", "OutOfMemoryError"}.isdisjoint(_ray_types(error))
+    """Whether a process died while its node stayed; one that we killed for its silence does not
+    count.
+    """
+    died = not {"ActorDiedError", "WorkerCrashedError", "OutOfMemoryError"}.isdisjoint(
+        _ray_types(error)
+    )
     return died and not _is_node_loss(error)
 
 
 def is_collateral(error: BaseException) -> bool:
-    """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known by their source.
+    """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known
+    by their source.
 
     A bad descriptor does not count: this process closed it itself.
     """
@@ -75,19 +84,26 @@ def death_of(error: BaseException) -> str:
     if found := _EXIT_CODE.search(text):
         return f": it ended with exit code {found[1]}"
     if _ENDED in text:
-        return ": it was killed, usually by the kernel when memory ran out, or its connection to Ray was closed"
+        return (
+            ": it was killed, usually by the kernel when memory ran out, or its connection to Ray"
+            " was closed"
+        )
     return ""
 
 
 def sentence_of(error: BaseException) -> str:
     """One line that every file and database takes."""
     first = (str(error).strip() or "no message").splitlines()[0]
-    return clean_text(first if isinstance(error, WorkerError) else f"{type(error).__name__}: {first}")
+    return clean_text(
+        first if isinstance(error, WorkerError) else f"{type(error).__name__}: {first}"
+    )
 
 
 @contextmanager
 def sendable_errors() -> Iterator[None]:
-    """Clean the texts of errors raised in the block: Ray kills a process whose error is not Unicode."""
+    """Clean the texts of errors raised in the block: Ray kills a process whose error is not
+    Unicode.
+    """
     try:
         yield
     except Exception as error:
@@ -114,13 +130,17 @@ def raised_at(error: BaseException) -> str:
 
 
 def code_place(frames: traceback.StackSummary) -> str:
-    """Return `file.py:line` of the innermost user code or built-in task; else of the innermost frame."""
+    """Return `file.py:line` of the innermost user code or built-in task; else of the innermost
+    frame.
+    """
     own = [frame for frame in frames if is_user_code(frame.filename)] or list(frames[-1:])
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
 def is_user_code(filename: str) -> bool:
-    """Whether a file holds user code or a built-in task, rather than installed packages or this project."""
+    """Whether a file holds user code or a built-in task, rather than installed packages or this
+    project.
+    """
     file = Path(filename)
     if filename.startswith(("<", *_INSTALLED)) or "site-packages" in file.parts:
         return False
@@ -130,4 +150,6 @@ def is_user_code(filename: str) -> bool:
 
 
 def _ray_types(error: BaseException) -> set[str]:
-    return {kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] == "ray"}
+    return {
+        kind.__name__ for kind in type(error).__mro__ if kind.__module__.partition(".")[0] == "ray"
+    }

@@ -1,7 +1,7 @@
 """Log lines on their way out: in batches, bounded, never in the way of a step.
 
-What a process prints or logs is collected by `captured` and sent by a thread of `LogShipper`. Lines that come faster
-than they leave are dropped and counted.
+What a process prints or logs is collected by `captured` and sent by a thread of `LogShipper`. Lines
+that come faster than they leave are dropped and counted.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ class LogShipper:
             if self._closed:
                 return []
             count, size = 0, 0
-            while count < len(self._lines) and (size := size + line_bytes(self._lines[count])) <= BATCH_BYTES:
+            while (
+                count < len(self._lines)
+                and (size := size + line_bytes(self._lines[count])) <= BATCH_BYTES
+            ):
                 count += 1
             batch, self._lines = self._lines[:count], self._lines[count:]
             self._bytes -= sum(map(line_bytes, batch))
@@ -142,7 +145,9 @@ class LogShipper:
 
 
 class _Tee(io.TextIOBase):
-    """Passes text on, and gives lines to a function: whole, as a carriage return ends them, or too long to wait for."""
+    """Passes text on, and gives lines to a function: whole, as a carriage return ends them, or too
+    long to wait for.
+    """
 
     def __init__(self, stream: TextIO, take: Callable[[str], None]) -> None:
         self._stream = stream
@@ -200,7 +205,9 @@ class _Handler(logging.Handler):
 
 @contextmanager
 def captured(take: Callable[[str], None]) -> Iterator[None]:
-    """What this process prints or logs inside the block also goes to `take`, line by line and from any thread."""
+    """What this process prints or logs inside the block also goes to `take`, line by line and from
+    any thread.
+    """
     root, handler = logging.getLogger(), _Handler(take)
     level, handlers = root.level, root.handlers
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Slow work, such as reading from a storage, that all ranks do at the same time.
 
-While any rank is still working, all ranks take part in small collectives, so that a rank that waits for
-a slow storage does not run into the timeout of a collective.
+While any rank is still working, all ranks take part in small collectives, so that a rank that waits
+for a slow storage does not run into the timeout of a collective.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from workers.run import Run
 
 LOOK_S = 0.5
-"""How long a rank waits for its own work before it tells the others that it is not done; well below the
-timeout of a collective."""
+"""How long a rank waits for its own work before it tells the others that it is not done; well below
+the timeout of a collective.
+"""
 FIRST_PAUSE_S = 1.0
 MOST_PAUSE_S = 20.0
-"""Pauses between retries of a failing storage double up to this, which is below a collective's timeout."""
+"""Pauses between retries of a failing storage double up to this, which is below a collective's
+timeout.
+"""
 
 SLOW_STORAGE_S = 10.0
-"""How long a checkpoint may take before the next one that is due is skipped, and before a wait for the
-storage is shown."""
+"""How long a checkpoint may take before the next one that is due is skipped, and before a wait for
+the storage is shown.
+"""
 _T = TypeVar("_T")
 
 
@@ -102,7 +106,9 @@ def decide_on_rank_0(run: Run, decide: Callable[[], _T]) -> _T:
     return value  # type: ignore[no-any-return]
 
 
-def work_side_by_side(run: Run, work: Callable[[], _T]) -> tuple[_T | None, list[CheckpointError | OSError]]:
+def work_side_by_side(
+    run: Run, work: Callable[[], _T]
+) -> tuple[_T | None, list[CheckpointError | OSError]]:
     """Run `work` on every rank; return this rank's result and the errors of all ranks.
 
     Raises:
@@ -113,7 +119,11 @@ def work_side_by_side(run: Run, work: Callable[[], _T]) -> tuple[_T | None, list
     while True:
         ended = background.wait(LOOK_S)
         slow.show()
-        if ended and background.error is not None and not isinstance(background.error, CheckpointError | OSError):
+        if (
+            ended
+            and background.error is not None
+            and not isinstance(background.error, CheckpointError | OSError)
+        ):
             raise background.error
         ends = gather(run, (ended, _sendable(background.error)))
         if all(over for over, _ in ends):

@@ -1,8 +1,9 @@
-"""Writing a checkpoint while training goes on: a thread a rank, rank 0's writes the manifest when all parts are there.
+"""Writing a checkpoint while training goes on: a thread a rank, rank 0's writes the manifest when
+all parts are there.
 
-The threads take part in no collective. What they have to tell each other goes by the key-value store that the process
-group was made with: each says what it wrote, or why not, and rank 0's hears all. A storage that is full or gone cannot
-get in the way of that.
+The threads take part in no collective. What they have to tell each other goes by the key-value
+store that the process group was made with: each says what it wrote, or why not, and rank 0's hears
+all. A storage that is full or gone cannot get in the way of that.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ PEERS_POLL_S = 0.02
 LOOKS_AT_GROUP = 50
 """After so many of these it also looks whether its group is over, which is a look into a folder."""
 PEERS_TIMEOUT_S = 600.0
-"""How long rank 0's thread waits for the others' parts after its own. Only a worker that is gone says nothing, and then
-training ends as well; the thread must not stay in a process that goes on in another group."""
+"""How long rank 0's thread waits for the others' parts after its own. Only a worker that is gone
+says nothing, and then training ends as well; the thread must not stay in a process that goes on in
+another group.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,13 @@ class Peers:
     def of_group(cls, name: str, number: int) -> Peers:
         """Of the default process group."""
         store = dist.distributed_c10d._get_default_store()  # the one store that every backend has
-        return cls(store=store, name=name, number=number, rank=dist.get_rank(), world_size=dist.get_world_size())
+        return cls(
+            store=store,
+            name=name,
+            number=number,
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+        )
 
     def say(self, written: Written) -> None:
         """Tell rank 0."""
@@ -93,7 +102,9 @@ class Peers:
         # looks instead of one wait: that would keep the store from everybody else in this process.
         while not self.store.check(keys):
             if (looks := looks - 1) < 0:
-                raise TimeoutError(f"other workers have not written their parts {timeout_s:g} s after rank 0")
+                raise TimeoutError(
+                    f"other workers have not written their parts {timeout_s:g} s after rank 0"
+                )
             if looks % LOOKS_AT_GROUP == 0 and over():
                 return None
             pause.wait(PEERS_POLL_S)
@@ -113,11 +124,13 @@ class Upload:
         snapshot: what is written.
         storage: where to.
         peers: the other ranks' uploads.
-        done: called on rank 0 in the thread: with the manifest, once the checkpoint can be resumed from.
+        done: called on rank 0 in the thread: with the manifest, once the checkpoint can be resumed
+            from.
         failed: likewise with one sentence, where it never will.
-        superseded: whether another worker group has taken over, which must neither resume from this checkpoint nor
-            lose an older one.
-        survivors: selects the names on the job's surviving line, the newest first; only these are kept.
+        superseded: whether another worker group has taken over, which must neither resume from this
+            checkpoint nor lose an older one.
+        survivors: selects the names on the job's surviving line, the newest first; only these are
+            kept.
     """
 
     def __init__(
@@ -148,7 +161,9 @@ class Upload:
         self._thread.start()
 
     def written(self, timeout_s: float) -> Written | None:
-        """How it ended: on rank 0 for the whole checkpoint, elsewhere for the own part; None while it goes on."""
+        """How it ended: on rank 0 for the whole checkpoint, elsewhere for the own part; None while
+        it goes on.
+        """
         self._thread.join(timeout_s)
         return None if self._thread.is_alive() else self._written
 
@@ -161,7 +176,9 @@ class Upload:
             self._written = Written(error=str(error))
         except Exception as error:
             logger.exception("checkpoint %s", self.name)
-            self._written = Written(error=f"checkpoint {self.name} is not complete: {type(error).__name__}: {error}")
+            self._written = Written(
+                error=f"checkpoint {self.name} is not complete: {type(error).__name__}: {error}"
+            )
         # the memory is given back now, not with the next checkpoint.
         self._snapshot = replace(self._snapshot, parts={})
         if self._peers.rank == 0 and self._written.error is not None:
@@ -171,7 +188,9 @@ class Upload:
         """This rank's parts; what goes wrong with them is told, not raised."""
         try:
             parts = self._snapshot.parts.items()
-            files = [write_part(self._storage, f"{self.name}/{name}", state) for name, state in parts]
+            files = [
+                write_part(self._storage, f"{self.name}/{name}", state) for name, state in parts
+            ]
         except OSError as error:
             return Written(error=f"{type(error).__name__}: {error}; {way_out(error)}")
         return Written(files=tuple(files))
@@ -181,15 +200,26 @@ class Upload:
         heard = self._peers.hear(PEERS_TIMEOUT_S, self._superseded)
         if heard is None:
             return self._give_up(["another worker group runs the job"])
-        errors = [f"rank {rank}: {written.error}" for rank, written in enumerate(heard) if written.error is not None]
+        errors = [
+            f"rank {rank}: {written.error}"
+            for rank, written in enumerate(heard)
+            if written.error is not None
+        ]
         files = tuple(file for written in heard for file in written.files)
         if not errors:
-            errors = self._write_manifest(self._snapshot.manifest.model_copy(update={"files": files}))
+            errors = self._write_manifest(
+                self._snapshot.manifest.model_copy(update={"files": files})
+            )
         return self._give_up(errors) if errors else Written(files=files)
 
     def _give_up(self, errors: Sequence[str]) -> Written:
         self._clear()
-        return Written(error=f"checkpoint {self.name} could not be written to {self._storage}: {'; '.join(errors)}")
+        return Written(
+            error=(
+                f"checkpoint {self.name} could not be written to {self._storage}:"
+                f" {'; '.join(errors)}"
+            )
+        )
 
     def _write_manifest(self, manifest: Manifest) -> list[str]:
         try:
@@ -197,21 +227,33 @@ class Upload:
         except OSError as error:
             return [f"{type(error).__name__}: {error}; {way_out(error)}"]
         if self._superseded():
-            # not removed: the newer group may be reading it, and no later group will resume from it.
-            raise GroupOverError(f"checkpoint {self.name} came too late: another worker group runs the job")
+            # not removed: the newer group may be reading it, and no later group will resume from
+            # it.
+            raise GroupOverError(
+                f"checkpoint {self.name} came too late: another worker group runs the job"
+            )
         self._done(manifest)
         try:
-            prune(self._storage, keep=self._snapshot.keep, newest_name=self.name, survivors=self._survivors)
+            prune(
+                self._storage,
+                keep=self._snapshot.keep,
+                newest_name=self.name,
+                survivors=self._survivors,
+            )
         except OSError as error:
             logger.warning("older checkpoints stay where they are: %s", error)
         return []
 
     def _clear(self) -> None:
-        """Give back the space; where that fails too it stays torn, and the next good one removes it."""
+        """Give back the space; where that fails too it stays torn, and the next good one removes
+        it.
+        """
         try:
             discard(self._storage, self.name)
         except OSError as error:
-            logger.warning("what was written of checkpoint %s stays where it is: %s", self.name, error)
+            logger.warning(
+                "what was written of checkpoint %s stays where it is: %s", self.name, error
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,4 +279,13 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank}.pt"
 
 
-__all__ = ["PEERS_TIMEOUT_S", "SHARED", "Peers", "Saving", "Snapshot", "Upload", "Written", "rank_file"]
+__all__ = [
+    "PEERS_TIMEOUT_S",
+    "SHARED",
+    "Peers",
+    "Saving",
+    "Snapshot",
+    "Upload",
+    "Written",
+    "rank_file",
+]

@@ -1,7 +1,7 @@
 """One process of a job's workers: an actor that stays while worker groups form and end around it.
 
-What takes long happens once, when the process starts: torch, the task and its data. A group is a call of `train`; it
-ends, and the process waits for its seat in the next one.
+What takes long happens once, when the process starts: torch, the task and its data. A group is a
+call of `train`; it ends, and the process waits for its seat in the next one.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ class Worker:
         node = ray.get_runtime_context().get_node_id()
         place = Place(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
         if not self._has_note:
-            keep_exit_note(note_file(self._launch.storage, node, place.pid), before_exit=self._flush_logs)
+            keep_exit_note(
+                note_file(self._launch.storage, node, place.pid), before_exit=self._flush_logs
+            )
             self._has_note = True
         return place
 
@@ -132,7 +134,10 @@ class Worker:
             StorageError: this process does not see the job's directory.
         """
         source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
-        with sendable_errors(), shipping(source, RayAsk(self._launch.installation)) as self._shipper:
+        with (
+            sendable_errors(),
+            shipping(source, RayAsk(self._launch.installation)) as self._shipper,
+        ):
             if self._launch.spec.workers.gpus >= 1:
                 _wait_for_gpu()
             if self._token:
@@ -146,7 +151,9 @@ class Worker:
             self._shipper.flush(EXIT_FLUSH_S)
 
     def open(self, generation: int) -> Address:
-        """Open the store of a new group that this process leads; return its host, port and secret."""
+        """Open the store of a new group that this process leads; return its host, port and
+        secret.
+        """
         from workers.meeting import Meeting
 
         log.debug("group %d meets here", generation)
@@ -156,7 +163,9 @@ class Worker:
         return self._meeting.address
 
     def resize(self, note: ResizeRecord) -> None:
-        """Have the group save and come back at its next step boundary, and keep the note among its records."""
+        """Have the group save and come back at its next step boundary, and keep the note among its
+        records.
+        """
         from accordion.control import Word
 
         self._helm.ask(Word.RESIZE)
@@ -182,7 +191,9 @@ class Worker:
         )
 
     def code_place(self) -> str:
-        """Return the line of user code that the training thread executes; empty if nothing trains."""
+        """Return the line of user code that the training thread executes; empty if nothing
+        trains.
+        """
         frame = sys._current_frames().get(self._trainer or 0)
         return code_place(traceback.extract_stack(frame)) if frame is not None else ""
 
@@ -311,7 +322,9 @@ def _link(launch: Launch, seat: Seat, shipper: LogShipper) -> Iterator[Link]:
     if seat.rank != 0:
         yield NoLink(shipper.write)
         return
-    journal = Journal(Path(launch.storage), attempt=launch.attempt, generation=seat.generation, clock=time.time)
+    journal = Journal(
+        Path(launch.storage), attempt=launch.attempt, generation=seat.generation, clock=time.time
+    )
     link = ActorLink(launch, journal, ask=RayAsk(launch.installation), shipper=shipper)
     link.start()
     try:

@@ -1,6 +1,7 @@
 """The table of compressors; loads no torch, so that a server can list and check them.
 
-To add one: a file with a flow (see `wire.py`), a row here, a test. The laws in `tests/` run over every row.
+To add one: a file with a flow (see `wire.py`), a row here, a test. The laws in `tests/` run over
+every row.
 """
 
 from __future__ import annotations
@@ -23,24 +24,34 @@ class Compressor:
     flow: str
     """`module:function`, loaded at first use."""
     exact: bool = False
-    """True: nothing is left out. A method that is neither exact nor keeps a residual loses what it leaves out."""
+    """True: nothing is left out. A method that is neither exact nor keeps a residual loses what it
+    leaves out.
+    """
     low: Mapping[str, OptionValue] = field(default_factory=dict)
     """Options of the light level where nobody chose others."""
     high: Mapping[str, OptionValue] = field(default_factory=dict)
     """Options of the strong level where nobody chose others."""
     options: Mapping[str, Option] = field(default_factory=dict)
     warm_start: str | None = None
-    """`module:function` giving the state that a layer keeps from step to step, fitted to a level; None keeps none."""
+    """`module:function` giving the state that a layer keeps from step to step, fitted to a level;
+    None keeps none.
+    """
     raw_gradient: bool = False
-    """True: the flow also gets the gradient without what is owed, as `context.gradient`; needs `feedback`."""
+    """True: the flow also gets the gradient without what is owed, as `context.gradient`; needs
+    `feedback`.
+    """
     alone: bool = False
-    """True: no two layers share a flow. For methods whose draws or sums depend on who else is in the stack: stacks
-    follow DDP's buckets, which differ between a first step and later ones, so a resumed run would not repeat itself."""
+    """True: no two layers share a flow. For methods whose draws or sums depend on who else is in
+    the stack: stacks follow DDP's buckets, which differ between a first step and later ones, so a
+    resumed run would not repeat itself.
+    """
     matrices: bool = False
     """True: the flow gets layers as stacks of matrices `owed_BNM`; False: flattened, `owed_BL`."""
 
 
-_DENSITY = Option(default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent")
+_DENSITY = Option(
+    default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent"
+)
 
 COMPRESSORS: Mapping[str, Compressor] = {
     "none": Compressor(
@@ -53,18 +64,25 @@ COMPRESSORS: Mapping[str, Compressor] = {
         summary="16 bits a value",
         feedback=False,
         flow="accordion.compressors.half:half_flow",
-        options={"dtype": Option(default="fp16", choices=("fp16", "bf16"), help="format on the wire")},
+        options={
+            "dtype": Option(default="fp16", choices=("fp16", "bf16"), help="format on the wire")
+        },
     ),
     "powersgd": Compressor(
         summary="low-rank approximation with warm start (arXiv:1905.13727)",
         feedback=True,
         flow="accordion.compressors.powersgd:powersgd_flow",
         options={
-            "rank": Option(default=4, least=1, most=1024, lighter="more", help="columns of the factors"),
+            "rank": Option(
+                default=4, least=1, most=1024, lighter="more", help="columns of the factors"
+            ),
             "factors": Option(
                 default="both",
                 choices=("both", "alternating"),
-                help="sent in a step; in turn costs half the bytes and one round less, and follows the gradient slower",
+                help=(
+                    "sent in a step; in turn costs half the bytes and one round less, and follows"
+                    " the gradient slower"
+                ),
             ),
         },
         low={"rank": 4},
@@ -78,11 +96,16 @@ COMPRESSORS: Mapping[str, Compressor] = {
         flow="accordion.compressors.topk:topk_flow",
         options={
             "density": _DENSITY,
-            "values": Option(default="fp32", choices=("fp32", "fp16"), help="format of the values on the wire"),
+            "values": Option(
+                default="fp32", choices=("fp32", "fp16"), help="format of the values on the wire"
+            ),
             "select": Option(
                 default="sampled",
                 choices=("sampled", "exact"),
-                help="by a threshold guessed from a sample, or among all entries at once; both send the largest",
+                help=(
+                    "by a threshold guessed from a sample, or among all entries at once; both send"
+                    " the largest"
+                ),
             ),
         },
         low={"density": 0.1},
@@ -103,19 +126,28 @@ COMPRESSORS: Mapping[str, Compressor] = {
         flow="accordion.compressors.signsgd:signsgd_flow",
     ),
     "qsgd": Compressor(
-        summary="a few bits a value, rounded at random so that the mean is right (arXiv:1610.02132)",
+        summary=(
+            "a few bits a value, rounded at random so that the mean is right (arXiv:1610.02132)"
+        ),
         feedback=False,
         flow="accordion.compressors.qsgd:qsgd_flow",
         alone=True,
         options={
-            "bits": Option(default=8, least=2, most=8, lighter="more", help="for a value, its sign included"),
-            "bucket": Option(default=512, least=8, most=1 << 15, lighter="less", help="values that share a norm"),
+            "bits": Option(
+                default=8, least=2, most=8, lighter="more", help="for a value, its sign included"
+            ),
+            "bucket": Option(
+                default=512, least=8, most=1 << 15, lighter="less", help="values that share a norm"
+            ),
         },
         low={"bits": 8},
         high={"bits": 4},
     ),
     "adacomp": Compressor(
-        summary="of each bin the entries that the newest gradient makes large, as signs of one size (arXiv:1712.02679)",
+        summary=(
+            "of each bin the entries that the newest gradient makes large, as signs of one size"
+            " (arXiv:1712.02679)"
+        ),
         feedback=True,
         flow="accordion.compressors.adacomp:adacomp_flow",
         alone=True,
@@ -126,10 +158,17 @@ COMPRESSORS: Mapping[str, Compressor] = {
                 least=2,
                 most=16382,
                 lighter="less",
-                help="entries of a bin of a convolution; up to 62 a sent entry takes 8 bits, above 16",
+                help=(
+                    "entries of a bin of a convolution; up to 62 a sent entry takes 8 bits,"
+                    " above 16"
+                ),
             ),
             "bin_other": Option(
-                default=500, least=2, most=16382, lighter="less", help="entries of a bin of all other layers"
+                default=500,
+                least=2,
+                most=16382,
+                lighter="less",
+                help="entries of a bin of all other layers",
             ),
         },
         low={"bin_conv": 50, "bin_other": 500},
@@ -143,12 +182,16 @@ _LIGHTER = {"more": "larger", "less": "smaller"}
 
 
 def ladder_of(
-    method: str, low: Mapping[str, OptionValue] | None = None, high: Mapping[str, OptionValue] | None = None
+    method: str,
+    low: Mapping[str, OptionValue] | None = None,
+    high: Mapping[str, OptionValue] | None = None,
 ) -> tuple[Level, ...]:
-    """The method's rungs from the lightest to the strongest; an option that is not given is the method's own there.
+    """The method's rungs from the lightest to the strongest; an option that is not given is the
+    method's own there.
 
     Raises:
-        ConfigError: an unknown method or option, a value out of range, or a light level that compresses harder.
+        ConfigError: an unknown method or option, a value out of range, or a light level that
+            compresses harder.
     """
     row = _row(method)
     light = level_of(method, {**row.low, **_given(low, f"{method} level 'low'")}, name="low")
@@ -159,8 +202,9 @@ def ladder_of(
         rise = float(strong.options[name]) - float(light.options[name])
         if rise > 0 if option.lighter == "more" else rise < 0:
             raise ConfigError(
-                f"{method}: {name} is {light.options[name]} at low and {strong.options[name]} at high, so that low "
-                f"would compress harder; give both, low with the {_LIGHTER[option.lighter]}"
+                f"{method}: {name} is {light.options[name]} at low and {strong.options[name]} at"
+                " high, so that low would compress harder; give both, low with the"
+                f" {_LIGHTER[option.lighter]}"
             )
     return (light, strong)
 
@@ -183,7 +227,9 @@ def level_of(method: str, options: Mapping[str, OptionValue], *, name: str) -> L
 
 def _row(method: str) -> Compressor:
     if method not in COMPRESSORS:
-        raise ConfigError(f"unknown compression method {method!r}; known are {', '.join(COMPRESSORS)}")
+        raise ConfigError(
+            f"unknown compression method {method!r}; known are {', '.join(COMPRESSORS)}"
+        )
     return COMPRESSORS[method]
 
 

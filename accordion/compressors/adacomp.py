@@ -1,12 +1,14 @@
-"""AdaComp: of each bin the entries that the newest gradient makes large, as signs of one size (arXiv:1712.02679).
+"""AdaComp: of each bin the entries that the newest gradient makes large, as signs of one size
+(arXiv:1712.02679).
 
-B layers of L entries, cut into K bins of T entries (a layer's last bin may be shorter), S entries sent. With G what is
-owed, the gradient included, and H = G + gradient, an entry is sent when |H| is at least the largest |G| of its bin.
-What is sent of it is sign(G) times the layer's scale: the mean over the bins of their largest |G|.
+B layers of L entries, cut into K bins of T entries (a layer's last bin may be shorter), S entries
+sent. With G what is owed, the gradient included, and H = G + gradient, an entry is sent when |H| is
+at least the largest |G| of its bin. What is sent of it is sign(G) times the layer's scale: the mean
+over the bins of their largest |G|.
 
-On the wire: B scales in fp32, then codes of 8 bits (T up to 62) or 16 bits, bin after bin. A code is
-`place in the bin << 2 | negative << 1 | first of its bin`. The largest place says that there is nothing: every bin has
-a first code, so that the bins can be counted.
+On the wire: B scales in fp32, then codes of 8 bits (T up to 62) or 16 bits, bin after bin. A code
+is `place in the bin << 2 | negative << 1 | first of its bin`. The largest place says that there is
+nothing: every bin has a first code, so that the bins can be counted.
 """
 
 from __future__ import annotations
@@ -21,22 +23,32 @@ from torch import Tensor
 from accordion.wire import Context, Flow, Gather, Scratch
 
 NARROW = 62
-"""Entries of the largest bin that codes of 8 bits can tell apart, beside the place that says nothing."""
+"""Entries of the largest bin that codes of 8 bits can tell apart, beside the place that says
+nothing.
+"""
 CACHED = 1 << 17
 """Entries that a CPU works on at a time, so that they stay in its cache."""
 LAUNCHED = 1 << 22
 """The same for other devices, where a block costs a wait for the number of selected entries."""
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
-"""Magnitudes are compared as whole numbers: the order is the same, and torch's maximum of rows is four times faster."""
+"""Magnitudes are compared as whole numbers: the order is the same, and torch's maximum of rows is
+four times faster.
+"""
 
 
 def adacomp_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Send the selected entries of each bin; the update is the sum over the workers divided by their number."""
+    """Send the selected entries of each bin; the update is the sum over the workers divided by
+    their number.
+    """
     if context.gradient is None:
-        raise ValueError("adacomp selects by the raw gradient and was given none; its row must ask for it")
+        raise ValueError(
+            "adacomp selects by the raw gradient and was given none; its row must ask for it"
+        )
     size = context.options["bin_conv" if context.kind == "conv" else "bin_other"]
     bins = _Bins(layers=owed_BL.shape[0], values=owed_BL.shape[1], size=int(size))
-    entries = min(CACHED if owed_BL.is_cpu else LAUNCHED, max(1, bins.layers * bins.per_layer) * bins.size)
+    entries = min(
+        CACHED if owed_BL.is_cpu else LAUNCHED, max(1, bins.layers * bins.per_layer) * bins.size
+    )
     coder = _Coder(bins, context.scratch, entries)
     payloads = yield Gather(coder.encode_(owed_BL, context.gradient))
     context.update.zero_()
@@ -67,7 +79,9 @@ class _Bins:
         return (1 << 8 * self.dtype.itemsize - 2) - 1
 
     def blocks(self, entries: int) -> Iterator[tuple[slice, slice, slice]]:
-        """Layers, values and bins of at most so many entries: several whole layers or a part of one."""
+        """Layers, values and bins of at most so many entries: several whole layers or a part of
+        one.
+        """
         width = self.per_layer * self.size
         if 2 * width <= entries:
             for layers in _slices(self.layers, entries // max(1, width)):
@@ -81,7 +95,9 @@ class _Bins:
 
 @dataclass(frozen=True, slots=True)
 class _Coder:
-    """Turns a stack into a payload and payloads into an update, block by block in memory that is kept."""
+    """Turns a stack into a payload and payloads into an update, block by block in memory that is
+    kept.
+    """
 
     bins: _Bins
     scratch: Scratch
@@ -120,17 +136,25 @@ class _Coder:
         codes = payload[cut:].view(self.bins.dtype)
         bins_before = torch.full((1,), -1, dtype=torch.int64, device=payload.device)
         for part in _slices(codes.numel(), self.entries // 4 + 1):
-            bins_before = self._add_codes_(update_BL, codes[part], scale_B=scale_B, bins_before=bins_before)
+            bins_before = self._add_codes_(
+                update_BL, codes[part], scale_B=scale_B, bins_before=bins_before
+            )
 
     def _select(self, owed: Tensor, gradient: Tensor, largest_K: Tensor) -> tuple[Tensor, Tensor]:
-        """The selected entries of a block, counted with padding, and which bins have none; those give their first."""
+        """The selected entries of a block, counted with padding, and which bins have none; those
+        give their first.
+        """
         h_KT, inner = self._cut("h", owed)
         torch.add(owed, gradient, out=inner)
         h_KT.abs_()
         largest_K.masked_fill_(largest_K == 0, torch.inf)
         bits_KT, least_K = _bits(h_KT), _bits(largest_K)
-        empty_K = torch.amax(bits_KT, 1, out=self._take("highest", h_KT.shape[0], bits_KT.dtype)) < least_K
-        # a mask of whole numbers: torch is four times as fast with it as with one of bools, and as fast at finding them
+        empty_K = (
+            torch.amax(bits_KT, 1, out=self._take("highest", h_KT.shape[0], bits_KT.dtype))
+            < least_K
+        )
+        # a mask of whole numbers: torch is four times as fast with it as with one of bools, and as
+        # fast at finding them
         torch.ge(bits_KT, least_K[:, None], out=bits_KT)
         bits_KT[:, 0].masked_fill_(empty_K, 1)
         room = self._take("i", self.entries, torch.int64).view(-1, 1).resize_(0, 1)
@@ -147,7 +171,9 @@ class _Coder:
         nothing_S = torch.eq(g_S, 0, out=self._take("nothing", count, torch.bool))
         if _is_needed(empty_K.device, empty_K.any):
             nothing_S.logical_or_(empty_K.index_select(0, row_S))
-        sent_S = torch.copysign(self._by_entry(scale_B, row_S), g_S, out=self._take("sent", count, owed.dtype))
+        sent_S = torch.copysign(
+            self._by_entry(scale_B, row_S), g_S, out=self._take("sent", count, owed.dtype)
+        )
         bits = _BITS[owed.dtype]
         negative_S = torch.bitwise_right_shift(
             g_S.view(bits), 8 * bits.itemsize - 2, out=self._take("negative", count, bits)
@@ -164,13 +190,21 @@ class _Coder:
             owed.copy_(g_KT.view(owed.shape[0], -1)[:, : owed.shape[1]])
         return code_S
 
-    def _add_codes_(self, update_BL: Tensor, codes: Tensor, *, scale_B: Tensor, bins_before: Tensor) -> Tensor:
-        """Add some of a payload's entries; the number of the bin reached, for the codes that follow."""
+    def _add_codes_(
+        self, update_BL: Tensor, codes: Tensor, *, scale_B: Tensor, bins_before: Tensor
+    ) -> Tensor:
+        """Add some of a payload's entries; the number of the bin reached, for the codes that
+        follow.
+        """
         bins, count = self.bins, codes.numel()
         code_S = self._take("code", count, torch.int64).copy_(codes)
         if bins.dtype == torch.int16:
             code_S.bitwise_and_(0xFFFF)
-        row_S = torch.bitwise_and(code_S, 1, out=self._take("row", count, torch.int64)).cumsum_(0).add_(bins_before)
+        row_S = (
+            torch.bitwise_and(code_S, 1, out=self._take("row", count, torch.int64))
+            .cumsum_(0)
+            .add_(bins_before)
+        )
         bins_before = row_S[-1:].clone()
         sign_S = self._take("g", count, update_BL.dtype)
         sign_S.copy_(torch.bitwise_and(code_S, 2, out=self._take("i", count, torch.int64))).sub_(1)
@@ -194,7 +228,9 @@ class _Coder:
         return self.buffers[name, dtype][:count]
 
     def _cut(self, name: str, block_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """A buffer for a block as bins (K, T), padded with zeros, and its part that is no padding, (B, L)."""
+        """A buffer for a block as bins (K, T), padded with zeros, and its part that is no padding,
+        (B, L).
+        """
         layers, values = block_BL.shape
         width = -(-values // self.bins.size) * self.bins.size
         whole = self._take(name, layers * width, block_BL.dtype).view(layers, width)
@@ -214,12 +250,16 @@ class _Coder:
     def _by_entry(self, scale_B: Tensor, row_S: Tensor) -> Tensor:
         """Each entry's scale, or the one of all."""
         return (
-            scale_B if scale_B.numel() == 1 else scale_B.repeat_interleave(self.bins.per_layer).index_select(0, row_S)
+            scale_B
+            if scale_B.numel() == 1
+            else scale_B.repeat_interleave(self.bins.per_layer).index_select(0, row_S)
         )
 
 
 def _is_needed(device: torch.device, look: Callable[[], Tensor]) -> bool:
-    """Return whether a rare case has come; elsewhere than on a CPU True, since a look would wait for the device."""
+    """Return whether a rare case has come; elsewhere than on a CPU True, since a look would wait
+    for the device.
+    """
     return device.type != "cpu" or bool(look())
 
 
@@ -230,7 +270,9 @@ def _bits(magnitudes: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _numbering(size: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each entry of a block: its place in its bin, where codes hold it, and the number of its bin."""
+    """Of each entry of a block: its place in its bin, where codes hold it, and the number of its
+    bin.
+    """
     i = torch.arange(entries, dtype=torch.int32, device=device)
     row = torch.div(i, size, rounding_mode="floor")
     return (i - row * size).bitwise_left_shift_(2), row

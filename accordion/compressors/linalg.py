@@ -11,14 +11,16 @@ from torch import Tensor
 _QR_FROM_RANK = 3
 """From here on QR beats Gram-Schmidt (measured on one CPU thread)."""
 _EPSILON = 1e-6
-"""Part of a column's old length below which what is left of it is rounding error; such a column becomes zero."""
+"""Part of a column's old length below which what is left of it is rounding error; such a column
+becomes zero.
+"""
 
 
 def orthogonalize_(p_BNR: Tensor) -> None:
     """Make the columns of each matrix orthonormal, in place. R is at most N.
 
-    A zero or dependent column becomes zero (R < 3) or an arbitrary unit column orthogonal to the others: never NaN.
-    Workers with other numbers of threads get the same bits.
+    A zero or dependent column becomes zero (R < 3) or an arbitrary unit column orthogonal to the
+    others: never NaN. Workers with other numbers of threads get the same bits.
     """
     with _single_threaded(p_BNR.device):
         _orthogonalize_(p_BNR)
@@ -26,7 +28,8 @@ def orthogonalize_(p_BNR: Tensor) -> None:
 
 @contextmanager
 def _single_threaded(device: torch.device) -> Iterator[None]:
-    """Compute on one thread inside: LAPACK and long sums round otherwise on several, and are not faster there.
+    """Compute on one thread inside: LAPACK and long sums round otherwise on several, and are not
+    faster there.
 
     Torch keeps the number by thread, so other threads of this process go on as before.
     """

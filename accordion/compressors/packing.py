@@ -1,8 +1,9 @@
 """Small numbers side by side in bytes: one sign bit, or codes of 2 to 7 bits.
 
-Eight values at a time sit in the bytes of one 64-bit word, so that plain tensor operations move all of them at once.
-The first value is the lowest: bit 0 of the byte, or the low bits of the first byte (little-endian machines only).
-Signs are packed a block at a time, by callers that walk in `blocks`; codes all at once.
+Eight values at a time sit in the bytes of one 64-bit word, so that plain tensor operations move all
+of them at once. The first value is the lowest: bit 0 of the byte, or the low bits of the first byte
+(little-endian machines only). Signs are packed a block at a time, by callers that walk in `blocks`;
+codes all at once.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from torch import Tensor
 from accordion.wire import Scratch
 
 _BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 1 << 17, 1 << 22
-"""Values a block. On a CPU a block and a temporary of its size about fill a core's second-level cache (1 MB); smaller
-ones lose more by the number of operations, half a microsecond to two each, than they gain (measured on an EPYC core).
+"""Values a block. On a CPU a block and a temporary of its size about fill a core's second-level
+cache (1 MB); smaller ones lose more by the number of operations, half a microsecond to two each,
+than they gain (measured on an EPYC core).
 """
 _BITS_TO_TOP_BYTE = 0x0102040810204080
-"""A word with 0 or 1 in every byte, times this, has those bits in its topmost byte, the lowest byte's lowest."""
+"""A word with 0 or 1 in every byte, times this, has those bits in its topmost byte, the lowest
+byte's lowest.
+"""
 _SIGNS_TO_TOP_BYTE = (_BITS_TO_TOP_BYTE * pow(255, -1, 1 << 64) + (1 << 63)) % (1 << 64) - (1 << 63)
 """The same for 0 or -1 in every byte: such a word is 255 times one of 0 and 1."""
 _INT_OF_WIDTH = {2: torch.int16, 4: torch.int32}
@@ -33,10 +37,11 @@ def block_size(device: torch.device) -> int:
 
 
 def blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of parts that belong together, of at most `size` columns of the first tensor times rows.
+    """Views of parts that belong together, of at most `size` columns of the first tensor times
+    rows.
 
-    All have equal rows. One with an eighth of the columns, rounded up, is cut in step where `size` is a multiple of 8.
-    A part is several whole rows or a piece of one.
+    All have equal rows. One with an eighth of the columns, rounded up, is cut in step where `size`
+    is a multiple of 8. A part is several whole rows or a piece of one.
     """
     rows, columns = tensors[0].shape[:2]
     if tensors[0].numel() == 0:
@@ -46,19 +51,25 @@ def blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         return
     steps = [size // -(-columns // tensor.shape[1]) for tensor in tensors]
     for row in range(rows):
-        of_row = [torch.split(tensor[row : row + 1], step, 1) for tensor, step in zip(tensors, steps, strict=True)]
+        of_row = [
+            torch.split(tensor[row : row + 1], step, 1)
+            for tensor, step in zip(tensors, steps, strict=True)
+        ]
         yield from zip(*of_row, strict=True)
 
 
 def pack_signs(x_BL: Tensor, packed_BY: Tensor, scratch: Scratch) -> None:
-    """Write the sign bits of fp32 or fp64 values, Y = ceil(L / 8) bytes a row; 1 is negative, bits left over are 0.
+    """Write the sign bits of fp32 or fp64 values, Y = ceil(L / 8) bytes a row; 1 is negative, bits
+    left over are 0.
 
-    Uses the scratch's "values", in which callers keep their temporaries too: one block less in the cache.
+    Uses the scratch's "values", in which callers keep their temporaries too: one block less in the
+    cache.
     """
     rows, columns = x_BL.shape
     integer, top = (torch.int64, 63) if x_BL.dtype == torch.float64 else (torch.int32, 31)
     negative_BL = scratch.take("values", x_BL.shape, x_BL.dtype).view(integer)
-    # A shift takes a fifth of the time of a comparison, whose result is one byte a value from the start.
+    # A shift takes a fifth of the time of a comparison, whose result is one byte a value from the
+    # start.
     torch.bitwise_right_shift(x_BL.view(integer), top, out=negative_BL)
     bytes_BL = scratch.take("sign bytes", (rows, 8 * packed_BY.shape[1]), torch.int8)
     bytes_BL[:, columns:].zero_()
@@ -79,7 +90,9 @@ def sign_table(dtype: torch.dtype, device: torch.device) -> Tensor:
 def unpack_signs(packed_BY: Tensor, signs_BL: Tensor, scratch: Scratch) -> Tensor:
     """Write the signs, +1 or -1, into contiguous (B, 8Y), which is returned."""
     index = scratch.take("sign index", packed_BY.shape, torch.int32).copy_(packed_BY).view(-1)
-    torch.index_select(sign_table(signs_BL.dtype, signs_BL.device), 0, index, out=signs_BL.view(-1, 8))
+    torch.index_select(
+        sign_table(signs_BL.dtype, signs_BL.device), 0, index, out=signs_BL.view(-1, 8)
+    )
     return signs_BL
 
 
@@ -89,17 +102,20 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack_codes_(codes: Tensor, packed: Tensor, scratch: Scratch, *, bits: int) -> None:
-    """Write codes below 2**bits, one a byte, side by side, `bits` bytes for eight of them; changes `codes`.
+    """Write codes below 2**bits, one a byte, side by side, `bits` bytes for eight of them; changes
+    `codes`.
 
-    `codes` is flat, int8, a multiple of 8 long and begins at a multiple of 8 bytes; `packed` is flat, uint8, and begins
-    at a multiple of 4 bytes. `bits` is 2 to 7.
+    `codes` is flat, int8, a multiple of 8 long and begins at a multiple of 8 bytes; `packed` is
+    flat, uint8, and begins at a multiple of 4 bytes. `bits` is 2 to 7.
     """
     for words, part in _blocks(codes, packed, bits):
         upper = scratch.take("upper", words.shape, torch.int64)
         for lane in (8, 16, 32):
             width = bits * lane // 8
             torch.bitwise_and(words, _lanes(((1 << width) - 1) << lane, lane), out=upper)
-            words.bitwise_and_(_lanes((1 << width) - 1, lane)).bitwise_or_(upper.bitwise_right_shift_(lane - width))
+            words.bitwise_and_(_lanes((1 << width) - 1, lane)).bitwise_or_(
+                upper.bitwise_right_shift_(lane - width)
+            )
         if bits in _INT_OF_WIDTH:
             part.view(_INT_OF_WIDTH[bits]).copy_(words)
         else:
@@ -117,7 +133,9 @@ def unpack_codes(packed: Tensor, codes: Tensor, scratch: Scratch, *, bits: int) 
         for lane in (32, 16, 8):
             width = bits * lane // 8
             torch.bitwise_and(words, _lanes(((1 << width) - 1) << width, lane), out=upper)
-            words.bitwise_and_(_lanes((1 << width) - 1, lane)).bitwise_or_(upper.bitwise_left_shift_(lane - width))
+            words.bitwise_and_(_lanes((1 << width) - 1, lane)).bitwise_or_(
+                upper.bitwise_left_shift_(lane - width)
+            )
 
 
 def _blocks(codes: Tensor, packed: Tensor, bits: int) -> Iterator[tuple[Tensor, ...]]:

@@ -1,7 +1,8 @@
-"""PowerSGD: a low-rank approximation by one power step per training step, with warm start (arXiv:1905.13727).
+"""PowerSGD: a low-rank approximation by one power step per training step, with warm start
+(arXiv:1905.13727).
 
-B layers of equal shape, N rows, M columns, R the rank. Q is kept as (R, M): with R contiguous instead, M·Q takes four
-times as long on a CPU.
+B layers of equal shape, N rows, M columns, R the rank. Q is kept as (R, M): with R contiguous
+instead, M·Q takes four times as long on a CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from accordion.wire import Context, Flow, Mean
 
 
 def powersgd_flow(owed_BNM: Tensor, context: Context) -> Flow:
-    """Send a rank-R approximation; layers whose factors are no smaller than themselves travel dense."""
+    """Send a rank-R approximation; layers whose factors are no smaller than themselves travel
+    dense.
+    """
     warm_BRX = context.warm
     if warm_BRX is None or not _pays(owed_BNM.shape[-2:], warm_BRX.shape[-2]):
         mean_BNM = yield Mean(owed_BNM)
@@ -32,12 +35,17 @@ def powersgd_flow(owed_BNM: Tensor, context: Context) -> Flow:
 
 
 def warm_factors(
-    old_RX: Tensor | None, shape: tuple[int, int], options: Mapping[str, OptionValue], *, draw: torch.Generator
+    old_RX: Tensor | None,
+    shape: tuple[int, int],
+    options: Mapping[str, OptionValue],
+    *,
+    draw: torch.Generator,
 ) -> Tensor:
-    """The start value of Qᵀ, (R, M), or of Qᵀ and Pᵀ side by side, (R, M + N), where the two are sent in turn.
+    """The start value of Qᵀ, (R, M), or of Qᵀ and Pᵀ side by side, (R, M + N), where the two are
+    sent in turn.
 
-    Fresh rows, the first ones taken from `old_RX` as far as it has any. `draw` lives on the CPU and is seeded the same
-    on all workers.
+    Fresh rows, the first ones taken from `old_RX` as far as it has any. `draw` lives on the CPU and
+    is seeded the same on all workers.
     """
     rows, columns = shape
     rank = min(int(options["rank"]), rows, columns)
@@ -98,6 +106,8 @@ def _pays(shape: torch.Size, rank: int) -> bool:
 
 
 def _keep_alive_(old_BRX: Tensor, new_BRX: Tensor) -> None:
-    """Take over the new rows; a row that vanished keeps its old direction, or it would stay zero for ever."""
+    """Take over the new rows; a row that vanished keeps its old direction, or it would stay zero
+    for ever.
+    """
     alive_BR1 = torch.linalg.vector_norm(new_BRX, dim=-1, keepdim=True) > 0
     old_BRX.copy_(torch.where(alive_BR1, new_BRX, old_BRX))

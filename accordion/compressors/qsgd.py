@@ -1,11 +1,12 @@
-"""QSGD: 2 to 8 bits a value by stochastic rounding, a norm for every bucket of values (arXiv:1610.02132).
+"""QSGD: 2 to 8 bits a value by stochastic rounding, a norm for every bucket of values
+(arXiv:1610.02132).
 
     code = floor(value·levels / norm + u)     u uniform in (0, 1)     levels = 2**(bits - 1) - 1
     update = mean over the workers of code·norm / levels
 
-The mean over u is the value itself, so nothing is owed. The norm is the largest magnitude of the bucket, which the
-paper names beside the L2 norm: the error of rounding is in proportion to the norm, and the L2 norm of 512 Gaussian
-values is seven times the largest of them.
+The mean over u is the value itself, so nothing is owed. The norm is the largest magnitude of the
+bucket, which the paper names beside the L2 norm: the error of rounding is in proportion to the
+norm, and the L2 norm of 512 Gaussian values is seven times the largest of them.
 
 B layers of L values, the last bucket of a layer shorter; K buckets of D values, in views (B, K, D).
 """
@@ -17,23 +18,31 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from accordion.compressors.packing import block_size, blocks, pack_codes_, packed_bytes, unpack_codes
+from accordion.compressors.packing import (
+    block_size,
+    blocks,
+    pack_codes_,
+    packed_bytes,
+    unpack_codes,
+)
 from accordion.wire import Context, Flow, Gather
 
 _NORM_BYTES = 4
 _LEAST_NORM = 2.0**-100
 """What a smaller norm counts as, so that levels / norm stays finite; buckets of zeros stay zero."""
 _TILE = 1 << 15
-"""Random numbers made anew each step, a multiple of 16: half of them drawn, the others 1 minus those.
+"""Random numbers made anew each step, a multiple of 16: half of them drawn, the others 1 minus
+those.
 
-A block of values uses them from a random place on, again and again. So each value's rounding is unbiased, while values
-_TILE apart in a block share a number, and those half of it apart have opposite ones: what the numbers' own mean is off
-by cancels, and the error of a layer's sum is as small as with a number for each value. To draw that many takes longer
-than all the rest.
+A block of values uses them from a random place on, again and again. So each value's rounding is
+unbiased, while values _TILE apart in a block share a number, and those half of it apart have
+opposite ones: what the numbers' own mean is off by cancels, and the error of a layer's sum is as
+small as with a number for each value. To draw that many takes longer than all the rest.
 """
 _NOISE_BITS = 15
-"""Random bits of a number. All numbers of a step are moved by one more draw within their 2**-15, so that values smaller
-than that part of a step are rounded without bias, too."""
+"""Random bits of a number. All numbers of a step are moved by one more draw within their 2**-15, so
+that values smaller than that part of a step are rounded without bias, too.
+"""
 
 
 def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
@@ -43,7 +52,9 @@ def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     packed_size = count if bits == 8 else packed_bytes(count, bits)
     payload = context.scratch.take("payload", (_NORM_BYTES * norms + packed_size,), torch.uint8)
     norm, packed = _parts(payload, norms)
-    codes = packed if bits == 8 else context.scratch.take("codes", (-(-count // 8) * 8,), torch.uint8)
+    codes = (
+        packed if bits == 8 else context.scratch.take("codes", (-(-count // 8) * 8,), torch.uint8)
+    )
     codes[count:].zero_()
     _encode(_buckets(owed_BL, codes, norm, bucket=bucket), _levels(bits), context)
     if bits < 8:
@@ -60,7 +71,8 @@ def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
 
 
 Part = tuple[Tensor, ...]
-"""Values, their codes and their buckets' norms or steps: (B, K, D), (B, K, D) as int8, (B, K, 1)."""
+"""Values, their codes and their buckets' norms or steps: (B, K, D), (B, K, D) as int8, (B, K, 1).
+"""
 
 
 def _parts(payload: Tensor, norms: int) -> tuple[Tensor, Tensor]:
@@ -79,7 +91,9 @@ def _lift(levels: int) -> int:
 
 
 def _buckets(values_BL: Tensor, codes: Tensor, norm: Tensor, *, bucket: int) -> Iterator[Part]:
-    """Blocks of whole buckets; those of full size come first, then the shorter last ones of all layers."""
+    """Blocks of whole buckets; those of full size come first, then the shorter last ones of all
+    layers.
+    """
     layers, length = values_BL.shape
     codes_BL = codes[: values_BL.numel()].view(torch.int8).view(layers, length)
     whole = length // bucket
@@ -100,19 +114,26 @@ def _encode(parts: Iterator[Part], levels: int, context: Context) -> None:
     noise, starts = _noise(context, _lift(levels))
     for values_BKD, codes_BKD, norm_BK1 in parts:
         scaled_BKD = context.scratch.take("values", values_BKD.shape, values_BKD.dtype)
-        norm_BK1.copy_(torch.abs(values_BKD, out=scaled_BKD).amax(2, keepdim=True)).clamp_(min=_LEAST_NORM)
+        norm_BK1.copy_(torch.abs(values_BKD, out=scaled_BKD).amax(2, keepdim=True)).clamp_(
+            min=_LEAST_NORM
+        )
         start = next(starts)
         u_BKD = noise[start : start + scaled_BKD.numel()].view(scaled_BKD.shape)
         torch.addcmul(u_BKD, values_BKD, levels / norm_BK1.to(values_BKD.dtype), out=scaled_BKD)
-        # Noise close to 1 and the product's own rounding could code the norm as one more, which 8 bits do not hold.
+        # Noise close to 1 and the product's own rounding could code the norm as one more, which 8
+        # bits do not hold.
         codes_BKD.copy_(scaled_BKD.floor_().clamp_(max=levels + _lift(levels)))
 
 
 def _noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
-    """Uniform numbers in (0, 1) plus `lift`, enough for a block from every place on, and random places to begin at."""
+    """Uniform numbers in (0, 1) plus `lift`, enough for a block from every place on, and random
+    places to begin at.
+    """
     draw, update = context.draw("own"), context.update
     size = min(_TILE, max(16, -(-update.numel() // 16) * 16))
-    words = torch.empty(size // 8, dtype=torch.int64, device="cpu").random_(-(1 << 63), None, generator=draw)
+    words = torch.empty(size // 8, dtype=torch.int64, device="cpu").random_(
+        -(1 << 63), None, generator=draw
+    )
     drawn = words.view(torch.int16).bitwise_right_shift_(16 - _NOISE_BITS)
     noise = context.scratch.take("noise", (size + block_size(update.device),), update.dtype)
     offset = float(torch.rand((), generator=draw, dtype=torch.float64, device="cpu")) - 0.5
@@ -127,14 +148,18 @@ def _noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
 def _places(size: int, draw: torch.Generator) -> Iterator[int]:
     while True:
         yield from (
-            torch.randint(0, size // 16, (256,), generator=draw, dtype=torch.int64, device="cpu").mul_(16).tolist()
+            torch.randint(0, size // 16, (256,), generator=draw, dtype=torch.int64, device="cpu")
+            .mul_(16)
+            .tolist()
         )
 
 
 def _add_up(parts: Iterator[Part], lift: int, context: Context, *, first: bool) -> None:
     """Add one worker's decoded values to the update, or begin it with them."""
     for update_BKD, codes_BKD, step_BK1 in parts:
-        decoded_BKD = context.scratch.take("values", update_BKD.shape, update_BKD.dtype).copy_(codes_BKD)
+        decoded_BKD = context.scratch.take("values", update_BKD.shape, update_BKD.dtype).copy_(
+            codes_BKD
+        )
         if lift:
             decoded_BKD.sub_(lift)
         if first:

@@ -1,7 +1,8 @@
 """Random-k: k entries of each layer at positions that all workers draw alike (arXiv:1809.07599).
 
-The seed is shared, so the values can be averaged where they are and no position travels. Values travel in the
-gradient's own format: a mean in 16 bits would round after the last place where a residual could see it.
+The seed is shared, so the values can be averaged where they are and no position travels. Values
+travel in the gradient's own format: a mean in 16 bits would round after the last place where a
+residual could see it.
 
 B layers of L entries, K sent of each.
 """

@@ -1,4 +1,5 @@
-"""SignSGD with error feedback: the sign of every value and one scale a layer (arXiv:1802.04434, arXiv:1901.09847).
+"""SignSGD with error feedback: the sign of every value and one scale a layer (arXiv:1802.04434,
+arXiv:1901.09847).
 
     update = mean over the workers of scale·sign(owed)      scale = mean of |owed| over the layer
     owed' = owed - scale·sign(owed)
@@ -24,7 +25,9 @@ def signsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     """
     layers, length = owed_BL.shape
     packed_bytes = -(-length // 8)
-    payload = context.scratch.take("payload", (layers * (_SCALE_BYTES + packed_bytes),), torch.uint8)
+    payload = context.scratch.take(
+        "payload", (layers * (_SCALE_BYTES + packed_bytes),), torch.uint8
+    )
     scale_B1, packed_BY = _parts(payload, layers, packed_bytes)
     sums_B1 = _pack(owed_BL, packed_BY, context)
     scale_B1.copy_(sums_B1.div_(max(length, 1)))
@@ -37,15 +40,23 @@ def signsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
 
 def _parts(payload: Tensor, layers: int, packed_bytes: int) -> tuple[Tensor, Tensor]:
     cut = _SCALE_BYTES * layers
-    return payload[:cut].view(torch.float32).view(layers, 1), payload[cut:].view(layers, packed_bytes)
+    return payload[:cut].view(torch.float32).view(layers, 1), payload[cut:].view(
+        layers, packed_bytes
+    )
 
 
 def _pack(owed_BL: Tensor, packed_BY: Tensor, context: Context) -> Tensor:
-    """Write the signs; the sums of the magnitudes, (B, 1) in fp64. One reading of memory for both."""
+    """Write the signs; the sums of the magnitudes, (B, 1) in fp64. One reading of memory
+    for both.
+    """
     sums_B1 = torch.zeros(len(owed_BL), 1, dtype=torch.float64, device=owed_BL.device)
     wide_BL = sums_B1.expand(owed_BL.shape)
-    for part_BL, part_BY, part_sums_BL in blocks(block_size(owed_BL.device), owed_BL, packed_BY, wide_BL):
-        magnitude_BL = torch.abs(part_BL, out=context.scratch.take("values", part_BL.shape, owed_BL.dtype))
+    for part_BL, part_BY, part_sums_BL in blocks(
+        block_size(owed_BL.device), owed_BL, packed_BY, wide_BL
+    ):
+        magnitude_BL = torch.abs(
+            part_BL, out=context.scratch.take("values", part_BL.shape, owed_BL.dtype)
+        )
         part_sums_BL[:, :1] += magnitude_BL.sum(1, keepdim=True)
         pack_signs(part_BL, part_BY, context.scratch)
     return sums_B1
@@ -53,7 +64,9 @@ def _pack(owed_BL: Tensor, packed_BY: Tensor, context: Context) -> Tensor:
 
 def _take_off(owed_BL: Tensor, scale_B1: Tensor, context: Context) -> None:
     """Leave in `owed` what the signs do not say."""
-    for part_BL, scale_BL in blocks(block_size(owed_BL.device), owed_BL, scale_B1.expand(owed_BL.shape)):
+    for part_BL, scale_BL in blocks(
+        block_size(owed_BL.device), owed_BL, scale_B1.expand(owed_BL.shape)
+    ):
         sent_BL = context.scratch.take("values", part_BL.shape, owed_BL.dtype)
         part_BL.sub_(torch.copysign(scale_BL, part_BL, out=sent_BL))
 
@@ -61,11 +74,15 @@ def _take_off(owed_BL: Tensor, scale_B1: Tensor, context: Context) -> None:
 def _add_up(packed_BY: Tensor, scale_B1: Tensor, context: Context, *, first: bool) -> None:
     """Add one worker's scaled signs to the update, or begin it with them."""
     wide_BL = scale_B1.expand(context.update.shape)
-    for part_BL, part_BY, scale_BL in blocks(block_size(scale_B1.device), context.update, packed_BY, wide_BL):
+    for part_BL, part_BY, scale_BL in blocks(
+        block_size(scale_B1.device), context.update, packed_BY, wide_BL
+    ):
         rows, columns = part_BL.shape
         into_update = first and columns % 8 == 0
         room_BL = (
-            part_BL if into_update else context.scratch.take("values", (rows, 8 * part_BY.shape[1]), part_BL.dtype)
+            part_BL
+            if into_update
+            else context.scratch.take("values", (rows, 8 * part_BY.shape[1]), part_BL.dtype)
         )
         signs_BL = unpack_signs(part_BY, room_BL, context.scratch)[:, :columns]
         if first:

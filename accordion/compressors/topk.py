@@ -1,15 +1,17 @@
 """Top-k: the k entries of largest magnitude of each layer, as (value, 32-bit position) pairs.
 
-Exactly k entries of a layer travel, and none of them is smaller in magnitude than one that stays behind; which of
-several equal ones travel is open. That holds for both ways to select:
+Exactly k entries of a layer travel, and none of them is smaller in magnitude than one that stays
+behind; which of several equal ones travel is open. That holds for both ways to select:
 
 - `exact`: `torch.topk` over the magnitudes of the whole layer;
-- `sampled`: a threshold that a few more than k entries exceed is guessed from a sample, these candidates are collected
-  in one pass over the layer, and the k largest are taken among them. Should the guess be too high (once in some ten
-  thousand layers), the layer is selected as by `exact`. Ties do not disturb it: entries equal to the threshold fill up.
+- `sampled`: a threshold that a few more than k entries exceed is guessed from a sample, these
+  candidates are collected in one pass over the layer, and the k largest are taken among them.
+  Should the guess be too high (once in some ten thousand layers), the layer is selected as by
+  `exact`. Ties do not disturb it: entries equal to the threshold fill up.
 
-Elsewhere than on a CPU every layer is selected as by `exact`: the number of candidates would have to be waited for.
-Residuals are exact also with 16-bit values: the rounding stays owed. A stack may have up to 2**31 entries.
+Elsewhere than on a CPU every layer is selected as by `exact`: the number of candidates would have
+to be waited for. Residuals are exact also with 16-bit values: the rounding stays owed. A stack may
+have up to 2**31 entries.
 
 B layers of L entries, K sent of each.
 """
@@ -28,7 +30,9 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _SAMPLED_FROM = 1 << 15
 """Entries from which a layer's threshold is sampled; smaller ones are selected faster at once."""
 _SAMPLE_SIZE = 1 << 16
-"""Entries in a sample: about 0.5 ms, and a threshold for 1 % that 16 % more entries exceed than are sent."""
+"""Entries in a sample: about 0.5 ms, and a threshold for 1 % that 16 % more entries exceed than are
+sent.
+"""
 _DEVIATIONS = 4.0
 """Standard deviations by which the threshold's rank in the sample lies beyond the expected one."""
 _BLOCK = 1 << 15
@@ -38,7 +42,9 @@ _SPAN = 1 << 18
 
 
 def topk_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Send the K largest of each layer; the update is the sum over the workers divided by their number."""
+    """Send the K largest of each layer; the update is the sum over the workers divided by their
+    number.
+    """
     if owed_BL.numel() == 0:
         return
     layers, length = owed_BL.shape
@@ -59,21 +65,32 @@ def topk_flow(owed_BL: Tensor, context: Context) -> Flow:
 def _take_off(owed_BL: Tensor, positions: Tensor, sent: Tensor, *, scratch: Scratch) -> None:
     """Fill in the values to be sent; what they say once they are rounded is no longer owed."""
     owed = owed_BL.view(-1)
-    values = torch.index_select(owed, 0, positions, out=scratch.take("values", positions.shape, owed.dtype))
+    values = torch.index_select(
+        owed, 0, positions, out=scratch.take("values", positions.shape, owed.dtype)
+    )
     limit = torch.finfo(sent.dtype).max
     sent.copy_(values.clamp_(-limit, limit))
     owed.index_add_(0, positions, _as_dtype(sent, owed.dtype, scratch), alpha=-1)
 
 
 def _as_dtype(values: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
-    return values if values.dtype == dtype else scratch.take("values", values.shape, dtype).copy_(values)
+    return (
+        values
+        if values.dtype == dtype
+        else scratch.take("values", values.shape, dtype).copy_(values)
+    )
 
 
 def _select(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
     """Write the positions of the K largest of each layer, counted over the whole stack."""
     layers, length = owed_BL.shape
     hopeless = _rank_in_sample(length, positions_BK.shape[1]) >= _sample_size(length)
-    if context.options["select"] == "exact" or not owed_BL.is_cpu or length < _SAMPLED_FROM or hopeless:
+    if (
+        context.options["select"] == "exact"
+        or not owed_BL.is_cpu
+        or length < _SAMPLED_FROM
+        or hopeless
+    ):
         _select_exactly(owed_BL, positions_BK, context)
     else:
         draw = context.draw("own")
@@ -81,12 +98,16 @@ def _select(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
             if not _select_sampled(owed_L, positions_K, draw=draw, scratch=context.scratch):
                 _select_exactly(owed_L.unsqueeze(0), positions_K.unsqueeze(0), context)
     if layers > 1:
-        starts_B1 = torch.arange(layers, dtype=torch.int32, device=owed_BL.device).mul_(length).unsqueeze(1)
+        starts_B1 = (
+            torch.arange(layers, dtype=torch.int32, device=owed_BL.device).mul_(length).unsqueeze(1)
+        )
         positions_BK.add_(starts_B1)
 
 
 def _select_exactly(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
-    """Select among whole layers; the update's memory, which is yet to be written, holds the magnitudes."""
+    """Select among whole layers; the update's memory, which is yet to be written, holds the
+    magnitudes.
+    """
     magnitudes_BL = torch.abs(owed_BL, out=context.update[: owed_BL.shape[0]])
     positions_BK.copy_(_largest(magnitudes_BL, positions_BK.shape[1], context.scratch).indices)
 
@@ -101,12 +122,16 @@ def _rank_in_sample(length: int, count: int) -> int:
     return math.ceil(expected + _DEVIATIONS * math.sqrt(expected) + _DEVIATIONS)
 
 
-def _select_sampled(owed_L: Tensor, selected_K: Tensor, *, draw: torch.Generator, scratch: Scratch) -> bool:
+def _select_sampled(
+    owed_L: Tensor, selected_K: Tensor, *, draw: torch.Generator, scratch: Scratch
+) -> bool:
     """Select among the entries beyond a sampled threshold; False: they are too few or too many."""
     length, count = owed_L.numel(), selected_K.numel()
     size, rank = _sample_size(length), _rank_in_sample(length, count)
     places = draw_positions((1, length, size), draw, scratch)
-    sample = torch.index_select(owed_L, 0, places, out=scratch.take("sample", (size,), owed_L.dtype)).abs_()
+    sample = torch.index_select(
+        owed_L, 0, places, out=scratch.take("sample", (size,), owed_L.dtype)
+    ).abs_()
     threshold = float(_largest(sample, rank, scratch).values.min())
     # as far beyond the rank as that is beyond the count
     room = math.ceil((rank + _DEVIATIONS * (math.sqrt(rank) + 1)) * length / size)
@@ -123,19 +148,28 @@ def _select_sampled(owed_L: Tensor, selected_K: Tensor, *, draw: torch.Generator
 
 
 def _reserve(dtype: torch.dtype, room: int, scratch: Scratch) -> None:
-    """Make what `_select_among` takes large enough for any number of candidates, which changes from step to step."""
+    """Make what `_select_among` takes large enough for any number of candidates, which changes from
+    step to step.
+    """
     for name, kind in (("values", dtype), ("marks among", torch.bool), ("places", torch.int64)):
         scratch.take(name, (room,), kind)
 
 
 def _largest(magnitudes: Tensor, count: int, scratch: Scratch) -> torch.return_types.topk:
     shape = (*magnitudes.shape[:-1], count)
-    values, indices = scratch.take("largest", shape, magnitudes.dtype), scratch.take("largest", shape, torch.int64)
+    values, indices = (
+        scratch.take("largest", shape, magnitudes.dtype),
+        scratch.take("largest", shape, torch.int64),
+    )
     return torch.topk(magnitudes, count, sorted=False, out=(values, indices))
 
 
-def _collect_beyond(owed_L: Tensor, threshold: float, candidates: Tensor, *, scratch: Scratch) -> int:
-    """Write the ascending positions of magnitudes beyond the threshold; how many there are, or more than fit."""
+def _collect_beyond(
+    owed_L: Tensor, threshold: float, candidates: Tensor, *, scratch: Scratch
+) -> int:
+    """Write the ascending positions of magnitudes beyond the threshold; how many there are, or more
+    than fit.
+    """
     shrunk = scratch.take("shrunk", (min(_BLOCK, owed_L.numel()),), owed_L.dtype)
     found = 0
     for start in range(0, owed_L.numel(), _SPAN):
@@ -185,11 +219,18 @@ def _collect_equal(owed_L: Tensor, magnitude: float, selected: Tensor, *, scratc
     """Fill `selected` with positions of this magnitude; False: there are not enough."""
     found = 0
     size = min(_BLOCK, owed_L.numel())
-    shrunk, marks = scratch.take("shrunk", (size,), owed_L.dtype), scratch.take("marks", (size,), torch.bool)
+    shrunk, marks = (
+        scratch.take("shrunk", (size,), owed_L.dtype),
+        scratch.take("marks", (size,), torch.bool),
+    )
     for start in range(0, owed_L.numel(), size):
         part = owed_L[start : start + size]
-        equal = torch.eq(torch.abs(part, out=shrunk[: part.numel()]), magnitude, out=marks[: part.numel()])
-        places = _nonzero(equal, scratch.take("equal", (size, 1), torch.int64))[: selected.numel() - found]
+        equal = torch.eq(
+            torch.abs(part, out=shrunk[: part.numel()]), magnitude, out=marks[: part.numel()]
+        )
+        places = _nonzero(equal, scratch.take("equal", (size, 1), torch.int64))[
+            : selected.numel() - found
+        ]
         selected[found : found + places.numel()].copy_(places.add_(start))
         found += places.numel()
         if found == selected.numel():
@@ -197,10 +238,14 @@ def _collect_equal(owed_L: Tensor, magnitude: float, selected: Tensor, *, scratc
     return False
 
 
-def _select_among(owed_L: Tensor, candidates: Tensor, selected_K: Tensor, *, scratch: Scratch) -> None:
+def _select_among(
+    owed_L: Tensor, candidates: Tensor, selected_K: Tensor, *, scratch: Scratch
+) -> None:
     """Write the positions of the K largest candidates in ascending order."""
     found, count = candidates.numel(), selected_K.numel()
-    magnitudes = torch.index_select(owed_L, 0, candidates, out=scratch.take("values", (found,), owed_L.dtype)).abs_()
+    magnitudes = torch.index_select(
+        owed_L, 0, candidates, out=scratch.take("values", (found,), owed_L.dtype)
+    ).abs_()
     magnitudes.nan_to_num_(nan=math.inf, posinf=math.inf)
     least = _largest(magnitudes, count, scratch).values.min()
     marks = torch.ge(magnitudes, least, out=scratch.take("marks among", (found,), torch.bool))

@@ -1,1 +1,3 @@
-"""Accordion in training frameworks: one module per framework, imported only by scripts that use it."""
+"""Accordion in training frameworks: one module per framework, imported only by scripts that
+use it.
+"""

@@ -18,37 +18,55 @@ from accordion.errors import HookError
 from accordion.integrations.common import distributed_module, load_state, save_state
 from accordion.session import Session, attach
 
-_SUPPORTED = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_XPU", "MULTI_HPU", "MULTI_MLU", "MULTI_MUSA")
+_SUPPORTED = (
+    "NO",
+    "MULTI_CPU",
+    "MULTI_GPU",
+    "MULTI_NPU",
+    "MULTI_XPU",
+    "MULTI_HPU",
+    "MULTI_MLU",
+    "MULTI_MUSA",
+)
 """Accelerate's distributed types that wrap a model in DistributedDataParallel, or not at all."""
 
 
 def attach_accelerator(
-    accelerator: Any, config: Config, *, model: torch.nn.Module, optimizer: Optimizer, **options: Any
+    accelerator: Any,
+    config: Config,
+    *,
+    model: torch.nn.Module,
+    optimizer: Optimizer,
+    **options: Any,
 ) -> Session:
     """Compress the gradients of a model that `accelerator.prepare` returned.
 
-    The session follows `optimizer.step()`. `accelerator.save_state` adds its state to the checkpoint's
-    folder as `accordion.pt`, and `load_state` loads it, also with another number of processes. Call
-    this before `load_state`. A checkpoint without the file is loaded with a warning, and one with it
-    also without Accordion. Every process has to call `accelerator.save_state`, as Accelerate asks for:
-    under `if accelerator.is_main_process:` it waits for the others for ever.
+    The session follows `optimizer.step()`. `accelerator.save_state` adds its state to the
+    checkpoint's folder as `accordion.pt`, and `load_state` loads it, also with another number of
+    processes. Call this before `load_state`. A checkpoint without the file is loaded with a
+    warning, and one with it also without Accordion. Every process has to call
+    `accelerator.save_state`, as Accelerate asks for: under `if accelerator.is_main_process:` it
+    waits for the others for ever.
 
-    To report epochs, call `session.end_epoch`; otherwise use windows counted in steps. `options` are
-    those of `accordion.attach`.
+    To report epochs, call `session.end_epoch`; otherwise use windows counted in steps. `options`
+    are those of `accordion.attach`.
 
     Raises:
-        HookError: the strategy is not DistributedDataParallel, the model is not prepared, or `attach`
-            refuses an argument.
+        HookError: the strategy is not DistributedDataParallel, the model is not prepared, or
+            `attach` refuses an argument.
     """
     check_strategy(accelerator)
     if accelerator.project_configuration.save_on_each_node:
         raise HookError(
-            "save_on_each_node=True is not supported, because rank 0 saves the state of all workers; remove "
-            "it from ProjectConfiguration() and save to a folder that all nodes reach"
+            "save_on_each_node=True is not supported, because rank 0 saves the state of all"
+            " workers; remove it from ProjectConfiguration() and save to a folder that all nodes"
+            " reach"
         )
     module = distributed_module(model, way_out="call accelerator.prepare(model, optimizer) first")
     scaler = accelerator.scaler
-    session = attach(module, config, optimizer=optimizer, scaler=scaler, step="optimizer", **options)
+    session = attach(
+        module, config, optimizer=optimizer, scaler=scaler, step="optimizer", **options
+    )
     _follow_checkpoints(accelerator, session)
     return session
 
@@ -73,9 +91,9 @@ def check_strategy(accelerator: Any) -> None:
     name = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if name not in _SUPPORTED:
         raise HookError(
-            f"Accelerate trains with {name}, but Accordion compresses the gradients of "
-            "DistributedDataParallel only; choose multi-CPU or multi-GPU training without a plug-in for "
-            "FSDP, DeepSpeed, Megatron-LM or tensor parallelism"
+            f"Accelerate trains with {name}, but Accordion compresses the gradients of"
+            " DistributedDataParallel only; choose multi-CPU or multi-GPU training without a"
+            " plug-in for FSDP, DeepSpeed, Megatron-LM or tensor parallelism"
         )
 
 

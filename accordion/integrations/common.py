@@ -1,4 +1,6 @@
-"""What the integrations share: checks of the model, saved states, epochs, and metrics for loggers."""
+"""What the integrations share: checks of the model, saved states, epochs, and metrics for
+loggers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ STATE_FILE = "accordion.pt"
 class EpochReports:
     """Ends a session's epochs for a framework that announces the start of each epoch."""
 
-    def __init__(self, session: Session, config: Config, optimizer: Optimizer, *, epoch: int) -> None:
+    def __init__(
+        self, session: Session, config: Config, optimizer: Optimizer, *, epoch: int
+    ) -> None:
         self._session = session
         self._optimizer = optimizer
         self._by_steps = config.detector.window.steps is not None
@@ -46,7 +50,8 @@ class EpochReports:
 
 
 def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Module:
-    """Return the module that `attach` takes: the DistributedDataParallel inside a compiled module, or the module.
+    """Return the module that `attach` takes: the DistributedDataParallel inside a compiled module,
+    or the module.
 
     Raises:
         HookError: the process has peers and the model is not wrapped; `way_out` ends the sentence.
@@ -55,12 +60,17 @@ def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Modu
     if isinstance(inner, DistributedDataParallel):
         return inner
     if has_peers():
-        raise HookError(f"Accordion got a {type(model).__name__} that DistributedDataParallel does not wrap; {way_out}")
+        raise HookError(
+            f"Accordion got a {type(model).__name__} that DistributedDataParallel does not wrap;"
+            f" {way_out}"
+        )
     return model
 
 
 def training_metrics(session: Session) -> dict[str, float]:
-    """Return what loggers show of a session: bytes of this worker since the job began, and its decision."""
+    """Return what loggers show of a session: bytes of this worker since the job began, and its
+    decision.
+    """
     total, regimes = session.ledger.total, session.decision.regime_by_layer.values()
     return {
         "accordion/sent_bytes": float(total.payload),
@@ -71,7 +81,9 @@ def training_metrics(session: Session) -> dict[str, float]:
 
 
 def save_state(session: Session, folder: Path) -> None:
-    """Write the states of all workers into a checkpoint folder, on rank 0; every worker calls this."""
+    """Write the states of all workers into a checkpoint folder, on rank 0; every worker
+    calls this.
+    """
     state = session.gather_state_dict()
     if state is None or not folder.is_dir():  # the framework may have rotated the checkpoint away
         return
@@ -83,8 +95,8 @@ def save_state(session: Session, folder: Path) -> None:
 def load_state(session: Session, folder: Path, *, way_out: str = "") -> None:
     """Load the states of all workers from a checkpoint folder; every worker calls this.
 
-    If the checkpoint has none, a warning says that residuals and decisions start from the beginning;
-    `way_out` ends its sentence.
+    If the checkpoint has none, a warning says that residuals and decisions start from the
+    beginning; `way_out` ends its sentence.
 
     Raises:
         StateError: only some workers find the file, or the states are not of this model.
@@ -94,14 +106,18 @@ def load_state(session: Session, folder: Path, *, way_out: str = "") -> None:
     missing = [rank for rank, flag in enumerate(found) if not flag]
     if len(missing) == len(found):
         warnings.warn(
-            f"{path} does not exist: residuals and decisions of Accordion start from the beginning{way_out}",
+            f"{path} does not exist: residuals and decisions of Accordion start from the"
+            f" beginning{way_out}",
             TrainingWarning,
             stacklevel=3,
         )
     elif missing:
-        raise StateError(f"{path} does not exist on ranks {missing}, but on others; copy it to all nodes")
+        raise StateError(
+            f"{path} does not exist on ranks {missing}, but on others; copy it to all nodes"
+        )
     else:
-        # Mapped into memory, since the file contains the residuals of all workers, of which this reads one.
+        # Mapped into memory, since the file contains the residuals of all workers, of which this
+        # reads one.
         session.load_state_dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
 
 

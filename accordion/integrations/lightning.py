@@ -3,8 +3,8 @@
     trainer = Trainer(strategy="ddp", callbacks=[AccordionCallback(config)])
     trainer.fit(model, data)
 
-Both packages work, `lightning` and `pytorch_lightning`; the callback belongs to the one that the script
-imported first.
+Both packages work, `lightning` and `pytorch_lightning`; the callback belongs to the one that the
+script imported first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def _import_lightning() -> Any:
         except ImportError as error:
             reason = error
     raise MissingFrameworkError(
-        f"accordion.integrations.lightning needs Lightning ({reason}): pip install pytorch-lightning"
+        f"accordion.integrations.lightning needs Lightning ({reason}): pip install"
+        " pytorch-lightning"
     ) from reason
 
 
@@ -41,15 +42,17 @@ _Callback: Any = _import_lightning().Callback
 
 
 class AccordionCallback(_Callback):
-    """Compresses a trainer's gradients, logs bytes and decisions, and saves its state in every checkpoint.
+    """Compresses a trainer's gradients, logs bytes and decisions, and saves its state in every
+    checkpoint.
 
-    `fit(ckpt_path=...)` restores the state, also with another number of processes. Another `fit` of the
-    same trainer goes on with the state of the one before; a new trainer starts from the beginning.
-    `options` are those of `accordion.attach`.
+    `fit(ckpt_path=...)` restores the state, also with another number of processes. Another `fit` of
+    the same trainer goes on with the state of the one before; a new trainer starts from the
+    beginning. `options` are those of `accordion.attach`.
 
-    `on_train_start` raises HookError if the strategy is neither DDP nor a single device, or if there is
-    not exactly one optimizer. `on_before_optimizer_step` raises it under DDP if no gradients were
-    exchanged, as after a `training_step` that returned None; on a single device such a step is left out.
+    `on_train_start` raises HookError if the strategy is neither DDP nor a single device, or if
+    there is not exactly one optimizer. `on_before_optimizer_step` raises it under DDP if no
+    gradients were exchanged, as after a `training_step` that returned None; on a single device such
+    a step is left out.
     """
 
     def __init__(self, config: Config, **options: Any) -> None:
@@ -66,7 +69,8 @@ class AccordionCallback(_Callback):
         check_trainer(trainer)
         [optimizer] = trainer.optimizers
         self._keep_state(trainer)
-        # Lightning runs the backward pass inside `optimizer.step`, so the session cannot follow that call.
+        # Lightning runs the backward pass inside `optimizer.step`, so the session cannot follow
+        # that call.
         session = attach(
             trainer.strategy.model,
             self._config,
@@ -92,8 +96,9 @@ class AccordionCallback(_Callback):
             self.session.step()
         elif isinstance(trainer.strategy.model, DistributedDataParallel):
             raise HookError(
-                "no gradients were exchanged before the optimizer's step; under DDP, training_step() has to "
-                "return a loss on all workers (return 0.0 * loss to leave a batch out)"
+                "no gradients were exchanged before the optimizer's step; under DDP,"
+                " training_step() has to return a loss on all workers (return 0.0 * loss to leave a"
+                " batch out)"
             )
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002
@@ -102,14 +107,16 @@ class AccordionCallback(_Callback):
             self.log_dict(training_metrics(self.session))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all workers on rank 0, which writes the checkpoint; every worker calls this."""
+        """Return the states of all workers on rank 0, which writes the checkpoint; every worker
+        calls this.
+        """
         session = self.session
         if session is None:
             return {}
         if self._is_interrupted and session.world_size > 1:
             warnings.warn(
-                "a checkpoint that is saved after an exception has no state of Accordion, because other "
-                "workers may go on training; resume from it starts with residuals of 0",
+                "a checkpoint that is saved after an exception has no state of Accordion, because"
+                " other workers may go on training; resume from it starts with residuals of 0",
                 TrainingWarning,
                 stacklevel=2,
             )
@@ -152,8 +159,9 @@ def check_trainer(trainer: Any) -> None:
         )
     if len(trainer.optimizers) != 1:
         raise HookError(
-            f"configure_optimizers() gave {len(trainer.optimizers)} optimizers, but AccordionCallback "
-            "follows one; attach one session per module by hand (accordion.attach)"
+            f"configure_optimizers() gave {len(trainer.optimizers)} optimizers, but"
+            " AccordionCallback follows one; attach one session per module by hand"
+            " (accordion.attach)"
         )
 
 

@@ -30,7 +30,8 @@ try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise MissingFrameworkError(
-        f'accordion.integrations.transformers needs transformers ({error}): pip install "transformers[torch]"'
+        f"accordion.integrations.transformers needs transformers ({error}): pip install"
+        ' "transformers[torch]"'
     ) from error
 
 
@@ -38,18 +39,21 @@ _OTHER_FOLDER = "; name the trainer's checkpoint folder in AccordionCallback(...
 
 
 class AccordionCallback(TrainerCallback):
-    """Compresses a trainer's gradients, logs bytes and decisions, and saves its state in every checkpoint.
+    """Compresses a trainer's gradients, logs bytes and decisions, and saves its state in every
+    checkpoint.
 
     A resumed run loads the state from `checkpoint-STEP` in `output_dir`, or from the folder that
-    `TrainingArguments(resume_from_checkpoint=)` names, also with another number of processes. If the
-    trainer resumes from another folder, give it as `resume_from`. `options` are those of
+    `TrainingArguments(resume_from_checkpoint=)` names, also with another number of processes. If
+    the trainer resumes from another folder, give it as `resume_from`. `options` are those of
     `accordion.attach`.
 
-    `on_train_begin` raises HookError if the strategy is not DistributedDataParallel, if checkpoints are
-    saved on each node, or on the second `train()` of a trainer.
+    `on_train_begin` raises HookError if the strategy is not DistributedDataParallel, if checkpoints
+    are saved on each node, or on the second `train()` of a trainer.
     """
 
-    def __init__(self, trainer: Any, config: Config, *, resume_from: str | Path | None = None, **options: Any) -> None:
+    def __init__(
+        self, trainer: Any, config: Config, *, resume_from: str | Path | None = None, **options: Any
+    ) -> None:
         self._trainer = trainer
         self._config = config
         self._resume_from = resume_from
@@ -62,15 +66,24 @@ class AccordionCallback(TrainerCallback):
         trainer = self._trainer
         check_strategy(trainer.accelerator)
         if self.session is not None:
-            raise HookError("a Trainer with AccordionCallback trains once; create another Trainer and callback")
+            raise HookError(
+                "a Trainer with AccordionCallback trains once; create another Trainer and callback"
+            )
         if args.save_on_each_node:
             raise HookError(
-                "save_on_each_node=True is not supported, because rank 0 saves the state of all workers; "
-                "remove it and set output_dir to a folder that all nodes reach"
+                "save_on_each_node=True is not supported, because rank 0 saves the state of all"
+                " workers; remove it and set output_dir to a folder that all nodes reach"
             )
         module = distributed_module(trainer.model_wrapped, way_out="start the script with torchrun")
         optimizer, scaler = trainer.optimizer, trainer.accelerator.scaler
-        session = attach(module, self._config, optimizer=optimizer, scaler=scaler, step="optimizer", **self._options)
+        session = attach(
+            module,
+            self._config,
+            optimizer=optimizer,
+            scaler=scaler,
+            step="optimizer",
+            **self._options,
+        )
         self._epochs = EpochReports(session, self._config, optimizer, epoch=int(state.epoch or 0))
         if state.global_step > 0:
             folder = self._find_resumed(args, state)
@@ -94,7 +107,9 @@ class AccordionCallback(TrainerCallback):
             save_state(self.session, _checkpoint_folder(args, state))
 
     def _find_resumed(self, args: Any, state: Any) -> Path:
-        """Return the folder of the checkpoint that the trainer has loaded, as far as it can be known."""
+        """Return the folder of the checkpoint that the trainer has loaded, as far as it can be
+        known.
+        """
         if self._resume_from is not None:
             return Path(self._resume_from)
         usual, given = _checkpoint_folder(args, state), args.resume_from_checkpoint
@@ -115,8 +130,8 @@ def _warn_of_other_step(folder: Path, step: int) -> None:
         return
     if saved != step:
         warnings.warn(
-            f"the trainer resumed at step {step}, but Accordion's state comes from {folder}, which was "
-            f"saved at step {saved}{_OTHER_FOLDER}",
+            f"the trainer resumed at step {step}, but Accordion's state comes from {folder}, which"
+            f" was saved at step {saved}{_OTHER_FOLDER}",
             TrainingWarning,
             stacklevel=3,
         )

@@ -1,8 +1,8 @@
 """The table of policies; loads no torch.
 
-A policy is a pure function from a `Situation` to the name of the rung each layer gets, or `none` for no compression.
-One that learns from reports has a second, `observe`, that gives the state it is handed from then on.
-To add one: a file with a `choose` function, a row here, a test.
+A policy is a pure function from a `Situation` to the name of the rung each layer gets, or `none`
+for no compression. One that learns from reports has a second, `observe`, that gives the state it is
+handed from then on. To add one: a file with a `choose` function, a row here, a test.
 """
 
 from __future__ import annotations
@@ -46,9 +46,13 @@ class Policy:
     def choose(
         self, regime_by_layer: Mapping[str, Regime], epoch: int, options: Mapping[str, object]
     ) -> dict[str, str]:
-        """What it picks before it has observed anything, by regimes and epoch alone; ladders are `low` and `high`."""
+        """What it picks before it has observed anything, by regimes and epoch alone; ladders are
+        `low` and `high`.
+        """
         ladders = dict.fromkeys(regime_by_layer, _TWO_RUNGS)
-        situation = Situation(epoch=epoch, regime_by_layer=regime_by_layer, ladder_by_layer=ladders, options=options)
+        situation = Situation(
+            epoch=epoch, regime_by_layer=regime_by_layer, ladder_by_layer=ladders, options=options
+        )
         return dict(self.pick(situation))
 
 
@@ -59,12 +63,23 @@ POLICIES: Mapping[str, Policy] = {
         check=two_level.check,
         schema=two_level.SCHEMA,
     ),
-    "fixed": Policy(summary="one level for the whole run", pick=fixed.choose, check=fixed.check, schema=fixed.SCHEMA),
+    "fixed": Policy(
+        summary="one level for the whole run",
+        pick=fixed.choose,
+        check=fixed.check,
+        schema=fixed.SCHEMA,
+    ),
     "scheduled": Policy(
-        summary="a table of levels by epoch", pick=scheduled.choose, check=scheduled.check, schema=scheduled.SCHEMA
+        summary="a table of levels by epoch",
+        pick=scheduled.choose,
+        check=scheduled.check,
+        schema=scheduled.SCHEMA,
     ),
     "adaqs": Policy(
-        summary="strong at first, lighter rung by rung as a layer's signal-to-noise ratio falls (AdaQS, ICASSP 2020)",
+        summary=(
+            "strong at first, lighter rung by rung as a layer's signal-to-noise ratio falls (AdaQS,"
+            " ICASSP 2020)"
+        ),
         pick=adaqs.choose,
         check=adaqs.check,
         schema=adaqs.SCHEMA,

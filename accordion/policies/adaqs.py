@@ -1,16 +1,17 @@
-"""More precision as the gradient drowns in noise, after AdaQS (Guo et al., "Accelerating distributed deep learning by
-adaptive gradient quantization", ICASSP 2020).
+"""More precision as the gradient drowns in noise, after AdaQS (Guo et al., "Accelerating
+distributed deep learning by adaptive gradient quantization", ICASSP 2020).
 
     noise^2 = rms^2 - norm^2        ratio = norm / noise        of a layer, over one window
 
-`norm` is that of the window's mean gradient and `rms` the root mean square of single gradients' norms, so that the
-ratio is the mean-to-deviation ratio of the layer as a whole. A layer starts on its strongest rung. When its ratio has
-fallen to `drop` times the reference, it goes one rung lighter, and that ratio is the new reference. The reference
-follows a ratio that rises. No layer ever goes back to a stronger rung.
+`norm` is that of the window's mean gradient and `rms` the root mean square of single gradients'
+norms, so that the ratio is the mean-to-deviation ratio of the layer as a whole. A layer starts on
+its strongest rung. When its ratio has fallen to `drop` times the reference, it goes one rung
+lighter, and that ratio is the new reference. The reference follows a ratio that rises. No layer
+ever goes back to a stronger rung.
 
-Where a report carries no `rms`, the noise is taken as constant, and the ratio falls as the norm does. Departures from
-the paper: it quantizes, here the rungs may be of any method; and a window after a change of batch or world size, whose
-noise is another, only gives a new reference.
+Where a report carries no `rms`, the noise is taken as constant, and the ratio falls as the norm
+does. Departures from the paper: it quantizes, here the rungs may be of any method; and a window
+after a change of batch or world size, whose noise is another, only gives a new reference.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ OPTIONS: Mapping[str, Option] = {
         default=0.5,
         least=0.01,
         most=0.99,
-        help="part of its reference to which a layer's signal-to-noise ratio must fall for one rung less compression",
+        help=(
+            "part of its reference to which a layer's signal-to-noise ratio must fall for one rung"
+            " less compression"
+        ),
     )
 }
 SCHEMA: Mapping[str, object] = options_schema(OPTIONS)
@@ -55,14 +59,19 @@ def choose(situation: Situation) -> dict[str, str]:
 
 
 def observe(situation: Situation) -> Mapping[str, Any]:
-    """The state after a report: by layer, how far it came down and what its next ratio is compared with."""
+    """The state after a report: by layer, how far it came down and what its next ratio is compared
+    with.
+    """
     norms, rms = situation.statistic_by_layer, situation.rms_by_layer
     if norms is None:
         return situation.state
     drop = float(check_options(situation.options, OPTIONS, "policy adaqs")["drop"])
     after = {}
     for layer, norm in norms.items():
-        before, ratio = _followed(situation.state, layer), _ratio(norm, None if rms is None else rms.get(layer))
+        before, ratio = (
+            _followed(situation.state, layer),
+            _ratio(norm, None if rms is None else rms.get(layer)),
+        )
         noise = rms is not None
         if situation.cause == "skip" or before.noise != noise:
             before = replace(before, reference=None, noise=noise)
@@ -84,12 +93,15 @@ def _followed(state: Mapping[str, Any], layer: str) -> _Followed:
 
 
 def _ratio(norm: float, rms: float | None) -> float | None:
-    """Signal over noise; None where there is no signal, or less noise than can be told from none."""
+    """Signal over noise; None where there is no signal, or less noise than can be told from
+    none.
+    """
     if not 0.0 < norm < math.inf:
         return None
     if rms is None:
         return norm
-    # Through the quotient, since the squares of small norms vanish; a sketched norm may come out above the rms.
+    # Through the quotient, since the squares of small norms vanish; a sketched norm may come out
+    # above the rms.
     share = norm / rms if 0.0 < rms < math.inf else 1.0
     return share / math.sqrt((1.0 - share) * (1.0 + share)) if 0.0 < share < 1.0 else None
 

@@ -9,7 +9,9 @@ from accordion.policies.situation import Situation
 
 SCHEMA: Mapping[str, object] = {
     "type": "object",
-    "properties": {"level": {"type": "string", "default": "high", "description": "rung of every layer"}},
+    "properties": {
+        "level": {"type": "string", "default": "high", "description": "rung of every layer"}
+    },
     "additionalProperties": False,
 }
 _DEFAULT_LEVEL = "high"

@@ -1,4 +1,6 @@
-"""A table of levels by epoch: `{"table": {"0": "low", "10": "high"}}` is light until epoch 9 and strong from 10 on."""
+"""A table of levels by epoch: `{"table": {"0": "low", "10": "high"}}` is light until epoch 9 and
+strong from 10 on.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def check(options: Mapping[str, object], rungs: Sequence[str]) -> None:
     """Accept a table that begins at epoch 0 and names rungs.
 
     Raises:
-        ConfigError: another option, no table, a key that is no epoch, or a rung that the ladder does not have.
+        ConfigError: another option, no table, a key that is no epoch, or a rung that the ladder
+            does not have.
     """
     unknown = sorted(set(options) - {"table"})
     if unknown:
@@ -40,20 +43,26 @@ def check(options: Mapping[str, object], rungs: Sequence[str]) -> None:
     table = _table(options)
     if 0 not in table:
         raise ConfigError(
-            f"policy scheduled: the table starts at epoch {min(table, default=None)}; give epoch 0 a level"
+            f"policy scheduled: the table starts at epoch {min(table, default=None)}; give epoch 0"
+            " a level"
         )
     for first, level in table.items():
         if level not in rungs:
-            raise ConfigError(f"policy scheduled: level {level!r} at epoch {first}; known are {', '.join(rungs)}")
+            raise ConfigError(
+                f"policy scheduled: level {level!r} at epoch {first}; known are {', '.join(rungs)}"
+            )
 
 
 def _table(options: Mapping[str, object]) -> dict[int, str]:
     table = options.get("table")
     if not isinstance(table, Mapping):
         raise ConfigError(
-            f"policy scheduled: table is {table!r}; it must be a mapping such as {{'0': 'low', '10': 'high'}}"
+            f"policy scheduled: table is {table!r}; it must be a mapping such as {{'0': 'low',"
+            " '10': 'high'}"
         )
     wrong = [key for key in table if not str(key).isdecimal()]
     if wrong:
-        raise ConfigError(f"policy scheduled: {wrong[0]!r} is no epoch; keys are whole numbers from 0")
+        raise ConfigError(
+            f"policy scheduled: {wrong[0]!r} is no epoch; keys are whole numbers from 0"
+        )
     return {int(key): str(level) for key, level in table.items()}

@@ -1,4 +1,6 @@
-"""What a policy is told: one record, so that a new field disturbs no policy that is there already; stdlib only."""
+"""What a policy is told: one record, so that a new field disturbs no policy that is there already;
+stdlib only.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from accordion.messages import DecisionCause, Level, Regime
 class Situation:
     """What a policy decides from.
 
-    The fields from `cause` on tell what one report brought. They are filled for `observe` only: levels are asked for
-    without a report too (at the start, after an override, after loading) and must then be the same, so a policy keeps
-    in its state what it needs of a report.
+    The fields from `cause` on tell what one report brought. They are filled for `observe` only:
+    levels are asked for without a report too (at the start, after an override, after loading) and
+    must then be the same, so a policy keeps in its state what it needs of a report.
     """
 
     epoch: int
@@ -26,7 +28,9 @@ class Situation:
     options: Mapping[str, object] = field(default_factory=dict)
     """The policy's own, as the settings give them and `check` accepted them."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What the policy's `observe` returned last: JSON, without numbers that are not finite; empty at the start."""
+    """What the policy's `observe` returned last: JSON, without numbers that are not finite; empty
+    at the start.
+    """
     cause: DecisionCause | None = None
     """What the detector made of the report."""
     statistic_by_layer: Mapping[str, float] | None = None

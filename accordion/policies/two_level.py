@@ -1,4 +1,6 @@
-"""The paper's policy: light where the regime is critical, strong elsewhere (arXiv:2010.16248, algorithm 1)."""
+"""The paper's policy: light where the regime is critical, strong elsewhere (arXiv:2010.16248,
+algorithm 1).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Print what the api needs: the `service` and `postgresql` extras of pyproject.toml without what only workers use.
+"""Print what the api needs: the `service` and `postgresql` extras of pyproject.toml without what
+only workers use.
 
 python service_requirements.py pyproject.toml
 """
@@ -16,7 +17,11 @@ ONLY_WORKERS = frozenset({"numpy", "ray", "scikit-learn"})
 def requirements(pyproject: Path) -> list[str]:
     """Requirements of the api, one a line."""
     extras = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"]
-    return [text for text in (*extras["service"], *extras["postgresql"]) if _name(text) not in ONLY_WORKERS]
+    return [
+        text
+        for text in (*extras["service"], *extras["postgresql"])
+        if _name(text) not in ONLY_WORKERS
+    ]
 
 
 def _name(requirement: str) -> str:

@@ -31,7 +31,9 @@ def train(
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [6])
-    data = DataLoader(TensorDataset(images[:TRAINED], labels[:TRAINED]), batch_size=16, shuffle=True)
+    data = DataLoader(
+        TensorDataset(images[:TRAINED], labels[:TRAINED]), batch_size=16, shuffle=True
+    )
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     accelerator.register_for_checkpointing(schedule)
     session = None
@@ -69,7 +71,10 @@ def main() -> None:
     model, session = train(options.folder, epochs=options.epochs, resume=options.resume)
     if session.rank == 0:
         total = session.ledger.total
-        print(f"accuracy {accuracy_of(model):.3f}, sent {total.payload:,} bytes, dense {total.dense:,}")
+        print(
+            f"accuracy {accuracy_of(model):.3f}, sent {total.payload:,} bytes, dense"
+            f" {total.dense:,}"
+        )
 
 
 if __name__ == "__main__":

@@ -33,11 +33,19 @@ class Digits(LightningModule):
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [6])}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [6]),
+        }
 
 
 def train(
-    folder: Path, *, epochs: int = 8, resume: bool = False, compress: bool = True, processes: int = 2
+    folder: Path,
+    *,
+    epochs: int = 8,
+    resume: bool = False,
+    compress: bool = True,
+    processes: int = 2,
 ) -> tuple[nn.Module, Session | None]:
     checkpoints = ModelCheckpoint(dirpath=folder, save_last=True, save_top_k=0)
     config = Config(method="powersgd", detector=DetectorConfig(window=Window(epochs=2)))
@@ -56,7 +64,9 @@ def train(
         enable_model_summary=False,
     )
     torch.manual_seed(0)
-    data = DataLoader(TensorDataset(images[:TRAINED], labels[:TRAINED]), batch_size=16, shuffle=True)
+    data = DataLoader(
+        TensorDataset(images[:TRAINED], labels[:TRAINED]), batch_size=16, shuffle=True
+    )
     model = Digits()
     trainer.fit(model, data, ckpt_path=str(folder / "last.ckpt") if resume else None)
     return model, accordion.session
@@ -77,7 +87,10 @@ def main() -> None:
     model, session = train(options.folder, epochs=options.epochs, resume=options.resume)
     if session.rank == 0:
         total = session.ledger.total
-        print(f"accuracy {accuracy_of(model):.3f}, sent {total.payload:,} bytes, dense {total.dense:,}")
+        print(
+            f"accuracy {accuracy_of(model):.3f}, sent {total.payload:,} bytes, dense"
+            f" {total.dense:,}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Handwritten digits with Transformers' Trainer: torchrun --nproc-per-node 2 train_with_transformers.py"""
+"""Handwritten digits with Transformers' Trainer: torchrun --nproc-per-node 2
+train_with_transformers.py
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def train(
         use_cpu=True,
     )
     torch.manual_seed(0)
-    data = [{"inputs": image, "labels": target} for image, target in zip(images[:TRAINED], targets, strict=False)]
+    data = [
+        {"inputs": image, "labels": target}
+        for image, target in zip(images[:TRAINED], targets, strict=False)
+    ]
     trainer = Trainer(model=Digits(), args=arguments, train_dataset=data)
     session = None
     if compress:
@@ -75,7 +80,10 @@ def main() -> None:
     model, session = train(options.folder, epochs=options.epochs, resume=options.resume)
     if session.rank == 0:
         total = session.ledger.total
-        print(f"accuracy {accuracy_of(model):.3f}, sent {total.payload:,} bytes, dense {total.dense:,}")
+        print(
+            f"accuracy {accuracy_of(model):.3f}, sent {total.payload:,} bytes, dense"
+            f" {total.dense:,}"
+        )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, statetimeline, timeseries
+from grafana_foundation_sdk.builders import (
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    statetimeline,
+    timeseries,
+)
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
@@ -31,12 +38,17 @@ def job_dashboard() -> str:
     board = (
         dashboard.Dashboard("Accordion: job")
         .uid("accordion-job")
-        .description("One training job: learning, the controller's decisions, traffic, step time, and the service.")
+        .description(
+            "One training job: learning, the controller's decisions, traffic, step time, and the"
+            " service."
+        )
         .tags(["accordion"])
         .time("now-15m", "now")
         .refresh("5s")
         .timezone("browser")
-        .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+        .with_variable(
+            dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+        )
         .with_variable(_job_variable())
     )
     for name, (colour, expr) in ANNOTATIONS.items():
@@ -61,7 +73,14 @@ def _job_variable() -> dashboard.QueryVariable:
 
 
 def _annotation(name: str, colour: str, expr: str) -> dashboard.AnnotationQuery:
-    return dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(colour).expr(expr)
+    return (
+        dashboard.AnnotationQuery()
+        .name(name)
+        .datasource(SOURCE)
+        .enable(True)
+        .icon_color(colour)
+        .expr(expr)
+    )
 
 
 def _placed(rows: tuple[Row, ...]) -> Iterator[dashboard.Row | PanelBuilder]:
@@ -69,19 +88,27 @@ def _placed(rows: tuple[Row, ...]) -> Iterator[dashboard.Row | PanelBuilder]:
     y = 0
     ids = count(1)
     for row in rows:
-        yield dashboard.Row(row.title).id(next(ids)).grid_pos(models.GridPos(h=1, w=COLUMNS, x=0, y=y))
+        yield (
+            dashboard.Row(row.title)
+            .id(next(ids))
+            .grid_pos(models.GridPos(h=1, w=COLUMNS, x=0, y=y))
+        )
         y, x, height = y + 1, 0, 0
         for panel in row.panels:
             if x + panel.width > COLUMNS:
                 y, x, height = y + height, 0, 0
-            yield _panel(panel, models.GridPos(h=panel.height, w=panel.width, x=x, y=y)).id(next(ids))
+            yield _panel(panel, models.GridPos(h=panel.height, w=panel.width, x=x, y=y)).id(
+                next(ids)
+            )
             x, height = x + panel.width, max(height, panel.height)
         y += height
 
 
 def _panel(panel: Panel, place: models.GridPos) -> PanelBuilder:
     builder = {"timeseries": _timeseries, "stat": _stat, "timeline": _timeline}[panel.kind](panel)
-    builder.title(panel.title).description(panel.description).unit(panel.unit).datasource(SOURCE).grid_pos(place)
+    builder.title(panel.title).description(panel.description).unit(panel.unit).datasource(
+        SOURCE
+    ).grid_pos(place)
     if panel.values:
         builder.mappings([_mapping(panel)])
     for letter, query in zip("ABCDEFGH", panel.queries, strict=False):
@@ -90,7 +117,9 @@ def _panel(panel: Panel, place: models.GridPos) -> PanelBuilder:
 
 
 def _timeseries(panel: Panel) -> timeseries.Panel:
-    builder = timeseries.Panel().line_width(2).fill_opacity(40 if panel.stacked else 0).span_nulls(False)
+    builder = (
+        timeseries.Panel().line_width(2).fill_opacity(40 if panel.stacked else 0).span_nulls(False)
+    )
     if panel.stacked:
         builder.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
     return builder
@@ -100,7 +129,12 @@ def _stat(panel: Panel) -> stat.Panel:
     by_name = panel.unit == "string"
     mode = common_models.BigValueTextMode.NAME if by_name else common_models.BigValueTextMode.VALUE
     newest = common.ReduceDataOptions().calcs(["lastNotNull"])
-    return stat.Panel().text_mode(mode).graph_mode(common_models.BigValueGraphMode.NONE).reduce_options(newest)
+    return (
+        stat.Panel()
+        .text_mode(mode)
+        .graph_mode(common_models.BigValueGraphMode.NONE)
+        .reduce_options(newest)
+    )
 
 
 def _timeline(_: Panel) -> statetimeline.Panel:
@@ -116,7 +150,14 @@ def _mapping(panel: Panel) -> models.ValueMap:
 
 
 def _target(letter: str, query: Query) -> prometheus.Dataquery:
-    return prometheus.Dataquery().ref_id(letter).datasource(SOURCE).expr(query.expr).legend_format(query.legend).range()
+    return (
+        prometheus.Dataquery()
+        .ref_id(letter)
+        .datasource(SOURCE)
+        .expr(query.expr)
+        .legend_format(query.legend)
+        .range()
+    )
 
 
 if __name__ == "__main__":

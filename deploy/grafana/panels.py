@@ -1,7 +1,7 @@
 """What the dashboard *Job* shows: rows of panels with their queries, as plain records.
 
-Several api processes export the same series, so job queries drop `instance` with `max`, and counters are compared
-after that. `$job_id` is the dashboard's variable.
+Several api processes export the same series, so job queries drop `instance` with `max`, and
+counters are compared after that. `$job_id` is the dashboard's variable.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Row:
 
 
 def of_job(name: str, more: str = "", *, drop: str = "") -> str:
-    """One series of the job, whichever api process said it; `drop` names further labels to leave out."""
+    """One series of the job, whichever api process said it; `drop` names further labels to leave
+    out.
+    """
     labels = ", ".join(part for part in ('job_id="$job_id"', more) if part)
     dropped = ", ".join(part for part in ("instance", drop) if part)
     return f"max without ({dropped}) ({name}{{{labels}}})"
@@ -71,17 +73,27 @@ def _one(expr: str, legend: str) -> tuple[Query, ...]:
     return (Query(expr=expr, legend=legend),)
 
 
-_DENSE, _SENT = (of_job("accordion_job_bytes_total", _kind(kind), drop="kind") for kind in ("dense", "payload"))
+_DENSE, _SENT = (
+    of_job("accordion_job_bytes_total", _kind(kind), drop="kind") for kind in ("dense", "payload")
+)
 _SAVED = f"{_DENSE} / {_SENT}"
 _STEPS = "{} / {}".format(
-    *(of_job("accordion_job_steps", _state(state), drop="state") for state in ("finished", "planned"))
+    *(
+        of_job("accordion_job_steps", _state(state), drop="state")
+        for state in ("finished", "planned")
+    )
 )
 _LEVELS = " + ".join(
     f"{code} * " + of_job("accordion_group_level", f'level="{level}"', drop="level")
     for code, level in enumerate(("none", "low", "high", "other"))
 )
 _REGIME_NAMES = {0: ("stable", "blue"), 1: ("critical", "orange")}
-_LEVEL_NAMES = {0: ("none", "text"), 1: ("low", "light-blue"), 2: ("high", "dark-blue"), 3: ("by hand", "purple")}
+_LEVEL_NAMES = {
+    0: ("none", "text"),
+    1: ("low", "light-blue"),
+    2: ("high", "dark-blue"),
+    3: ("by hand", "purple"),
+}
 _YES_NO = {0: ("no", "red"), 1: ("yes", "green")}
 
 NOW = Row(
@@ -94,7 +106,10 @@ NOW = Row(
             width=6,
             height=4,
             description="Name, kind, task, method and policy of the job.",
-            queries=_one(of_job("accordion_job_info"), "{{name}} ({{kind}}): {{task}}, {{method}}, {{policy}}"),
+            queries=_one(
+                of_job("accordion_job_info"),
+                "{{name}} ({{kind}}): {{task}}, {{method}}, {{policy}}",
+            ),
         ),
         Panel(
             title="Progress",
@@ -102,7 +117,10 @@ NOW = Row(
             unit="percentunit",
             width=3,
             height=4,
-            description="Finished steps as a part of all planned steps; empty for guest runs, whose plan is unknown.",
+            description=(
+                "Finished steps as a part of all planned steps; empty for guest runs, whose plan is"
+                " unknown."
+            ),
             queries=_one(_STEPS, "done"),
         ),
         Panel(
@@ -120,7 +138,10 @@ NOW = Row(
             unit="none",
             width=3,
             height=4,
-            description="How many times fewer bytes were sent than fp32 gradients would have been, since the start.",
+            description=(
+                "How many times fewer bytes were sent than fp32 gradients would have been, since"
+                " the start."
+            ),
             queries=_one(_SAVED, "times"),
         ),
         Panel(
@@ -190,7 +211,9 @@ LEARNING = Row(
             title="Epochs",
             unit="none",
             width=6,
-            description="Finished and planned epochs; a step back is work that a crash rolled back.",
+            description=(
+                "Finished and planned epochs; a step back is work that a crash rolled back."
+            ),
             queries=_one(of_job("accordion_job_epochs"), "{{state}}"),
         ),
     ),
@@ -204,7 +227,10 @@ CONTROLLER = Row(
             unit="none",
             width=12,
             values=_REGIME_NAMES,
-            description="Regime by layer group: critical where the gradients of one of its layers change fast.",
+            description=(
+                "Regime by layer group: critical where the gradients of one of its layers change"
+                " fast."
+            ),
             queries=_one(of_job("accordion_group_regime", _state("critical")), "{{group}}"),
         ),
         Panel(
@@ -220,7 +246,10 @@ CONTROLLER = Row(
             title="Change against threshold",
             unit="none",
             width=8,
-            description="Relative change of the gradient norm at the last comparison; critical from the threshold up.",
+            description=(
+                "Relative change of the gradient norm at the last comparison; critical from the"
+                " threshold up."
+            ),
             queries=(
                 Query(expr=of_job("accordion_group_change_ratio"), legend="{{group}}"),
                 Query(expr=of_job("accordion_job_threshold_ratio"), legend="threshold"),
@@ -230,7 +259,9 @@ CONTROLLER = Row(
             title="Gradient norm",
             unit="none",
             width=8,
-            description="Norm of the mean raw gradient over the newest closed window, by layer group.",
+            description=(
+                "Norm of the mean raw gradient over the newest closed window, by layer group."
+            ),
             queries=_one(of_job("accordion_group_gradient_norm"), "{{group}}"),
         ),
         Panel(
@@ -239,7 +270,10 @@ CONTROLLER = Row(
             width=8,
             description="Decisions a minute by the policy, and overrides by people in each state.",
             queries=(
-                Query(expr=f"60 * {rate_of_job('accordion_job_decisions_total')}", legend="decisions a minute"),
+                Query(
+                    expr=f"60 * {rate_of_job('accordion_job_decisions_total')}",
+                    legend="decisions a minute",
+                ),
                 Query(expr=of_job("accordion_job_overrides"), legend="overrides {{state}}"),
             ),
         ),
@@ -259,7 +293,9 @@ COMMUNICATION = Row(
             title="Saved over time",
             unit="none",
             width=12,
-            description="How many times fewer bytes than fp32, now; nothing while no step is taken.",
+            description=(
+                "How many times fewer bytes than fp32, now; nothing while no step is taken."
+            ),
             queries=_one(
                 f"{rate_of_job('accordion_job_bytes_total', _kind('dense'), drop='kind')} / "
                 f"({rate_of_job('accordion_job_bytes_total', _kind('payload'), drop='kind')} > 0)",
@@ -294,7 +330,10 @@ ELASTICITY = Row(
         Panel(
             title="Workers",
             unit="none",
-            description="Workers that train, those that are granted, and the fewest and most that people allow.",
+            description=(
+                "Workers that train, those that are granted, and the fewest and most that people"
+                " allow."
+            ),
             queries=(
                 Query(expr=of_job("accordion_job_workers_alive"), legend="alive"),
                 Query(expr=of_job("accordion_job_workers_wanted"), legend="wanted"),
@@ -319,29 +358,44 @@ ELASTICITY = Row(
         Panel(
             title="Steps rolled back",
             unit="none",
-            description="Steps trained again because they came after the newest checkpoint, since the job began.",
+            description=(
+                "Steps trained again because they came after the newest checkpoint, since the job"
+                " began."
+            ),
             queries=_one(of_job("accordion_job_rolled_back_steps_total"), "rolled back"),
         ),
         Panel(
             title="Compute by rank",
             unit="s",
-            description="Seconds that each rank computed for its newest step; a straggler stands out.",
+            description=(
+                "Seconds that each rank computed for its newest step; a straggler stands out."
+            ),
             queries=_one(of_job("accordion_step_compute_seconds"), "rank {{rank}}"),
         ),
         Panel(
             title="Checkpoint time",
             unit="s",
-            description="How long the newest checkpoint took to be stored, and how long training stood still for it.",
+            description=(
+                "How long the newest checkpoint took to be stored, and how long training stood"
+                " still for it."
+            ),
             queries=(
-                Query(expr=of_job("accordion_job_checkpoint_duration_seconds"), legend="stored after"),
-                Query(expr=of_job("accordion_job_checkpoint_blocked_seconds"), legend="training stood still"),
+                Query(
+                    expr=of_job("accordion_job_checkpoint_duration_seconds"), legend="stored after"
+                ),
+                Query(
+                    expr=of_job("accordion_job_checkpoint_blocked_seconds"),
+                    legend="training stood still",
+                ),
             ),
         ),
         Panel(
             title="Silence",
             unit="s",
             description="Seconds since the job last said how far it is.",
-            queries=_one(f"time() - {of_job('accordion_job_progress_timestamp_seconds')}", "since last word"),
+            queries=_one(
+                f"time() - {of_job('accordion_job_progress_timestamp_seconds')}", "since last word"
+            ),
         ),
         Panel(
             title="Checkpoint size",
@@ -362,7 +416,10 @@ SERVICE = Row(
             queries=(
                 Query(expr="max without (instance) (accordion_jobs)", legend="{{state}}"),
                 Query(
-                    expr='sum(max without (instance) (accordion_guests{state=~"RUNNING|RECOVERING|LOST"}))',
+                    expr=(
+                        "sum(max without (instance)"
+                        ' (accordion_guests{state=~"RUNNING|RECOVERING|LOST"}))'
+                    ),
                     legend="guest runs",
                 ),
                 Query(expr="max without (instance) (accordion_queue_jobs)", legend="queue"),
@@ -385,7 +442,8 @@ SERVICE = Row(
             width=6,
             description="Seconds since the scheduler last renewed its lease.",
             queries=_one(
-                "time() - max without (instance) (accordion_scheduler_heartbeat_timestamp_seconds)", "silence"
+                "time() - max without (instance) (accordion_scheduler_heartbeat_timestamp_seconds)",
+                "silence",
             ),
         ),
         Panel(
@@ -394,15 +452,24 @@ SERVICE = Row(
             unit="none",
             width=6,
             values=_YES_NO,
-            description="Whether the scheduler reaches the Ray cluster; its nodes are on Ray's own dashboard.",
+            description=(
+                "Whether the scheduler reaches the Ray cluster; its nodes are on Ray's own"
+                " dashboard."
+            ),
             queries=_one("max without (instance) (accordion_cluster_reachable)", "reachable"),
         ),
     ),
 )
 ROWS = (NOW, LEARNING, CONTROLLER, COMMUNICATION, STEP_TIME, ELASTICITY, SERVICE)
 ANNOTATIONS: Mapping[str, tuple[str, str]] = {
-    "Decisions": ("blue", 'changes(accordion_job_decisions_total{job_id="$job_id"}[$__interval]) > 0'),
-    "Overrides": ("purple", 'changes(accordion_job_overrides{job_id="$job_id", state="APPLIED"}[$__interval]) > 0'),
+    "Decisions": (
+        "blue",
+        'changes(accordion_job_decisions_total{job_id="$job_id"}[$__interval]) > 0',
+    ),
+    "Overrides": (
+        "purple",
+        'changes(accordion_job_overrides{job_id="$job_id", state="APPLIED"}[$__interval]) > 0',
+    ),
     "Resizes": ("green", 'changes(accordion_job_resizes_total{job_id="$job_id"}[$__interval]) > 0'),
     "Restarts": ("red", 'changes(accordion_job_restarts_total{job_id="$job_id"}[$__interval]) > 0'),
 }

@@ -26,7 +26,10 @@ def get_tasks() -> NamedList:
     """
     rows = {**TASKS, SCRIPT: SCRIPT_ROW}.items()
     return NamedList(
-        items=[Named(name=name, summary=row.summary, options=options_schema(row.options)) for name, row in rows]
+        items=[
+            Named(name=name, summary=row.summary, options=options_schema(row.options))
+            for name, row in rows
+        ]
     )
 
 
@@ -35,7 +38,10 @@ def get_methods() -> NamedList:
     """How gradients can be compressed, with the JSON schema of each method's options."""
     rows = COMPRESSORS.items()
     return NamedList(
-        items=[Named(name=name, summary=row.summary, options=options_schema(row.options)) for name, row in rows]
+        items=[
+            Named(name=name, summary=row.summary, options=options_schema(row.options))
+            for name, row in rows
+        ]
     )
 
 
@@ -43,7 +49,11 @@ def get_methods() -> NamedList:
 def get_policies() -> NamedList:
     """Who can decide the levels, with the JSON schema of each policy's options."""
     rows = POLICIES.items()
-    return NamedList(items=[Named(name=name, summary=row.summary, options=dict(row.schema)) for name, row in rows])
+    return NamedList(
+        items=[
+            Named(name=name, summary=row.summary, options=dict(row.schema)) for name, row in rows
+        ]
+    )
 
 
 @router.get("/cluster")
@@ -61,6 +71,8 @@ def get_queue(repository: RepositoryDep) -> QueueView:
 
 
 def _entry(position: int, row: JobRow, first_without_room: str | None) -> QueueEntry:
-    fields = {name: getattr(row, name) for name in ("id", "name", "priority", "reason", "created_at")}
+    fields = {
+        name: getattr(row, name) for name in ("id", "name", "priority", "reason", "created_at")
+    }
     message = shown_message(row.message, first_without_room)
     return QueueEntry.model_validate({"position": position, "message": message, **fields})

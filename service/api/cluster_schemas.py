@@ -63,7 +63,9 @@ class ClusterView(Answer):
 
     reachable: bool
     message: str
-    """Why the cluster is unreachable, or which jobs of other installations also run there; empty if none."""
+    """Why the cluster is unreachable, or which jobs of other installations also run there; empty if
+    none.
+    """
     seen_at: datetime | None
     cpus: float
     """CPUs of the schedulable nodes (alive, not draining)."""
@@ -76,6 +78,7 @@ class ClusterView(Answer):
     gpus_foreign: float
     """GPUs that other programs use on the nodes that take workers."""
     dashboard_url: str | None = None
-    """Address of Ray's dashboard as the scheduler reaches it; null if none answers. Its page `#/actors` shows the
-    worker processes, with their states and logs."""
+    """Address of Ray's dashboard as the scheduler reaches it; null if none answers. Its page
+    `#/actors` shows the worker processes, with their states and logs.
+    """
     nodes: list[NodeView]

@@ -20,7 +20,10 @@ ZIP = "application/zip"
 router = APIRouter(prefix="/code", tags=["code"], dependencies=[NO_QUERY])
 CodeSha = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the archive")]
 _BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {ZIP: {"schema": {"type": "string", "format": "binary"}}}}
+    "requestBody": {
+        "required": True,
+        "content": {ZIP: {"schema": {"type": "string", "format": "binary"}}},
+    }
 }
 _LOCATION = {"Location": {"description": "address of the code", "schema": {"type": "string"}}}
 
@@ -33,11 +36,13 @@ _LOCATION = {"Location": {"description": "address of the code", "schema": {"type
     responses={201: {"headers": _LOCATION}, **problems(415)},
 )
 async def upload_code(request: Request, response: Response, parts: PartsDep) -> CodeView:
-    """Upload modules of your own as a zip file; a spec names them by the answer's `sha256` in its field `code`.
+    """Upload modules of your own as a zip file; a spec names them by the answer's `sha256` in its
+    field `code`.
 
     Uploading the same again changes nothing. What no job names and nobody asked for in
-    `ACCORDION_CODE_RETENTION_S` seconds (a day) goes. The archive is refused where it holds more than plain files and
-    folders, or a module whose name is taken: by Python, by this service or by an installed distribution.
+    `ACCORDION_CODE_RETENTION_S` seconds (a day) goes. The archive is refused where it holds more
+    than plain files and folders, or a module whose name is taken: by Python, by this service or by
+    an installed distribution.
     """
     given = request.headers.get("content-type", "missing")
     if given.partition(";")[0].strip().lower() != ZIP:

@@ -9,9 +9,12 @@ from fastapi import Header
 from service.errors import Invalid, PreconditionFailed
 from service.store.models import JobRow
 
-IfMatch = Annotated[str | None, Header(max_length=200, description="ETag that the job must still have")]
+IfMatch = Annotated[
+    str | None, Header(max_length=200, description="ETag that the job must still have")
+]
 IdempotencyKey = Annotated[
-    str | None, Header(min_length=1, max_length=255, description="makes repeating the request harmless")
+    str | None,
+    Header(min_length=1, max_length=255, description="makes repeating the request harmless"),
 ]
 
 ETAG = {"ETag": {"description": "version of what people asked for", "schema": {"type": "string"}}}
@@ -32,7 +35,9 @@ def check_if_match(given: str | None, job: JobRow) -> None:
     if given is None or given.strip() == "*":
         return
     if etag(job) not in [part.strip() for part in given.split(",")]:
-        raise PreconditionFailed(f"If-Match is {given}, the job is at {etag(job)}; read it again and repeat")
+        raise PreconditionFailed(
+            f"If-Match is {given}, the job is at {etag(job)}; read it again and repeat"
+        )
 
 
 def last_event_id(given: str | None, newest: int) -> int | None:
@@ -44,5 +49,8 @@ def last_event_id(given: str | None, newest: int) -> int | None:
     if given is None:
         return None
     if not (given.isascii() and given.isdecimal() and len(given) < 16 and int(given) <= newest):
-        raise Invalid(f"Last-Event-ID is {given!r}; it must be a number from 0 to {newest}", "header/last-event-id")
+        raise Invalid(
+            f"Last-Event-ID is {given!r}; it must be a number from 0 to {newest}",
+            "header/last-event-id",
+        )
     return int(given)

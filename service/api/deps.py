@@ -45,7 +45,9 @@ async def _repository(parts: PartsDep) -> Repository:
 
 
 RepositoryDep = Annotated[Repository, Depends(_repository)]
-JobId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="id of the job")]
+JobId = Annotated[
+    str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="id of the job")
+]
 
 
 def _job(job_id: JobId, repository: RepositoryDep) -> JobRow:

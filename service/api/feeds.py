@@ -1,8 +1,10 @@
-"""Shares what streams read: one task follows all watched jobs, so watchers cost no queries of their own.
+"""Shares what streams read: one task follows all watched jobs, so watchers cost no queries of their
+own.
 
-The task compares the versions of the watched jobs in one query, and reads what is new once per feed. Streams are
-cursors into a feed's newest frames. One that falls behind these reads pages from the database until it has caught up;
-it holds up neither the task nor other streams, and a feed's memory does not depend on who reads it.
+The task compares the versions of the watched jobs in one query, and reads what is new once per
+feed. Streams are cursors into a feed's newest frames. One that falls behind these reads pages from
+the database until it has caught up; it holds up neither the task nor other streams, and a feed's
+memory does not depend on who reads it.
 """
 
 from __future__ import annotations
@@ -102,7 +104,11 @@ class Feed:
 
     def since(self, after: int) -> Sequence[Frame] | None:
         """Frames above that number; None if older ones are needed than the feed keeps."""
-        return None if after < self._base else [frame for frame in self._frames if frame.number > after]
+        return (
+            None
+            if after < self._base
+            else [frame for frame in self._frames if frame.number > after]
+        )
 
     def close(self) -> None:
         """End all streams; their clients reconnect."""
@@ -125,7 +131,9 @@ class FeedHub:
 
     @contextmanager
     def subscribe(self, reader: Reader, now: Look) -> Iterator[Feed]:
-        """Hold the feed of this reader inside the block; `now` is the state from which a new feed starts."""
+        """Hold the feed of this reader inside the block; `now` is the state from which a new feed
+        starts.
+        """
         feed = self._feeds.get(reader.key)
         if feed is None or feed.is_closed:
             feed = self._feeds[reader.key] = Feed(reader, now)
@@ -163,7 +171,8 @@ class FeedHub:
             for feed in feeds
             if not feed.is_closed
             and (
-                versions.get(feed.reader.job_id) != feed.newest_look.version or feed.position < feed.newest_look.newest
+                versions.get(feed.reader.job_id) != feed.newest_look.version
+                or feed.position < feed.newest_look.newest
             )
         ]
 
@@ -193,7 +202,8 @@ async def follow(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIterator
             if look.closing:
                 yield look.closing
             return
-        # A page is newer than the feed's newest look: its progress would come before older progress.
+        # A page is newer than the feed's newest look: its progress would come before older
+        # progress.
         if feed.newest_look.progress != progress:
             progress = feed.newest_look.progress
             yield progress

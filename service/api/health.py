@@ -25,12 +25,21 @@ async def livez() -> dict[str, bool]:
     return {"alive": True}
 
 
-@router.get("/readyz", responses={503: {"model": Ready}, **{k: v for k, v in problems().items() if k != 503}})
+@router.get(
+    "/readyz",
+    responses={503: {"model": Ready}, **{k: v for k, v in problems().items() if k != 503}},
+)
 def readyz(parts: PartsDep, response: Response) -> Ready:
-    """Whether jobs can be taken and run: the service itself, database, migrations, scheduler, Ray."""
+    """Whether jobs can be taken and run: the service itself, database, migrations,
+    scheduler, Ray.
+    """
     checks = {"service": _service(parts), "database": _database(parts)}
     if checks["database"].ok:
-        checks |= {"migrations": _migrations(parts), "scheduler": _scheduler(parts), "ray": _ray(parts)}
+        checks |= {
+            "migrations": _migrations(parts),
+            "scheduler": _scheduler(parts),
+            "ray": _ray(parts),
+        }
     ready = all(check.ok for check in checks.values())
     response.status_code = 200 if ready else 503
     return Ready(ready=ready, checks=checks)
@@ -42,7 +51,9 @@ def readyz(parts: PartsDep, response: Response) -> Ready:
     response_class=Response,
 )
 def metrics(parts: PartsDep) -> Response:
-    """Everything measured, for Prometheus; an ended job leaves after the retention that the settings name."""
+    """Everything measured, for Prometheus; an ended job leaves after the retention that the
+    settings name.
+    """
     content, content_type = metrics_response(
         parts.repository,
         datetime.fromtimestamp(parts.clock(), UTC),
@@ -63,7 +74,9 @@ def _database(parts: Parts) -> CheckResult:
     except Unavailable as error:
         return CheckResult(ok=False, message=str(error))
     except SQLAlchemyError as error:
-        return CheckResult(ok=False, message=f"does not answer ({type(error).__name__}); see the log")
+        return CheckResult(
+            ok=False, message=f"does not answer ({type(error).__name__}); see the log"
+        )
     return CheckResult(ok=True, message="answers")
 
 
@@ -81,7 +94,10 @@ def _scheduler(parts: Parts) -> CheckResult:
         return CheckResult(ok=False, message="has not been here yet; start 'accordion scheduler'")
     age, limit = parts.clock() - beat, parts.settings.heartbeat_stale_s
     if age < -limit:
-        message = f"was here {-age:.1f} s in the future: the clock was set back; it renews its heartbeat if it lives"
+        message = (
+            f"was here {-age:.1f} s in the future: the clock was set back; it renews its heartbeat"
+            " if it lives"
+        )
         return CheckResult(ok=False, message=message)
     age = max(0.0, age)
     message = f"was here {age:.1f} s ago" + (
@@ -96,4 +112,6 @@ def _ray(parts: Parts) -> CheckResult:
         return CheckResult(ok=False, message="has not been looked at yet")
     if not cluster.reachable:
         return CheckResult(ok=False, message=cluster.message)
-    return CheckResult(ok=True, message=f"answers; {cluster.message}" if cluster.message else "answers")
+    return CheckResult(
+        ok=True, message=f"answers; {cluster.message}" if cluster.message else "answers"
+    )

@@ -14,7 +14,13 @@ from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
 from service.api.history_schemas import DecisionPage, EpochPage
 from service.api.problems import problems
 from service.api.schemas import AttemptList, CheckpointList, ScheduleView
-from service.api.views import attempt_view, checkpoint_view, decision_views, epoch_views, schedule_view
+from service.api.views import (
+    attempt_view,
+    checkpoint_view,
+    decision_views,
+    epoch_views,
+    schedule_view,
+)
 from service.errors import Invalid
 from service.store.repository import HistoryPage
 
@@ -28,8 +34,12 @@ class HistoryQuery(QueryParams):
     """Query parameters of a paged history."""
 
     limit: int = Field(default=100, ge=1, le=500)
-    order: Literal["oldest", "newest"] = Field(default="oldest", description="which items come first")
-    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the previous page")
+    order: Literal["oldest", "newest"] = Field(
+        default="oldest", description="which items come first"
+    )
+    cursor: str | None = Field(
+        default=None, max_length=200, description="`next_cursor` of the previous page"
+    )
 
     def page(self, num_columns: int) -> HistoryPage:
         """Select the rows to read: one more than the page holds.
@@ -51,8 +61,15 @@ class HistoryQuery(QueryParams):
             position = tuple(int(number) for number in numbers)
         except (ValueError, binascii.Error):
             order, position = "", ()
-        if order != self.order or len(position) != num_columns or not all(0 <= one < _MOST for one in position):
-            detail = f"cursor is {cursor!r}; pass next_cursor of the previous page unchanged, with the same order"
+        if (
+            order != self.order
+            or len(position) != num_columns
+            or not all(0 <= one < _MOST for one in position)
+        ):
+            detail = (
+                f"cursor is {cursor!r}; pass next_cursor of the previous page unchanged, with the"
+                " same order"
+            )
             raise Invalid(detail, "query/cursor")
         return position
 
@@ -64,23 +81,35 @@ def get_attempts(job: JobDep, repository: RepositoryDep) -> AttemptList:
 
 
 @router.get("/epochs", responses=problems(404))
-def get_epochs(job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep) -> EpochPage:
-    """List finished epochs, each exactly once, in pages; pass `next_cursor` as `cursor` for the next page."""
+def get_epochs(
+    job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep
+) -> EpochPage:
+    """List finished epochs, each exactly once, in pages; pass `next_cursor` as `cursor` for the
+    next page.
+    """
     rows = repository.epochs(job.id, query.page(1))
     items, cursor = rows[: query.limit], None
     if len(rows) > len(items):
         cursor = query.cursor_after(items[-1].epoch)
-    return EpochPage(items=epoch_views(items), next_cursor=cursor, total=repository.count_epochs(job.id))
+    return EpochPage(
+        items=epoch_views(items), next_cursor=cursor, total=repository.count_epochs(job.id)
+    )
 
 
 @router.get("/decisions", responses=problems(404))
-def get_decisions(job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep) -> DecisionPage:
-    """List the decisions applied by all workers, with reasons; pass `next_cursor` as `cursor` for the next page."""
+def get_decisions(
+    job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep
+) -> DecisionPage:
+    """List the decisions applied by all workers, with reasons; pass `next_cursor` as `cursor` for
+    the next page.
+    """
     rows = repository.decisions(job.id, query.page(2))
     items, cursor = rows[: query.limit], None
     if len(rows) > len(items):
         cursor = query.cursor_after(items[-1].epoch, items[-1].step)
-    return DecisionPage(items=decision_views(items), next_cursor=cursor, total=repository.count_decisions(job.id))
+    return DecisionPage(
+        items=decision_views(items), next_cursor=cursor, total=repository.count_decisions(job.id)
+    )
 
 
 @router.get("/checkpoints", dependencies=[NO_QUERY], responses=problems(404))

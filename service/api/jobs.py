@@ -37,7 +37,8 @@ class SubmitQuery(QueryParams):
     """Query of a submission."""
 
     dry_run: bool = Field(
-        default=False, description="answer with the defaulted spec and why it would wait; store nothing"
+        default=False,
+        description="answer with the defaulted spec and why it would wait; store nothing",
     )
 
 
@@ -46,12 +47,16 @@ class ListQuery(QueryParams):
 
     status: list[Status] = Field(default=[], max_length=len(Status), description="any of these")
     name: str | None = Field(default=None, max_length=63, pattern=PLAIN)
-    id: str | None = Field(default=None, pattern=r"^[0-9a-f-]{1,36}$", description="prefix of the job id")
+    id: str | None = Field(
+        default=None, pattern=r"^[0-9a-f-]{1,36}$", description="prefix of the job id"
+    )
     label: list[Annotated[str, Field(max_length=127, pattern=PLAIN)]] = Field(
         default=[], max_length=32, description="`key:value`, all of these"
     )
     limit: int = Field(default=50, ge=1, le=200)
-    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the previous page")
+    cursor: str | None = Field(
+        default=None, max_length=200, description="`next_cursor` of the previous page"
+    )
 
 
 @router.post(
@@ -60,7 +65,10 @@ class ListQuery(QueryParams):
     dependencies=WRITES_ROWS,
     response_model=JobView,
     responses={
-        200: {"model": JobView | DryRun, "description": "dry run, or the job that this Idempotency-Key made before"},
+        200: {
+            "model": JobView | DryRun,
+            "description": "dry run, or the job that this Idempotency-Key made before",
+        },
         201: {"headers": ETAG | _LOCATION},
         **problems(400, 415),
     },
@@ -76,8 +84,8 @@ def submit(
 ) -> Any:
     """Submit a job: it is stored, waits for room, and starts.
 
-    With an `Idempotency-Key`, repeating the request answers 200 with the job that the first one made; the same key with
-    another body is refused with 422.
+    With an `Idempotency-Key`, repeating the request answers 200 with the job that the first one
+    made; the same key with another body is refused with 422.
     """
     _refuse_guest(spec)
     check_code(parts, spec)
@@ -112,7 +120,9 @@ def get_list(query: Annotated[ListQuery, Query()], parts: PartsDep) -> JobPage:
     )
 
 
-@router.get("/{job_id}", dependencies=[NO_QUERY], responses={200: {"headers": ETAG}, **problems(404)})
+@router.get(
+    "/{job_id}", dependencies=[NO_QUERY], responses={200: {"headers": ETAG}, **problems(404)}
+)
 def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobView:
     """One job: spec, state with its reason, progress, newest metrics."""
     response.headers["ETag"] = etag(job)
@@ -122,8 +132,9 @@ def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobVi
 def _refuse_guest(spec: JobSpec) -> None:
     if spec.task.name == GUEST:
         raise Invalid(
-            f"task.name is {GUEST!r}, which is for runs that register themselves: call accordion_ray.attach in a Ray "
-            "Train script, and start the script; or name a task from GET /api/v1/tasks",
+            f"task.name is {GUEST!r}, which is for runs that register themselves: call"
+            " accordion_ray.attach in a Ray Train script, and start the script; or name a task"
+            " from GET /api/v1/tasks",
             "/task/name",
         )
 
@@ -137,9 +148,13 @@ def _dry_run(parts: Parts, spec: JobSpec) -> DryRun:
     ahead = [row for row in parts.repository.queue() if row.priority >= spec.priority]
     waiting = [Waiting(id=row.id, asked=asked_of(row)) for row in ahead]
     group = spec.workers
-    size = Asked(min=group.min, max=group.max, cpus=group.cpus, gpus=group.gpus, memory=group.memory or 0.0)
+    size = Asked(
+        min=group.min, max=group.max, cpus=group.cpus, gpus=group.gpus, memory=group.memory or 0.0
+    )
     waiting.append(Waiting(id="new", asked=size))
-    reserved = [size for row in parts.repository.holding() for size in sizes_of(asked_of(row), row.workers)]
+    reserved = [
+        size for row in parts.repository.holding() for size in sizes_of(asked_of(row), row.workers)
+    ]
     nodes, foreign = read_snapshot(cluster.nodes if cluster else [])
     verdicts = plan_queue(waiting, nodes, reserved, foreign=foreign)
     verdict = verdicts["new"]
@@ -168,5 +183,7 @@ def _from_cursor(cursor: str | None) -> tuple[float, str] | None:
     except (ValueError, binascii.Error):
         before, job_id = math.nan, ""
     if not (math.isfinite(before) and job_id.isprintable()):
-        raise Invalid(f"cursor is {cursor!r}; pass next_cursor of the previous page unchanged", "query/cursor")
+        raise Invalid(
+            f"cursor is {cursor!r}; pass next_cursor of the previous page unchanged", "query/cursor"
+        )
     return before, job_id

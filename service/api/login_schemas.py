@@ -12,7 +12,9 @@ from service.api.schemas import Answer, Request
 class LoginLinkRequest(Request):
     """Request for a one-time login link."""
 
-    next: str = Field(default="/", max_length=2000, pattern=r"^/([^/\\\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$")
+    next: str = Field(
+        default="/", max_length=2000, pattern=r"^/([^/\\\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"
+    )
     """Path of the page to open after the login."""
 
 

@@ -13,7 +13,9 @@ from workers.contract import MOST_SAMPLES
 
 
 class OverrideRequest(Request):
-    """A person's decision: which layers, how hard, or how large the batch; from when, until when."""
+    """A person's decision: which layers, how hard, or how large the batch; from when, until
+    when.
+    """
 
     target: Literal["compression", "batch"] = "compression"
     level: (
@@ -21,7 +23,8 @@ class OverrideRequest(Request):
         | Annotated[int, Field(ge=0, le=MOST_SAMPLES)]
         | dict[str, OptionValue]
     )
-    """`low`, `high`, a rung's index (0 is the lightest) or options such as `{"rank": 2}` or `{"method": "none"}`.
+    """`low`, `high`, a rung's index (0 is the lightest) or options such as `{"rank": 2}` or
+    `{"method": "none"}`.
 
     Of the batch: `low`, `high`, or samples a step.
     """
@@ -29,7 +32,9 @@ class OverrideRequest(Request):
         default=["*"], min_length=1, max_length=256
     )
     """Globs over layer names; left out for the batch, which is one for the whole model."""
-    apply_at: Literal["next_step", "next_epoch"] | Annotated[int, Field(ge=0, le=100_000)] = "next_step"
+    apply_at: Literal["next_step", "next_epoch"] | Annotated[int, Field(ge=0, le=100_000)] = (
+        "next_step"
+    )
     """When it starts; a number is an epoch, counted from 0."""
     until: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """First epoch that belongs to the policy again; null holds for the rest of the job."""
@@ -39,14 +44,21 @@ class OverrideRequest(Request):
         json_schema_extra={
             "examples": [
                 {"level": "low"},
-                {"level": {"method": "none"}, "layers": ["*"], "apply_at": "next_epoch", "reason": "the loss jumped"},
+                {
+                    "level": {"method": "none"},
+                    "layers": ["*"],
+                    "apply_at": "next_epoch",
+                    "reason": "the loss jumped",
+                },
                 {"target": "batch", "level": "high", "until": 100},
             ]
         }
     )
 
 
-OverrideState = Literal["PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"]
+OverrideState = Literal[
+    "PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"
+]
 
 
 class OverrideView(Answer):

@@ -22,10 +22,14 @@ def get_overrides(job: JobDep, repository: RepositoryDep, response: Response) ->
     """All overrides of the job, oldest first, and how far each got."""
     acks = repository.acks(job.id)
     response.headers["ETag"] = etag(job)
-    return OverrideList(items=[override_view(row, acks.get(row.id, [])) for row in repository.overrides(job.id)])
+    return OverrideList(
+        items=[override_view(row, acks.get(row.id, [])) for row in repository.overrides(job.id)]
+    )
 
 
-@router.post("", status_code=202, dependencies=WRITES_ROWS, responses=problems(400, 404, 409, 412, 415))
+@router.post(
+    "", status_code=202, dependencies=WRITES_ROWS, responses=problems(400, 404, 409, 412, 415)
+)
 def add_override(
     job_id: JobId,
     wish: OverrideRequest,
@@ -34,21 +38,27 @@ def add_override(
     if_match: IfMatch = None,
     idempotency_key: IdempotencyKey = None,
 ) -> OverrideView:
-    """Decide how hard some layers are compressed, or how large the batch is, from when and until when.
+    """Decide how hard some layers are compressed, or how large the batch is, from when and until
+    when.
 
     The newest override of a layer wins, and so does the newest of the batch.
 
-    It is `APPLIED` once every rank has said, from its own hook, that it runs the plan. Repeating the request with the
-    same `Idempotency-Key` answers with the override that the first one made.
+    It is `APPLIED` once every rank has said, from its own hook, that it runs the plan. Repeating
+    the request with the same `Idempotency-Key` answers with the override that the first one made.
     """
     body = wish.model_dump(mode="json")
     key = (
-        Idempotency(key=idempotency_key, scope=f"POST overrides of {job_id}", body_hash=body_hash(body))
+        Idempotency(
+            key=idempotency_key, scope=f"POST overrides of {job_id}", body_hash=body_hash(body)
+        )
         if idempotency_key
         else None
     )
     row, _ = Commands(parts.database, parts.clock).add_override(
-        job_id, OverrideWish(**wish.model_dump()), check=lambda job: check_if_match(if_match, job), idempotency=key
+        job_id,
+        OverrideWish(**wish.model_dump()),
+        check=lambda job: check_if_match(if_match, job),
+        idempotency=key,
     )
     return override_view(row, parts.repository.acks(job_id).get(row.id, []))
 

@@ -20,7 +20,9 @@ from service.store.repository import Repository
 Clock = Callable[[], float]
 """Seconds since 1970."""
 NUM_WRITERS = 20
-"""Requests that may write at a time: half of the 40 threads that AnyIO gives to routes, so that readers have theirs."""
+"""Requests that may write at a time: half of the 40 threads that AnyIO gives to routes, so that
+readers have theirs.
+"""
 NUM_UPLOAD_CHECKS = 2
 """Maximum number of uploads checked concurrently; the others wait without holding a thread."""
 _PLACE_WAIT_S = 10.0
@@ -46,8 +48,8 @@ class Writers:
                 await self._places.acquire()
         except TimeoutError:
             raise Unavailable(
-                f"{self._num_places} requests that write wait for the database already, and none was done in "
-                f"{self._wait_s:g} s; try again in a moment"
+                f"{self._num_places} requests that write wait for the database already, and none"
+                f" was done in {self._wait_s:g} s; try again in a moment"
             ) from None
         try:
             yield
@@ -70,4 +72,6 @@ class Parts:
     draining: threading.Event
     """Set when the process is asked to go: writes are refused, streams end."""
     writers: Writers = field(default_factory=Writers)
-    upload_checks: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(NUM_UPLOAD_CHECKS))
+    upload_checks: CapacityLimiter = field(
+        default_factory=lambda: CapacityLimiter(NUM_UPLOAD_CHECKS)
+    )

@@ -1,4 +1,6 @@
-"""Every error as `application/problem+json` (RFC 9457), with a stable code, the request's id and the wrong values."""
+"""Every error as `application/problem+json` (RFC 9457), with a stable code, the request's id and
+the wrong values.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ _log = structlog.get_logger()
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a route declares in `responses=`: these, and those that every route may answer with."""
     every = {401, 403, 413, 422, 500, 503, *statuses}
-    return {status: {"description": HTTPStatus(status).phrase, "content": _REF} for status in sorted(every)}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": _REF}
+        for status in sorted(every)
+    }
 
 
 def problem(scope: Any, status: int, detail: str, **more: Any) -> Response:
@@ -52,13 +57,19 @@ def problem(scope: Any, status: int, detail: str, **more: Any) -> Response:
         request_id=scope.get("state", {}).get("request_id", ""),
         errors=more.get("errors", []),
     )
-    return JSONResponse(body.model_dump(mode="json"), status, headers=more.get("headers"), media_type=MEDIA_TYPE)
+    return JSONResponse(
+        body.model_dump(mode="json"), status, headers=more.get("headers"), media_type=MEDIA_TYPE
+    )
 
 
 def api_problem(scope: Any, error: ApiError) -> Response:
     """The answer of an error of ours."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(error.status)
-    items = [ProblemItem(pointer=error.pointer, detail=str(error))] if isinstance(error, Invalid) else []
+    items = (
+        [ProblemItem(pointer=error.pointer, detail=str(error))]
+        if isinstance(error, Invalid)
+        else []
+    )
     return problem(scope, error.status, str(error), code=error.code, errors=items, headers=headers)
 
 
@@ -66,7 +77,12 @@ def crash_problem(scope: Any, error: Exception) -> Response:
     """The answer to an error that nobody foresaw; the traceback goes to the log only."""
     _log.error("crash", path=scope["path"], exc_info=error)
     request_id = scope.get("state", {}).get("request_id", "")
-    return problem(scope, 500, f"the service failed; its log says why under request {request_id}", code="internal")
+    return problem(
+        scope,
+        500,
+        f"the service failed; its log says why under request {request_id}",
+        code="internal",
+    )
 
 
 def install_problems(app: FastAPI) -> None:
@@ -80,26 +96,36 @@ def install_problems(app: FastAPI) -> None:
 
 
 def _api_error(request: Request, error: Exception) -> Response:
-    return api_problem(request.scope, error if isinstance(error, ApiError) else ApiError(str(error)))
+    return api_problem(
+        request.scope, error if isinstance(error, ApiError) else ApiError(str(error))
+    )
 
 
 def _invalid(request: Request, error: Exception) -> Response:
     found = error.errors() if isinstance(error, RequestValidationError) else []
     if any(item["loc"] == ("body",) and isinstance(item.get("input"), bytes) for item in found):
         given = request.headers.get("content-type", "missing")
-        return problem(request.scope, 415, f"Content-Type is {given}; send the body as application/json")
+        return problem(
+            request.scope, 415, f"Content-Type is {given}; send the body as application/json"
+        )
     if any(item["type"] == "json_invalid" for item in found):
         reason = found[0].get("ctx", {}).get("error", "it cannot be read")
         return problem(request.scope, 400, f"the body is no JSON: {reason}", code="invalid_json")
     kind = body_type(request)
-    items = [ProblemItem(pointer=_pointer(item["loc"]), detail=_detail(item, kind)) for item in found]
-    detail = "; ".join(f"{item.pointer}: {item.detail}" if item.pointer else item.detail for item in items[:3])
+    items = [
+        ProblemItem(pointer=_pointer(item["loc"]), detail=_detail(item, kind)) for item in found
+    ]
+    detail = "; ".join(
+        f"{item.pointer}: {item.detail}" if item.pointer else item.detail for item in items[:3]
+    )
     more = f" (and {len(items) - 3} more)" if len(items) > 3 else ""
     return problem(request.scope, 422, detail + more, code="invalid", errors=items)
 
 
 def _pointer(loc: tuple[Any, ...]) -> str:
-    """A JSON pointer for the body; `query/limit`, `path/job_id` or `header/if-match` for the rest."""
+    """A JSON pointer for the body; `query/limit`, `path/job_id` or `header/if-match` for
+    the rest.
+    """
     if loc and loc[0] == "body":
         return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in loc[1:])
     return "/".join(str(part) for part in loc)
@@ -151,7 +177,8 @@ def _database_error(request: Request, error: Exception) -> Response:
 
 def database_problem(scope: Scope, error: Exception) -> Response:
     """503 if the database is away or damaged; 500 if our own statement was wrong."""
-    # SQLite calls a statement that it does not understand by the same name as a file that it cannot open.
+    # SQLite calls a statement that it does not understand by the same name as a file that it cannot
+    # open.
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
     broke_off = getattr(error, "connection_invalidated", False)
     damaged = is_damage(getattr(error, "orig", None))
@@ -161,7 +188,9 @@ def database_problem(scope: Scope, error: Exception) -> Response:
     _log.error("database", error=str(error))
     detail = "the database does not answer; try again in a moment"
     if damaged:
-        detail = "the database is damaged; stop the service, put a backup of it back, and start it again"
+        detail = (
+            "the database is damaged; stop the service, put a backup of it back, and start it again"
+        )
     if code == sqlite3.SQLITE_FULL:
         detail = "the disk under the database is full; free space there, and try again"
     return problem(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
@@ -169,9 +198,13 @@ def database_problem(scope: Scope, error: Exception) -> Response:
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schema = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
         ours = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
         ours_nested = ours.pop("$defs", {})
-        schema.setdefault("components", {}).setdefault("schemas", {}).update({"Problem": ours, **ours_nested})
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(
+            {"Problem": ours, **ours_nested}
+        )
         app.openapi_schema = schema
     return app.openapi_schema

@@ -1,4 +1,5 @@
-"""What the api takes and gives under `/api/v1`: pydantic records shared by the routers, the client and the pages.
+"""What the api takes and gives under `/api/v1`: pydantic records shared by the routers, the client
+and the pages.
 
 Requests refuse unknown fields. Answers may grow fields; clients ignore those they do not know.
 """
@@ -23,7 +24,9 @@ PLAIN_LINES = r"^[^\x00-\x08\x0b-\x1f\x7f]*$"
 
 
 class Request(BaseModel):
-    """A body: unknown fields, numbers that are not finite and values of another type are refused."""
+    """A body: unknown fields, numbers that are not finite and values of another type are
+    refused.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
@@ -74,8 +77,9 @@ class RayRunView(Answer):
     """What runs the newest worker group of a job in Ray."""
 
     engine: Literal["ray-train", "actors"] | None
-    """Who starts and watches the worker processes: Ray Train, or the service itself with plain actors; null if the
-    workers did not report it."""
+    """Who starts and watches the worker processes: Ray Train, or the service itself with plain
+    actors; null if the workers did not report it.
+    """
     train_run: str | None
     """Name of the run in Ray Train, as in Ray's dashboard and state API; null without one."""
     ray_job_id: str | None
@@ -88,15 +92,19 @@ class JobView(Answer):
     id: str
     name: str
     kind: Kind = Kind.JOB
-    """`job` was submitted here; `guest` is a Ray Train script that registered itself. A guest run is shown, and its
-    compression can be overridden; it is started, resized and stopped where its script runs."""
+    """`job` was submitted here; `guest` is a Ray Train script that registered itself. A guest run
+    is shown, and its compression can be overridden; it is started, resized and stopped where its
+    script runs.
+    """
     status: Status
     desired: Desired
     reason: Reason
     message: str
     """One sentence: why the job is where it is, with the way out where there is one."""
     spec: dict[str, Any]
-    """The spec as submitted, with defaults: the fields of `JobSpec`, or those of the version that stored it."""
+    """The spec as submitted, with defaults: the fields of `JobSpec`, or those of the version that
+    stored it.
+    """
     labels: dict[str, str]
     priority: int
     attempt: int
@@ -145,7 +153,9 @@ class ResizeRequest(Request):
     max: int = Field(ge=1, le=1024)
     """At most one a share of the global batch."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"min": 1, "max": 2}, {"min": 2, "max": 2}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"min": 1, "max": 2}, {"min": 2, "max": 2}]}
+    )
 
 
 class DryRun(Answer):

@@ -23,7 +23,9 @@ _GONE = Look(version=None, newest=0, has_ended=True)
 
 
 def stream(parts: Parts, reader: Reader, *, now: Look, after: int) -> StreamingResponse:
-    """Answer with what comes after a number, until the job ends, the client goes, or the service does."""
+    """Answer with what comes after a number, until the job ends, the client goes, or the service
+    does.
+    """
 
     async def frames() -> AsyncIterator[str]:
         with parts.feeds.subscribe(reader, now) as feed:
@@ -56,18 +58,25 @@ class EventReader:
         job = self._repository.job(self.job_id)
         if job is None:
             return _GONE
-        return self.state(job, self._repository.events(self.job_id, after=after) if job.event_seq > after else ())
+        return self.state(
+            job, self._repository.events(self.job_id, after=after) if job.event_seq > after else ()
+        )
 
     def state(self, job: JobRow, rows: Sequence[EventRow] = ()) -> Look:
         """Describe the job as of its row, with these events."""
-        frames = tuple(Frame(number=row.seq, text=frame(row.type, event_document(row), row.seq)) for row in rows)
+        frames = tuple(
+            Frame(number=row.seq, text=frame(row.type, event_document(row), row.seq))
+            for row in rows
+        )
         progress, has_ended = progress_view(job), Status(job.status) in ENDED
         return Look(
             version=job.version,
             newest=max(job.event_seq, rows[-1].seq if rows else 0),
             frames=frames,
             has_ended=has_ended,
-            progress=frame("progress", progress.model_dump(mode="json")) if progress and not has_ended else "",
+            progress=frame("progress", progress.model_dump(mode="json"))
+            if progress and not has_ended
+            else "",
         )
 
 
@@ -87,16 +96,24 @@ class LogReader:
     def look(self, after: int) -> Look:
         """Read the chunks above that number."""
         job = self._repository.job(self.job_id)
-        return _GONE if job is None else self.state(job, self._repository.logs(self.job_id, after=after))
+        return (
+            _GONE
+            if job is None
+            else self.state(job, self._repository.logs(self.job_id, after=after))
+        )
 
     def state(self, job: JobRow, rows: Sequence[LogChunkRow] = ()) -> Look:
-        """Describe the job as of its row, with these chunks; the end follows once all of them are sent."""
+        """Describe the job as of its row, with these chunks; the end follows once all of them are
+        sent.
+        """
         return Look(
             version=job.version,
             newest=max(job.log_number, rows[-1].number if rows else 0),
             frames=tuple(Frame(number=row.number, text=self._frame(row)) for row in rows),
             has_ended=Status(job.status) in ENDED,
-            closing=frame("end", {"status": job.status, "reason": job.reason, "message": job.message}),
+            closing=frame(
+                "end", {"status": job.status, "reason": job.reason, "message": job.message}
+            ),
         )
 
     def text(self) -> Iterable[str]:

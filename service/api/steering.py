@@ -24,37 +24,57 @@ router = APIRouter(
 
 @router.post("/resize", status_code=202, responses=problems(400, 415))
 def resize(
-    job_id: JobId, wish: ResizeRequest, *, response: Response, parts: PartsDep, if_match: IfMatch = None
+    job_id: JobId,
+    wish: ResizeRequest,
+    *,
+    response: Response,
+    parts: PartsDep,
+    if_match: IfMatch = None,
 ) -> JobView:
     """Allow a job another number of workers, from `min` to `max`. Repeating is harmless.
 
-    Within them the scheduler grants what fits beside the other jobs; a job that trains switches at a step boundary and
-    loses no step. One that waits or is paused starts with the new numbers.
+    Within them the scheduler grants what fits beside the other jobs; a job that trains switches at
+    a step boundary and loses no step. One that waits or is paused starts with the new numbers.
     """
     steering = Steering(parts.database, parts.clock)
     return _answer(steering.resize(job_id, wish.min, wish.max, check=_check(if_match)), response)
 
 
 @router.post("/pause", status_code=202)
-def pause(job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None) -> JobView:
-    """Let a job stand still: its workers save their state and go, and their room is free. Repeating is harmless."""
+def pause(
+    job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None
+) -> JobView:
+    """Let a job stand still: its workers save their state and go, and their room is free. Repeating
+    is harmless.
+    """
     steering = Steering(parts.database, parts.clock)
-    return _answer(steering.pause(job_id, _check(if_match), grace_s=parts.settings.cancel_grace_s), response)
+    return _answer(
+        steering.pause(job_id, _check(if_match), grace_s=parts.settings.cancel_grace_s), response
+    )
 
 
 @router.post("/resume", status_code=202)
-def resume(job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None) -> JobView:
-    """Let a paused job go on: it waits for room, then goes on from where it was. Repeating is harmless."""
+def resume(
+    job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None
+) -> JobView:
+    """Let a paused job go on: it waits for room, then goes on from where it was. Repeating is
+    harmless.
+    """
     return _answer(Steering(parts.database, parts.clock).resume(job_id, _check(if_match)), response)
 
 
 @router.post("/cancel", status_code=202)
-def cancel(job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None) -> JobView:
-    """Cancel a job: at once where nothing runs, else its workers save their state and stop. Of guest runs, only a LOST
-    one can be cancelled, which closes it here at once. Repeating is harmless.
+def cancel(
+    job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None
+) -> JobView:
+    """Cancel a job: at once where nothing runs, else its workers save their state and stop. Of
+    guest runs, only a LOST one can be cancelled, which closes it here at once. Repeating is
+    harmless.
     """
     steering = Steering(parts.database, parts.clock)
-    return _answer(steering.cancel(job_id, _check(if_match), grace_s=parts.settings.cancel_grace_s), response)
+    return _answer(
+        steering.cancel(job_id, _check(if_match), grace_s=parts.settings.cancel_grace_s), response
+    )
 
 
 def _check(if_match: str | None) -> Callable[[JobRow], None]:

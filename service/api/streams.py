@@ -17,12 +17,18 @@ from service.errors import Invalid
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["streams"])
 LastEventIdHeader = Annotated[
-    str | None, Header(alias="Last-Event-ID", max_length=64, description="number of the last event that arrived")
+    str | None,
+    Header(
+        alias="Last-Event-ID", max_length=64, description="number of the last event that arrived"
+    ),
 ]
 _EVENT = {
     "type": "object",
     "description": "one event; `data` is JSON",
-    "properties": {name: {"type": "string"} for name in ("data", "event", "id")} | {"retry": {"type": "integer"}},
+    "properties": (
+        {name: {"type": "string"} for name in ("data", "event", "id")}
+        | {"retry": {"type": "integer"}}
+    ),
 }
 _STREAM = {MEDIA_TYPE: {"schema": _EVENT}}
 _OVER: dict[int | str, dict[str, Any]] = {
@@ -33,8 +39,12 @@ _OVER: dict[int | str, dict[str, Any]] = {
 class EventsQuery(QueryParams):
     """Query of the events."""
 
-    after: int = Field(default=0, ge=0, description="number of the last event that is known; Last-Event-ID wins")
-    last: int | None = Field(default=None, ge=0, le=10_000, description="start with this many of the newest events")
+    after: int = Field(
+        default=0, ge=0, description="number of the last event that is known; Last-Event-ID wins"
+    )
+    last: int | None = Field(
+        default=None, ge=0, le=10_000, description="start with this many of the newest events"
+    )
 
     def first_after(self, newest: int) -> int:
         """Sequence number after which the stream starts."""
@@ -51,15 +61,24 @@ class LogsQuery(QueryParams):
 @router.get(
     "/events",
     response_class=StreamingResponse,
-    responses={200: {"content": _STREAM, "description": "events as they happen"}, **_OVER, **problems(404)},
+    responses={
+        200: {"content": _STREAM, "description": "events as they happen"},
+        **_OVER,
+        **problems(404),
+    },
 )
 def get_events(
-    job: JobDep, query: Annotated[EventsQuery, Query()], *, parts: PartsDep, last_event_id_: LastEventIdHeader = None
+    job: JobDep,
+    query: Annotated[EventsQuery, Query()],
+    *,
+    parts: PartsDep,
+    last_event_id_: LastEventIdHeader = None,
 ) -> Response:
-    """Server-sent events: `status epoch decision override workers checkpoint log`, at last `end`; then it closes.
+    """Server-sent events: `status epoch decision override workers checkpoint log`, at last `end`;
+    then it closes.
 
-    Ids grow by one without gaps. `progress` events carry no id: only the newest counts. A client that comes back with
-    `Last-Event-ID` sees every number once.
+    Ids grow by one without gaps. `progress` events carry no id: only the newest counts. A client
+    that comes back with `Last-Event-ID` sees every number once.
     """
     after = last_event_id(last_event_id_, job.event_seq)
     after = query.first_after(job.event_seq) if after is None else after
@@ -75,15 +94,24 @@ def get_events(
     "/logs",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"text/plain": {"schema": {"type": "string"}}, **_STREAM}, "description": "lines of output"},
+        200: {
+            "content": {"text/plain": {"schema": {"type": "string"}}, **_STREAM},
+            "description": "lines of output",
+        },
         **_OVER,
         **problems(404),
     },
 )
 def get_logs(
-    job: JobDep, query: Annotated[LogsQuery, Query()], *, parts: PartsDep, last_event_id_: LastEventIdHeader = None
+    job: JobDep,
+    query: Annotated[LogsQuery, Query()],
+    *,
+    parts: PartsDep,
+    last_event_id_: LastEventIdHeader = None,
 ) -> Response:
-    """Output of the workers and their supervisor: as text, or with `follow` as server-sent events."""
+    """Output of the workers and their supervisor: as text, or with `follow` as server-sent
+    events.
+    """
     reader = LogReader(parts, job.id, query.attempt)
     if not query.follow:
         return StreamingResponse(reader.text(), media_type="text/plain; charset=utf-8")

@@ -48,7 +48,13 @@ from service.store.stored_documents import (
     stored_storage,
     stored_tally,
 )
-from service.store.stored_spec import UnreadableSpec, asked_of, spec_value, stored_spec, submitted_spec
+from service.store.stored_spec import (
+    UnreadableSpec,
+    asked_of,
+    spec_value,
+    stored_spec,
+    submitted_spec,
+)
 
 _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
 """Placeholder if neither a decision nor the spec determines the level."""
@@ -60,9 +66,17 @@ def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
 
     `first_without_room` is the id of the first queued job without capacity, which blocks the queue.
     """
-    documents = {"labels": stored_labels(row), "metrics": stored_metrics(row), "tally": stored_tally(row)}
+    documents = {
+        "labels": stored_labels(row),
+        "metrics": stored_metrics(row),
+        "tally": stored_tally(row),
+    }
     documents |= {"storage": stored_storage(row), "ray_run": stored_ray_run(row)}
-    plain = {name: getattr(row, name) for name in JobView.model_fields if name not in {"progress", *documents}}
+    plain = {
+        name: getattr(row, name)
+        for name in JobView.model_fields
+        if name not in {"progress", *documents}
+    }
     return JobView.model_validate(
         {
             **plain,
@@ -75,7 +89,9 @@ def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
 
 
 def progress_view(row: JobRow) -> ProgressView | None:
-    """Progress of the job; None before the first report, or if the stored progress is unreadable."""
+    """Progress of the job; None before the first report, or if the stored progress is
+    unreadable.
+    """
     if row.progress is None:
         return None
     try:
@@ -121,7 +137,9 @@ def epoch_views(rows: Iterable[EpochRow]) -> list[EpochView]:
 
 def _epoch_view(row: EpochRow) -> EpochView | None:
     try:
-        return EpochView.model_validate({**row.record, "attempt": row.attempt, "generation": row.generation})
+        return EpochView.model_validate(
+            {**row.record, "attempt": row.attempt, "generation": row.generation}
+        )
     except (ValidationError, TypeError) as error:
         _log.error("unreadable epoch", job_id=row.job_id, epoch=row.epoch, error=str(error))
         return None
@@ -162,19 +180,33 @@ def event_document(row: EventRow) -> dict[str, Any]:
 def override_view(row: OverrideRow, acks: list[AckRow]) -> OverrideView:
     """One override with the ranks that acknowledged it."""
     ack_list = [{"rank": ack.rank, "step": ack.step, "digest": ack.digest} for ack in acks]
-    named = {name: getattr(row, name) for name in OverrideView.model_fields if name not in {"acks", "ack_list"}}
-    return OverrideView.model_validate({**named, **override_columns(row), "acks": len(ack_list), "ack_list": ack_list})
+    named = {
+        name: getattr(row, name)
+        for name in OverrideView.model_fields
+        if name not in {"acks", "ack_list"}
+    }
+    return OverrideView.model_validate(
+        {**named, **override_columns(row), "acks": len(ack_list), "ack_list": ack_list}
+    )
 
 
 def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
-    """What is in force per layer; before the first decision everything is critical, as the detector starts."""
+    """What is in force per layer; before the first decision everything is critical, as the detector
+    starts.
+    """
     decision = _decision_of(newest) if newest else None
     config = _config_of(job)
     progress = progress_view(job)
     is_known = config is not None and (newest is None or decision is not None)
     names = layer_names(job)
-    start = _start_levels(config, names) if config and is_known else dict.fromkeys(names, _UNKNOWN_LEVEL)
-    layers = [_layer_schedule(layer, decision, start=start[layer.name]) for layer in stored_layers(job)]
+    start = (
+        _start_levels(config, names)
+        if config and is_known
+        else dict.fromkeys(names, _UNKNOWN_LEVEL)
+    )
+    layers = [
+        _layer_schedule(layer, decision, start=start[layer.name]) for layer in stored_layers(job)
+    ]
     return ScheduleView(
         epoch=progress.epoch if progress else 0,
         step=progress.step if progress else 0,
@@ -220,7 +252,10 @@ def _layer_schedule(layer: LayerInfo, decision: Decision | None, *, start: Level
     level = policy = start
     said_by = "policy"
     if decision:
-        level, regime = decision.level_by_layer.get(name, start), decision.regime_by_layer.get(name, "critical")
+        level, regime = (
+            decision.level_by_layer.get(name, start),
+            decision.regime_by_layer.get(name, "critical"),
+        )
         policy = decision.policy_level_by_layer.get(name, level)
         said_by = decision.override_by_layer.get(name, "policy")
     return LayerSchedule(

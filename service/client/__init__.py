@@ -1,7 +1,15 @@
 """The service from Python; imports nothing of the server but `service.api.schemas`."""
 
 from service.client.client import Client
-from service.client.errors import Answered, ClientError, Missing, NotOneJob, Refused, ServiceFailed, Unreachable
+from service.client.errors import (
+    Answered,
+    ClientError,
+    Missing,
+    NotOneJob,
+    Refused,
+    ServiceFailed,
+    Unreachable,
+)
 from service.client.stream import LogChunk, Waiter
 
 __all__ = [

@@ -24,13 +24,15 @@ def translated(url: str) -> Iterator[None]:
         yield
     except UnicodeEncodeError as error:
         raise Refused(
-            f"{error.object!r} cannot be sent: character {error.start} does not exist in {error.encoding}; "
-            "give the text as UTF-8, and header values in ASCII",
+            f"{error.object!r} cannot be sent: character {error.start} does not exist in"
+            f" {error.encoding}; give the text as UTF-8, and header values in ASCII",
             422,
             "invalid",
         ) from error
     except httpx2.TimeoutException as error:
-        raise Unreachable(f"the service at {url} did not answer in time; is the machine overloaded?") from error
+        raise Unreachable(
+            f"the service at {url} did not answer in time; is the machine overloaded?"
+        ) from error
     except httpx2.TransportError as error:
         raise Unreachable(
             f"no service answers at {url} ({error}); "
@@ -54,10 +56,16 @@ def check(response: httpx2.Response) -> None:
         problem = Problem.model_validate_json(response.content)
     except ValidationError as error:
         raise Unreachable(
-            f"what answers at {response.request.url} is not an Accordion service (HTTP {response.status_code}); "
-            "is the address right?"
+            f"what answers at {response.request.url} is not an Accordion service (HTTP"
+            f" {response.status_code}); is the address right?"
         ) from error
-    kind = ServiceFailed if response.is_server_error else Missing if response.status_code == 404 else Refused
+    kind = (
+        ServiceFailed
+        if response.is_server_error
+        else Missing
+        if response.status_code == 404
+        else Refused
+    )
     raise kind(_sentence(problem), problem.status, problem.code)
 
 
@@ -65,7 +73,10 @@ def _sentence(problem: Problem) -> str:
     """Each wrong value with its place; where none is named, what the service says in general."""
     if problem.status == 401:
         return f"{problem.detail}; set ACCORDION_ADMIN_TOKEN_FILE or ACCORDION_ADMIN_TOKEN"
-    items = [f"{_dotted(item.pointer)}: {item.detail}" if item.pointer else item.detail for item in problem.errors]
+    items = [
+        f"{_dotted(item.pointer)}: {item.detail}" if item.pointer else item.detail
+        for item in problem.errors
+    ]
     return "\n".join(items) or problem.detail
 
 

@@ -5,7 +5,8 @@
         for event in client.events(job.id):
             ...
 
-On the machine that runs `accordion up`, `service.connection.connect()` finds the address and the token.
+On the machine that runs `accordion up`, `service.connection.connect()` finds the address and the
+token.
 
 Every method may raise Unreachable, ServiceFailed and Refused (see errors.py).
 """
@@ -54,12 +55,24 @@ PAGE_HISTORY = 100
 MAX_NAME = 63
 """Maximum length of a job name, in characters."""
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
-UNFINISHED = ("QUEUED", "STARTING", "RUNNING", "RESIZING", "RECOVERING", "PAUSING", "PAUSED", "STOPPING", "LOST")
+UNFINISHED = (
+    "QUEUED",
+    "STARTING",
+    "RUNNING",
+    "RESIZING",
+    "RECOVERING",
+    "PAUSING",
+    "PAUSED",
+    "STOPPING",
+    "LOST",
+)
 """States of jobs that have not ended."""
 
 
 class Client:
-    """One service. `transport` replaces the network, for instance by an application in the same process."""
+    """One service. `transport` replaces the network, for instance by an application in the same
+    process.
+    """
 
     def __init__(
         self,
@@ -71,7 +84,8 @@ class Client:
     ) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        # No proxies from the environment: they are for the world outside, and would catch requests to this machine.
+        # No proxies from the environment: they are for the world outside, and would catch requests
+        # to this machine.
         self._http = httpx2.Client(
             base_url=_address(self.url),
             headers=headers,
@@ -85,7 +99,10 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -94,7 +111,9 @@ class Client:
         self._http.close()
 
     def login_link(self, page: str = "/") -> str:
-        """Create a URL that logs one browser in and opens `page`; it works once, within 15 minutes."""
+        """Create a URL that logs one browser in and opens `page`; it works once, within 15
+        minutes.
+        """
         return self.url + self._ask(LoginLinkView, "POST", "/login-links", json={"next": page}).path
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
@@ -103,9 +122,13 @@ class Client:
         return self._ask(JobView, "POST", "/jobs", json=dict(spec), headers=headers)
 
     def upload(self, archive: bytes) -> CodeView:
-        """Keep modules of one's own, as a zip file; a spec names them by the answer's `sha256`, in its field `code`."""
+        """Keep modules of one's own, as a zip file; a spec names them by the answer's `sha256`, in
+        its field `code`.
+        """
         headers = {"Content-Type": "application/zip"}
-        return self._ask(CodeView, "POST", "/code", content=archive, headers=headers, timeout=UPLOAD_TIMEOUT_S)
+        return self._ask(
+            CodeView, "POST", "/code", content=archive, headers=headers, timeout=UPLOAD_TIMEOUT_S
+        )
 
     def dry_run(self, spec: Mapping[str, Any]) -> DryRun:
         """What submitting would do: the spec with its defaults, and whether it would wait."""
@@ -122,9 +145,16 @@ class Client:
         cursor: str | None = None,
     ) -> JobPage:
         """One page of jobs, newest first; labels are given as `key:value`."""
-        params: dict[str, Any] = {"status": list(status), "name": name, "id": id_prefix, "label": list(label)}
+        params: dict[str, Any] = {
+            "status": list(status),
+            "name": name,
+            "id": id_prefix,
+            "label": list(label),
+        }
         params |= {"limit": limit, "cursor": cursor}
-        return self._ask(JobPage, "GET", "/jobs", params={key: value for key, value in params.items() if value})
+        return self._ask(
+            JobPage, "GET", "/jobs", params={key: value for key, value in params.items() if value}
+        )
 
     def all_jobs(self) -> Iterator[JobView]:
         """Every job, newest first."""
@@ -135,7 +165,8 @@ class Client:
         return self._ask(JobView, "GET", f"/jobs/{job_id}")
 
     def find(self, reference: str) -> JobView:
-        """One job by its id, the beginning of it, or its name; where several fit, the one that has not ended.
+        """One job by its id, the beginning of it, or its name; where several fit, the one that has
+        not ended.
 
         Raises:
             NotOneJob: it fits none, or several.
@@ -155,7 +186,10 @@ class Client:
             raise NotOneJob(f"there is no job {reference!r}; 'accordion list' shows all")
         if not going:
             newest = max(found, key=lambda job: job.created_at)
-            message = f"no unfinished job matches {reference!r}; the newest that ended is {newest.id} ({newest.status})"
+            message = (
+                f"no unfinished job matches {reference!r}; the newest that ended is {newest.id}"
+                f" ({newest.status})"
+            )
             raise NotOneJob(message, newest.id)
         shown = ", ".join(f"{job.id} ({job.status})" for job in found[:5])
         count = f"{len(found)} or more" if len(found) >= PAGE_JOBS else len(found)
@@ -166,9 +200,15 @@ class Client:
         """Newest jobs with that name or id prefix, at most one page of each."""
         found: dict[str, JobView] = {}
         if len(reference) <= MAX_NAME and reference.isprintable():
-            found |= {job.id: job for job in self.jobs(name=reference, status=status, limit=PAGE_JOBS).items}
+            found |= {
+                job.id: job
+                for job in self.jobs(name=reference, status=status, limit=PAGE_JOBS).items
+            }
         if _ID_PREFIX.fullmatch(reference):
-            found |= {job.id: job for job in self.jobs(id_prefix=reference, status=status, limit=PAGE_JOBS).items}
+            found |= {
+                job.id: job
+                for job in self.jobs(id_prefix=reference, status=status, limit=PAGE_JOBS).items
+            }
         return list(found.values())
 
     def cancel(self, job_id: str) -> JobView:
@@ -177,7 +217,9 @@ class Client:
 
     def resize(self, job_id: str, least: int, most: int) -> JobView:
         """Allow the job from `least` to `most` workers; repeating is harmless."""
-        return self._ask(JobView, "POST", f"/jobs/{job_id}/resize", json={"min": least, "max": most})
+        return self._ask(
+            JobView, "POST", f"/jobs/{job_id}/resize", json={"min": least, "max": most}
+        )
 
     def pause(self, job_id: str) -> JobView:
         """Let the job save its state and stand still; repeating is harmless."""
@@ -192,7 +234,12 @@ class Client:
         return self._ask(AttemptList, "GET", f"/jobs/{job_id}/attempts")
 
     def epochs(
-        self, job_id: str, *, limit: int = PAGE_HISTORY, cursor: str | None = None, newest_first: bool = False
+        self,
+        job_id: str,
+        *,
+        limit: int = PAGE_HISTORY,
+        cursor: str | None = None,
+        newest_first: bool = False,
     ) -> EpochPage:
         """One page of finished epochs."""
         params = _page_params(limit, cursor, newest_first=newest_first)
@@ -203,7 +250,12 @@ class Client:
         yield from _every_item(lambda cursor: self.epochs(job_id, cursor=cursor))
 
     def decisions(
-        self, job_id: str, *, limit: int = PAGE_HISTORY, cursor: str | None = None, newest_first: bool = False
+        self,
+        job_id: str,
+        *,
+        limit: int = PAGE_HISTORY,
+        cursor: str | None = None,
+        newest_first: bool = False,
     ) -> DecisionPage:
         """One page of decisions."""
         params = _page_params(limit, cursor, newest_first=newest_first)
@@ -225,11 +277,15 @@ class Client:
         """All overrides of the job."""
         return self._ask(OverrideList, "GET", f"/jobs/{job_id}/overrides")
 
-    def override(self, job_id: str, wish: OverrideRequest, *, idempotency_key: str | None = None) -> OverrideView:
+    def override(
+        self, job_id: str, wish: OverrideRequest, *, idempotency_key: str | None = None
+    ) -> OverrideView:
         """Take the wheel."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         body = wish.model_dump(mode="json")
-        return self._ask(OverrideView, "POST", f"/jobs/{job_id}/overrides", json=body, headers=headers)
+        return self._ask(
+            OverrideView, "POST", f"/jobs/{job_id}/overrides", json=body, headers=headers
+        )
 
     def cancel_override(self, job_id: str, override_id: str) -> OverrideView:
         """Hand the layers of an override back to the policy."""
@@ -264,14 +320,17 @@ class Client:
         return self._parsed(Ready, response)
 
     def events(self, job_id: str, *, after: int = 0) -> Iterator[EventView | ProgressView]:
-        """What happens to the job from event `after` on, each number once, over lost connections, until the job ends.
+        """What happens to the job from event `after` on, each number once, over lost connections,
+        until the job ends.
 
         `ProgressView` carries no number: only the newest counts.
 
         Raises:
             Unreachable: the service stayed away for longer than the waiter's patience.
         """
-        stream = Stream(http=self._http, path=f"/api/v1/jobs/{job_id}/events", last_id=after or None)
+        stream = Stream(
+            http=self._http, path=f"/api/v1/jobs/{job_id}/events", last_id=after or None
+        )
         for item in follow(stream, self._waiter):
             record = ProgressView if item.event == "progress" else EventView
             yield record.model_validate_json(item.data)
@@ -279,7 +338,10 @@ class Client:
     def logs(self, job_id: str, *, attempt: int | None = None) -> Iterator[str]:
         """Lines so far, each with who wrote it."""
         params = {"attempt": attempt} if attempt else {}
-        with translated(self.url), self._http.stream("GET", f"/api/v1/jobs/{job_id}/logs", params=params) as response:
+        with (
+            translated(self.url),
+            self._http.stream("GET", f"/api/v1/jobs/{job_id}/logs", params=params) as response,
+        ):
             check(response)
             yield from response.iter_lines()
 
@@ -290,7 +352,9 @@ class Client:
             Unreachable: the service stayed away for longer than the waiter's patience.
         """
         params = {"follow": "true"} | ({"attempt": str(attempt)} if attempt else {})
-        for item in follow(Stream(http=self._http, path=f"/api/v1/jobs/{job_id}/logs", params=params), self._waiter):
+        for item in follow(
+            Stream(http=self._http, path=f"/api/v1/jobs/{job_id}/logs", params=params), self._waiter
+        ):
             if item.event == "log":
                 yield LogChunk.model_validate_json(item.data)
 
@@ -305,12 +369,15 @@ class Client:
             return record.model_validate_json(response.content)
         except ValidationError as error:
             raise Unreachable(
-                f"what answers at {self.url} is not an Accordion service of this version; is the address right?"
+                f"what answers at {self.url} is not an Accordion service of this version; is the"
+                " address right?"
             ) from error
 
 
 def _page_params(limit: int, cursor: str | None, *, newest_first: bool) -> dict[str, Any]:
-    return {"limit": limit, "order": "newest" if newest_first else "oldest"} | ({"cursor": cursor} if cursor else {})
+    return {"limit": limit, "order": "newest" if newest_first else "oldest"} | (
+        {"cursor": cursor} if cursor else {}
+    )
 
 
 def _every_item(read: Callable[[str | None], Any]) -> Iterator[Any]:
@@ -336,5 +403,7 @@ def _address(url: str) -> httpx2.URL:
         address = httpx2.URL("")
     # A percent sign stands for a character that no host may have.
     if address.scheme not in {"http", "https"} or not address.host or "%" in address.host:
-        raise Unreachable(f"{url!r} is no address of a service; give one like http://127.0.0.1:8080")
+        raise Unreachable(
+            f"{url!r} is no address of a service; give one like http://127.0.0.1:8080"
+        )
     return address

@@ -47,7 +47,9 @@ class Missing(Refused):
 
 
 class NotOneJob(ClientError):
-    """What the user typed names no job, or several; `newest_ended` is the id of the newest of several ended jobs."""
+    """What the user typed names no job, or several; `newest_ended` is the id of the newest of
+    several ended jobs.
+    """
 
     def __init__(self, message: str, newest_ended: str | None = None) -> None:
         super().__init__(message, newest_ended)
@@ -57,4 +59,12 @@ class NotOneJob(ClientError):
         return str(self.args[0])
 
 
-__all__ = ["Answered", "ClientError", "Missing", "NotOneJob", "Refused", "ServiceFailed", "Unreachable"]
+__all__ = [
+    "Answered",
+    "ClientError",
+    "Missing",
+    "NotOneJob",
+    "Refused",
+    "ServiceFailed",
+    "Unreachable",
+]

@@ -1,4 +1,6 @@
-"""Server-sent events that survive lost connections: the last number is sent along, so each event comes exactly once."""
+"""Server-sent events that survive lost connections: the last number is sent along, so each event
+comes exactly once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from service.client.answers import check, translated
 from service.client.errors import ClientError, ServiceFailed, Unreachable
 
 SILENCE_S = 45.0
-"""The service sends a comment every 15 s by default; three of them missing means the connection is dead."""
+"""The service sends a comment every 15 s by default; three of them missing means the connection is
+dead.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +112,9 @@ def _of_one_connection(stream: Stream) -> Iterator[httpx2.ServerSentEvent]:
 
 
 def _numbered(stream: Stream, source: httpx2.EventSource) -> Iterator[httpx2.ServerSentEvent]:
-    """Events, without those that are only hints for the connection; the last number is kept for the next connection."""
+    """Events, without those that are only hints for the connection; the last number is kept for the
+    next connection.
+    """
     for item in source:
         if item.id.isdecimal():
             stream.last_id = int(item.id)

@@ -31,7 +31,9 @@ def workers(job: JobView) -> str:
 
 def ray_run(run: RayRunView) -> str:
     """Describe what runs the newest worker group in Ray."""
-    engine = {"ray-train": "Ray Train", "actors": "plain actors", None: "engine unknown"}[run.engine]
+    engine = {"ray-train": "Ray Train", "actors": "plain actors", None: "engine unknown"}[
+        run.engine
+    ]
     train_run = f", run {run.train_run}" if run.train_run else ""
     return f"{engine}{train_run}{f', Ray job {run.ray_job_id}' if run.ray_job_id else ''}"
 
@@ -41,7 +43,10 @@ def tally(cost: Tally) -> str:
     parts = [
         f"{_counted(sum(by.values()), *nouns)} "
         f"({', '.join(f'{_CAUSES.get(name, name)} {count}' for name, count in by.items())})"
-        for by, nouns in ((cost.resizes, ("resize", "resizes")), (cost.recoveries, ("recovery", "recoveries")))
+        for by, nouns in (
+            (cost.resizes, ("resize", "resizes")),
+            (cost.recoveries, ("recovery", "recoveries")),
+        )
         if by
     ]
     return ", ".join([*parts, _cost(cost.steps_rolled_back, cost.seconds_lost)])
@@ -56,7 +61,9 @@ def change(data: Mapping[str, Any]) -> str:
     match data["what"]:
         case "started" if data["cause"] == "start":
             resumed = f", resumed from {data['resumed_from']}" if data["resumed_from"] else ""
-            count = f"{data['world_size']} worker{' trains' if data['world_size'] == 1 else 's train'}"
+            count = (
+                f"{data['world_size']} worker{' trains' if data['world_size'] == 1 else 's train'}"
+            )
             return f"{count} from epoch {data['epoch']}{resumed}"
         case "started":
             cause = _CAUSES.get(data["why"], data["why"])

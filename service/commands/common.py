@@ -17,11 +17,18 @@ if TYPE_CHECKING:
 
 JobArgument = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="id, the beginning of one, or a name; if several match, the unfinished one"),
+    typer.Argument(
+        metavar="JOB",
+        help="id, the beginning of one, or a name; if several match, the unfinished one",
+    ),
 ]
 UrlOption = Annotated[
     str,
-    typer.Option("--url", metavar="URL", help="where the service is; default: ACCORDION_URL, or the one of this home"),
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="where the service is; default: ACCORDION_URL, or the one of this home",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
@@ -58,12 +65,17 @@ def find_to_read(client: Client, reference: str) -> JobView:
         if error.newest_ended is None:
             raise
         newest = error.newest_ended
-        typer.echo(f"accordion: several ended jobs match {reference!r}; showing the newest, {newest}", err=True)
+        typer.echo(
+            f"accordion: several ended jobs match {reference!r}; showing the newest, {newest}",
+            err=True,
+        )
         return client.job(newest)
 
 
 def console() -> Console:
-    """For people: colours and width follow the terminal; text from outside is never read as markup."""
+    """For people: colours and width follow the terminal; text from outside is never read as
+    markup.
+    """
     from rich.console import Console
 
     if sys.stdout.isatty():

@@ -1,4 +1,6 @@
-"""`override`, `hand-back`, `resize`, `pause`, `resume` and `cancel`: taking the wheel, and letting it go."""
+"""`override`, `hand-back`, `resize`, `pause`, `resume` and `cancel`: taking the wheel, and letting
+it go.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from service.client import Client
 
 OPEN_STATES = frozenset({"PENDING", "DELIVERED"})
-LEVEL_HELP = "of compression: low, high, a rung's number (0 is the lightest), or options such as rank=2 or method=none"
+LEVEL_HELP = (
+    "of compression: low, high, a rung's number (0 is the lightest), or options such as rank=2 or"
+    " method=none"
+)
 BATCH_HELP = "instead of --level: the global batch, low, high or samples a step"
 
 
@@ -27,15 +32,21 @@ def override(
     level: Annotated[str, typer.Option("--level", metavar="LEVEL", help=LEVEL_HELP)] = "",
     batch: Annotated[str, typer.Option("--batch", metavar="SIZE", help=BATCH_HELP)] = "",
     layers: Annotated[
-        list[str] | None, typer.Option("--layers", metavar="GLOB", help="only these layers; may be repeated")
+        list[str] | None,
+        typer.Option("--layers", metavar="GLOB", help="only these layers; may be repeated"),
     ] = None,
-    until: Annotated[int | None, typer.Option("--until", min=1, help="first epoch that is the policy's again")] = None,
+    until: Annotated[
+        int | None, typer.Option("--until", min=1, help="first epoch that is the policy's again")
+    ] = None,
     apply_at: Annotated[
         str, typer.Option("--apply-at", metavar="WHEN", help="next_step, next_epoch or an epoch")
     ] = "next_step",
     reason: Annotated[str, typer.Option("--reason", help="is kept with the override")] = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="until every rank has switched; exit code 1 if that does not happen")
+        bool,
+        typer.Option(
+            "--wait", help="until every rank has switched; exit code 1 if that does not happen"
+        ),
     ] = False,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -45,9 +56,18 @@ def override(
     from service.errors import SettingsError
 
     if bool(level) == bool(batch):
-        raise SettingsError("give one of --level, for the compression of layers, and --batch, for the global batch")
+        raise SettingsError(
+            "give one of --level, for the compression of layers, and --batch, for the global batch"
+        )
     target = "batch" if batch else "compression"
-    wish = _wish(target, level or batch, layers=layers or ["*"], until=until, apply_at=apply_at, reason=reason)
+    wish = _wish(
+        target,
+        level or batch,
+        layers=layers or ["*"],
+        until=until,
+        apply_at=apply_at,
+        reason=reason,
+    )
     with connect(url) as client:
         found = client.find(job)
         made = client.override(found.id, wish)
@@ -65,13 +85,15 @@ def override(
 def hand_back(
     job: JobArgument,
     numbers: Annotated[
-        list[str] | None, typer.Argument(metavar="[NUMBER]...", help="of overrides; without any, all that hold")
+        list[str] | None,
+        typer.Argument(metavar="[NUMBER]...", help="of overrides; without any, all that hold"),
     ] = None,
     *,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Hand overrides of a job back: what they held is the policy's again, or an older override's that holds it too.
+    """Hand overrides of a job back: what they held is the policy's again, or an older override's
+    that holds it too.
 
     An older one that had been superseded by them goes too.
     """
@@ -85,7 +107,9 @@ def hand_back(
             _hand_back(client, found.id, override_id)
         after = client.overrides(found.id).items
     held = {row.id for row in before if row.state != "CANCELLED"}
-    went = [row for row in after if row.id in chosen or (row.id in held and row.state == "CANCELLED")]
+    went = [
+        row for row in after if row.id in chosen or (row.id in held and row.state == "CANCELLED")
+    ]
     rows = [row.model_dump(mode="json") for row in went]
     if json:
         print_json({"items": rows})
@@ -105,12 +129,16 @@ def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -
 def resize(
     job: JobArgument,
     least: Annotated[int, typer.Argument(metavar="MIN", min=1, help="with fewer workers it waits")],
-    most: Annotated[int, typer.Argument(metavar="MAX", min=1, help="it has no more, however much room there is")],
+    most: Annotated[
+        int, typer.Argument(metavar="MAX", min=1, help="it has no more, however much room there is")
+    ],
     *,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Allow a job another number of workers; it goes on with them at a step boundary, and loses no step."""
+    """Allow a job another number of workers; it goes on with them at a step boundary, and loses no
+    step.
+    """
     from service.commands import changes
 
     with connect(url) as client:
@@ -122,7 +150,9 @@ def resize(
 
 
 def pause(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Pause a job: its workers save their state and go; 'accordion resume' lets it go on from there."""
+    """Pause a job: its workers save their state and go; 'accordion resume' lets it go on from
+    there.
+    """
     with connect(url) as client:
         _tell(client.pause(client.find(job).id), json=json)
 
@@ -149,7 +179,9 @@ def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> 
         if name not in known:
             raise SettingsError(f"{job.name} has no override {name}; {has}")
         if known[name].state not in {*LIVE, "CANCELLED"}:
-            raise SettingsError(f"override {name} is {known[name].state} already: {known[name].message}")
+            raise SettingsError(
+                f"override {name} is {known[name].state} already: {known[name].message}"
+            )
     chosen = [known[name] for name in names] or [row for row in overrides if row.state in LIVE]
     return list(dict.fromkeys(row.id for row in chosen))
 
@@ -169,11 +201,14 @@ def _tell(job: JobView, *, json: bool) -> None:
     if json:
         print_json(job)
     else:
-        typer.echo(f"{job.name} ({job.id}) is {job.status}{f': {job.message}' if job.message else ''}")
+        typer.echo(
+            f"{job.name} ({job.id}) is {job.status}{f': {job.message}' if job.message else ''}"
+        )
 
 
 def parse_level(text: str) -> str | int | dict[str, Any]:
-    """A level as typed: a number is a rung, `name=value[,name=value]` or JSON are options, all else is a rung's name.
+    """A level as typed: a number is a rung, `name=value[,name=value]` or JSON are options, all else
+    is a rung's name.
 
     Raises:
         SettingsError: an option without a value, or given twice.
@@ -203,9 +238,13 @@ def _options(text: str) -> dict[str, Any]:
     from service.errors import SettingsError
 
     try:
-        options: dict[str, Any] = loads(text, object_pairs_hook=partial(mapping_once, name=f"--level {text}"))
+        options: dict[str, Any] = loads(
+            text, object_pairs_hook=partial(mapping_once, name=f"--level {text}")
+        )
     except ValueError as error:
-        raise SettingsError(f"--level is {text!r}, which is no JSON: {error}; write it as rank=2") from None
+        raise SettingsError(
+            f"--level is {text!r}, which is no JSON: {error}; write it as rank=2"
+        ) from None
     return options
 
 
@@ -233,7 +272,8 @@ def _wish(target: str, level: str, **others: Any) -> OverrideRequest:
         item = error.errors(include_url=False)[0]
         option = str(item["loc"][0]).replace("_", "-")
         raise SettingsError(
-            f"--{option} is {fields[str(item['loc'][0])]!r}: {item['msg']}; see 'accordion override --help'"
+            f"--{option} is {fields[str(item['loc'][0])]!r}: {item['msg']}; see 'accordion override"
+            " --help'"
         ) from None
 
 

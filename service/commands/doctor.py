@@ -24,7 +24,9 @@ LEAST_PYTHON = (3, 11)
 LEAST_DISK_BYTES = 2_000_000_000
 """Room for logs, the database and some checkpoints of a small model."""
 LEAST_MEMORY_BYTES = 2_000_000_000
-"""Ray's head, the api, the scheduler and one job of two workers take about this much (workers/README.md)."""
+"""Ray's head, the api, the scheduler and one job of two workers take about this much
+(workers/README.md).
+"""
 LEAST_SHARED_BYTES = 300_000_000
 """Ray's object store of a one-machine service, and its overhead."""
 RAY_TRAIN_PACKAGES = ("ray", "pandas", "pyarrow")
@@ -45,7 +47,12 @@ def doctor(url: UrlOption = "", json: JsonOption = False) -> None:
     """Look for what is missing, unreachable or misconfigured; exit code 1 if anything is."""
     found = list(examine(url))
     if json:
-        print_json({"ok": all(item.state != "bad" for item in found), "findings": [asdict(item) for item in found]})
+        print_json(
+            {
+                "ok": all(item.state != "bad" for item in found),
+                "findings": [asdict(item) for item in found],
+            }
+        )
     else:
         out = console()
         for item in found:
@@ -67,7 +74,11 @@ def examine(url: str) -> Iterator[Finding]:
     except SettingsError as error:
         yield Finding(name="settings", state="bad", message=str(error))
         return
-    yield Finding(name="settings", state="ok", message=f"home is {settings.home}, database is {_database(settings)}")
+    yield Finding(
+        name="settings",
+        state="ok",
+        message=f"home is {settings.home}, database is {_database(settings)}",
+    )
     yield from _private(settings)
     yield from _room(settings.home)
     yield from _service(settings, url)
@@ -77,7 +88,11 @@ def _python() -> Finding:
     version, least = sys.version.split()[0], ".".join(str(part) for part in LEAST_PYTHON)
     if sys.version_info >= LEAST_PYTHON:
         return Finding(name="python", state="ok", message=version)
-    return Finding(name="python", state="bad", message=f"{version}; at least {least} is needed, install a newer one")
+    return Finding(
+        name="python",
+        state="bad",
+        message=f"{version}; at least {least} is needed, install a newer one",
+    )
 
 
 def _packages() -> Iterator[Finding]:
@@ -93,12 +108,20 @@ def _packages() -> Iterator[Finding]:
             message=f"{DISTRIBUTION} is not installed; pip install '{DISTRIBUTION}[service]'",
         )
         return
-    needed = [item for item in asked if item.marker is None or item.marker.evaluate({"extra": "service"})]
+    needed = [
+        item for item in asked if item.marker is None or item.marker.evaluate({"extra": "service"})
+    ]
     wrong = [sentence for item in needed if (sentence := _wrong(item.name, str(item.specifier)))]
     for sentence in wrong:
-        yield Finding(name="packages", state="bad", message=f"{sentence}; pip install '{DISTRIBUTION}[service]'")
+        yield Finding(
+            name="packages",
+            state="bad",
+            message=f"{sentence}; pip install '{DISTRIBUTION}[service]'",
+        )
     if not wrong:
-        shown = ", ".join(f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch", "ray"))
+        shown = ", ".join(
+            f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch", "ray")
+        )
         yield _ray_train()
         yield Finding(name="packages", state="ok", message=f"{shown}, and {len(needed) - 2} more")
 
@@ -108,12 +131,15 @@ def _ray_train() -> Finding:
     missing = [name for name in RAY_TRAIN_PACKAGES if _wrong(name, "")]
     if missing:
         message = (
-            f"{', '.join(missing)} is missing, which Ray Train needs, so jobs end before they start; "
-            f"pip install '{DISTRIBUTION}[service]', or submit with --set workers.engine=actors"
+            f"{', '.join(missing)} is missing, which Ray Train needs, so jobs end before they"
+            f" start; pip install '{DISTRIBUTION}[service]', or submit with --set"
+            " workers.engine=actors"
         )
         return Finding(name="ray train", state="bad", message=message)
     return Finding(
-        name="ray train", state="ok", message=f"of ray {metadata.version('ray')}, the default engine of jobs"
+        name="ray train",
+        state="ok",
+        message=f"of ray {metadata.version('ray')}, the default engine of jobs",
     )
 
 
@@ -126,7 +152,9 @@ def _wrong(name: str, wanted: str) -> str:
     except metadata.PackageNotFoundError:
         return f"{name} is missing"
     return (
-        "" if SpecifierSet(wanted).contains(version, prereleases=True) else f"{name} is {version}, {wanted} is needed"
+        ""
+        if SpecifierSet(wanted).contains(version, prereleases=True)
+        else f"{name} is {version}, {wanted} is needed"
     )
 
 
@@ -142,25 +170,43 @@ def _private(settings: Settings) -> Iterator[Finding]:
     from service.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
 
     home = Home(settings.home)
-    wanted = {home.path: OWNER_ONLY_DIR, home.ray_token: OWNER_ONLY_FILE, home.token: OWNER_ONLY_FILE}
-    wanted |= {path: OWNER_ONLY_FILE for path in (settings.admin_token_file, settings.ray_token_file) if path}
-    open_ = [(path, mode) for path, mode in wanted.items() if path.exists() and path.stat().st_mode & 0o077]
+    wanted = {
+        home.path: OWNER_ONLY_DIR,
+        home.ray_token: OWNER_ONLY_FILE,
+        home.token: OWNER_ONLY_FILE,
+    }
+    wanted |= {
+        path: OWNER_ONLY_FILE
+        for path in (settings.admin_token_file, settings.ray_token_file)
+        if path
+    }
+    open_ = [
+        (path, mode)
+        for path, mode in wanted.items()
+        if path.exists() and path.stat().st_mode & 0o077
+    ]
     for path, mode in open_:
         message = f"others may read {path} ({path.stat().st_mode & 0o777:o}); chmod {mode:o} {path}"
         yield Finding(name="permissions", state="bad", message=message)
     if home.path.exists() and not os.access(home.path, os.W_OK):
         yield Finding(
-            name="permissions", state="bad", message=f"{home.path} cannot be written; chown it, or set ACCORDION_HOME"
+            name="permissions",
+            state="bad",
+            message=f"{home.path} cannot be written; chown it, or set ACCORDION_HOME",
         )
     elif not open_:
-        yield Finding(name="permissions", state="ok", message="home and token files are the owner's only")
+        yield Finding(
+            name="permissions", state="ok", message="home and token files are the owner's only"
+        )
 
 
 def _room(home: Path) -> Iterator[Finding]:
     """Disk, memory and shared memory."""
     existing = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    yield _enough("disk", free, LEAST_DISK_BYTES, way_out=f"at {existing}; free some, or set ACCORDION_HOME")
+    yield _enough(
+        "disk", free, LEAST_DISK_BYTES, way_out=f"at {existing}; free some, or set ACCORDION_HOME"
+    )
     memory = _available_memory()
     if memory is not None:
         way_out = "available; end other programs, or use a larger machine"
@@ -172,7 +218,9 @@ def _room(home: Path) -> Iterator[Finding]:
 
 
 def _enough(name: str, free: int, least: int, *, way_out: str) -> Finding:
-    """`way_out` is where it was looked for, and after a semicolon what to do where it is not enough."""
+    """`way_out` is where it was looked for, and after a semicolon what to do where it is not
+    enough.
+    """
     where, _, remedy = way_out.partition("; ")
     if free >= least:
         return Finding(name=name, state="ok", message=f"{free / 1e9:.1f} GB {where}")
@@ -188,7 +236,9 @@ def _available_memory() -> int | None:
 
 
 def _service(settings: Settings, url: str) -> Iterator[Finding]:
-    """Whether it answers and what it says of itself; where none is expected, whether one could start."""
+    """Whether it answers and what it says of itself; where none is expected, whether one could
+    start.
+    """
     from service.client import Client, ClientError
     from service.connection import service_token, service_url
     from service.home import Home
@@ -200,7 +250,11 @@ def _service(settings: Settings, url: str) -> Iterator[Finding]:
             checks = client.ready().checks
             newest = client.jobs(limit=1).items
     except ClientError as error:
-        yield Finding(name="service", state="bad", message=str(error)) if expected else _could_start(settings)
+        yield (
+            Finding(name="service", state="bad", message=str(error))
+            if expected
+            else _could_start(settings)
+        )
         return
     yield Finding(name="api", state="ok", message=f"answers at {address}")
     for name, check in checks.items():
@@ -228,4 +282,6 @@ def _could_start(settings: Settings) -> Finding:
         free_port(settings.host, settings.port)
     except StartError as error:
         return Finding(name="service", state="bad", message=f"is not running, and its {error}")
-    return Finding(name="service", state="note", message="is not running; start it with 'accordion up'")
+    return Finding(
+        name="service", state="note", message="is not running; start it with 'accordion up'"
+    )

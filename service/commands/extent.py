@@ -17,4 +17,8 @@ def epochs_text(progress: ProgressView) -> str:
 
 def step_text(progress: ProgressView) -> str:
     """Describe the newest step, and how many there will be if that is known."""
-    return f"step {progress.step}" if progress.steps is None else f"step {progress.step}/{progress.steps}"
+    return (
+        f"step {progress.step}"
+        if progress.steps is None
+        else f"step {progress.step}/{progress.steps}"
+    )

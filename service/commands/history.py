@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from service.commands.common import JobArgument, JsonOption, UrlOption, connect, console, find_to_read, print_json
+from service.commands.common import (
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect,
+    console,
+    find_to_read,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,10 +36,22 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         dashboard = None if found.ray_run is None else client.cluster().dashboard_url
         schedule, overrides = client.schedule(found.id), client.overrides(found.id).items
         if json:
-            whole = {"decisions": client.all_decisions(found.id), "epochs": client.all_epochs(found.id)}
+            whole = {
+                "decisions": client.all_decisions(found.id),
+                "epochs": client.all_epochs(found.id),
+            }
             parts: dict[str, Any] = {"overrides": overrides, **whole}
-            lists = {name: [item.model_dump(mode="json") for item in items] for name, items in parts.items()}
-            print_json({"job": found.model_dump(mode="json"), "schedule": schedule.model_dump(mode="json"), **lists})
+            lists = {
+                name: [item.model_dump(mode="json") for item in items]
+                for name, items in parts.items()
+            }
+            print_json(
+                {
+                    "job": found.model_dump(mode="json"),
+                    "schedule": schedule.model_dump(mode="json"),
+                    **lists,
+                }
+            )
             return
         decisions = client.decisions(found.id, limit=1, newest_first=True)
         epochs = client.epochs(found.id, limit=SHOWN_EPOCHS, newest_first=True)
@@ -67,8 +87,14 @@ def _summary(job: JobView) -> list[str]:
     lines = [
         f"{job.name}  {job.id}",
         f"status     {job.status} ({job.reason}){f': {job.message}' if job.message else ''}",
-        f"task       {task}{'' if precision in {'fp32', '?'} else f' in {precision}'}, {method}, policy {policy}",
-        f"workers    {changes.workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}",
+        (
+            f"task       {task}{'' if precision in {'fp32', '?'} else f' in {precision}'},"
+            f" {method}, policy {policy}"
+        ),
+        (
+            "workers   "
+            f" {changes.workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}"
+        ),
     ]
     if job.ray_run is not None:
         lines.append(f"ray        {changes.ray_run(job.ray_run)}")
@@ -79,7 +105,10 @@ def _summary(job: JobView) -> list[str]:
     if now:
         lines += [
             f"progress   {extent.epochs_text(now)}, {extent.step_text(now)}",
-            f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)}, {measures.quality(job.metrics)}",
+            (
+                f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)},"
+                f" {measures.quality(job.metrics)}"
+            ),
             f"bytes      {words.sent(now.bytes.model_dump())}",
         ]
     return lines
@@ -88,7 +117,14 @@ def _summary(job: JobView) -> list[str]:
 def _table(title: str, *columns: str) -> Table:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        header_style="dim",
+        pad_edge=False,
+    )
     for column in columns:
         table.add_column(column)
     return table
@@ -100,16 +136,26 @@ def _schedule(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
     def speaker(said_by: str) -> str:
         return f"override #{numbers[said_by]}" if said_by in numbers else said_by
 
-    table = _table("in force", "LAYER", "SHAPE", "REGIME", "LEVEL", "METHOD", "POLICY WOULD PICK", "SAID BY")
+    table = _table(
+        "in force", "LAYER", "SHAPE", "REGIME", "LEVEL", "METHOD", "POLICY WOULD PICK", "SAID BY"
+    )
     for row in schedule.layers:
         shape = "x".join(str(length) for length in row.shape)
         method = f"{row.method} {words.level(row.options)}".rstrip()
-        table.add_row(row.layer, shape, row.regime, row.level, method, row.policy_level, speaker(row.said_by))
+        table.add_row(
+            row.layer, shape, row.regime, row.level, method, row.policy_level, speaker(row.said_by)
+        )
     if schedule.batch is not None:
         batch = schedule.batch
         size = f"{batch.global_batch} samples a step"
         table.add_row(
-            "global batch", "", "", batch.level or "by hand", size, batch.policy_level, speaker(batch.said_by)
+            "global batch",
+            "",
+            "",
+            batch.level or "by hand",
+            size,
+            batch.policy_level,
+            speaker(batch.said_by),
         )
     return table
 
@@ -128,7 +174,11 @@ def _epochs(page: EpochPage) -> Table:
 
     epochs = page.items[::-1]
     names = measures.measured(row.metrics for row in epochs)
-    title = "epochs" if len(epochs) == page.total else f"epochs, the newest {len(epochs)} of {page.total}"
+    title = (
+        "epochs"
+        if len(epochs) == page.total
+        else f"epochs, the newest {len(epochs)} of {page.total}"
+    )
     columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS AT ITS END")
     table = _table(title, "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
     for row in epochs:

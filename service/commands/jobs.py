@@ -18,18 +18,27 @@ ID_SHOWN = 13
 
 
 def submit(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="spec in YAML or JSON; - is standard input")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="spec in YAML or JSON; - is standard input")
+    ],
     *,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one value of it")
     ] = None,
     code: Annotated[
         str,
-        typer.Option("--code", metavar="DIRECTORY", help="your own modules, or a zip of them; the file may say it too"),
+        typer.Option(
+            "--code",
+            metavar="DIRECTORY",
+            help="your own modules, or a zip of them; the file may say it too",
+        ),
     ] = "",
     follow_: Annotated[bool, typer.Option("--follow", "-f", help="watch it until it ends")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="store nothing; show the whole spec, and whether it would wait")
+        bool,
+        typer.Option(
+            "--dry-run", help="store nothing; show the whole spec, and whether it would wait"
+        ),
     ] = False,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -56,7 +65,9 @@ def submit(
         if json:
             print_json(job, indent=None if follow_ else 2)
         else:
-            typer.echo(f"{job.name} is {job.status} as {job.id}; watch it with: accordion watch {job.id}")
+            typer.echo(
+                f"{job.name} is {job.status} as {job.id}; watch it with: accordion watch {job.id}"
+            )
         if follow_:
             raise typer.Exit(follow_as(client, job, json=json))
 
@@ -64,10 +75,12 @@ def submit(
 def list_jobs(
     *,
     status: Annotated[
-        list[str] | None, typer.Option("--status", metavar="STATUS", help="only these, such as RUNNING")
+        list[str] | None,
+        typer.Option("--status", metavar="STATUS", help="only these, such as RUNNING"),
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option("--label", metavar="KEY:VALUE", help="only jobs with these labels")
+        list[str] | None,
+        typer.Option("--label", metavar="KEY:VALUE", help="only jobs with these labels"),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=200)] = 20,
     url: UrlOption = "",
@@ -75,7 +88,9 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     with connect(url) as client:
-        page = client.jobs(status=[name.upper() for name in status or []], label=label or [], limit=limit)
+        page = client.jobs(
+            status=[name.upper() for name in status or []], label=label or [], limit=limit
+        )
     if json:
         print_json(page)
         return
@@ -104,7 +119,18 @@ def _table(jobs: list[JobView]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     # The column appears only where it tells something, since the table is wide.
     kind = ["KIND"] if has_guests else []
-    for column in ("ID", "NAME", *kind, "STATUS", "EPOCHS", "WORKERS", "LOSS", "METRICS", "CREATED", "WHY"):
+    for column in (
+        "ID",
+        "NAME",
+        *kind,
+        "STATUS",
+        "EPOCHS",
+        "WORKERS",
+        "LOSS",
+        "METRICS",
+        "CREATED",
+        "WHY",
+    ):
         table.add_column(column, no_wrap=column != "WHY")
     for job in jobs:
         now = job.progress

@@ -46,7 +46,9 @@ def logs(
     job: JobArgument,
     *,
     follow_: Annotated[bool, typer.Option("--follow", "-f", help="until the job ends")] = False,
-    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="of this attempt only")] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="of this attempt only")
+    ] = None,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -61,7 +63,9 @@ def logs(
             _print_line(line, json=json)
             written = True
         if not written:
-            typer.echo(f"{found.name} ({found.id}) has written nothing: {_why_silent(found)}", err=True)
+            typer.echo(
+                f"{found.name} ({found.id}) has written nothing: {_why_silent(found)}", err=True
+            )
 
 
 def _why_silent(job: JobView) -> str:
@@ -76,14 +80,20 @@ def follow_as(client: Client, job: JobView, *, json: bool) -> int:
 
 
 def follow(client: Client, job: JobView, out: Console, *, see: See | None = None) -> Watched:
-    """Show the job until it ends, live on a terminal and as lines elsewhere; the state at the end."""
+    """Show the job until it ends, live on a terminal and as lines elsewhere; the state at
+    the end.
+    """
     from rich.live import Live
 
     from service.commands import screen
     from service.commands.state import fold, watched
 
     state = watched(job)
-    live = Live(screen.panel(state), console=out, refresh_per_second=REFRESH_PER_S) if out.is_terminal else None
+    live = (
+        Live(screen.panel(state), console=out, refresh_per_second=REFRESH_PER_S)
+        if out.is_terminal
+        else None
+    )
     with live or nullcontext():
         for event in client.events(job.id):
             state = fold(state, event)
@@ -109,7 +119,9 @@ def _print_events(client: Client, job: JobView) -> str:
 def _follow_logs(client: Client, job_id: str, *, attempt: int | None, json: bool) -> None:
     for chunk in client.follow_logs(job_id, attempt=attempt):
         if chunk.dropped:
-            _print_line(f"[accordion] {chunk.dropped} lines came too fast and were dropped", json=json)
+            _print_line(
+                f"[accordion] {chunk.dropped} lines came too fast and were dropped", json=json
+            )
         for line in chunk.lines:
             who = "supervisor" if line.rank is None else f"rank {line.rank}"
             _print_line(f"[{who}] {line.text}", json=json)

@@ -13,11 +13,17 @@ def metric(name: str, value: float | None) -> str:
 
 
 def quality(metrics: Mapping[str, float]) -> str:
-    """What the task measures, by its own names, accuracy first; a dash where there is nothing but the loss."""
+    """What the task measures, by its own names, accuracy first; a dash where there is nothing but
+    the loss.
+    """
     names = sorted(measured([metrics]), key=lambda name: name != "accuracy")
     return ", ".join(f"{name} {metric(name, metrics[name])}" for name in names) or "-"
 
 
 def measured(rows: Iterable[Mapping[str, float]]) -> list[str]:
     """Names of all that was measured besides the loss, in order of appearance."""
-    return [name for name in dict.fromkeys(name for metrics in rows for name in metrics) if name != "loss"]
+    return [
+        name
+        for name in dict.fromkeys(name for metrics in rows for name in metrics)
+        if name != "loss"
+    ]

@@ -1,4 +1,6 @@
-"""A folder of people's own modules as a zip file: the same bytes for the same files, whenever and wherever packed."""
+"""A folder of people's own modules as a zip file: the same bytes for the same files, whenever and
+wherever packed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _MODE = 0o100644
 
 
 def packed_code(spec: Mapping[str, Any], file: str, code: str = "") -> bytes | None:
-    """The code that belongs to a spec: what `code` names, or else the spec's own field, relative to the spec's file.
+    """The code that belongs to a spec: what `code` names, or else the spec's own field, relative to
+    the spec's file.
 
     None where there is none, or where the spec names an upload by its SHA-256.
 
@@ -38,7 +41,8 @@ def packed_code(spec: Mapping[str, Any], file: str, code: str = "") -> bytes | N
         return pack(place) if place.is_dir() else place.read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"code {place} cannot be read ({error.strerror}); name a folder of Python files or a zip of one"
+            f"code {place} cannot be read ({error.strerror}); name a folder of Python files or a"
+            " zip of one"
         ) from error
 
 
@@ -52,7 +56,8 @@ def pack(folder: Path) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped:
         for path in sorted(_files(folder), key=lambda path: path.relative_to(folder).as_posix()):
             info = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _OLDEST)
-            # as on every machine; the format notes which system packed it, and the mode of each file.
+            # as on every machine; the format notes which system packed it, and the mode of each
+            # file.
             info.create_system, info.external_attr = 3, _MODE << 16
             zipped.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
@@ -64,7 +69,11 @@ def _files(folder: Path) -> Iterator[Path]:
             continue
         if not path.is_dir():
             yield path
-        elif path.name not in _LEFT_OUT and not path.is_symlink() and not (path / _VENV_MARK).exists():
+        elif (
+            path.name not in _LEFT_OUT
+            and not path.is_symlink()
+            and not (path / _VENV_MARK).exists()
+        ):
             yield from _files(path)
 
 

@@ -12,20 +12,28 @@ from service.commands.common import UrlOption, connect
 if TYPE_CHECKING:
     from service.settings import Settings
 
-HostOption = Annotated[str | None, typer.Option("--host", help="address to bind; beyond loopback a token is needed")]
+HostOption = Annotated[
+    str | None, typer.Option("--host", help="address to bind; beyond loopback a token is needed")
+]
 NoAuthOption = Annotated[
     bool,
-    typer.Option("--no-auth", help="require no token; any user of this machine can then run code as you"),
+    typer.Option(
+        "--no-auth", help="require no token; any user of this machine can then run code as you"
+    ),
 ]
-PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 takes any free one; default 8080")]
+PortOption = Annotated[
+    int | None, typer.Option("--port", min=0, max=65535, help="0 takes any free one; default 8080")
+]
 
 
 def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:
-    """Run everything on this machine: Ray, the api with its dashboard, the scheduler. Ctrl-C stops it.
+    """Run everything on this machine: Ray, the api with its dashboard, the scheduler. Ctrl-C stops
+    it.
 
-    State lives in ACCORDION_HOME (default ~/.accordion). Jobs that are unfinished at the end go on from their
-    checkpoints the next time. The service requires a token. If none is set, it creates one in the home directory,
-    where the other commands read it; open the dashboard with the one-time link that is printed.
+    State lives in ACCORDION_HOME (default ~/.accordion). Jobs that are unfinished at the end go on
+    from their checkpoints the next time. The service requires a token. If none is set, it creates
+    one in the home directory, where the other commands read it; open the dashboard with the
+    one-time link that is printed.
     """
     from service.up import up as run_all
 
@@ -58,7 +66,8 @@ def scheduler() -> None:
 
 
 def env() -> None:
-    """Print the variables with which a Ray script of your own connects to the Ray of `accordion up`.
+    """Print the variables with which a Ray script of your own connects to the Ray of `accordion
+    up`.
 
     Use it as: eval "$(accordion env)"
     """
@@ -73,7 +82,8 @@ def env() -> None:
     running = home.running()
     if running is None:
         raise StartError(
-            f"no service runs in {home.path}; start it with `accordion up`, or set ACCORDION_HOME to where it runs"
+            f"no service runs in {home.path}; start it with `accordion up`, or set ACCORDION_HOME"
+            " to where it runs"
         )
     # Ray prefers a token in this variable to the file that RAY_AUTH_TOKEN_PATH names.
     typer.echo("unset RAY_AUTH_TOKEN")
@@ -82,8 +92,12 @@ def env() -> None:
 
 
 def demo(
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="also write the figures as JSON")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="leave the service running afterwards")] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="also write the figures as JSON")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="leave the service running afterwards")
+    ] = False,
     url: UrlOption = "",
 ) -> None:
     """Train a real job from end to end on this machine, and show it live."""
@@ -108,8 +122,8 @@ def _settings(host: str | None, port: int | None, *, no_auth: bool) -> Settings:
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
     if no_auth and settings.token() is not None:
         raise SettingsError(
-            "--no-auth contradicts ACCORDION_ADMIN_TOKEN (or ACCORDION_ADMIN_TOKEN_FILE), which is set; "
-            "leave one of them out"
+            "--no-auth contradicts ACCORDION_ADMIN_TOKEN (or ACCORDION_ADMIN_TOKEN_FILE), which is"
+            " set; leave one of them out"
         )
     return settings
 

@@ -1,4 +1,6 @@
-"""How a watched job looks: a panel that is drawn again and again on a terminal, or plain lines elsewhere."""
+"""How a watched job looks: a panel that is drawn again and again on a terminal, or plain lines
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ def panel(state: Watched) -> RenderableType:
         grid.add_row(name, value)
     status = Text(state.status, style=f"bold {_COLOURS.get(state.status, 'white')}")
     title = Text.assemble(state.name, "  ", status)
-    return Panel(Group(_bar(state), grid), title=title, subtitle=state.id, title_align="left", subtitle_align="left")
+    return Panel(
+        Group(_bar(state), grid),
+        title=title,
+        subtitle=state.id,
+        title_align="left",
+        subtitle_align="left",
+    )
 
 
 def lines(state: Watched, event: EventView | ProgressView) -> Iterator[str]:
@@ -68,7 +76,11 @@ def _standing(state: Watched, _data: Mapping[str, Any]) -> str:
 def _decision(state: Watched, data: Mapping[str, Any]) -> str:
     """Decisions that change nothing are in the panel and in `show`."""
     decision = data["decision"]
-    return f"decision for epoch {decision['epoch']}: {_reason(state, decision)}" if state.switched else ""
+    return (
+        f"decision for epoch {decision['epoch']}: {_reason(state, decision)}"
+        if state.switched
+        else ""
+    )
 
 
 def _reason(state: Watched, decision: Mapping[str, Any]) -> str:
@@ -89,7 +101,10 @@ _TOLD: Mapping[str, Callable[[Watched, Mapping[str, Any]], str]] = {
 def _count(state: Watched) -> str:
     """How many train, and how many are wanted where those are others."""
     wanted = f" of {state.workers}" if state.workers not in {0, state.world_size} else ""
-    return f"{state.world_size}{wanted} worker{'' if (state.workers or state.world_size) == 1 else 's'}"
+    return (
+        f"{state.world_size}{wanted}"
+        f" worker{'' if (state.workers or state.world_size) == 1 else 's'}"
+    )
 
 
 def _bar(state: Watched) -> RenderableType:
@@ -104,7 +119,8 @@ def _bar(state: Watched) -> RenderableType:
     eta = f"  {words.duration(progress.eta_s)} left" if state.world_size else ""
     step = extent.step_text(progress)
     grid.add_row(
-        ProgressBar(total=progress.steps, completed=progress.step), f"{extent.epochs_text(progress)}  {step}{eta}"
+        ProgressBar(total=progress.steps, completed=progress.step),
+        f"{extent.epochs_text(progress)}  {step}{eta}",
     )
     return grid
 
@@ -124,7 +140,10 @@ def _rows(state: Watched) -> Iterator[tuple[str, RenderableType]]:
     if state.decision:
         decision = state.decision
         levels = {name: level["name"] for name, level in decision["level_by_layer"].items()}
-        yield "layers", Text(words.layers(decision["regime_by_layer"], levels, decision["override_by_layer"]))
+        yield (
+            "layers",
+            Text(words.layers(decision["regime_by_layer"], levels, decision["override_by_layer"])),
+        )
         yield "decision", Text(f"epoch {decision['epoch']}: {_reason(state, decision)}")
     for override in state.overrides.values():
         yield "override", Text(words.asked(override))

@@ -20,8 +20,8 @@ def read_spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     """The spec of a file, `-` being standard input, after the changes (`training.epochs=5`).
 
     Raises:
-        SettingsError: the file cannot be read, is neither YAML nor JSON, gives a key twice, or holds no mapping or what
-            JSON cannot say; a change is malformed.
+        SettingsError: the file cannot be read, is neither YAML nor JSON, gives a key twice, or
+            holds no mapping or what JSON cannot say; a change is malformed.
     """
     spec = parse(_text(name), name)
     for change in changes:
@@ -41,7 +41,9 @@ def parse(text: str, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = _yaml(text, name)
     if not isinstance(value, dict):
-        raise SettingsError(f"{name} holds {_kind(value)}; a spec is a mapping such as 'task: {{name: digits-mlp}}'")
+        raise SettingsError(
+            f"{name} holds {_kind(value)}; a spec is a mapping such as 'task: {{name: digits-mlp}}'"
+        )
     return value
 
 
@@ -49,17 +51,22 @@ def set_value(spec: dict[str, Any], change: str) -> None:
     """Change one value in place; the right side is YAML.
 
     Raises:
-        SettingsError: it is no `path=value`, its value gives a key twice, or the path leads through what is no mapping.
+        SettingsError: it is no `path=value`, its value gives a key twice, or the path leads through
+            what is no mapping.
     """
     path, equals, text = change.partition("=")
     *folders, last = path.strip().split(".")
     if not equals or not all([*folders, last]):
-        raise SettingsError(f"--set {change!r} is not of the form path=value, such as training.epochs=5")
+        raise SettingsError(
+            f"--set {change!r} is not of the form path=value, such as training.epochs=5"
+        )
     place = spec
     for folder in folders:
         inner = place.setdefault(folder, {})
         if not isinstance(inner, dict):
-            raise SettingsError(f"--set {path}: {folder!r} is {inner!r} in the file, which holds no {last!r}")
+            raise SettingsError(
+                f"--set {path}: {folder!r} is {inner!r} in the file, which holds no {last!r}"
+            )
         place = inner
     place[last] = _yaml(text, f"--set {path}")
 
@@ -107,8 +114,15 @@ def _yaml(text: str, name: str) -> Any:
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
-            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE]
-            once([self.construct_object(key) for key in keys], f"{name}, in the mapping of line {_line(node)},")
+            keys = [
+                key
+                for key, _ in node.value
+                if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE
+            ]
+            once(
+                [self.construct_object(key) for key in keys],
+                f"{name}, in the mapping of line {_line(node)},",
+            )
             return node
 
     try:
@@ -120,7 +134,9 @@ def _yaml(text: str, name: str) -> Any:
         raise SettingsError(f"{name} is neither YAML nor JSON: {problem}{where}") from error
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise SettingsError(f"{name} holds a value that cannot be read: {reason}; put texts in quotes") from error
+        raise SettingsError(
+            f"{name} holds a value that cannot be read: {reason}; put texts in quotes"
+        ) from error
 
 
 def _check_json(spec: dict[str, Any], name: str) -> None:

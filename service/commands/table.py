@@ -17,7 +17,9 @@ INTERRUPTED = 128 + int(signal.SIGINT)
 app = typer.Typer(
     name="accordion",
     help="Elastic training on Ray with gradient compression that adapts while the job runs.",
-    epilog="Exit codes: 0 done, 1 the job or a check failed, 2 usage, 3 the service is unreachable.",
+    epilog=(
+        "Exit codes: 0 done, 1 the job or a check failed, 2 usage, 3 the service is unreachable."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -47,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = app(list(arguments), standalone_mode=False, prog_name="accordion")
     except BrokenPipeError:
-        # The reader has left; Python would complain about it once more when it closes standard output.
+        # The reader has left; Python would complain about it once more when it closes standard
+        # output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:
@@ -87,4 +90,10 @@ def _of_the_command_line(error: Exception) -> tuple[str, int]:
     if callable(show) and isinstance(code, int):
         show()
         return "", code
-    return f"this should not have happened ({type(error).__name__}: {error}); 'accordion doctor' may know why", FAILED
+    return (
+        (
+            f"this should not have happened ({type(error).__name__}: {error}); 'accordion doctor'"
+            " may know why"
+        ),
+        FAILED,
+    )

@@ -28,7 +28,11 @@ def duration(seconds: float | None) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 100
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -56,11 +60,16 @@ def saved(bytes_: Mapping[str, int]) -> str:
     return f"{bytes_['dense'] / bytes_['payload']:.1f}x" if bytes_["payload"] else "-"
 
 
-def layers(regimes: Mapping[str, str], levels: Mapping[str, str], said_by: Mapping[str, str] | None = None) -> str:
-    """Regime and level of each layer, or how many there are of each; layers a person decided carry a star."""
+def layers(
+    regimes: Mapping[str, str], levels: Mapping[str, str], said_by: Mapping[str, str] | None = None
+) -> str:
+    """Regime and level of each layer, or how many there are of each; layers a person decided carry
+    a star.
+    """
     by_hand = said_by or {}
     words = {
-        name: f"{regimes.get(name, '?')} {level}{'*' if name in by_hand else ''}" for name, level in levels.items()
+        name: f"{regimes.get(name, '?')} {level}{'*' if name in by_hand else ''}"
+        for name, level in levels.items()
     }
     if len(words) > 1 and len(set(words.values())) == 1:
         return f"all {len(words)} {next(iter(words.values()))}"
@@ -70,10 +79,14 @@ def layers(regimes: Mapping[str, str], levels: Mapping[str, str], said_by: Mappi
 
 
 def named(text: str, numbers: Mapping[str, int]) -> str:
-    """A text in which overrides go by their ids, or by how these begin, with their numbers, which people know."""
+    """A text in which overrides go by their ids, or by how these begin, with their numbers, which
+    people know.
+    """
 
     def number(found: re.Match[str]) -> str:
-        fitting = [number for override_id, number in numbers.items() if override_id.startswith(found[1])]
+        fitting = [
+            number for override_id, number in numbers.items() if override_id.startswith(found[1])
+        ]
         return f"override #{fitting[0]}" if fitting else found[0]
 
     return _OVERRIDE_ID.sub(number, text)
@@ -83,7 +96,13 @@ def asked(override: Mapping[str, Any]) -> str:
     """An override's number, what it wants, and how far it got."""
     until = f" until epoch {override['until']}" if override["until"] is not None else ""
     start = override["apply_at"]
-    start = f" from epoch {start}" if isinstance(start, int) else "" if start == "next_step" else " from the next epoch"
+    start = (
+        f" from epoch {start}"
+        if isinstance(start, int)
+        else ""
+        if start == "next_step"
+        else " from the next epoch"
+    )
     about = "the batch" if override.get("target") == "batch" else ", ".join(override["layers"])
     wish = f"#{override['number']}: {level(override['level'])} for {about}{start}{until}"
     return f"{wish}: {override['state']}{_how_far(override)}"

@@ -1,4 +1,6 @@
-"""Files that the pages load, by name; a name that is not in the table is not served, so no path can be walked."""
+"""Files that the pages load, by name; a name that is not in the table is not served, so no path can
+be walked.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,22 @@ def assets() -> Mapping[str, Asset]:
     Raises:
         SettingsError: plotly, which brings the chart code, is not installed.
     """
-    found = {str(path.relative_to(STATIC)): path for path in STATIC.rglob("*") if path.suffix in MEDIA_TYPES}
+    found = {
+        str(path.relative_to(STATIC)): path
+        for path in STATIC.rglob("*")
+        if path.suffix in MEDIA_TYPES
+    }
     found["plotly.min.js"] = _plotly()
-    return {name: Asset(path=path, media_type=MEDIA_TYPES[path.suffix]) for name, path in found.items()}
+    return {
+        name: Asset(path=path, media_type=MEDIA_TYPES[path.suffix]) for name, path in found.items()
+    }
 
 
 @cache
 def fingerprint() -> str:
-    """Changes whenever a file does: part of every address, so that browsers may keep files for ever."""
+    """Changes whenever a file does: part of every address, so that browsers may keep files for
+    ever.
+    """
     digest = hashlib.sha256(version("plotly").encode())
     for name, asset in sorted(assets().items()):
         if asset.path.is_relative_to(STATIC):
@@ -50,5 +60,8 @@ def _plotly() -> Path:
     # The package is found, not imported: importing it takes longer than the api needs to start.
     found = find_spec("plotly")
     if found is None or found.origin is None:
-        raise SettingsError("plotly is not installed, the charts need it; run pip install 'accordion-train[service]'")
+        raise SettingsError(
+            "plotly is not installed, the charts need it; run pip install"
+            " 'accordion-train[service]'"
+        )
     return Path(found.origin).parent / "package_data" / "plotly.min.js"

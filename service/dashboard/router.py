@@ -1,7 +1,9 @@
-"""The pages people look at: rendered here once, then kept up to date by the browser through the documented api.
+"""The pages people look at: rendered here once, then kept up to date by the browser through the
+documented api.
 
-They hold nothing that the api does not give, and every button is one REST call of `service/api`. The content security
-policy allows scripts from this origin only; styles may be inline because Plotly sets them on the charts it draws.
+They hold nothing that the api does not give, and every button is one REST call of `service/api`.
+The content security policy allows scripts from this origin only; styles may be inline because
+Plotly sets them on the charts it draws.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ class Chart:
 CHARTS = (
     Chart(id="loss", title="Loss", note="mean over the epoch; shaded: a person had the wheel"),
     Chart(id="metrics", title="Metrics", note="of the held-out samples, at the end of the epoch"),
-    Chart(id="traffic", title="Bytes sent by a worker", note="per epoch, log scale, against fp32 and fp16"),
+    Chart(
+        id="traffic",
+        title="Bytes sent by a worker",
+        note="per epoch, log scale, against fp32 and fp16",
+    ),
     Chart(id="phases", title="Time by phase", note="seconds of an epoch, rank 0"),
     Chart(id="change", title="Gradient change", note="critical from the threshold up"),
     Chart(id="rate", title="Learning rate", note="of the schedule"),
@@ -69,7 +75,9 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
     cluster = repository.cluster()
     dashboard = cluster.dashboard_url if cluster else None
     link = link_to_workers(dashboard, stored_ray_run(row), seen_from=request.url.hostname)
-    return _page(request, "job.html", job=job, is_guest=is_guest, spec=asked, charts=CHARTS, ray_link=link)
+    return _page(
+        request, "job.html", job=job, is_guest=is_guest, spec=asked, charts=CHARTS, ray_link=link
+    )
 
 
 @router.get("/cluster")
@@ -106,7 +114,12 @@ def _page(
     html = (
         _templates()
         .get_template(template)
-        .render(static=f"/static/pages/{fingerprint()}", signed_in=parts.cookie in request.cookies, page=page, **values)
+        .render(
+            static=f"/static/pages/{fingerprint()}",
+            signed_in=parts.cookie in request.cookies,
+            page=page,
+            **values,
+        )
     )
     return HTMLResponse(html, status_code=int(status), headers=FRESH)
 
@@ -114,5 +127,7 @@ def _page(
 @cache
 def _templates() -> Environment:
     return Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
     )

@@ -46,12 +46,16 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job ended: as its end file says, or without one, since it was to be cancelled and nothing of it is left."""
+    """The job ended: as its end file says, or without one, since it was to be cancelled and nothing
+    of it is left.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """The attempt was to pause and nothing of it is left: the job goes on from its newest checkpoint."""
+    """The attempt was to pause and nothing of it is left: the job goes on from its newest
+    checkpoint.
+    """
 
 
 Action = Wait | Follow | Launch | Remove | Lose | Requeue | Finish | Park

@@ -9,7 +9,9 @@ Value = TypeVar("Value", bound=str | float)
 
 
 def value_at(document: Any, place: str, default: Value) -> Any:
-    """Value at a path such as `training.epochs`; the default if it is missing or of another type."""
+    """Value at a path such as `training.epochs`; the default if it is missing or of another
+    type.
+    """
     for name in place.split("."):
         document = document.get(name) if isinstance(document, Mapping) else None
     kinds = (str,) if isinstance(default, str) else (int, float)

@@ -1,12 +1,14 @@
 """How many workers each job may hold now: pure, from what jobs hold, what waits, and the nodes.
 
     every group has room                    -> nobody shrinks
-    nobody waits who could ever have room   -> jobs grow, the first in order first, as long as every group has room
-    a node is gone or being drained         -> jobs shrink, the last in order first, none below its minimum, and none
-                                               whose room is of no use to those that have none
+    no waiting job could ever be placed     -> jobs grow in queue order while every group has room
+    a node is gone or being drained         -> jobs shrink in reverse queue order, never below their
+                                               minimum, and only where the room helps a group
+                                               without room
 
-Room that somebody waits for is never grown into, however little of it he can use now: growing would be passing him.
-A grant that follows from a plan is not changed by the next plan over the same cluster and queue, so nothing flaps.
+Room that somebody waits for is never grown into, however little of it he can use now: growing would
+be passing him. A grant that follows from a plan is not changed by the next plan over the same
+cluster and queue, so nothing flaps.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from service.domain.jobs import LEAVING, Status
-from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, size_of, sizes_of, sizes_on
+from service.domain.queue import (
+    Asked,
+    Size,
+    Waiting,
+    fitting,
+    num_homeless,
+    size_of,
+    sizes_of,
+    sizes_on,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +50,12 @@ class Grant:
     why: str
 
 
-def holding(job_id: str, status: Status, asked: Asked, *, granted: int, placed: Sequence[str] = ()) -> Holding:
-    """A job as the plan sees it: only one that trains grows, and one that pauses or stops is left as it is."""
+def holding(
+    job_id: str, status: Status, asked: Asked, *, granted: int, placed: Sequence[str] = ()
+) -> Holding:
+    """A job as the plan sees it: only one that trains grows, and one that pauses or stops is left
+    as it is.
+    """
     if status in LEAVING:
         asked = replace(asked, min=granted, max=granted)
     elif status is Status.STARTING:
@@ -53,7 +68,9 @@ def unplaceable(jobs: Sequence[Holding], nodes: Sequence[Size]) -> set[str]:
     """Starting jobs whose minimum does not fit beside the placed processes: admitted in error."""
     settled = [size for job in jobs for size in sizes_of(job.asked, len(job.placed), job.placed)]
     homeless = num_homeless(settled, nodes)
-    missing = {job.id: min(job.asked.min, job.granted) - len(job.placed) for job in jobs if job.starting}
+    missing = {
+        job.id: min(job.asked.min, job.granted) - len(job.placed) for job in jobs if job.starting
+    }
     return {
         job.id
         for job in jobs
@@ -63,13 +80,20 @@ def unplaceable(jobs: Sequence[Holding], nodes: Sequence[Size]) -> set[str]:
 
 
 def plan_grants(
-    jobs: Sequence[Holding], waiting: Sequence[Waiting], nodes: Sequence[Size], *, foreign: Sequence[Size] = ()
+    jobs: Sequence[Holding],
+    waiting: Sequence[Waiting],
+    nodes: Sequence[Size],
+    *,
+    foreign: Sequence[Size] = (),
 ) -> dict[str, Grant]:
-    """What changes, by job id; `jobs` in the order of priority and age, `nodes` those that take workers.
+    """What changes, by job id; `jobs` in the order of priority and age, `nodes` those that take
+    workers.
 
-    `foreign` is what other programs use of each node: no job grows into it, and none shrinks because of it.
+    `foreign` is what other programs use of each node: no job grows into it, and none shrinks
+    because of it.
 
-    A cluster that shows no node at all says nothing about room, and changes only what people asked for.
+    A cluster that shows no node at all says nothing about room, and changes only what people asked
+    for.
     """
     plan = _Plan(jobs, nodes, foreign)
     if nodes and not plan.has_room():
@@ -94,18 +118,28 @@ def _could_start(waiting: Sequence[Waiting], nodes: Sequence[Size]) -> bool:
 
 def _without_unplaced(job: Holding) -> Holding:
     """Reduce a starting job to its placed processes."""
-    return replace(job, granted=len(job.placed)) if job.starting and len(job.placed) < job.granted else job
+    return (
+        replace(job, granted=len(job.placed))
+        if job.starting and len(job.placed) < job.granted
+        else job
+    )
 
 
 class _Plan:
-    """Grants as they are found, one job after the other; a minimum that is above the grant is grown to, or waits."""
+    """Grants as they are found, one job after the other; a minimum that is above the grant is grown
+    to, or waits.
+    """
 
-    def __init__(self, jobs: Sequence[Holding], nodes: Sequence[Size], foreign: Sequence[Size] = ()) -> None:
+    def __init__(
+        self, jobs: Sequence[Holding], nodes: Sequence[Size], foreign: Sequence[Size] = ()
+    ) -> None:
         self._jobs = jobs
         self._foreign = sizes_on(nodes, foreign)
         self._nodes = nodes
         self.grants = {
-            job.id: Grant(workers=min(job.granted, job.asked.max), why=f"people allow at most {job.asked.max}")
+            job.id: Grant(
+                workers=min(job.granted, job.asked.max), why=f"people allow at most {job.asked.max}"
+            )
             for job in jobs
         }
         self._room_by_size: dict[Size, int] = {}
@@ -113,7 +147,11 @@ class _Plan:
 
     def changes(self) -> dict[str, Grant]:
         """Grants that differ from the current number of workers."""
-        return {job.id: self.grants[job.id] for job in self._jobs if self.grants[job.id].workers != job.granted}
+        return {
+            job.id: self.grants[job.id]
+            for job in self._jobs
+            if self.grants[job.id].workers != job.granted
+        }
 
     def has_room(self) -> bool:
         """Whether every worker has a place."""
@@ -128,12 +166,16 @@ class _Plan:
         enough, too_many = job.asked.min, before.workers + 1
         while too_many - enough > 1:
             tried = (enough + too_many) // 2
-            enough, too_many = (tried, too_many) if self._homeless_with(job, tried) <= best else (enough, tried)
+            enough, too_many = (
+                (tried, too_many) if self._homeless_with(job, tried) <= best else (enough, tried)
+            )
         why = "the nodes that take workers have no room for more"
         self.grants[job.id] = before if enough == before.workers else Grant(workers=enough, why=why)
 
     def give_back(self, job: Holding) -> None:
-        """What was taken before more was taken from a larger job, and is of no use to anybody after that."""
+        """What was taken before more was taken from a larger job, and is of no use to anybody after
+        that.
+        """
         kept, homeless = self.grants[job.id], self._homeless()
         for workers in range(min(job.granted, job.asked.max), kept.workers, -1):
             if self._homeless_with(job, workers) <= homeless:
@@ -141,12 +183,16 @@ class _Plan:
         self.grants[job.id] = kept
 
     def grow(self, job: Holding) -> None:
-        """Fill what is left; packed anew, more workers may need more room than counting what is left says."""
+        """Fill what is left; packed anew, more workers may need more room than counting what is
+        left says.
+        """
         kept = self.grants[job.id]
         wanted = job.asked.max - kept.workers
         room = min(wanted, self._room(size_of(job.asked))) if wanted > 0 else 0
         for more in range(room, 0, -1):
-            self.grants[job.id] = Grant(workers=kept.workers + more, why="there is room and nobody waits for it")
+            self.grants[job.id] = Grant(
+                workers=kept.workers + more, why="there is room and nobody waits for it"
+            )
             if self.has_room():
                 self._room_by_size.clear()
                 return
@@ -167,4 +213,8 @@ class _Plan:
         return num_homeless(self._taken(), self._nodes)
 
     def _taken(self) -> list[Size]:
-        return [size for job in self._jobs for size in sizes_of(job.asked, self.grants[job.id].workers, job.placed)]
+        return [
+            size
+            for job in self._jobs
+            for size in sizes_of(job.asked, self.grants[job.id].workers, job.placed)
+        ]

@@ -56,7 +56,9 @@ class SeenGuest:
     """Whether it has been LOST for too long."""
 
 
-def next_guest_action(seen: SeenGuest, limits: SilenceLimits) -> Follow | MarkLost | MarkStalled | Close:
+def next_guest_action(
+    seen: SeenGuest, limits: SilenceLimits
+) -> Follow | MarkLost | MarkStalled | Close:
     """Decide what to do about a guest run that has not ended."""
     is_silent = seen.silent_s >= limits.lost_s
     if seen.status is Status.LOST:

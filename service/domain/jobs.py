@@ -11,7 +11,9 @@ class Kind(StrEnum):
     JOB = "job"
     """Submitted to this service, which starts, places and resizes it."""
     GUEST = "guest"
-    """A Ray Train script that registered itself: followed and overridden here, started and stopped elsewhere."""
+    """A Ray Train script that registered itself: followed and overridden here, started and stopped
+    elsewhere.
+    """
 
 
 class Status(StrEnum):
@@ -83,7 +85,9 @@ class Reason(StrEnum):
     REGISTERED = "REGISTERED"
     """A guest run is known, and its first worker group has not reported yet."""
     NO_STEPS = "NO_STEPS"
-    """The process of a guest run is alive and has made no step for a while: it evaluates, saves, compiles or hangs."""
+    """The process of a guest run is alive and has made no step for a while: it evaluates, saves,
+    compiles or hangs.
+    """
 
 
 ENDED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED})

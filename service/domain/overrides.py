@@ -1,9 +1,9 @@
-"""How far an override got: pure functions from what is known of it and what happened to what is known now.
+"""How far an override got: pure functions from what is known of it and what happened to what is
+known now.
 
-PENDING -> DELIVERED -> APPLIED, and back to DELIVERED where a rank does not confirm the plan in force
-REJECTED, CANCELLED: it is no part of the orders any more
-EXPIRED, SUPERSEDED: its interval is over, or newer ones hold what it held; work that is rolled back before that brings
-it back
+PENDING -> DELIVERED -> APPLIED, and back to DELIVERED where a rank does not confirm the plan in
+force REJECTED, CANCELLED: it is no part of the orders any more EXPIRED, SUPERSEDED: its interval is
+over, or newer ones hold what it held; work that is rolled back before that brings it back
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def deliver(standing: Standing, orders_version: int) -> Standing:
 
 
 def acknowledge(standing: Standing, switched: Switched) -> Standing:
-    """A plan that holds the override is in force: applied exactly when every rank says that it runs this plan."""
+    """A plan that holds the override is in force: applied exactly when every rank says that it runs
+    this plan.
+    """
     if standing.id not in switched.override_ids or standing.state not in ORDERED:
         return standing
     fault = _ack_fault(switched)
@@ -49,24 +51,44 @@ def _ack_fault(switched: Switched) -> str:
     ranks = [ack.rank for ack in switched.acks]
     missing = sorted(set(range(switched.world_size)) - set(ranks))
     differing = sorted({ack.rank for ack in switched.acks if ack.digest != switched.digest})
-    unexpected = sorted({rank for rank in ranks if not 0 <= rank < switched.world_size or ranks.count(rank) > 1})
-    found = {"not switched yet": missing, "running another plan": differing, "unexpected or twice": unexpected}
-    faults = [f"{what}: rank {', '.join(map(str, ranks))}" for what, ranks in found.items() if ranks]
+    unexpected = sorted(
+        {rank for rank in ranks if not 0 <= rank < switched.world_size or ranks.count(rank) > 1}
+    )
+    found = {
+        "not switched yet": missing,
+        "running another plan": differing,
+        "unexpected or twice": unexpected,
+    }
+    faults = [
+        f"{what}: rank {', '.join(map(str, ranks))}" for what, ranks in found.items() if ranks
+    ]
     return f"{'; '.join(faults)} (of {switched.world_size} workers)" if faults else ""
 
 
 def reject(standing: Standing, reason: str) -> Standing:
     """The workers' side cannot apply it."""
-    return replace(standing, state="REJECTED", message=reason) if standing.state in ORDERED else standing
+    return (
+        replace(standing, state="REJECTED", message=reason)
+        if standing.state in ORDERED
+        else standing
+    )
 
 
 def cancel(standing: Standing) -> Standing:
     """A person handed back what it held."""
-    return replace(standing, state="CANCELLED", message="handed back") if standing.state in LIVE else standing
+    return (
+        replace(standing, state="CANCELLED", message="handed back")
+        if standing.state in LIVE
+        else standing
+    )
 
 
-def hand_back(standings: Sequence[Standing], cancelled: Standing, layer_names: Iterable[str]) -> list[Standing]:
-    """A person cancels one: what it held goes to the policy, and to none of the older ones that it had superseded."""
+def hand_back(
+    standings: Sequence[Standing], cancelled: Standing, layer_names: Iterable[str]
+) -> list[Standing]:
+    """A person cancels one: what it held goes to the policy, and to none of the older ones that it
+    had superseded.
+    """
     names = tuple(layer_names)
     handed = _held(cancelled, names)
 
@@ -99,28 +121,42 @@ def restart(standing: Standing, epoch: int, step: int) -> Standing:
         return expire(standing, epoch)
     message = "a new worker group began; waits for it to switch"
     again = replace(standing, state="DELIVERED", message=message, acks=(), world_size=None)
-    return again if standing.step is not None and standing.step <= step else replace(again, epoch=None, step=None)
+    return (
+        again
+        if standing.step is not None and standing.step <= step
+        else replace(again, epoch=None, step=None)
+    )
 
 
 def end(standing: Standing) -> Standing:
     """The job is over."""
-    return replace(standing, state="EXPIRED", message="the job ended") if standing.state in LIVE else standing
+    return (
+        replace(standing, state="EXPIRED", message="the job ended")
+        if standing.state in LIVE
+        else standing
+    )
 
 
 def supersede(standings: Sequence[Standing], layer_names: Iterable[str]) -> list[Standing]:
-    """Take those out of which every layer, or the batch, is held to the end by newer ones that are applied."""
+    """Take those out of which every layer, or the batch, is held to the end by newer ones that are
+    applied.
+    """
     names = tuple(layer_names)
     return [_superseded(standing, standings, names) for standing in standings]
 
 
-def _superseded(standing: Standing, standings: Sequence[Standing], names: Sequence[str]) -> Standing:
+def _superseded(
+    standing: Standing, standings: Sequence[Standing], names: Sequence[str]
+) -> Standing:
     held = _held(standing, names)
     if standing.state not in LIVE or not held:
         return standing
     newer = [
         other
         for other in standings
-        if other.number > standing.number and other.state == "APPLIED" and _lasts_as_long(other, standing)
+        if other.number > standing.number
+        and other.state == "APPLIED"
+        and _lasts_as_long(other, standing)
     ]
     taken = {name for other in newer for name in _held(other, names)}
     if not held <= taken:

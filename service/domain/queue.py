@@ -1,8 +1,10 @@
-"""Who starts next, and what the others wait for: pure, from our own rows' accounting and the cluster's totals.
+"""Who starts next, and what the others wait for: pure, from our own rows' accounting and the
+cluster's totals.
 
-Ray's free resources lag behind, so they only tell what other programs use (`service/foreign_use.py`). A worker whose
-process runs counts on its real node, since Ray places processes by rules of its own; all others are packed onto what
-is left, largest first. What is left then is what a waiting job can have.
+Ray's free resources lag behind, so they only tell what other programs use
+(`service/foreign_use.py`). A worker whose process runs counts on its real node, since Ray places
+processes by rules of its own; all others are packed onto what is left, largest first. What is left
+then is what a waiting job can have.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from service.domain.waiting_message import WAITS_ITS_TURN
 
 _WAIT_FOR_OTHERS = "it starts when they release them; or lower workers.cpus or workers.gpus"
 _ROUNDING = 1e-6
-"""A third of a CPU three times must fill one CPU; this is far below any share that people ask for."""
+"""A third of a CPU three times must fill one CPU; this is far below any share that people ask for.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +63,19 @@ class Verdict:
 
 
 def plan_queue(
-    waiting: Sequence[Waiting], nodes: Sequence[Size], reserved: Sequence[Size], *, foreign: Sequence[Size] = ()
+    waiting: Sequence[Waiting],
+    nodes: Sequence[Size],
+    reserved: Sequence[Size],
+    *,
+    foreign: Sequence[Size] = (),
 ) -> dict[str, Verdict]:
-    """A verdict by job id; `waiting` in the order of priority and age, `nodes` alive, `reserved` one entry a worker.
+    """A verdict by job id; `waiting` in the order of priority and age, `nodes` alive, `reserved`
+    one entry a worker.
 
     `foreign` is what other programs use of each node; other nodes than `nodes` do not count.
 
-    A job that fits waits behind one that is before it and has no room yet; nobody waits behind one that never fits.
+    A job that fits waits behind one that is before it and has no room yet; nobody waits behind one
+    that never fits.
     """
     verdicts: dict[str, Verdict] = {}
     taken = list(reserved)
@@ -74,7 +83,9 @@ def plan_queue(
     capacity = {size: fitting(size, nodes, ()) for size in {size_of(job.asked) for job in waiting}}
     blocked_by: str | None = None
     for job in waiting:
-        room = _Capacity(nodes=nodes, taken=taken, foreign=foreign, empty=capacity[size_of(job.asked)])
+        room = _Capacity(
+            nodes=nodes, taken=taken, foreign=foreign, empty=capacity[size_of(job.asked)]
+        )
         verdict = _verdict(job.asked, room, blocked_by=blocked_by)
         verdicts[job.id] = verdict
         taken += [size_of(job.asked)] * verdict.workers
@@ -85,7 +96,9 @@ def plan_queue(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Capacity:
-    """Inputs of one job's verdict: nodes, workers on them, and how many of its workers an empty cluster holds."""
+    """Inputs of one job's verdict: nodes, workers on them, and how many of its workers an empty
+    cluster holds.
+    """
 
     nodes: Sequence[Size]
     taken: Sequence[Size]
@@ -100,18 +113,22 @@ def _verdict(asked: Asked, room: _Capacity, *, blocked_by: str | None) -> Verdic
         return Verdict(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
     if most < asked.min:
         message = (
-            f"needs {_group(asked)}, but the whole cluster ({_total(nodes)}){_memory(asked, nodes)} "
-            f"holds at most {most}; {_way_to_fit(asked, nodes, most)}"
+            f"needs {_group(asked)}, but the whole cluster ({_total(nodes)}){_memory(asked, nodes)}"
+            f" holds at most {most}; {_way_to_fit(asked, nodes, most)}"
         )
         return Verdict(reason=Reason.NEVER_FITS, workers=0, message=message)
     if blocked_by is not None:
         return Verdict(reason=Reason.WAITING_FOR_ROOM, workers=0, message=WAITS_ITS_TURN)
     now = _placeable(asked, room)
     if now < asked.min:
-        return Verdict(reason=Reason.WAITING_FOR_ROOM, workers=0, message=_shortage(asked, now, room))
+        return Verdict(
+            reason=Reason.WAITING_FOR_ROOM, workers=0, message=_shortage(asked, now, room)
+        )
     workers = min(now, asked.max)
     return Verdict(
-        reason=Reason.ADMITTED, workers=workers, message=f"starts with {workers} of at most {asked.max} workers"
+        reason=Reason.ADMITTED,
+        workers=workers,
+        message=f"starts with {workers} of at most {asked.max} workers",
     )
 
 
@@ -121,8 +138,9 @@ def _shortage(asked: Asked, now: int, room: _Capacity) -> str:
     if foreign and _placeable(asked, replace(room, foreign=())) >= asked.min:
         return f"needs {_group(asked)}, and {foreign}; {_WAIT_FOR_OTHERS}"
     message = (
-        f"needs {_group(asked)}, and only {now} fit beside the jobs that run now ({_total(room.nodes)} in all); "
-        f"it starts when one of them ends{', or lower workers.min' if now else ''}"
+        f"needs {_group(asked)}, and only {now} fit beside the jobs that run now"
+        f" ({_total(room.nodes)} in all); it starts when one of them"
+        f" ends{', or lower workers.min' if now else ''}"
     )
     return f"{message}; {foreign}" if foreign else message
 
@@ -130,7 +148,11 @@ def _shortage(asked: Asked, now: int, room: _Capacity) -> str:
 def _parts_of(used: Sequence[Size], nodes: Sequence[Size]) -> str:
     kinds = [("CPU", [size.cpus for size in used], [node.cpus for node in nodes])]
     kinds.append(("GPU", [size.gpus for size in used], [node.gpus for node in nodes]))
-    parts = [f"{sum(some):g} of the cluster's {sum(every):g} {kind}s" for kind, some, every in kinds if sum(some)]
+    parts = [
+        f"{sum(some):g} of the cluster's {sum(every):g} {kind}s"
+        for kind, some, every in kinds
+        if sum(some)
+    ]
     return " and ".join(parts)
 
 
@@ -151,7 +173,9 @@ def fitting(worker: Size, nodes: Sequence[Size], taken: Iterable[Size]) -> int:
 
 
 def sizes_on(nodes: Sequence[Size], used: Sequence[Size]) -> list[Size]:
-    """Keep what is used on these nodes: the use of a draining node takes no capacity from others."""
+    """Keep what is used on these nodes: the use of a draining node takes no capacity from
+    others.
+    """
     names = {node.node for node in nodes}
     return [size for size in used if size.node in names]
 
@@ -164,7 +188,8 @@ def num_homeless(taken: Iterable[Size], nodes: Sequence[Size]) -> int:
 def _pack(taken: Iterable[Size], nodes: Sequence[Size]) -> tuple[list[_Room], int]:
     """Free capacity of each node, and the number of workers that do not fit.
 
-    A worker with a known node counts on that node; if the node accepts no workers, it is packed elsewhere.
+    A worker with a known node counts on that node; if the node accepts no workers, it is packed
+    elsewhere.
     """
     free = [_Room(node.cpus, node.gpus, node.memory) for node in nodes]
     rooms = {node.node: room for node, room in zip(nodes, free, strict=True) if node.node}
@@ -217,7 +242,9 @@ def size_of(asked: Asked) -> Size:
 
 
 def sizes_of(asked: Asked, workers: int, placed: Sequence[str] = ()) -> list[Size]:
-    """Sizes of a group's workers, one entry each; `placed` are the nodes of its placed processes."""
+    """Sizes of a group's workers, one entry each; `placed` are the nodes of its placed
+    processes.
+    """
     one = size_of(asked)
     known = [replace(one, node=node) for node in placed[:workers]]
     return [*known, *[one] * (workers - len(known))]
@@ -231,7 +258,9 @@ def _group(asked: Asked) -> str:
 
 def _memory(asked: Asked, nodes: Sequence[Size]) -> str:
     """What the largest node offers, if the job limits its memory."""
-    return f", whose largest node has {_largest_memory(nodes) / 1e9:.1f} GB," if asked.memory else ""
+    return (
+        f", whose largest node has {_largest_memory(nodes) / 1e9:.1f} GB," if asked.memory else ""
+    )
 
 
 def _largest_memory(nodes: Sequence[Size]) -> float:
@@ -249,5 +278,7 @@ def _way_to_fit(asked: Asked, nodes: Sequence[Size], most: int) -> str:
 def _total(nodes: Sequence[Size]) -> str:
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     return (
-        f"{cpus:g} CPU" + (f", {gpus:g} GPU" if gpus else "") + f" on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        f"{cpus:g} CPU"
+        + (f", {gpus:g} GPU" if gpus else "")
+        + f" on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
     )

@@ -20,7 +20,9 @@ class Seen:
     given_up: bool = False
     """Nothing of it has been seen in the cluster for longer than a restart takes."""
     unplaceable: bool = False
-    """Whether it is starting and its minimum has not fitted beside the running processes for a while."""
+    """Whether it is starting and its minimum has not fitted beside the running processes for a
+    while.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +35,12 @@ class Supervisor:
     """Number of processes that it still needs for its minimum and that have no node yet."""
 
 
-def next_action(seen: Seen, supervisor: Supervisor | None, *, has_ended: bool, now: float) -> Action:
-    """What to do; `has_ended` says whether there is an end file, and is looked up only where nothing runs any more."""
+def next_action(
+    seen: Seen, supervisor: Supervisor | None, *, has_ended: bool, now: float
+) -> Action:
+    """What to do; `has_ended` says whether there is an end file, and is looked up only where
+    nothing runs any more.
+    """
     if seen.status in HELD:
         return Remove(f"the job is {seen.status}") if supervisor else Wait()
     if has_ended:

@@ -9,10 +9,17 @@ from service.domain.queue import Size
 
 
 def read_snapshot(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Size], list[Size]]:
-    """Schedulable nodes of a stored snapshot (alive, not draining), and what other programs use of each node."""
+    """Schedulable nodes of a stored snapshot (alive, not draining), and what other programs use of
+    each node.
+    """
     usable = [node for node in nodes if node["alive"] and not node.get("draining", False)]
-    foreign = [(node["id"], node.get("cpus_foreign", 0.0), node.get("gpus_foreign", 0.0)) for node in nodes]
+    foreign = [
+        (node["id"], node.get("cpus_foreign", 0.0), node.get("gpus_foreign", 0.0)) for node in nodes
+    ]
     return (
-        [Size(cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"]) for node in usable],
+        [
+            Size(cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"])
+            for node in usable
+        ],
         [Size(cpus=cpus, gpus=gpus, node=node) for node, cpus, gpus in foreign if cpus or gpus],
     )

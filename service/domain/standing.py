@@ -7,10 +7,14 @@ from typing import Literal
 
 from accordion.messages import Ack
 
-OverrideState = Literal["PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"]
+OverrideState = Literal[
+    "PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"
+]
 LIVE = frozenset({"PENDING", "DELIVERED", "APPLIED"})
 ORDERED = LIVE | {"EXPIRED", "SUPERSEDED"}
-"""Part of the orders; the controller looks at the intervals, so that rolled-back work sees the same overrides."""
+"""Part of the orders; the controller looks at the intervals, so that rolled-back work sees the same
+overrides.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

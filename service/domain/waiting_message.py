@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 WAITS_ITS_TURN = "waits its turn behind a job that has no room yet"
-"""Stored for each job behind the first one without capacity. The id of that job is inserted when the
-message is shown, so that a change at the head of the queue rewrites no row behind it."""
+"""Stored for each job behind the first one without capacity. The id of that job is inserted when
+the message is shown, so that a change at the head of the queue rewrites no row behind it.
+"""
 
 
 def shown_message(message: str, first_without_room: str | None) -> str:

@@ -1,4 +1,6 @@
-"""What a person may wish of a job's compression and batch: checks that say what is wrong before it is stored; pure."""
+"""What a person may wish of a job's compression and batch: checks that say what is wrong before it
+is stored; pure.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def check_level(level: str | int | Mapping[str, OptionValue], ladder: Sequence[L
             "/level",
         )
     if isinstance(level, int) and level >= len(ladder):
-        raise Invalid(f"level is {level}; this job's ladder has rungs 0 to {len(ladder) - 1}", "/level")
+        raise Invalid(
+            f"level is {level}; this job's ladder has rungs 0 to {len(ladder) - 1}", "/level"
+        )
     if isinstance(level, Mapping):
         _check_options(level, ladder[0].method)
 
@@ -45,7 +49,11 @@ def _check_options(level: Mapping[str, OptionValue], method: str) -> None:
 
 
 def check_batch(
-    level: str | int | Mapping[str, OptionValue], layers: Sequence[str], *, batch: BatchConfig | None, least: int
+    level: str | int | Mapping[str, OptionValue],
+    layers: Sequence[str],
+    *,
+    batch: BatchConfig | None,
+    least: int,
 ) -> None:
     """Accept a level of the job's batch, or a size that is not below `least`.
 
@@ -54,7 +62,9 @@ def check_batch(
     """
     if batch is None:
         raise Invalid(
-            "this job has no batch levels, so its batch stays as it is; submit it again with batch.high", "/target"
+            "this job has no batch levels, so its batch stays as it is; submit it again with"
+            " batch.high",
+            "/target",
         )
     if list(layers) != ["*"]:
         raise Invalid("the batch is one for the whole model; leave layers out", "/layers")
@@ -62,18 +72,21 @@ def check_batch(
         return
     if not isinstance(level, int):
         raise Invalid(
-            f"level is {level!r}; the batch of this job is low ({batch.low} samples), high ({batch.high}), or a number "
-            "of samples",
+            f"level is {level!r}; the batch of this job is low ({batch.low} samples), high"
+            f" ({batch.high}), or a number of samples",
             "/level",
         )
     if level < least:
         raise Invalid(
-            f"level is {level}; from {least} samples on every worker that this job may have gets a part of the batch",
+            f"level is {level}; from {least} samples on every worker that this job may have gets a"
+            " part of the batch",
             "/level",
         )
 
 
-def check_interval(apply_at: str | int, until: int | None, *, epoch: int, epochs: int | None) -> None:
+def check_interval(
+    apply_at: str | int, until: int | None, *, epoch: int, epochs: int | None
+) -> None:
     """Accept an interval that holds at least one epoch that is still to come; `epoch` runs now.
 
     `epochs` is the number of epochs of the job, None if it is not known.
@@ -83,12 +96,16 @@ def check_interval(apply_at: str | int, until: int | None, *, epoch: int, epochs
     """
     start = apply_at if isinstance(apply_at, int) else epoch + (apply_at == "next_epoch")
     if epochs is not None and start >= epochs:
-        named = f"epoch {start}" if isinstance(apply_at, int) else f"{apply_at}, which is epoch {start}"
+        named = (
+            f"epoch {start}" if isinstance(apply_at, int) else f"{apply_at}, which is epoch {start}"
+        )
         raise Invalid(f"apply_at is {named}; the job's last epoch is {epochs - 1}", "/apply_at")
     first = max(start, epoch)
     if until is not None and until <= first:
         raise Invalid(
-            f"until is {until}, but the override would begin in epoch {first}; give {first + 1} or more", "/until"
+            f"until is {until}, but the override would begin in epoch {first}; give {first + 1} or"
+            " more",
+            "/until",
         )
 
 
@@ -100,4 +117,7 @@ def check_layers(globs: Sequence[str], names: Sequence[str]) -> None:
     """
     for index, pattern in enumerate(globs):
         if names and not matching([pattern], names):
-            raise Invalid(f"{pattern!r} matches none of the job's layers {', '.join(names)}", f"/layers/{index}")
+            raise Invalid(
+                f"{pattern!r} matches none of the job's layers {', '.join(names)}",
+                f"/layers/{index}",
+            )

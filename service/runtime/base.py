@@ -1,4 +1,6 @@
-"""What the scheduler asks of the cluster. Real Ray is `ray_backend.py`; a fake lives in the tests."""
+"""What the scheduler asks of the cluster. Real Ray is `ray_backend.py`; a fake lives in the
+tests.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class Node:
     address: str
     alive: bool
     cpus: float
-    """In all, not what is free: free resources lag behind, so the scheduler counts by its own rows."""
+    """In all, not what is free: free resources lag behind, so the scheduler counts by its own rows.
+    """
     gpus: float
     memory_bytes: int
     cpus_free: float | None = None
@@ -40,7 +43,8 @@ class SupervisorState:
     message: str = ""
     """What it is waiting for, in one sentence."""
     placed: tuple[str, ...] | None = None
-    """Nodes of its placed worker processes, in the order in which they are kept; None if unknown."""
+    """Nodes of its placed worker processes, in the order in which they are kept; None if unknown.
+    """
 
 
 class Runtime(Protocol):
@@ -62,7 +66,9 @@ class Runtime(Protocol):
         """Number of living supervisors of other installations, by the installation's id."""
 
     def claim(self, scheduler: str, *, last_s: float) -> str:
-        """Claim the cluster for a scheduler of this installation; return the holder of the claim."""
+        """Claim the cluster for a scheduler of this installation; return the holder of the
+        claim.
+        """
 
     def start(self, launch: Launch) -> None:
         """Start the job's supervisor; one that already runs this attempt is left as it is.
@@ -75,13 +81,19 @@ class Runtime(Protocol):
         """End the supervisor and its workers at once; nothing happens where there is none."""
 
     def order(self, job_id: str, orders: Orders) -> bool:
-        """Hand the orders to the job's central record; True once they are there. Repeating is harmless."""
+        """Hand the orders to the job's central record; True once they are there. Repeating is
+        harmless.
+        """
 
     def drain(self, job_id: str, confirmed: Cursor) -> Drained:
-        """Records above the cursor; those up to it are dropped there, since the database holds them."""
+        """Records above the cursor; those up to it are dropped there, since the database holds
+        them.
+        """
 
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
-        """Drain several jobs in one call, by id; jobs missing in the result are drained by the next call."""
+        """Drain several jobs in one call, by id; jobs missing in the result are drained by the next
+        call.
+        """
 
     def guests(self) -> list[Guest]:
         """Guest runs that are registered with this installation and not forgotten."""
@@ -93,4 +105,6 @@ class Runtime(Protocol):
         """How the job ended, from the end file beside its checkpoints; None while it has not."""
 
     def history(self, job_id: str, storage: str) -> Drained:
-        """All that the job ever recorded, in order: its end file, or its journal while there is none."""
+        """All that the job ever recorded, in order: its end file, or its journal while there is
+        none.
+        """

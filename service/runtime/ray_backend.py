@@ -22,19 +22,25 @@ from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supe
 from workers.supervisor import start_supervisor
 
 PROBE_TIMEOUT_S = 2.0
-"""To see whether anybody listens at the cluster's address; a network answers in a fraction of it."""
+"""To see whether anybody listens at the cluster's address; a network answers in a fraction of it.
+"""
 CALL_TIMEOUT_S = 2.0
-"""The Accordion actor answers in milliseconds, and 1 s after its process was killed. All jobs wait for this call."""
+"""The Accordion actor answers in milliseconds, and 1 s after its process was killed. All jobs wait
+for this call.
+"""
 STATE_TIMEOUT_S = 2.0
-"""A supervisor whose process Ray is restarting says nothing for some seconds; it is there nevertheless."""
+"""A supervisor whose process Ray is restarting says nothing for some seconds; it is there
+nevertheless.
+"""
 
 
 class RayBackend:
     """Implements `Runtime`. Connects at the first call, and again after the cluster was away.
 
     Args:
-        address: `host:port` of the cluster's GCS. The cluster's token must be in the environment (`RAY_AUTH_MODE` and
-            `RAY_AUTH_TOKEN`) before this module is imported: Ray reads it then.
+        address: `host:port` of the cluster's GCS. The cluster's token must be in the environment
+            (`RAY_AUTH_MODE` and `RAY_AUTH_TOKEN`) before this module is imported: Ray reads it
+            then.
         installation: id in the names of this installation's actors; others are never touched.
     """
 
@@ -67,17 +73,27 @@ class RayBackend:
             return self._dashboard_probe.url(self._dashboard)
 
     def supervisors(self) -> list[SupervisorState]:
-        """All supervisors of this installation that live; one that Ray is restarting counts as starting.
+        """All supervisors of this installation that live; one that Ray is restarting counts as
+        starting.
 
-        A name without an id comes from a version that had none; the scheduler looks such jobs up in the database.
+        A name without an id comes from a version that had none; the scheduler looks such jobs up in
+        the database.
         """
         with self._connected():
-            names = [name for name in _supervisor_names() if name.installation in ("", self._installation)]
+            names = [
+                name
+                for name in _supervisor_names()
+                if name.installation in ("", self._installation)
+            ]
             self._unnamed = {name.job_id for name in names if not name.installation}
-            calls = {name: actor.state.remote() for name in names if (actor := _find(name)) is not None}
+            calls = {
+                name: actor.state.remote() for name in names if (actor := _find(name)) is not None
+            }
             if calls:
                 ray.wait(list(calls.values()), num_returns=len(calls), timeout=STATE_TIMEOUT_S)
-            return [state for name, call in calls.items() if (state := _state(name, call)) is not None]
+            return [
+                state for name, call in calls.items() if (state := _state(name, call)) is not None
+            ]
 
     def foreign(self) -> dict[str, int]:
         """Number of living supervisors of other installations, by the installation's id."""
@@ -118,12 +134,20 @@ class RayBackend:
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
         """Drain these jobs from the Accordion actor; nothing if it is unresponsive."""
         with self._connected():
-            ours = {job_id: cursor for job_id, cursor in cursors.items() if job_id not in self._unnamed}
+            ours = {
+                job_id: cursor for job_id, cursor in cursors.items() if job_id not in self._unnamed
+            }
             try:
                 found = self._ask("drain_many", ours, timeout_s=CALL_TIMEOUT_S) if ours else {}
             except ActorSilentError:
                 found = {}
-        return {**found, **{job_id: self.drain(job_id, cursors[job_id]) for job_id in cursors.keys() - ours.keys()}}
+        return {
+            **found,
+            **{
+                job_id: self.drain(job_id, cursors[job_id])
+                for job_id in cursors.keys() - ours.keys()
+            },
+        }
 
     def guests(self) -> list[Guest]:
         """Guest runs that registered with the Accordion actor; none if it is unresponsive."""
@@ -131,7 +155,8 @@ class RayBackend:
             try:
                 return list(self._ask("guests", timeout_s=CALL_TIMEOUT_S))
             except (ActorSilentError, AttributeError):
-                # An actor that an older version started knows no guests, and lives until its cluster ends.
+                # An actor that an older version started knows no guests, and lives until its
+                # cluster ends.
                 return []
 
     def forget_guest(self, job_id: str) -> None:
@@ -152,7 +177,9 @@ class RayBackend:
         return found[1] if found else Drained(records=tuple(read_records(Path(storage))))
 
     def _tell(self, method: str, subject: str, *arguments: Any) -> Any:
-        """Call the Accordion actor about a job, or a scheduler that claims the cluster; None if it is unresponsive."""
+        """Call the Accordion actor about a job, or a scheduler that claims the cluster; None if it
+        is unresponsive.
+        """
         ask = self._ask_unnamed if subject in self._unnamed else self._ask
         try:
             return ask(method, subject, *arguments, timeout_s=CALL_TIMEOUT_S)
@@ -162,9 +189,10 @@ class RayBackend:
     def _probe(self) -> None:
         """Leave a cluster that is away at once, to connect anew when one is there.
 
-        Ray aborts the whole process that stays connected: once GCS was away for a minute, or as soon as another
-        cluster answers at its address. Where nobody listens, connecting would take minutes and end likewise.
-        A call that is on its way when GCS dies is Ray's to repeat; where that ends this process, it is started again.
+        Ray aborts the whole process that stays connected: once GCS was away for a minute, or as
+        soon as another cluster answers at its address. Where nobody listens, connecting would take
+        minutes and end likewise. A call that is on its way when GCS dies is Ray's to repeat; where
+        that ends this process, it is started again.
 
         Raises:
             OSError: nobody listens where the cluster was.
@@ -172,7 +200,11 @@ class RayBackend:
         try:
             _knock(self._gcs)
         except OSError:
-            self._gcs, self._ask, self._ask_unnamed = self._address, RayAsk(self._installation), RayAsk("")
+            self._gcs, self._ask, self._ask_unnamed = (
+                self._address,
+                RayAsk(self._installation),
+                RayAsk(""),
+            )
             ray.shutdown()
             raise
 
@@ -197,8 +229,8 @@ class RayBackend:
             yield
         except (ray.exceptions.RayError, OSError, RuntimeError) as error:
             raise RuntimeUnavailable(
-                f"the Ray cluster at {self._address} does not answer ({type(error).__name__}: {error}); "
-                "is it up, and is the token right?"
+                f"the Ray cluster at {self._address} does not answer ({type(error).__name__}:"
+                f" {error}); is it up, and is the token right?"
             ) from error
 
 
@@ -239,12 +271,18 @@ def _state(name: SupervisorName, call: Any) -> SupervisorState | None:
     except ray.exceptions.ActorDiedError:
         return None
     nodes = placed[0] if placed else None
-    return SupervisorState(job_id=name.job_id, attempt=name.attempt, phase=phase, message=message, placed=nodes)
+    return SupervisorState(
+        job_id=name.job_id, attempt=name.attempt, phase=phase, message=message, placed=nodes
+    )
 
 
 def _supervisor_names() -> list[SupervisorName]:
     """Names of all live supervisors, of every installation."""
-    return [found for name in ray.util.list_named_actors() if (found := parse_supervisor_name(name)) is not None]
+    return [
+        found
+        for name in ray.util.list_named_actors()
+        if (found := parse_supervisor_name(name)) is not None
+    ]
 
 
 def _kill(name: SupervisorName) -> None:

@@ -9,13 +9,16 @@ from contextlib import closing
 from http import HTTPStatus
 
 PROBE_INTERVAL_S = 60.0
-"""Seconds between two probes: a dashboard seldom comes or goes, and the survey runs every second."""
+"""Seconds between two probes: a dashboard seldom comes or goes, and the survey runs every second.
+"""
 PROBE_TIMEOUT_S = 2.0
 """A dashboard answers in milliseconds; all jobs wait for this call."""
 
 
 def serves_pages(address: str) -> bool:
-    """Return whether `host:port` serves a page; Ray names an address also where no dashboard runs."""
+    """Return whether `host:port` serves a page; Ray names an address also where no
+    dashboard runs.
+    """
     try:
         with closing(http.client.HTTPConnection(address, timeout=PROBE_TIMEOUT_S)) as connection:
             connection.request("GET", "/")

@@ -1,4 +1,6 @@
-"""Who may ask: pure checks of one request, in the order host, origin, token; each raises an `ApiError` or nothing."""
+"""Who may ask: pure checks of one request, in the order host, origin, token; each raises an
+`ApiError` or nothing.
+"""
 
 from __future__ import annotations
 
@@ -48,25 +50,30 @@ def access_of(settings: Settings) -> Access:
     if token is not None and not settings.allowed_hosts and not is_local:
         return Access(token=token, metrics_token=scrape, hosts=None)
     return Access(
-        token=token, metrics_token=scrape, hosts=_LOOPBACK_NAMES | {host.lower() for host in settings.allowed_hosts}
+        token=token,
+        metrics_token=scrape,
+        hosts=_LOOPBACK_NAMES | {host.lower() for host in settings.allowed_hosts},
     )
 
 
 def _refuse_open_service(settings: Settings) -> None:
     if not is_loopback(settings.host):
         raise SettingsError(
-            f"ACCORDION_HOST is {settings.host}, which other machines can reach, and there is no token; "
-            "set ACCORDION_ADMIN_TOKEN_FILE (or ACCORDION_ADMIN_TOKEN), or bind 127.0.0.1"
+            f"ACCORDION_HOST is {settings.host}, which other machines can reach, and there is no"
+            " token; set ACCORDION_ADMIN_TOKEN_FILE (or ACCORDION_ADMIN_TOKEN), or bind 127.0.0.1"
         )
     if not settings.no_auth:
         raise SettingsError(
-            "there is no token, so every user of this machine could run code as you; set ACCORDION_ADMIN_TOKEN_FILE "
-            "(or ACCORDION_ADMIN_TOKEN), or accept that with --no-auth (ACCORDION_NO_AUTH=1)"
+            "there is no token, so every user of this machine could run code as you; set"
+            " ACCORDION_ADMIN_TOKEN_FILE (or ACCORDION_ADMIN_TOKEN), or accept that with --no-auth"
+            " (ACCORDION_NO_AUTH=1)"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; a name other than localhost counts as reachable."""
+    """Whether only this machine can reach an address; a name other than localhost counts as
+    reachable.
+    """
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -88,7 +95,8 @@ def check_host(access: Access, headers: Mapping[str, str]) -> None:
 
 
 def check_origin(method: str, headers: Mapping[str, str]) -> None:
-    """Against forged writes: only our own pages, or programs that send no origin, may change anything.
+    """Against forged writes: only our own pages, or programs that send no origin, may change
+    anything.
 
     Raises:
         Forbidden: the request comes from another site.
@@ -98,7 +106,9 @@ def check_origin(method: str, headers: Mapping[str, str]) -> None:
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     foreign = origin is not None and _host_of(origin) != headers.get("host", "").lower()
     if foreign or (site is not None and site not in _OWN_SITE):
-        raise Forbidden(f"{method} from {origin or site!r} is refused; only this service's own pages may write")
+        raise Forbidden(
+            f"{method} from {origin or site!r} is refused; only this service's own pages may write"
+        )
 
 
 def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: float) -> None:
@@ -111,16 +121,25 @@ def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: f
         return
     scheme, given = _authorization(headers)
     if scheme:
-        tokens = [access.token, *([access.metrics_token] if access.metrics_token and path == _METRICS else [])]
-        known = scheme.lower() == "bearer" and any(token_matches(given.strip(), token) for token in tokens)
+        tokens = [
+            access.token,
+            *([access.metrics_token] if access.metrics_token and path == _METRICS else []),
+        ]
+        known = scheme.lower() == "bearer" and any(
+            token_matches(given.strip(), token) for token in tokens
+        )
     else:
         known = session_valid(_cookie(access, headers), access.token, now)
     if not known:
-        raise Unauthorized("the token is missing or wrong; send 'Authorization: Bearer TOKEN' or log in at /login")
+        raise Unauthorized(
+            "the token is missing or wrong; send 'Authorization: Bearer TOKEN' or log in at /login"
+        )
 
 
 def session_cookie(access: Access, path: str, headers: Mapping[str, str]) -> str | None:
-    """The cookie that authorizes a request; None if the path is open or the token itself was sent."""
+    """The cookie that authorizes a request; None if the path is open or the token itself
+    was sent.
+    """
     if not _is_guarded(access, path) or _authorization(headers)[0]:
         return None
     return _cookie(access, headers) or None

@@ -12,7 +12,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from service.api.parts import Parts
-from service.security.tokens import SESSION_S, digest_of, new_session, session_end, session_valid, token_matches
+from service.security.tokens import (
+    SESSION_S,
+    digest_of,
+    new_session,
+    session_end,
+    session_valid,
+    token_matches,
+)
 from service.store.ended_sessions import end_session, is_session_ended
 from service.store.login_links import use_login_link
 
@@ -22,14 +29,18 @@ _SEE_OTHER = 303
 
 @router.post("/login")
 async def login(request: Request) -> Response:
-    """Check the form field `token` or `link`; redirect to `next` (a local path) or back to the form."""
+    """Check the form field `token` or `link`; redirect to `next` (a local path) or back to the
+    form.
+    """
     parts: Parts = request.app.state.parts
     form = _fields(await request.body())
     token, target = parts.settings.token(), _own_path(form.get("next", "/"))
     if token is None:
         return RedirectResponse(target, _SEE_OTHER)
     if "link" in form:
-        if not await run_in_threadpool(use_login_link, parts.database, digest_of(form["link"]), parts.clock()):
+        if not await run_in_threadpool(
+            use_login_link, parts.database, digest_of(form["link"]), parts.clock()
+        ):
             # Reopening a used link from the browser's history still works for a logged-in user.
             cookie = request.cookies.get(parts.cookie, "")
             known = session_valid(cookie, token, parts.clock()) and not await run_in_threadpool(
@@ -56,7 +67,9 @@ def logout(request: Request) -> Response:
     parts: Parts = request.app.state.parts
     cookie, token = request.cookies.get(parts.cookie, ""), parts.settings.token()
     if token is not None and session_valid(cookie, token, parts.clock()):
-        end_session(parts.database, digest_of(cookie), expires_at=session_end(cookie), now=parts.clock())
+        end_session(
+            parts.database, digest_of(cookie), expires_at=session_end(cookie), now=parts.clock()
+        )
     response = RedirectResponse("/login", _SEE_OTHER)
     response.delete_cookie(parts.cookie)
     return response

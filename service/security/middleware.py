@@ -1,4 +1,6 @@
-"""One ASGI layer round everything: request id, guards, body limit, security headers, access log, last resort."""
+"""One ASGI layer round everything: request id, guards, body limit, security headers, access log,
+last resort.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from service.store.engine import Database
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CSP = (
-    "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
+    " object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 _DOCS_CSP = _CSP.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'")
 """The pages of FastAPI's documentation start their viewer from an inline script."""
@@ -50,7 +52,15 @@ class _TooLarge(Exception):
 class GuardMiddleware:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, *, access: Access, max_body_bytes: int, clock: object, database: Database) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        access: Access,
+        max_body_bytes: int,
+        clock: object,
+        database: Database,
+    ) -> None:
         self._app = app
         self._access = access
         self._database = database
@@ -114,11 +124,15 @@ class GuardMiddleware:
             return database_problem(scope, error)
         if not ended:
             return None
-        return _ask_to_log_in(scope, Unauthorized("this session was ended by a logout; log in again at /login"))
+        return _ask_to_log_in(
+            scope, Unauthorized("this session was ended by a logout; log in again at /login")
+        )
 
 
 def _ask_to_log_in(scope: Scope, error: Unauthorized) -> Response:
-    wants_page = "text/html" in Headers(scope=scope).get("accept", "") and not scope["path"].startswith("/api/")
+    wants_page = "text/html" in Headers(scope=scope).get("accept", "") and not scope[
+        "path"
+    ].startswith("/api/")
     return RedirectResponse("/login", 303) if wants_page else api_problem(scope, error)
 
 

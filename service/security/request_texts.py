@@ -21,7 +21,10 @@ def check_request_texts(scope: Scope) -> None:
         Invalid: a part is not; the message names it.
     """
     path: bytes = scope.get("raw_path") or scope["path"].encode()
-    parts = [("path", unquote_to_bytes(path)), ("query", unquote_to_bytes(scope["query_string"].replace(b"+", b" ")))]
+    parts = [
+        ("path", unquote_to_bytes(path)),
+        ("query", unquote_to_bytes(scope["query_string"].replace(b"+", b" "))),
+    ]
     for place, value in (*parts, *_header_texts(scope["headers"])):
         why = _why_refused(value)
         if why is not None:

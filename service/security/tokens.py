@@ -16,7 +16,9 @@ _CLOCK_LEEWAY_S = 60.0
 
 
 def cookie_name(installation: str) -> str:
-    """Name of the session cookie: browsers ignore ports, so services on one host name need different names."""
+    """Name of the session cookie: browsers ignore ports, so services on one host name need
+    different names.
+    """
     return f"accordion_session_{installation}"
 
 
@@ -26,7 +28,9 @@ def token_matches(given: str, token: str) -> bool:
 
 
 def new_session(token: str, now: float) -> str:
-    """Create the cookie: expiry and a random id, signed with the token; a new token ends all sessions."""
+    """Create the cookie: expiry and a random id, signed with the token; a new token ends all
+    sessions.
+    """
     named = f"{int(now + SESSION_S)}-{secrets.token_hex(8)}"
     return f"{named}.{_sign(named, token)}"
 

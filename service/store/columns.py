@@ -63,7 +63,9 @@ def _mark_numbers(value: Any) -> Any:
 
 
 def _read_marked(found: dict[str, Any]) -> Any:
-    return float(found[_NUMBER]) if found.keys() == {_NUMBER} and found[_NUMBER] in _NUMBERS else found
+    return (
+        float(found[_NUMBER]) if found.keys() == {_NUMBER} and found[_NUMBER] in _NUMBERS else found
+    )
 
 
 def load_document(text: str | bytes) -> Any:

@@ -1,4 +1,6 @@
-"""What people ask for, each as one transaction: submit, override, hand back; `steering.py` has the rest."""
+"""What people ask for, each as one transaction: submit, override, hand back; `steering.py` has the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class OverrideWish:
 
 def body_hash(body: Any) -> str:
     """The same for two bodies that ask for the same."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 class Commands:
@@ -74,7 +78,8 @@ class Commands:
         try:
             return self._submit(spec, idempotency)
         except IntegrityError:
-            # PostgreSQL lets writers go side by side: another one stored the key meanwhile, and now it can be seen.
+            # PostgreSQL lets writers go side by side: another one stored the key meanwhile, and now
+            # it can be seen.
             return self._submit(spec, idempotency)
 
     def _submit(self, spec: JobSpec, idempotency: Idempotency | None) -> tuple[JobRow, bool]:
@@ -131,7 +136,9 @@ class Commands:
             job = asked_job(session, job_id)
             found = standings(session, job).get(override_id)
             if found is None:
-                raise NotFound(f"job {job_id} has no override {override_id}; GET .../overrides lists all")
+                raise NotFound(
+                    f"job {job_id} has no override {override_id}; GET .../overrides lists all"
+                )
             row, old = found
             if old.state == "CANCELLED":
                 return row
@@ -161,13 +168,16 @@ def _replayed(session: Session, idempotency: Idempotency | None) -> str | None:
     row = session.get(IdempotencyRow, (idempotency.scope, idempotency.key))
     if row is not None and row.body_hash != idempotency.body_hash:
         raise Invalid(
-            f"Idempotency-Key {idempotency.key!r} was used with another body before; choose a new key",
+            f"Idempotency-Key {idempotency.key!r} was used with another body before; choose a"
+            " new key",
             "header/idempotency-key",
         )
     return row.answer_id if row else None
 
 
-def _remember(session: Session, idempotency: Idempotency | None, answer_id: str, *, now: float) -> None:
+def _remember(
+    session: Session, idempotency: Idempotency | None, answer_id: str, *, now: float
+) -> None:
     if idempotency is None:
         return
     session.add(
@@ -205,19 +215,24 @@ def _check_wish(job: JobRow, wish: OverrideWish) -> None:
         raise Conflict(f"job {job.id} is being cancelled and cannot be overridden any more")
     if job.override_number >= MAX_OVERRIDES:
         raise Conflict(
-            f"job {job.id} has had {job.override_number} overrides, the limit is {MAX_OVERRIDES}; submit a new job"
+            f"job {job.id} has had {job.override_number} overrides, the limit is {MAX_OVERRIDES};"
+            " submit a new job"
         )
     spec = spec_of(job)
     is_guest = job.kind == Kind.GUEST
     if wish.target == "batch" and is_guest and spec.batch is None:
-        raise Invalid("this is a guest run, and its batch belongs to its script; change the script", "/target")
+        raise Invalid(
+            "this is a guest run, and its batch belongs to its script; change the script", "/target"
+        )
     if wish.target == "batch":
         check_batch(wish.level, wish.layers, batch=spec.config().batch, least=spec.least_batch)
     else:
         check_level(wish.level, spec.config().ladder())
     progress = stored_progress(job)
     epochs = None if is_guest else spec.training.epochs
-    check_interval(wish.apply_at, wish.until, epoch=progress["epoch"] if progress else 0, epochs=epochs)
+    check_interval(
+        wish.apply_at, wish.until, epoch=progress["epoch"] if progress else 0, epochs=epochs
+    )
     check_layers(wish.layers, layer_names(job))
 
 

@@ -47,21 +47,31 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that sees one state of the database and writes nothing; its rows stay usable afterwards."""
+        """A session that sees one state of the database and writes nothing; its rows stay usable
+        afterwards.
+        """
         with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """One transaction, begun as a writer: committed at the end, rolled back when the body raises."""
-        with Session(self._writer, expire_on_commit=False) as session, session.begin(), self._counted(session):
+        """One transaction, begun as a writer: committed at the end, rolled back when the body
+        raises.
+        """
+        with (
+            Session(self._writer, expire_on_commit=False) as session,
+            session.begin(),
+            self._counted(session),
+        ):
             yield session
         if self._guard is not None:
             self._guard.check()
 
     @contextmanager
     def _counted(self, session: Session) -> Iterator[None]:
-        """Count a transaction that changes rows, so that an older copy of the file can be told from it."""
+        """Count a transaction that changes rows, so that an older copy of the file can be told from
+        it.
+        """
         if self._guard is None:
             yield
             return
@@ -83,7 +93,8 @@ class Database:
     def watch_file(self, until: Event) -> None:
         """Look at the file every second until the event, so that an older copy of it is noticed.
 
-        A process that was idle since a backup was made could not tell the backup from the newest state.
+        A process that was idle since a backup was made could not tell the backup from the newest
+        state.
         """
         while self._guard is not None and not until.wait(WATCH_S):
             self._guard.note_count()
@@ -123,7 +134,9 @@ def _prepare(connection: Any, _record: Any) -> None:
 
 
 def _write_ahead(connection: Any) -> None:
-    """Switch the file to a write-ahead log. Of two that do it to a new file at once SQLite refuses one unwaited."""
+    """Switch the file to a write-ahead log. Of two that do it to a new file at once SQLite refuses
+    one unwaited.
+    """
     deadline = time.monotonic() + _BUSY_S
     while True:
         try:

@@ -1,6 +1,8 @@
-"""Detects that a SQLite database was removed, replaced or overwritten while the service has it open.
+"""Detects that a SQLite database was removed, replaced or overwritten while the service has it
+open.
 
-Without this check a process would write to an unlinked file: accepted jobs would be lost when it ends.
+Without this check a process would write to an unlinked file: accepted jobs would be lost when it
+ends.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class FileGuard:
         self._path = path
         self._lock = Lock()
         self._descriptor: int | None = None
-        # Kept open until `close`: closing any descriptor of a file releases all locks of the process on it.
+        # Kept open until `close`: closing any descriptor of a file releases all locks of the
+        # process on it.
         self._identity: Identity | None = None
         self._log_identity: Identity | None = None
         """Identity of the write-ahead log while any connection is open."""
@@ -62,7 +65,9 @@ class FileGuard:
             self._connections += 1
 
     def after_close(self) -> None:
-        """Reset the identity of the write-ahead log after the last connection: SQLite removes the log then."""
+        """Reset the identity of the write-ahead log after the last connection: SQLite removes the
+        log then.
+        """
         with self._lock:
             self._connections = max(0, self._connections - 1)
             if self._connections == 0:
@@ -80,10 +85,14 @@ class FileGuard:
             self._log_identity = self._log_identity or found
             is_ours = found == self._log_identity
         if not is_ours:
-            raise Unavailable(f"the database's write-ahead log {self._log} was removed or replaced; {_WAY_OUT}")
+            raise Unavailable(
+                f"the database's write-ahead log {self._log} was removed or replaced; {_WAY_OUT}"
+            )
 
     def note_count(self) -> bool:
-        """Note how many changes the file has, also those of other processes; False if it is no database."""
+        """Note how many changes the file has, also those of other processes; False if it is no
+        database.
+        """
         with self._lock:
             if self._descriptor is None:
                 return True
@@ -109,16 +118,23 @@ class FileGuard:
         found = _identity_of(self._path)
         if found != self._identity:
             what = "was removed" if found is None else "was replaced by another file"
-            raise Unavailable(f"the database {self._path} {what} while the service has it open; {_WAY_OUT}")
+            raise Unavailable(
+                f"the database {self._path} {what} while the service has it open; {_WAY_OUT}"
+            )
         if not self.note_count():
-            raise Unavailable(f"the database {self._path} was overwritten and is no longer a database; {_WAY_OUT}")
+            raise Unavailable(
+                f"the database {self._path} was overwritten and is no longer a database; {_WAY_OUT}"
+            )
         if self._is_older:
-            raise Unavailable(f"the database {self._path} was overwritten by an older copy of it; {_WAY_OUT}")
+            raise Unavailable(
+                f"the database {self._path} was overwritten by an older copy of it; {_WAY_OUT}"
+            )
 
     def _compare_count(self, descriptor: int) -> None:
         """Note whether the file lacks changes that it had.
 
-        Changes reach the file when the write-ahead log is written back. A copy that has all changes of the file is
+        Changes reach the file when the write-ahead log is written back. A copy that has all changes
+        of the file is
         harmless: those that came later are in the log.
         """
         count = int.from_bytes(os.pread(descriptor, _COUNTER_BYTES, _COUNTER_AT))
@@ -126,7 +142,10 @@ class FileGuard:
         self._num_changes = max(count, self._num_changes)
 
 
-_WAY_OUT = "nothing is stored; stop the service, put the database or a backup of it back, and start it again"
+_WAY_OUT = (
+    "nothing is stored; stop the service, put the database or a backup of it back, and start it"
+    " again"
+)
 
 
 def num_changes(connection: Any) -> int:

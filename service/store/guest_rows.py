@@ -39,7 +39,12 @@ def insert_guest(session: Session, guest: Guest, *, now: float) -> None:
     session.add(job)
     session.flush()
     attempt = AttemptRow(
-        job_id=job.id, number=GUEST_ATTEMPT, workers=0, reason=job.reason, message=_MESSAGE, created_at=now
+        job_id=job.id,
+        number=GUEST_ATTEMPT,
+        workers=0,
+        reason=job.reason,
+        message=_MESSAGE,
+        created_at=now,
     )
     session.add(attempt)
     append_event(session, job, "status", data=status_data(job), now=now)
@@ -52,7 +57,9 @@ def update_guest(job: JobRow, guest: Guest) -> None:
 
 
 def _facts(guest: Guest) -> dict[str, Any]:
-    """Return the columns of what a guest run registered with, without unknown fields of its spec."""
+    """Return the columns of what a guest run registered with, without unknown fields of its
+    spec.
+    """
     run = RayRun(engine="ray-train", train_run=guest.train_run, ray_job_id=guest.ray_job_id)
     return {
         "spec": guest.spec.model_dump(mode="json", exclude_unset=True),

@@ -1,4 +1,6 @@
-"""What a running job reports, as rows and events: each record once and in order, in the transaction of the cursor."""
+"""What a running job reports, as rows and events: each record once and in order, in the transaction
+of the cursor.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from service.domain.jobs import LEAVING, Kind, Reason, Status
 from service.domain.ray_run import RayRun
 from service.domain.standing import Standing, Switched
 from service.domain.tally import Tally, cost, recovered, resized
-from service.store.models import AttemptRow, CheckpointRow, DecisionRow, EpochRow, EventRow, JobRow, LogChunkRow
+from service.store.models import (
+    AttemptRow,
+    CheckpointRow,
+    DecisionRow,
+    EpochRow,
+    EventRow,
+    JobRow,
+    LogChunkRow,
+)
 from service.store.outbox import append_event, keep_standing, standings, step_job
 from service.store.stored_documents import layer_names, stored_progress, stored_tally
 from service.store.stored_spec import spec_value
@@ -56,7 +66,9 @@ def cursor_of(job: JobRow) -> Cursor:
 
 
 def holds_news(job: JobRow, drained: Drained) -> bool:
-    """Whether anything in it would change a row; the newest progress is drained again until a newer one comes."""
+    """Whether anything in it would change a row; the newest progress is drained again until a newer
+    one comes.
+    """
     if drained.records or drained.logs or drained.logs_dropped:
         return True
     return drained.progress is not None and _is_newer(drained.progress, stored_progress(job))
@@ -65,7 +77,8 @@ def holds_news(job: JobRow, drained: Drained) -> bool:
 def take_over(session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
     """Store what was drained; records that the cursor has passed change nothing.
 
-    Since the cursor only grows, a row is only ever overwritten by a newer worker group's or a later record.
+    Since the cursor only grows, a row is only ever overwritten by a newer worker group's or a later
+    record.
     """
     intake = _Intake(session, job)
     if job.status == Status.LOST:
@@ -86,7 +99,9 @@ def place(item: Record | Cursor) -> tuple[int, int, int]:
     return (item.attempt, item.generation, item.seq)
 
 
-def change_overrides(session: Session, job: JobRow, change: Callable[[Standing], Standing], *, now: float) -> None:
+def change_overrides(
+    session: Session, job: JobRow, change: Callable[[Standing], Standing], *, now: float
+) -> None:
     """Let something happen to every override of the job."""
     for row, old in standings(session, job).values():
         keep_standing(session, job, row=row, old=old, new=change(old), now=now)
@@ -128,7 +143,13 @@ class _Intake:
             return
         self._job.log_number += 1
         self._session.add(
-            LogChunkRow(job_id=self._job.id, number=self._job.log_number, time=now, lines=kept, dropped=dropped)
+            LogChunkRow(
+                job_id=self._job.id,
+                number=self._job.log_number,
+                time=now,
+                lines=kept,
+                dropped=dropped,
+            )
         )
         data = {"number": self._job.log_number, "lines": len(kept), "dropped": dropped}
         append_event(self._session, self._job, "log", data=data, now=now)
@@ -166,11 +187,15 @@ class _Intake:
         why = "start" if started.cause == "start" else cause
         data = started.model_dump(mode="json", exclude={"kind", "layers"})
         self._tell(record, "workers", {"what": "started", "why": why, **data})
-        self._change(lambda standing: overrides.restart(standing, started.epoch, started.step), record.time)
+        self._change(
+            lambda standing: overrides.restart(standing, started.epoch, started.step), record.time
+        )
 
     def _announced(self, record: Record) -> str:
         """The cause of the attempt's newest resize or failure."""
-        told = select(EventRow.data).where(EventRow.job_id == self._job.id, EventRow.type == "workers")
+        told = select(EventRow.data).where(
+            EventRow.job_id == self._job.id, EventRow.type == "workers"
+        )
         for data in self._session.scalars(told.order_by(EventRow.seq.desc())):
             if data.get("attempt") == record.attempt and data.get("what") in {"resizing", "failed"}:
                 return str(data.get("cause", "unknown"))
@@ -188,20 +213,35 @@ class _Intake:
             attempt.reason, attempt.message = Reason.TRAINING.value, message
 
     def _void(self, record: Record, started: Started) -> None:
-        """Decisions and epochs of work that is repeated are no part of the history any more; events still tell them."""
+        """Decisions and epochs of work that is repeated are no part of the history any more; events
+        still tell them.
+        """
         tables: tuple[type[DecisionRow | EpochRow], ...] = (DecisionRow, EpochRow)
         for table in tables:
-            condition = DecisionRow.step > started.step if table is DecisionRow else EpochRow.epoch >= started.epoch
+            condition = (
+                DecisionRow.step > started.step
+                if table is DecisionRow
+                else EpochRow.epoch >= started.epoch
+            )
             older = tuple_(table.attempt, table.generation) < (record.attempt, record.generation)
-            self._session.execute(delete(table).where(table.job_id == self._job.id, condition, older))
+            self._session.execute(
+                delete(table).where(table.job_id == self._job.id, condition, older)
+            )
 
     def _take_epoch(self, record: Record, epoch: EpochRecord) -> None:
         content = epoch.model_dump(mode="json")
-        self._session.merge(EpochRow(job_id=self._job.id, epoch=epoch.epoch, record=content, **_origin(record)))
+        self._session.merge(
+            EpochRow(job_id=self._job.id, epoch=epoch.epoch, record=content, **_origin(record))
+        )
         self._job.metrics = dict(epoch.metrics)
         progress = stored_progress(self._job)
         if progress is not None and progress["step"] <= epoch.step:
-            at_end = {"epoch": epoch.epoch + 1, "step": epoch.step, "loss": epoch.loss, "time": record.time}
+            at_end = {
+                "epoch": epoch.epoch + 1,
+                "step": epoch.step,
+                "loss": epoch.loss,
+                "time": record.time,
+            }
             self._job.progress = {**progress, **at_end}
         self._tell(record, "epoch", content)
         self._change(lambda standing: overrides.expire(standing, epoch.epoch + 1), record.time)
@@ -209,7 +249,9 @@ class _Intake:
     def _take_decision(self, record: Record, taken: DecisionRecord) -> None:
         where = {"epoch": taken.decision.epoch, "step": taken.decision.step}
         decision = to_json(taken.decision)
-        self._session.merge(DecisionRow(job_id=self._job.id, decision=decision, **where, **_origin(record)))
+        self._session.merge(
+            DecisionRow(job_id=self._job.id, decision=decision, **where, **_origin(record))
+        )
         self._tell(record, "decision", {"decision": decision})
 
     def _take_acks(self, record: Record, acks: AcksRecord) -> None:
@@ -236,13 +278,19 @@ class _Intake:
 
     def _take_resize(self, record: Record, resize: ResizeRecord) -> None:
         data = resize.model_dump(mode="json", exclude={"kind"})
-        self._tell(record, "workers", {"what": "resizing", **data, "world_size": self._job.world_size})
-        if record.attempt == self._job.attempt and self._job.status in {Status.RUNNING, Status.RESIZING}:
+        self._tell(
+            record, "workers", {"what": "resizing", **data, "world_size": self._job.world_size}
+        )
+        if record.attempt == self._job.attempt and self._job.status in {
+            Status.RUNNING,
+            Status.RESIZING,
+        }:
             reason, message = _REASONS[resize.cause], resize.message[:_MAX_TEXT]
             self._step(Status.RESIZING, reason, message=message, now=record.time)
 
     def _take_failure(self, record: Record, failure: FailureRecord) -> None:
-        # The job waits for a storage that is full or away; no worker and no code of the job is to blame.
+        # The job waits for a storage that is full or away; no worker and no code of the job is to
+        # blame.
         self._job.failures += not failure.is_storage
         data = failure.model_dump(mode="json", exclude={"kind"})
         self._tell(record, "workers", {"what": "failed", **data, "world_size": 0})
@@ -257,7 +305,9 @@ class _Intake:
         step_job(self._session, self._job, status, reason=reason, message=message, now=now)
 
     def _take_end(self, record: Record, end: EndRecord | PausedRecord) -> None:
-        """The end of a job or an attempt is written by the ledger, after all that came before it."""
+        """The end of a job or an attempt is written by the ledger, after all that came
+        before it.
+        """
 
     def _tell(self, record: Record, kind: str, data: dict[str, Any]) -> None:
         stamped = {"attempt": record.attempt, "generation": record.generation, **data}
@@ -268,7 +318,9 @@ class _Intake:
 
 
 def resume_training(session: Session, job: JobRow, *, now: float) -> None:
-    """Show again what the job trains with, after it waited for its storage, made no steps or was LOST."""
+    """Show again what the job trains with, after it waited for its storage, made no steps or was
+    LOST.
+    """
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     message = attempt.message if attempt is not None else ""
     step_job(session, job, Status.RUNNING, reason=Reason.TRAINING, message=message, now=now)
@@ -284,9 +336,13 @@ def _ray_run(job: JobRow, attempt: int, started: Started) -> dict[str, Any]:
 def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
     if old is None:
         return True
-    # Not ordered by time: a worker's clock may be set back. An epoch's end and its last step have the same step.
+    # Not ordered by time: a worker's clock may be set back. An epoch's end and its last step have
+    # the same step.
     places = ("attempt", "generation", "step", "epoch")
-    new_place, old_place = tuple(getattr(progress, name) for name in places), tuple(old[name] for name in places)
+    new_place, old_place = (
+        tuple(getattr(progress, name) for name in places),
+        tuple(old[name] for name in places),
+    )
     return new_place > old_place or (new_place == old_place and progress.time != old["time"])
 
 
@@ -303,7 +359,9 @@ def _train_message(started: Started) -> str:
     parts = [f"{_workers(started.world_size)} train{'s' if started.world_size == 1 else ''}"]
     if started.cause != "start":
         done = {"resize": "resized", "recovery": "recovered"}[started.cause]
-        parts.append(f"{done} from {started.previous_world_size} with {started.seconds_lost:.1f} s lost")
+        parts.append(
+            f"{done} from {started.previous_world_size} with {started.seconds_lost:.1f} s lost"
+        )
     if started.resumed_from:
         parts.append(f"from checkpoint {started.resumed_from}")
     if started.steps_rolled_back:

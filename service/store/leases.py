@@ -17,7 +17,9 @@ _RENEWALS = 3
 
 
 class LeaseLost(Exception):
-    """Another scheduler holds the lease: whatever this one has in hand is not its business any more."""
+    """Another scheduler holds the lease: whatever this one has in hand is not its business any
+    more.
+    """
 
 
 class Lease:
@@ -37,7 +39,9 @@ class Lease:
         self._clock = clock
         self._passed = passed
         self._watched: tuple[int, float, float] | None = None
-        """Token and renewal time of another scheduler's lease, and when they were first seen (monotonic)."""
+        """Token and renewal time of another scheduler's lease, and when they were first seen
+        (monotonic).
+        """
         self._lease_s = lease_s
         self._token: int | None = None
         self._renewed_at = 0.0
@@ -53,7 +57,8 @@ class Lease:
         return self._token
 
     def confirm(self, token: int) -> None:
-        """Ask the database, whatever was known before, and renew: what is done to the cluster cannot be undone.
+        """Ask the database, whatever was known before, and renew: what is done to the cluster
+        cannot be undone.
 
         Raises:
             LeaseLost: a newer token was given out since, or the lease was released.
@@ -78,7 +83,9 @@ class Lease:
     def _take(self, session: Session, now: float) -> int | None:
         row = _row(session)
         if row is None:
-            row = LeaseRow(name=SCHEDULER_LEASE, owner=self._owner, token=1, renewed_at=now, expires_at=0.0)
+            row = LeaseRow(
+                name=SCHEDULER_LEASE, owner=self._owner, token=1, renewed_at=now, expires_at=0.0
+            )
             session.add(row)
         elif row.token != self._token:
             if now < row.expires_at and not self._is_abandoned(row):
@@ -90,9 +97,9 @@ class Lease:
     def _is_abandoned(self, row: LeaseRow) -> bool:
         """Whether another scheduler has not renewed its lease for the length of the lease.
 
-        Measured on the monotonic clock of this process: after the wall clock was set back, an abandoned
-        lease would otherwise last until the wall clock reaches its expiry. A limit in wall-clock time would
-        take the lease from a live scheduler whose clock is ahead.
+        Measured on the monotonic clock of this process: after the wall clock was set back, an
+        abandoned lease would otherwise last until the wall clock reaches its expiry. A limit in
+        wall-clock time would take the lease from a live scheduler whose clock is ahead.
         """
         now, seen = self._passed(), (row.token, row.renewed_at)
         if self._watched is None or self._watched[:2] != seen:
@@ -101,10 +108,14 @@ class Lease:
 
 
 def holds(session: Session, token: int) -> bool:
-    """Whether this token is still the newest; nobody can take the lease before the transaction ends."""
+    """Whether this token is still the newest; nobody can take the lease before the transaction
+    ends.
+    """
     row = _row(session)
     return row is not None and row.token == token
 
 
 def _row(session: Session) -> LeaseRow | None:
-    return session.scalar(select(LeaseRow).where(LeaseRow.name == SCHEDULER_LEASE).with_for_update())
+    return session.scalar(
+        select(LeaseRow).where(LeaseRow.name == SCHEDULER_LEASE).with_for_update()
+    )

@@ -1,7 +1,8 @@
 """What the scheduler finds out and decides, each as one guarded transaction.
 
-A write names the lease's token, and where it rests on what was read before, the version of the row that was read. Where
-either is not true any more nothing is written, and the scheduler goes on with its next look.
+A write names the lease's token, and where it rests on what was read before, the version of the row
+that was read. Where either is not true any more nothing is written, and the scheduler goes on with
+its next look.
 """
 
 from __future__ import annotations
@@ -34,8 +35,13 @@ from workers.plain_text import clean_text
 
 Change = Callable[[Session, JobRow], None]
 _WAITING_FOR_WORKERS = frozenset({Status.STARTING, Status.RESIZING, Status.RECOVERING})
-_STOPS: Mapping[Status, Literal["cancel", "pause"]] = {Status.STOPPING: "cancel", Status.PAUSING: "pause"}
-"""What an attempt is ordered; one that is resumed while it pauses ends nevertheless, and the next one goes on."""
+_STOPS: Mapping[Status, Literal["cancel", "pause"]] = {
+    Status.STOPPING: "cancel",
+    Status.PAUSING: "pause",
+}
+"""What an attempt is ordered; one that is resumed while it pauses ends nevertheless, and the next
+one goes on.
+"""
 _AFTER_PAUSE = {
     Desired.PAUSE: (Status.PAUSED, Reason.PAUSED_BY_USER, "resume it and it goes on from there"),
     Desired.RUN: (Status.QUEUED, Reason.RESUMED, "it goes on from there as soon as there is room"),
@@ -60,8 +66,16 @@ class Ledger:
             job.workers, job.deadline, job.orders_confirmed = workers, now + timeout_s, 0
             job.orders_version += 1
             message = f"{workers} worker{'s' if workers > 1 else ''} start"
-            step_job(session, job, Status.STARTING, reason=Reason.ADMITTED, message=message, now=now)
-            attempt = AttemptRow(job_id=job.id, number=job.attempt, workers=workers, reason=job.reason, message=message)
+            step_job(
+                session, job, Status.STARTING, reason=Reason.ADMITTED, message=message, now=now
+            )
+            attempt = AttemptRow(
+                job_id=job.id,
+                number=job.attempt,
+                workers=workers,
+                reason=job.reason,
+                message=message,
+            )
             attempt.created_at = now
             session.add(attempt)
 
@@ -76,18 +90,24 @@ class Ledger:
         return self._decide(
             seen,
             token,
-            lambda session, job: step_job(session, job, Status.QUEUED, reason=reason, message=message, now=now),
+            lambda session, job: step_job(
+                session, job, Status.QUEUED, reason=reason, message=message, now=now
+            ),
         )
 
     def regrant(self, seen: JobRow, token: int, *, workers: int, why: str) -> bool:
-        """Let a job hold another number of workers; its supervisor hires or dismisses at a step boundary."""
+        """Let a job hold another number of workers; its supervisor hires or dismisses at a step
+        boundary.
+        """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
             data = {"what": "granted", "old": job.workers, "new": workers, "message": why}
             job.workers = workers
             job.orders_version += 1
-            append_event(session, job, "workers", data={**data, "world_size": job.world_size}, now=now)
+            append_event(
+                session, job, "workers", data={**data, "world_size": job.world_size}, now=now
+            )
 
         return self._decide(seen, token, change)
 
@@ -102,7 +122,9 @@ class Ledger:
         return self._decide(
             seen,
             token,
-            lambda session, job: step_job(session, job, status, reason=reason, message=message, now=now),
+            lambda session, job: step_job(
+                session, job, status, reason=reason, message=message, now=now
+            ),
         )
 
     def _show_wait(self, seen: JobRow, token: int, message: str, *, waits: bool) -> bool:
@@ -122,11 +144,13 @@ class Ledger:
     def take_over(self, seen: JobRow, token: int, drained: Drained) -> bool:
         """Store what a running job reported.
 
-        Nothing in it rests on the row that was read but the cursor, which is looked at again; so a person's write in
-        between does not make the lines of output be lost.
+        Nothing in it rests on the row that was read but the cursor, which is looked at again; so a
+        person's write in between does not make the lines of output be lost.
         """
         now = self._clock()
-        return self._write(seen.id, token, lambda session, job: take_over(session, job, drained, now=now))
+        return self._write(
+            seen.id, token, lambda session, job: take_over(session, job, drained, now=now)
+        )
 
     def confirm_orders(self, seen: JobRow, token: int, version: int) -> bool:
         """The workers' side holds the orders of that version."""
@@ -134,11 +158,15 @@ class Ledger:
 
         def change(session: Session, job: JobRow) -> None:
             job.orders_confirmed = version
-            change_overrides(session, job, lambda standing: overrides.deliver(standing, version), now=now)
+            change_overrides(
+                session, job, lambda standing: overrides.deliver(standing, version), now=now
+            )
 
         return self._write(seen.id, token, change)
 
-    def lose(self, seen: JobRow, token: int, *, action: Lose, history: Drained, budget: int) -> bool:
+    def lose(
+        self, seen: JobRow, token: int, *, action: Lose, history: Drained, budget: int
+    ) -> bool:
         """An attempt is gone: the job waits for its next one, or has lost too many in a row.
 
         What it left in its journal comes first: it may have got further than was known.
@@ -152,7 +180,10 @@ class Ledger:
             job.lost_attempts += 1
             if job.lost_attempts > budget:
                 failed = Reason.START_FAILED if reason is Reason.START_TIMED_OUT else Reason.LOST
-                text = f"{message}; {job.lost_attempts} in a row were lost without a checkpoint, the limit is {budget}"
+                text = (
+                    f"{message}; {job.lost_attempts} in a row were lost without a checkpoint, the"
+                    f" limit is {budget}"
+                )
                 _end(session, job, Status.FAILED, reason=failed, message=text, now=now)
                 return
             job.workers, job.world_size, job.deadline = 0, 0, None
@@ -162,7 +193,9 @@ class Ledger:
         return self._decide(seen, token, change)
 
     def requeue(self, seen: JobRow, token: int, *, message: str, history: Drained) -> bool:
-        """Return a job whose processes were not placed to the queue; the attempt does not count as lost."""
+        """Return a job whose processes were not placed to the queue; the attempt does not count as
+        lost.
+        """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -175,7 +208,9 @@ class Ledger:
         return self._decide(seen, token, change)
 
     def mark_lost(self, seen: JobRow, token: int, *, message: str, left_s: float) -> bool:
-        """Set a guest run to LOST; unless it gives a sign of life, it is closed after `left_s` seconds."""
+        """Set a guest run to LOST; unless it gives a sign of life, it is closed after `left_s`
+        seconds.
+        """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -189,7 +224,8 @@ class Ledger:
         now = self._clock()
         since = datetime.fromtimestamp(now - idle_s, UTC)
         message = (
-            f"no step since {since:%Y-%m-%d %H:%M:%S} UTC; its process is alive: it evaluates, saves, compiles or hangs"
+            f"no step since {since:%Y-%m-%d %H:%M:%S} UTC; its process is alive: it evaluates,"
+            " saves, compiles or hangs"
         )
 
         def change(session: Session, job: JobRow) -> None:
@@ -198,7 +234,9 @@ class Ledger:
         return self._decide(seen, token, change)
 
     def register_guest(self, guest: Guest, token: int) -> bool:
-        """Insert or update the row of a guest run; False if the lease is lost or the run has ended."""
+        """Insert or update the row of a guest run; False if the lease is lost or the run
+        has ended.
+        """
         now = self._clock()
         with self._database.write() as session:
             job = session.get(JobRow, guest.job_id, with_for_update=True)
@@ -214,7 +252,9 @@ class Ledger:
             return True
 
     def park(self, seen: JobRow, token: int, *, drained: Drained) -> bool:
-        """The attempt has paused: the job stands still, or goes on where people have resumed or cancelled it since."""
+        """The attempt has paused: the job stands still, or goes on where people have resumed or
+        cancelled it since.
+        """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -223,7 +263,14 @@ class Ledger:
             _close_attempt(session, job, Reason.PAUSED_BY_USER, message=message, now=now)
             if job.desired == Desired.CANCEL:
                 message = "cancelled while it paused"
-                _end(session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now)
+                _end(
+                    session,
+                    job,
+                    Status.CANCELLED,
+                    reason=Reason.CANCELLED_BY_USER,
+                    message=message,
+                    now=now,
+                )
                 return
             job.workers, job.world_size, job.deadline = 0, 0, None
             status, reason, then = _AFTER_PAUSE[Desired(job.desired)]
@@ -232,27 +279,47 @@ class Ledger:
         return self._write(seen.id, token, change)
 
     def finish(self, seen: JobRow, token: int, *, end: EndRecord, drained: Drained) -> bool:
-        """The job is over: what was still missing of its history and its end, in one transaction."""
+        """The job is over: what was still missing of its history and its end, in one
+        transaction.
+        """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
             take_over(session, job, drained, now=now)
             message = end.message or _message_of(job, end)
             _close_attempt(session, job, Reason(end.reason), message=message, now=now)
-            _end(session, job, Status(end.status), reason=Reason(end.reason), message=message, now=now)
+            _end(
+                session,
+                job,
+                Status(end.status),
+                reason=Reason(end.reason),
+                message=message,
+                now=now,
+            )
 
         return self._decide(seen, token, change)
 
     def keep_cluster(
-        self, token: int, *, nodes: Sequence[Node] | None, message: str = "", dashboard_url: str | None = None
+        self,
+        token: int,
+        *,
+        nodes: Sequence[Node] | None,
+        message: str = "",
+        dashboard_url: str | None = None,
     ) -> bool:
-        """Store what the cluster looks like; None if it did not answer: then its last picture stays."""
+        """Store what the cluster looks like; None if it did not answer: then its last picture
+        stays.
+        """
         now = self._clock()
         with self._database.write() as session:
             if not holds(session, token):
                 return False
             row = session.get(ClusterRow, 1) or ClusterRow(id=1, nodes=[], seen_at=None)
-            row.reachable, row.message, row.dashboard_url = nodes is not None, message, dashboard_url
+            row.reachable, row.message, row.dashboard_url = (
+                nodes is not None,
+                message,
+                dashboard_url,
+            )
             if nodes is not None:
                 row.nodes, row.seen_at = [asdict(node) for node in nodes], now
             session.add(row)
@@ -263,13 +330,18 @@ class Ledger:
         rows = [row for row in self._repository.overrides(job.id) if row.state in ORDERED]
         ordered = [_ordered(row) for row in rows if is_override_readable(row)]
         return Orders(
-            version=job.orders_version, overrides=tuple(ordered), stop=_STOPS.get(Status(job.status)), size=_size(job)
+            version=job.orders_version,
+            overrides=tuple(ordered),
+            stop=_STOPS.get(Status(job.status)),
+            size=_size(job),
         )
 
     def _decide(self, seen: JobRow, token: int, change: Change) -> bool:
         return self._write(seen.id, token, change, version=seen.version)
 
-    def _write(self, job_id: str, token: int, change: Change, *, version: int | None = None) -> bool:
+    def _write(
+        self, job_id: str, token: int, change: Change, *, version: int | None = None
+    ) -> bool:
         with self._database.write() as session:
             job = session.get(JobRow, job_id, with_for_update=True)
             mine = holds(session, token)
@@ -283,17 +355,23 @@ class Ledger:
 
 
 def _size(job: JobRow) -> Size | None:
-    """What the workers' side is to keep: a minimum above the grant is grown to first, and not waited for."""
+    """What the workers' side is to keep: a minimum above the grant is grown to first, and not
+    waited for.
+    """
     return Size(min=min(job.min_workers, job.workers), target=job.workers) if job.workers else None
 
 
-def _close_attempt(session: Session, job: JobRow, reason: Reason, *, message: str, now: float) -> None:
+def _close_attempt(
+    session: Session, job: JobRow, reason: Reason, *, message: str, now: float
+) -> None:
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     if attempt is not None:
         attempt.reason, attempt.message, attempt.ended_at = reason.value, message, now
 
 
-def _end(session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float) -> None:
+def _end(
+    session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
+) -> None:
     change_overrides(session, job, overrides.end, now=now)
     step_job(session, job, status, reason=reason, message=message, now=now)
     end_event(session, job, now)
@@ -301,20 +379,33 @@ def _end(session: Session, job: JobRow, status: Status, *, reason: Reason, messa
 
 def _message_of(job: JobRow, end: EndRecord) -> str:
     if job.kind == Kind.GUEST:
-        return "its script ended" if end.status == "SUCCEEDED" else "its script ended without a message"
+        return (
+            "its script ended"
+            if end.status == "SUCCEEDED"
+            else "its script ended without a message"
+        )
     if end.status == "SUCCEEDED":
         epochs = spec_value(job, "training.epochs", 0)
         return f"all {epochs} epochs are trained" if epochs else "all epochs are trained"
-    return "cancelled by a person" if end.status == "CANCELLED" else "it ended without a message; its logs say more"
+    return (
+        "cancelled by a person"
+        if end.status == "CANCELLED"
+        else "it ended without a message; its logs say more"
+    )
 
 
 def _pause_message(drained: Drained) -> str:
     """Describe how much of the work is saved."""
-    pauses = [record.payload for record in drained.records if isinstance(record.payload, PausedRecord)]
+    pauses = [
+        record.payload for record in drained.records if isinstance(record.payload, PausedRecord)
+    ]
     step, saved = (pauses[-1].step, pauses[-1].saved_step) if pauses else (None, None)
     if step is None or saved is None or saved >= step:
         return "paused; its state is saved"
-    return f"paused after {step} steps; its newest checkpoint has {saved} of them, the rest is trained again"
+    return (
+        f"paused after {step} steps; its newest checkpoint has {saved} of them, the rest is trained"
+        " again"
+    )
 
 
 def _ordered(row: OverrideRow) -> Override:

@@ -1,7 +1,7 @@
 """The tables. Times are seconds since 1970; JSON columns hold what the contract's records dump.
 
-A job's row is the unit of agreement: whoever writes anything of a job raises `version` in the same transaction, and
-event numbers come from it.
+A job's row is the unit of agreement: whoever writes anything of a job raises `version` in the same
+transaction, and event numbers come from it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class JobRow(Base):
     storage: Mapped[dict[str, Any] | None]
     """`StorageUse` of the newest worker group, and when that was; None before the first."""
     ray_run: Mapped[dict[str, Any] | None]
-    """What runs the newest worker group in Ray (`service.domain.ray_run.RayRun`); None before the first."""
+    """What runs the newest worker group in Ray (`service.domain.ray_run.RayRun`); None before the
+    first.
+    """
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     created_at: Mapped[float]
     started_at: Mapped[float | None]
@@ -176,7 +178,9 @@ class AckRow(Base):
 
     __tablename__ = "acks"
 
-    override_id: Mapped[str] = mapped_column(_ID, ForeignKey("overrides.id", ondelete="CASCADE"), primary_key=True)
+    override_id: Mapped[str] = mapped_column(
+        _ID, ForeignKey("overrides.id", ondelete="CASCADE"), primary_key=True
+    )
     rank: Mapped[int] = mapped_column(primary_key=True)
     step: Mapped[int]
     digest: Mapped[str] = mapped_column(PlainText(64))

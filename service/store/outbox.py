@@ -1,4 +1,6 @@
-"""Changes of a job's row and the events that tell of them, always in the transaction of the change."""
+"""Changes of a job's row and the events that tell of them, always in the transaction of the
+change.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class ForbiddenStep(Exception):
     """A job was to go where its state does not lead: a mistake of ours, nothing is written."""
 
 
-def append_event(session: Session, job: JobRow, kind: str, *, data: dict[str, Any], now: float) -> None:
+def append_event(
+    session: Session, job: JobRow, kind: str, *, data: dict[str, Any], now: float
+) -> None:
     """Append an event, dated `now` but never earlier than the previous event of the job."""
     before = session.get(EventRow, (job.id, job.event_seq)) if job.event_seq else None
     job.event_seq += 1
@@ -28,7 +32,9 @@ def append_event(session: Session, job: JobRow, kind: str, *, data: dict[str, An
     session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
 
 
-def step_job(session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float) -> None:
+def step_job(
+    session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
+) -> None:
     """Bring the job to a state, with an event where anything changed.
 
     Raises:
@@ -67,9 +73,15 @@ def end_event(session: Session, job: JobRow, now: float) -> None:
 
 def standings(session: Session, job: JobRow) -> dict[str, tuple[OverrideRow, Standing]]:
     """All overrides of the job by id, in order of arrival."""
-    rows = list(session.scalars(select(OverrideRow).where(OverrideRow.job_id == job.id).order_by(OverrideRow.number)))
+    rows = list(
+        session.scalars(
+            select(OverrideRow).where(OverrideRow.job_id == job.id).order_by(OverrideRow.number)
+        )
+    )
     acks: dict[str, list[Ack]] = {row.id: [] for row in rows}
-    query = select(AckRow).join(OverrideRow).where(OverrideRow.job_id == job.id).order_by(AckRow.rank)
+    query = (
+        select(AckRow).join(OverrideRow).where(OverrideRow.job_id == job.id).order_by(AckRow.rank)
+    )
     for ack in session.scalars(query):
         acks[ack.override_id].append(Ack(rank=ack.rank, step=ack.step, digest=ack.digest))
     return {row.id: (row, _standing(row, acks[row.id])) for row in rows}
@@ -92,7 +104,9 @@ def _standing(row: OverrideRow, acks: list[Ack]) -> Standing:
     )
 
 
-def keep_standing(session: Session, job: JobRow, *, row: OverrideRow, old: Standing, new: Standing, now: float) -> None:
+def keep_standing(
+    session: Session, job: JobRow, *, row: OverrideRow, old: Standing, new: Standing, now: float
+) -> None:
     """Write what changed of an override, and tell it."""
     if old == new:
         return
@@ -105,7 +119,8 @@ def keep_standing(session: Session, job: JobRow, *, row: OverrideRow, old: Stand
         # One rank may have answered twice; its last word is kept, and the message says so.
         by_rank = {ack.rank: ack for ack in new.acks}
         session.add_all(
-            AckRow(override_id=row.id, rank=ack.rank, step=ack.step, digest=ack.digest) for ack in by_rank.values()
+            AckRow(override_id=row.id, rank=ack.rank, step=ack.step, digest=ack.digest)
+            for ack in by_rank.values()
         )
     # While it holds, every switch is acknowledged anew: only what people see changes is an event.
     if replace(old, acks=()) != replace(new, acks=()) or len(old.acks) != len(new.acks):

@@ -1,7 +1,8 @@
 """Connections to PostgreSQL with timeouts, and separate pools for readers and writers.
 
-A frozen process, or one whose machine is gone, keeps the locks of its open transaction. Session timeouts end such a
-transaction, and TCP keepalives detect a lost peer on both ends, so that no process waits for it indefinitely.
+A frozen process, or one whose machine is gone, keeps the locks of its open transaction. Session
+timeouts end such a transaction, and TCP keepalives detect a lost peer on both ends, so that no
+process waits for it indefinitely.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Limits:
     connect_s: float = 10.0
     statement_s: float = 30.0
     lock_s: float = 20.0
-    """Longer than `idle_in_transaction_s`, so that a lock held by a frozen process can still be obtained."""
+    """Longer than `idle_in_transaction_s`, so that a lock held by a frozen process can still be
+    obtained.
+    """
     idle_in_transaction_s: float = 10.0
     """No slow work happens inside a transaction: one that is idle this long belongs to a frozen
     process."""
@@ -54,7 +57,9 @@ def lift_limits(connection: Connection) -> None:
 
 def _create(url: str, limits: Limits, **options: Any) -> Engine:
     arguments = _connect_args(make_url(url), limits)
-    return create_engine(url, connect_args=arguments, pool_pre_ping=True, pool_timeout=_POOL_WAIT_S, **options)
+    return create_engine(
+        url, connect_args=arguments, pool_pre_ping=True, pool_timeout=_POOL_WAIT_S, **options
+    )
 
 
 def _connect_args(url: URL, limits: Limits) -> dict[str, Any]:
@@ -80,7 +85,10 @@ def _connect_args(url: URL, limits: Limits) -> dict[str, Any]:
     options = [f"-c {name}={value}" for name, value in of_session.items()]
     # The server uses the last value of a repeated option.
     options += [given] if isinstance(given, str) else [*given]
-    return {**{name: value for name, value in of_socket.items() if name not in url.query}, "options": " ".join(options)}
+    return {
+        **{name: value for name, value in of_socket.items() if name not in url.query},
+        "options": " ".join(options),
+    }
 
 
 def _ms(seconds: float) -> str:

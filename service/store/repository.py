@@ -1,6 +1,8 @@
-"""The reading side of the store: every method is one short read of one state; rows are detached and stay usable.
+"""The reading side of the store: every method is one short read of one state; rows are detached and
+stay usable.
 
-Writing has its own homes: `commands.py` (what people ask for), `ledger.py` (what the scheduler finds out).
+Writing has its own homes: `commands.py` (what people ask for), `ledger.py` (what the scheduler
+finds out).
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ SCHEDULER_LEASE = "scheduler"
 Row = TypeVar("Row")
 _UNFINISHED = tuple(status.value for status in Status if status not in ENDED)
 """Listed explicitly: an index serves `IN`, but not `NOT IN`."""
-_LOWEST_ID, _HIGHEST_ID = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
+_LOWEST_ID, _HIGHEST_ID = (
+    "00000000-0000-0000-0000-000000000000",
+    "ffffffff-ffff-ffff-ffff-ffffffffffff",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +66,16 @@ class HistoryPage:
     beyond: tuple[int, ...] | None = None
     """Position of the last item of the previous page."""
 
-    def cut(self, query: Select[Row], position: Sequence[InstrumentedAttribute[int]]) -> Select[Row]:
+    def cut(
+        self, query: Select[Row], position: Sequence[InstrumentedAttribute[int]]
+    ) -> Select[Row]:
         """Restrict and order a query; `position` are the columns that order it."""
         if self.beyond is not None:
             here, last = tuple_(*position), tuple_(*self.beyond)
             query = query.where(here < last if self.newest_first else here > last)
-        return query.order_by(*(column.desc() if self.newest_first else column for column in position)).limit(
-            self.limit
-        )
+        return query.order_by(
+            *(column.desc() if self.newest_first else column for column in position)
+        ).limit(self.limit)
 
 
 WHOLE_HISTORY = HistoryPage()
@@ -93,14 +100,18 @@ class Repository:
 
     def jobs(self, wanted: JobFilter) -> list[JobRow]:
         """Jobs that the filter takes, newest first."""
-        query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(wanted.limit)
+        query = (
+            select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(wanted.limit)
+        )
         if wanted.statuses:
             query = query.where(JobRow.status.in_(wanted.statuses))
         if wanted.name is not None:
             query = query.where(JobRow.name == wanted.name)
         if wanted.id_prefix is not None:
             # A range of full ids can use the primary key in every collation.
-            lowest, highest = (wanted.id_prefix + end[len(wanted.id_prefix) :] for end in (_LOWEST_ID, _HIGHEST_ID))
+            lowest, highest = (
+                wanted.id_prefix + end[len(wanted.id_prefix) :] for end in (_LOWEST_ID, _HIGHEST_ID)
+            )
             query = query.where(JobRow.id.between(lowest, highest))
         for key, value in wanted.labels:
             query = query.where(JobRow.labels[key].as_string() == value)
@@ -110,7 +121,11 @@ class Repository:
 
     def unfinished(self) -> list[JobRow]:
         """Jobs that have not ended, oldest first."""
-        return self._all(select(JobRow).where(JobRow.status.in_(_UNFINISHED)).order_by(JobRow.created_at, JobRow.id))
+        return self._all(
+            select(JobRow)
+            .where(JobRow.status.in_(_UNFINISHED))
+            .order_by(JobRow.created_at, JobRow.id)
+        )
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the jobs that have not ended."""
@@ -119,7 +134,9 @@ class Repository:
 
     def shown(self, ended_after: float) -> list[JobRow]:
         """Jobs that have not ended, and those that ended at that time or later; oldest first."""
-        query = select(JobRow).where(or_(JobRow.status.in_(_UNFINISHED), JobRow.ended_at >= ended_after))
+        query = select(JobRow).where(
+            or_(JobRow.status.in_(_UNFINISHED), JobRow.ended_at >= ended_after)
+        )
         return self._all(query.order_by(JobRow.created_at, JobRow.id))
 
     def queue(self) -> list[JobRow]:
@@ -128,10 +145,14 @@ class Repository:
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
     def first_without_room(self, rows: Sequence[JobRow]) -> str | None:
-        """Id of the first queued job without capacity; None if none of these rows waits behind one."""
+        """Id of the first queued job without capacity; None if none of these rows waits
+        behind one.
+        """
         if all(row.message != WAITS_ITS_TURN for row in rows):
             return None
-        queue = select(JobRow.id).where(JobRow.status == Status.QUEUED, JobRow.reason == Reason.WAITING_FOR_ROOM)
+        queue = select(JobRow.id).where(
+            JobRow.status == Status.QUEUED, JobRow.reason == Reason.WAITING_FOR_ROOM
+        )
         return self._first(queue.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
     def holding(self) -> list[JobRow]:
@@ -140,21 +161,34 @@ class Repository:
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
     def named_code(self) -> set[str]:
-        """SHA-256 of every upload that a job names, the ended ones included: they may be submitted again."""
+        """SHA-256 of every upload that a job names, the ended ones included: they may be submitted
+        again.
+        """
         named = JobRow.spec["code"].as_string()
         with self.database.read() as session:
-            return {str(sha256) for sha256 in session.scalars(select(named).where(named.is_not(None)).distinct())}
+            return {
+                str(sha256)
+                for sha256 in session.scalars(select(named).where(named.is_not(None)).distinct())
+            }
 
     def count_by_status(self, kind: Kind = Kind.JOB) -> dict[str, int]:
-        """Count jobs or guest runs by status, the ended ones included; a status without any is 0."""
-        query = select(JobRow.status, func.count()).where(JobRow.kind == kind).group_by(JobRow.status)
+        """Count jobs or guest runs by status, the ended ones included; a status without any
+        is 0.
+        """
+        query = (
+            select(JobRow.status, func.count()).where(JobRow.kind == kind).group_by(JobRow.status)
+        )
         with self.database.read() as session:
             found = session.execute(query).all()
-        return {status.value: 0 for status in Status} | {str(status): int(count) for status, count in found}
+        return {status.value: 0 for status in Status} | {
+            str(status): int(count) for status, count in found
+        }
 
     def attempts(self, job_id: str) -> list[AttemptRow]:
         """All attempts, oldest first."""
-        return self._all(select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number))
+        return self._all(
+            select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number)
+        )
 
     def epochs(self, job_id: str, page: HistoryPage = WHOLE_HISTORY) -> list[EpochRow]:
         """Finished epochs; the whole history, oldest first, by default."""
@@ -173,7 +207,9 @@ class Repository:
 
     def newest_epoch(self, job_id: str) -> EpochRow | None:
         """The last finished epoch."""
-        return self._first(select(EpochRow).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch.desc()))
+        return self._first(
+            select(EpochRow).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch.desc())
+        )
 
     def decisions(self, job_id: str, page: HistoryPage = WHOLE_HISTORY) -> list[DecisionRow]:
         """Decisions; the whole history, oldest first, by default."""
@@ -192,15 +228,24 @@ class Repository:
 
     def overrides(self, job_id: str) -> list[OverrideRow]:
         """All overrides, oldest first."""
-        return self._all(select(OverrideRow).where(OverrideRow.job_id == job_id).order_by(OverrideRow.number))
+        return self._all(
+            select(OverrideRow).where(OverrideRow.job_id == job_id).order_by(OverrideRow.number)
+        )
 
     def override(self, job_id: str, override_id: str) -> OverrideRow | None:
         """One override of the job."""
-        return self._first(select(OverrideRow).where(OverrideRow.job_id == job_id, OverrideRow.id == override_id))
+        return self._first(
+            select(OverrideRow).where(OverrideRow.job_id == job_id, OverrideRow.id == override_id)
+        )
 
     def acks(self, job_id: str) -> dict[str, list[AckRow]]:
         """Acknowledgements by override id, in rank order."""
-        query = select(AckRow).join(OverrideRow).where(OverrideRow.job_id == job_id).order_by(AckRow.rank)
+        query = (
+            select(AckRow)
+            .join(OverrideRow)
+            .where(OverrideRow.job_id == job_id)
+            .order_by(AckRow.rank)
+        )
         by_override: dict[str, list[AckRow]] = {}
         for ack in self._all(query):
             by_override.setdefault(ack.override_id, []).append(ack)
@@ -219,7 +264,11 @@ class Repository:
     def known(self, job_ids: Collection[str]) -> set[str]:
         """Subset of the ids that have a row, including ended jobs."""
         with self.database.read() as session:
-            return set(session.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids)))) if job_ids else set()
+            return (
+                set(session.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids))))
+                if job_ids
+                else set()
+            )
 
     def installation(self) -> str:
         """Id of this installation."""

@@ -32,7 +32,9 @@ class JobHistory:
     overrides_by_state: dict[str, int] = field(default_factory=dict)
 
 
-def read_histories(database: Database, job_ids: Sequence[str], *, look_back: int) -> Mapping[str, JobHistory]:
+def read_histories(
+    database: Database, job_ids: Sequence[str], *, look_back: int
+) -> Mapping[str, JobHistory]:
     """Read histories by job id, with the newest `look_back` epochs and decisions of each job."""
     found: dict[str, JobHistory] = defaultdict(JobHistory)
     with database.read() as session:
@@ -41,18 +43,28 @@ def read_histories(database: Database, job_ids: Sequence[str], *, look_back: int
     return found
 
 
-def _read(session: Session, ids: Sequence[str], found: Mapping[str, JobHistory], *, look_back: int) -> None:
+def _read(
+    session: Session, ids: Sequence[str], found: Mapping[str, JobHistory], *, look_back: int
+) -> None:
     for epoch in _newest(session, ids, [EpochRow.epoch], count=look_back):
         found[epoch.job_id].epochs.append(epoch)
     for decision in _newest(session, ids, [DecisionRow.step, DecisionRow.epoch], count=look_back):
         found[decision.job_id].decisions.append(decision)
     for checkpoint in _newest(session, ids, [CheckpointRow.time, CheckpointRow.name], count=1):
         found[checkpoint.job_id].checkpoint = checkpoint
-    counts = select(DecisionRow.job_id, func.count()).where(DecisionRow.job_id.in_(ids)).group_by(DecisionRow.job_id)
+    counts = (
+        select(DecisionRow.job_id, func.count())
+        .where(DecisionRow.job_id.in_(ids))
+        .group_by(DecisionRow.job_id)
+    )
     for job_id, count in session.execute(counts):
         found[job_id].num_decisions = count
-    overrides = select(OverrideRow.job_id, OverrideRow.state, func.count()).where(OverrideRow.job_id.in_(ids))
-    for job_id, state, count in session.execute(overrides.group_by(OverrideRow.job_id, OverrideRow.state)):
+    overrides = select(OverrideRow.job_id, OverrideRow.state, func.count()).where(
+        OverrideRow.job_id.in_(ids)
+    )
+    for job_id, state, count in session.execute(
+        overrides.group_by(OverrideRow.job_id, OverrideRow.state)
+    ):
         found[job_id].overrides_by_state[state] = count
 
 

@@ -1,4 +1,6 @@
-"""What people ask of a job that is there, each as one transaction: resize, pause, resume, cancel."""
+"""What people ask of a job that is there, each as one transaction: resize, pause, resume,
+cancel.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
 
 CheckJob = Callable[[JobRow], None]
-"""Raises where the caller's condition on the job (If-Match) does not hold; runs inside the transaction."""
+"""Raises where the caller's condition on the job (If-Match) does not hold; runs inside the
+transaction.
+"""
 Change = Callable[[Session, JobRow], None]
 
 
 class Steering:
     """Writes what people ask of one job; asking again for what is asked already changes nothing.
 
-    Raises (every method): NotFound, there is no such job; Conflict, it has ended or is being cancelled.
+    Raises (every method): NotFound, there is no such job; Conflict, it has ended or is being
+        cancelled.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -56,40 +61,73 @@ class Steering:
         )
 
     def pause(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
-        """Wish the job to stand still: at once where it waits, else its workers have `grace_s` seconds to save."""
+        """Wish the job to stand still: at once where it waits, else its workers have `grace_s`
+        seconds to save.
+        """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
             job.desired = Desired.PAUSE.value
             if job.status == Status.QUEUED:
                 message = "paused while it waited; resume it and it goes on"
-                step_job(session, job, Status.PAUSED, reason=Reason.PAUSED_BY_USER, message=message, now=now)
+                step_job(
+                    session,
+                    job,
+                    Status.PAUSED,
+                    reason=Reason.PAUSED_BY_USER,
+                    message=message,
+                    now=now,
+                )
                 return
             if job.status != Status.PAUSING:
                 job.orders_version += 1
                 job.deadline = now + grace_s
             message = "the workers save their state; then it stands still until it is resumed"
-            step_job(session, job, Status.PAUSING, reason=Reason.PAUSE_REQUESTED, message=message, now=now)
+            step_job(
+                session,
+                job,
+                Status.PAUSING,
+                reason=Reason.PAUSE_REQUESTED,
+                message=message,
+                now=now,
+            )
 
-        return self._ask(job_id, change, what="paused", check=check, is_asked=lambda job: job.desired == Desired.PAUSE)
+        return self._ask(
+            job_id,
+            change,
+            what="paused",
+            check=check,
+            is_asked=lambda job: job.desired == Desired.PAUSE,
+        )
 
     def resume(self, job_id: str, check: CheckJob) -> JobRow:
-        """Let a paused job go on from its newest checkpoint; one that is not paused yet pauses first."""
+        """Let a paused job go on from its newest checkpoint; one that is not paused yet pauses
+        first.
+        """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
             job.desired = Desired.RUN.value
             if job.status == Status.PAUSED:
                 message = "resumed; waits for the scheduler to look at it"
-                step_job(session, job, Status.QUEUED, reason=Reason.RESUMED, message=message, now=now)
+                step_job(
+                    session, job, Status.QUEUED, reason=Reason.RESUMED, message=message, now=now
+                )
                 return
             message = "resumed while its workers save their state; it goes on as soon as they have"
             step_job(session, job, Status.PAUSING, reason=Reason.RESUMED, message=message, now=now)
 
-        return self._ask(job_id, change, what="resumed", check=check, is_asked=lambda job: job.desired == Desired.RUN)
+        return self._ask(
+            job_id,
+            change,
+            what="resumed",
+            check=check,
+            is_asked=lambda job: job.desired == Desired.RUN,
+        )
 
     def cancel(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
-        """Request the job's end: at once where nothing runs, else the workers have `grace_s` seconds to save and stop.
+        """Request the job's end: at once where nothing runs, else the workers have `grace_s`
+        seconds to save and stop.
 
         Of guest runs, only a LOST one can be cancelled: its row is closed at once.
         """
@@ -110,11 +148,24 @@ class Steering:
             job.orders_version += 1
             job.deadline = now + grace_s
             message = "the workers save their state and stop"
-            step_job(session, job, Status.STOPPING, reason=Reason.CANCEL_REQUESTED, message=message, now=now)
+            step_job(
+                session,
+                job,
+                Status.STOPPING,
+                reason=Reason.CANCEL_REQUESTED,
+                message=message,
+                now=now,
+            )
             return job
 
     def _ask(
-        self, job_id: str, change: Change, *, what: str, check: CheckJob, is_asked: Callable[[JobRow], bool]
+        self,
+        job_id: str,
+        change: Change,
+        *,
+        what: str,
+        check: CheckJob,
+        is_asked: Callable[[JobRow], bool],
     ) -> JobRow:
         with self._database.write() as session:
             job = asked_job(session, job_id)
@@ -167,8 +218,8 @@ def refuse_guest(job: JobRow, what: str) -> None:
         run = stored_ray_run(job)
         train_run = f" (Ray Train run {run.train_run})" if run is not None and run.train_run else ""
         raise Conflict(
-            f"job {job.id} is a guest run and cannot be {what} here: its own Ray Train script{train_run} runs it; "
-            "change or stop the script where it was started"
+            f"job {job.id} is a guest run and cannot be {what} here: its own Ray Train"
+            f" script{train_run} runs it; change or stop the script where it was started"
         )
 
 
@@ -194,6 +245,12 @@ def _cancel_held(session: Session, job: JobRow, now: float) -> None:
     message = f"cancelled while it was {job.status.lower()}"
     attempt = session.get(AttemptRow, (job.id, job.attempt)) if job.status == Status.LOST else None
     if attempt is not None:
-        attempt.reason, attempt.message, attempt.ended_at = Reason.CANCELLED_BY_USER.value, message, now
-    step_job(session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now)
+        attempt.reason, attempt.message, attempt.ended_at = (
+            Reason.CANCELLED_BY_USER.value,
+            message,
+            now,
+        )
+    step_job(
+        session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now
+    )
     end_event(session, job, now)

@@ -1,6 +1,8 @@
-"""Reads JSON columns of rows, including those that this version cannot read: made by hand, or by another version.
+"""Reads JSON columns of rows, including those that this version cannot read: made by hand, or by
+another version.
 
-What cannot be read is logged and replaced by an empty value, so that one bad row fails neither a page nor a write.
+What cannot be read is logged and replaced by an empty value, so that one bad row fails neither a
+page nor a write.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ def layer_names(job: JobRow) -> list[str]:
 
 
 def stored_storage(job: JobRow) -> dict[str, Any] | None:
-    """Where the job's checkpoints are, and who saw that place; None before its first worker group."""
+    """Where the job's checkpoints are, and who saw that place; None before its first worker
+    group.
+    """
     readable = _read(job, "storage", _COLUMNS["storage"])
     return None if readable is None else job.storage
 
@@ -125,7 +129,9 @@ def _read(row: JobRow | AttemptRow | OverrideRow, name: str, column: _Column) ->
     except ValidationError as error:
         key = getattr(row, "id", None) or getattr(row, "job_id", None)
         if _is_first_report(row.__tablename__, key, name):
-            _log.error("unreadable column", table=row.__tablename__, row=key, column=name, error=str(error))
+            _log.error(
+                "unreadable column", table=row.__tablename__, row=key, column=name, error=str(error)
+            )
         return column.empty
 
 

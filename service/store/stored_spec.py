@@ -1,7 +1,8 @@
 """Reads specs from job rows, including those that this version of the service would reject.
 
-A spec is validated when it is submitted and stored unchanged. A later version may have other tasks and fields, but its
-responses, queue and metrics must still work: they read single values here, each with a default.
+A spec is validated when it is submitted and stored unchanged. A later version may have other tasks
+and fields, but its responses, queue and metrics must still work: they read single values here, each
+with a default.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ def spec_of(job: JobRow) -> JobSpec:
         UnreadableSpec: this version refuses the stored spec.
     """
     section = stored_spec(job).get("workers")
-    workers = {**(section if isinstance(section, dict) else {}), "min": job.min_workers, "max": job.max_workers}
+    workers = {
+        **(section if isinstance(section, dict) else {}),
+        "min": job.min_workers,
+        "max": job.max_workers,
+    }
     return read_spec(job, {**stored_spec(job), "workers": workers})
 
 
@@ -55,8 +60,8 @@ def read_spec(job: JobRow, spec: Mapping[str, Any]) -> JobSpec:
         where = ".".join(str(part) for part in item["loc"]) or "spec"
         why = f"{where}: {item['msg'].removeprefix('Value error, ')}"
         raise UnreadableSpec(
-            f"this version refuses its stored spec ({why}); submit job {job.id} again as this version takes it, or go "
-            "back to the version that stored it"
+            f"this version refuses its stored spec ({why}); submit job {job.id} again as this"
+            " version takes it, or go back to the version that stored it"
         ) from None
 
 
@@ -66,7 +71,9 @@ def stored_spec(job: JobRow) -> dict[str, Any]:
 
 
 def spec_value(job: JobRow, place: str, default: Value) -> Any:
-    """One value of the stored spec, such as `training.epochs`; the default if missing or of another type."""
+    """One value of the stored spec, such as `training.epochs`; the default if missing or of another
+    type.
+    """
     return value_at(job.spec, place, default)
 
 

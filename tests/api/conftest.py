@@ -1,4 +1,6 @@
-"""Fixtures of the api tests: a world to turn by hand, a client of its api, and a live service on a real port."""
+"""Fixtures of the api tests: a world to turn by hand, a client of its api, and a live service on a
+real port.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +64,14 @@ def shared_live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def serve_live(home: Path, **more: Any) -> Iterator[Live]:
-    settings = load_settings(home=home, port=0, drain_interval_s=0.02, survey_interval_s=0.05, **more)
+    settings = load_settings(
+        home=home, port=0, drain_interval_s=0.02, survey_interval_s=0.05, **more
+    )
     app = create_app(settings)
     runtime, stop = FakeRuntime(clock=time.time), threading.Event()
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=2))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=2)
+    )
     threads = [
         threading.Thread(target=server.run),
         threading.Thread(target=run, args=(settings, runtime), kwargs={"stop": stop}),

@@ -12,7 +12,9 @@ from workers.tasks import GUEST
 
 
 class FakeGuests:
-    """The part of `FakeRuntime` that knows guest runs, each of them one of its jobs, and Ray's dashboard."""
+    """The part of `FakeRuntime` that knows guest runs, each of them one of its jobs, and Ray's
+    dashboard.
+    """
 
     _answer: Callable[[], None]
 
@@ -33,8 +35,12 @@ class FakeGuests:
         """A script registers itself; return its job id."""
         spec = {"task": {"name": GUEST}, "workers": {"min": 2, "max": 2}, **changes.pop("spec", {})}
         facts = {"train_run": f"{name}-run", "ray_job_id": "01000000", "generation": 1, **changes}
-        guest = Guest(job_id=str(uuid.uuid4()), name=name, spec=JobSpec.model_validate(spec), **facts)
-        launch = Launch(job_id=guest.job_id, attempt=GUEST_ATTEMPT, workers=2, storage="", spec=guest.spec)
+        guest = Guest(
+            job_id=str(uuid.uuid4()), name=name, spec=JobSpec.model_validate(spec), **facts
+        )
+        launch = Launch(
+            job_id=guest.job_id, attempt=GUEST_ATTEMPT, workers=2, storage="", spec=guest.spec
+        )
         job = FakeJob(launch=launch, controller=controller_of(launch), attempt=GUEST_ATTEMPT)
         self.jobs[guest.job_id], self.enlisted[guest.job_id] = job, guest
         return guest.job_id
@@ -62,7 +68,9 @@ class FakeGuests:
         return drained.model_copy(update={"silent_s": silent_s})
 
     def report_time(self, job_id: str) -> float:
-        """Time of the newest progress; a stuck guest run makes none, and the old one is drained again."""
+        """Time of the newest progress; a stuck guest run makes none, and the old one is drained
+        again.
+        """
         if job_id not in self.stuck or job_id not in self.enlisted:
             self._reported_at[job_id] = self._clock()
         return self._reported_at.setdefault(job_id, self._clock())

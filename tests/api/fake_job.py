@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 from accordion.controller import Controller
 from accordion.messages import Decision, LayerInfo
-from workers.contract import Bytes, EndRecord, EpochRecord, Launch, LogLine, Orders, Progress, Record
+from workers.contract import (
+    Bytes,
+    EndRecord,
+    EpochRecord,
+    Launch,
+    LogLine,
+    Orders,
+    Progress,
+    Record,
+)
 from workers.tasks import GUEST
 
 LAYERS = (
@@ -20,7 +29,13 @@ LAYERS = (
 SAMPLES = 1437
 PARAMETERS = sum(math.prod(layer.shape) for layer in LAYERS)
 _UNKNOWN_OF_GUESTS = ("steps_per_epoch", "epochs", "steps", "global_batch", "samples_per_s")
-_PHASES = {"compute": 0.6, "communicate": 0.2, "optimize": 0.1, "evaluate": 0.05, "checkpoint": 0.05}
+_PHASES = {
+    "compute": 0.6,
+    "communicate": 0.2,
+    "optimize": 0.1,
+    "evaluate": 0.05,
+    "checkpoint": 0.05,
+}
 
 
 @dataclass(frozen=True)
@@ -102,13 +117,19 @@ def epoch_record(job: FakeJob, decision: Decision, statistic: dict[str, float]) 
 
 
 def _measured(task: str, done: float) -> dict[str, float]:
-    return {"perplexity": 90.0 - 70 * done} if task.startswith("lm-") else {"accuracy": 0.1 + 0.87 * done}
+    return (
+        {"perplexity": 90.0 - 70 * done}
+        if task.startswith("lm-")
+        else {"accuracy": 0.1 + 0.87 * done}
+    )
 
 
 def progress_of(job: FakeJob, *, now: float) -> Progress:
     progress = _whole_progress(job, now=now)
     is_guest = job.launch.spec.task.name == GUEST
-    return progress.model_copy(update=dict.fromkeys(_UNKNOWN_OF_GUESTS, 0)) if is_guest else progress
+    return (
+        progress.model_copy(update=dict.fromkeys(_UNKNOWN_OF_GUESTS, 0)) if is_guest else progress
+    )
 
 
 def _whole_progress(job: FakeJob, *, now: float) -> Progress:
@@ -126,7 +147,9 @@ def _whole_progress(job: FakeJob, *, now: float) -> Progress:
         samples_per_s=SAMPLES / 0.4,
         bytes=job.bytes,
         compute_s_by_rank=tuple(0.01 * (1 + rank / 10) for rank in range(job.world_size)),
-        seconds_by_phase={name: 0.4 * part * job.step / job.steps_per_epoch for name, part in _PHASES.items()},
+        seconds_by_phase={
+            name: 0.4 * part * job.step / job.steps_per_epoch for name, part in _PHASES.items()
+        },
         global_batch=job.global_batch,
         steps=job.epoch_step + job.steps_per_epoch * (job.launch.spec.training.epochs - job.epoch),
     )
@@ -155,12 +178,20 @@ def _payload(layer: LayerInfo, decision: Decision) -> int:
     return 4 * int(rank) * sum(layer.shape) if isinstance(rank, int) else 4 * math.prod(layer.shape)
 
 
-def used_cpus(cpus: Sequence[float], jobs: Mapping[str, FakeJob], placed: Mapping[str, Sequence[str]]) -> list[float]:
-    """CPUs that the processes of these jobs use, by node; those without a node are on the emptiest one."""
+def used_cpus(
+    cpus: Sequence[float], jobs: Mapping[str, FakeJob], placed: Mapping[str, Sequence[str]]
+) -> list[float]:
+    """CPUs that the processes of these jobs use, by node; those without a node are on the emptiest
+    one.
+    """
     used = [0.0] * len(cpus)
     for id_, job in jobs.items():
         if job.alive and job.phase != "ended":
             for node in placed.get(id_, ("",) * job.target):
-                n = int(node[5:]) if node else max(range(len(used)), key=lambda n: cpus[n] - used[n])
+                n = (
+                    int(node[5:])
+                    if node
+                    else max(range(len(used)), key=lambda n: cpus[n] - used[n])
+                )
                 used[n] += job.launch.spec.workers.cpus
     return used

@@ -1,8 +1,9 @@
 """A scripted cluster: whole job lives in milliseconds, with the real controller deciding.
 
-Every `drain` of a job moves it on by one tick (`ticks_per_epoch` of them make an epoch), so a scheduler whose turns are
-called by hand runs a job as fast as it can look, and one that looks every quarter of a second shows a live run.
-Faults are methods: `lose`, `break_group`, `forget`, and the sets `mute`, `stuck` and the flag `down`.
+Every `drain` of a job moves it on by one tick (`ticks_per_epoch` of them make an epoch), so a
+scheduler whose turns are called by hand runs a job as fast as it can look, and one that looks every
+quarter of a second shows a live run. Faults are methods: `lose`, `break_group`, `forget`, and the
+sets `mute`, `stuck` and the flag `down`.
 """
 
 from __future__ import annotations
@@ -150,10 +151,18 @@ class FakeRuntime(FakeGuests):
                 return
             self.started.append((launch.job_id, launch.attempt))
             job = FakeJob(
-                launch=launch, controller=controller_of(launch), attempt=launch.attempt, starts_in=self.slow_start
+                launch=launch,
+                controller=controller_of(launch),
+                attempt=launch.attempt,
+                starts_in=self.slow_start,
             )
             if old is not None:
-                job.generation, job.saved, job.journal, job.end = old.generation, old.saved, old.journal, old.end
+                job.generation, job.saved, job.journal, job.end = (
+                    old.generation,
+                    old.saved,
+                    old.journal,
+                    old.end,
+                )
                 job.waiting, job.bytes = old.waiting, old.bytes
             self.jobs[launch.job_id] = job
 
@@ -185,15 +194,23 @@ class FakeRuntime(FakeGuests):
             job.waiting = [r for r in job.waiting if (r.attempt, r.generation, r.seq) > least]
             records = job.journal if self.repeats else job.waiting
             logs, job.logs = job.logs, []
-            progress = progress_of(job, now=self.report_time(job_id)) if job.phase == "running" else None
+            progress = (
+                progress_of(job, now=self.report_time(job_id)) if job.phase == "running" else None
+            )
             return Drained(
-                records=tuple(records), progress=progress, logs=tuple(logs), orders_version=job.orders.version
+                records=tuple(records),
+                progress=progress,
+                logs=tuple(logs),
+                orders_version=job.orders.version,
             )
 
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
         self._answer()
         self.batches.append(sorted(cursors))
-        return {id_: self.add_sign_of_life(id_, self.drain(id_, cursor)) for id_, cursor in cursors.items()}
+        return {
+            id_: self.add_sign_of_life(id_, self.drain(id_, cursor))
+            for id_, cursor in cursors.items()
+        }
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         self._answer()
@@ -213,7 +230,9 @@ class FakeRuntime(FakeGuests):
                 self._move(job)
 
     def lose(self, job_id: str) -> None:
-        """The supervisor and its workers vanish with their machines; checkpoints and journal stay."""
+        """The supervisor and its workers vanish with their machines; checkpoints and
+        journal stay.
+        """
         with self._lock:
             self.jobs[job_id].alive = False
 
@@ -225,8 +244,15 @@ class FakeRuntime(FakeGuests):
         """The worker group dies; the supervisor starts another one from the newest checkpoint."""
         with self._lock:
             job = self.jobs[job_id]
-            message = "a worker process ended" if cause == "infrastructure" else "ValueError: broken on purpose"
-            self._post(job, FailureRecord(cause=cause, rank=1, epoch=job.epoch, step=job.step, message=message))  # type: ignore[arg-type]
+            message = (
+                "a worker process ended"
+                if cause == "infrastructure"
+                else "ValueError: broken on purpose"
+            )
+            self._post(
+                job,
+                FailureRecord(cause=cause, rank=1, epoch=job.epoch, step=job.step, message=message),
+            )  # type: ignore[arg-type]
             job.phase, job.starts_in, job.cause = "starting", 1, "recovery"
 
     def forget(self, job_id: str) -> None:
@@ -267,7 +293,9 @@ class FakeRuntime(FakeGuests):
             self._post(job, PausedRecord(step=job.step))
             job.phase = "ended"
             return
-        end = EndRecord(status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled by a person")
+        end = EndRecord(
+            status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled by a person"
+        )
         self._finish(job, end)
 
     def _resize(self, job: FakeJob) -> None:
@@ -281,13 +309,23 @@ class FakeRuntime(FakeGuests):
     def _begin(self, job: FakeJob) -> None:
         before, reached, saved = job.world_size, job.step, job.saved
         job.generation, job.seq, job.phase = job.generation + 1, 0, "running"
-        job.epoch, job.tick, job.step, job.epoch_step = saved.epoch, saved.tick, saved.step, saved.epoch_step
+        job.epoch, job.tick, job.step, job.epoch_step = (
+            saved.epoch,
+            saved.tick,
+            saved.step,
+            saved.epoch_step,
+        )
         job.world_size, job.applied = job.target, ()
         job.controller = controller_of(job.launch)
         if saved.state:
             job.controller.load_state_dict(saved.state)
         is_first = job.cause == "start"
-        facts = {"layers": LAYERS, "parameters": PARAMETERS, "cause": job.cause, "previous_world_size": before}
+        facts = {
+            "layers": LAYERS,
+            "parameters": PARAMETERS,
+            "cause": job.cause,
+            "previous_world_size": before,
+        }
         self._post(
             job,
             Started(
@@ -300,7 +338,9 @@ class FakeRuntime(FakeGuests):
                 seconds_lost=0.0 if is_first else 0.8,
                 steps_rolled_back=0 if is_first else reached - job.step,
                 storage=StorageUse(place=job.launch.storage, workers=job.world_size, hosts=1),
-                engine=None if job.launch.job_id in self.enlisted else job.launch.spec.workers.engine,
+                engine=(
+                    None if job.launch.job_id in self.enlisted else job.launch.spec.workers.engine
+                ),
             ),
         )
         self._log(job, f"training from epoch {job.epoch}, step {job.step}")
@@ -338,19 +378,27 @@ class FakeRuntime(FakeGuests):
     def _breaks(self, job: FakeJob) -> bool:
         options = job.launch.spec.task.options
         if 0 <= options.get("raise_at_step", -1) <= job.step:
-            message = f"RuntimeError: raised on purpose in step {options['raise_at_step']} of epoch {job.epoch}"
+            message = (
+                f"RuntimeError: raised on purpose in step {options['raise_at_step']} of epoch"
+                f" {job.epoch}"
+            )
             where = {"rank": 0, "epoch": job.epoch, "step": job.step}
             self._post(job, FailureRecord(cause="job", message=message, final=True, **where))
             self._log(job, f"Traceback (most recent call last): {message}")
             self._finish(job, EndRecord(status="FAILED", reason="TASK_RAISED", message=message))
         elif 0 <= options.get("nan_at_step", -1) <= job.step:
-            message = f"the loss is not finite since step {options['nan_at_step']}; lower the learning rate"
+            message = (
+                f"the loss is not finite since step {options['nan_at_step']}; lower the learning"
+                " rate"
+            )
             self._finish(job, EndRecord(status="FAILED", reason="LOSS_NOT_FINITE", message=message))
         return job.end is not None
 
     def _end_epoch(self, job: FakeJob) -> None:
         decision = job.controller.decision
-        statistic = {layer.name: 3.0 * 0.6**job.epoch + 0.1 * (n + 1) for n, layer in enumerate(LAYERS)}
+        statistic = {
+            layer.name: 3.0 * 0.6**job.epoch + 0.1 * (n + 1) for n, layer in enumerate(LAYERS)
+        }
         self._post(job, epoch_record(job, decision, statistic))
         self._log(job, f"epoch {job.epoch} ended")
         lr, next_lr = (lr_of(job, epoch) for epoch in (job.epoch, job.epoch + 1))
@@ -375,9 +423,13 @@ class FakeRuntime(FakeGuests):
 
     def _checkpoint(self, job: FakeJob) -> None:
         state = json.loads(json.dumps(job.controller.state_dict()))
-        job.saved = Saved(epoch=job.epoch, tick=job.tick, step=job.step, epoch_step=job.epoch_step, state=state)
+        job.saved = Saved(
+            epoch=job.epoch, tick=job.tick, step=job.step, epoch_step=job.epoch_step, state=state
+        )
         where = {"name": f"epoch-{job.epoch:05d}", "epoch": job.epoch, "step": job.step}
-        self._post(job, CheckpointRecord(**where, size_bytes=1 << 20, seconds=0.02, blocked_s=0.005))
+        self._post(
+            job, CheckpointRecord(**where, size_bytes=1 << 20, seconds=0.02, blocked_s=0.005)
+        )
 
     def _finish(self, job: FakeJob, end: EndRecord) -> None:
         self._post(job, end)
@@ -385,7 +437,9 @@ class FakeRuntime(FakeGuests):
 
     def _spend(self, job: FakeJob) -> None:
         more = bytes_of(job.controller.decision, job.steps_per_epoch // self._ticks, job.world_size)
-        job.bytes = Bytes(**{name: getattr(job.bytes, name) + getattr(more, name) for name in Bytes.model_fields})
+        job.bytes = Bytes(
+            **{name: getattr(job.bytes, name) + getattr(more, name) for name in Bytes.model_fields}
+        )
 
     def _post(self, job: FakeJob, payload: Payload) -> None:
         place = {"attempt": job.attempt, "generation": job.generation, "seq": job.seq}
@@ -395,5 +449,8 @@ class FakeRuntime(FakeGuests):
         job.journal.append(record)
 
     def _log(self, job: FakeJob, text: str) -> None:
-        lines = [LogLine(attempt=job.attempt, rank=rank, time=self._clock(), text=text) for rank in (None, 0)]
+        lines = [
+            LogLine(attempt=job.attempt, rank=rank, time=self._clock(), text=text)
+            for rank in (None, 0)
+        ]
         job.logs.extend(lines)

@@ -73,7 +73,9 @@ def command(world: World, job_id: str, what: str) -> None:
     overrides = world.repository.overrides(job_id)
     try:
         if what == "override":
-            world.override(job_id, layers=[["*"], ["fc1*"]][len(overrides) % 2], level=len(overrides) % 2)
+            world.override(
+                job_id, layers=[["*"], ["fc1*"]][len(overrides) % 2], level=len(overrides) % 2
+            )
         elif what == "resize":
             world.resize(job_id, *[(1, 1), (1, 4), (2, 3)][world.job(job_id).etag_version % 3])
         elif what == "pause":
@@ -121,7 +123,9 @@ def test_rows_stay_true_whatever_happens(happenings: list[str], ending: str) -> 
         world.runtime.down = False
         job = world.finish(job_id)
         check_rows(world, job_id)
-        assert job.status == Status.SUCCEEDED or (job.status == Status.CANCELLED and ending == "cancel")
+        assert job.status == Status.SUCCEEDED or (
+            job.status == Status.CANCELLED and ending == "cancel"
+        )
         assert job.status == Status.CANCELLED or world.epochs(job_id) == list(range(6))
         assert all(row.state not in LIVE for row in world.repository.overrides(job_id))
         world.close()

@@ -1,4 +1,6 @@
-"""What people get wrong: one sentence with the value, the limit and the way out; nothing is half-written."""
+"""What people get wrong: one sentence with the value, the limit and the way out; nothing is
+half-written.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,22 @@ from tests.api.world import DIGITS, World
 JOBS = "/api/v1/jobs"
 WRONG_SPECS = [
     ({"task": {"name": "digit-mlp"}}, "/task", "known are digits-mlp"),
-    ({**DIGITS, "compression": {"method": "zip"}}, "/compression", "unknown compression method 'zip'; known are none"),
-    ({**DIGITS, "compression": {"low": {"rnak": 4}}}, "/compression", "has no option 'rnak'; known are factors, rank"),
+    (
+        {**DIGITS, "compression": {"method": "zip"}},
+        "/compression",
+        "unknown compression method 'zip'; known are none",
+    ),
+    (
+        {**DIGITS, "compression": {"low": {"rnak": 4}}},
+        "/compression",
+        "has no option 'rnak'; known are factors, rank",
+    ),
     ({**DIGITS, "compression": {"low": {"rank": 0}}}, "/compression", "at least 1"),
-    ({**DIGITS, "policy": {"name": "fixed", "options": {"level": "middle"}}}, "", "'middle'; known are low, high"),
+    (
+        {**DIGITS, "policy": {"name": "fixed", "options": {"level": "middle"}}},
+        "",
+        "'middle'; known are low, high",
+    ),
     ({**DIGITS, "wokers": {"max": 2}}, "/wokers", "unknown key 'wokers'; did you mean 'workers'?"),
     (
         {**DIGITS, "checkpoint": {"frequency": 2}},
@@ -29,8 +43,16 @@ WRONG_SPECS = [
         "/limits",
         "is 600, but must be a mapping with keys such as 'start_seconds', 'step_seconds', ",
     ),
-    ({**DIGITS, "batch": "large"}, "/batch", "is 'large', but must be a mapping with keys such as 'low', 'high'"),
-    ({**DIGITS, "workers": {"min": 3, "max": 2}}, "/workers", "min is 3, above workers.max 2; lower min or raise max"),
+    (
+        {**DIGITS, "batch": "large"},
+        "/batch",
+        "is 'large', but must be a mapping with keys such as 'low', 'high'",
+    ),
+    (
+        {**DIGITS, "workers": {"min": 3, "max": 2}},
+        "/workers",
+        "min is 3, above workers.max 2; lower min or raise max",
+    ),
     (
         {**DIGITS, "training": {"epochs": 0}},
         "/training/epochs",
@@ -44,18 +66,34 @@ WRONG_OVERRIDES = [
     ({"level": 2}, "/level", "this job's ladder has rungs 0 to 1"),
     ({"level": {"rank": 0}}, "/level", "at least 1"),
     ({"level": {"method": "zip"}}, "/level", "unknown compression method 'zip'"),
-    ({"level": "low", "layers": ["fc1*", "conv*"]}, "/layers/1", "'conv*' matches none of the job's layers fc1.weight"),
+    (
+        {"level": "low", "layers": ["fc1*", "conv*"]},
+        "/layers/1",
+        "'conv*' matches none of the job's layers fc1.weight",
+    ),
     ({"level": "low", "until": 1}, "/until", "would begin in epoch"),
     ({"level": "low", "apply_at": 9, "until": 9}, "/until", "give 10 or more"),
     ({"level": "low", "apply_at": 30}, "/apply_at", "the job's last epoch is 29"),
     ({"level": "low", "from": 3}, "/from", "unknown key"),
     ({"level": "low", "target": "moon"}, "/target", "'moon' is refused"),
-    ({"level": "low", "target": "batch"}, "/target", "this job has no batch levels, so its batch stays as it is"),
+    (
+        {"level": "low", "target": "batch"},
+        "/target",
+        "this job has no batch levels, so its batch stays as it is",
+    ),
 ]
 WRONG_BATCHES = [
-    ({"level": "middle"}, "/level", "the batch of this job is low (64 samples), high (512), or a number of samples"),
+    (
+        {"level": "middle"},
+        "/level",
+        "the batch of this job is low (64 samples), high (512), or a number of samples",
+    ),
     ({"level": {"rank": 1}}, "/level", "'rank': 1"),
-    ({"level": 16}, "/level", "level is 16; from 17 samples on every worker that this job may have gets a part"),
+    (
+        {"level": 16},
+        "/level",
+        "level is 16; from 17 samples on every worker that this job may have gets a part",
+    ),
     ({"level": 0}, "/level", "level is 0; from 17 samples"),
     ({"level": "low", "layers": ["fc1*"]}, "/layers", "one for the whole model; leave layers out"),
 ]
@@ -72,7 +110,9 @@ def problem_of(answer: Any, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("spec", "pointer", "sentence"), WRONG_SPECS)
-def test_a_wrong_spec_is_refused_at_the_wrong_value(client: TestClient, spec: Any, pointer: str, sentence: str) -> None:
+def test_a_wrong_spec_is_refused_at_the_wrong_value(
+    client: TestClient, spec: Any, pointer: str, sentence: str
+) -> None:
     body = problem_of(client.post(JOBS, json=spec), 422)
     assert pointer in [item["pointer"] for item in body["errors"]]
     assert sentence in body["detail"]
@@ -96,7 +136,9 @@ def test_a_wrong_override_of_the_batch_is_refused_at_the_wrong_value(
     client: TestClient, world: World, *, wish: Any, pointer: str, sentence: str
 ) -> None:
     job_id = world.submit(training={"epochs": 30}, batch={"high": 512})
-    body = problem_of(client.post(f"{JOBS}/{job_id}/overrides", json={"target": "batch", **wish}), 422)
+    body = problem_of(
+        client.post(f"{JOBS}/{job_id}/overrides", json={"target": "batch", **wish}), 422
+    )
     assert [item["pointer"] for item in body["errors"]] == [pointer]
     assert sentence in body["detail"]
     assert world.repository.overrides(job_id) == []
@@ -130,7 +172,9 @@ def test_a_body_that_grows_too_large_on_the_way_is_refused(client: TestClient) -
     problem_of(client.post(JOBS, content=chunks, headers={"Content-Type": "application/json"}), 413)
 
 
-@pytest.mark.parametrize("part", ["", "/epochs", "/schedule", "/overrides", "/events", "/logs", "/attempts"])
+@pytest.mark.parametrize(
+    "part", ["", "/epochs", "/schedule", "/overrides", "/events", "/logs", "/attempts"]
+)
 def test_a_job_that_does_not_exist_is_not_found(client: TestClient, part: str) -> None:
     body = problem_of(client.get(f"{JOBS}/0{part}"), 404)
     assert body["detail"] == "there is no job 0; GET /api/v1/jobs lists all"
@@ -157,27 +201,40 @@ def test_an_unknown_query_parameter_is_refused(client: TestClient, path: str) ->
 
 @pytest.mark.parametrize(
     "query",
-    [{"limit": 0}, {"limit": 201}, {"cursor": "???"}, {"cursor": "bmFu"}, {"label": "team"}, {"status": "DONE"}],
+    [
+        {"limit": 0},
+        {"limit": 201},
+        {"cursor": "???"},
+        {"cursor": "bmFu"},
+        {"label": "team"},
+        {"status": "DONE"},
+    ],
 )
 def test_a_wrong_query_is_refused(client: TestClient, query: dict[str, Any]) -> None:
     problem_of(client.get(JOBS, params=query), 422)
 
 
-def test_an_ended_job_can_neither_be_cancelled_nor_overridden(client: TestClient, world: World) -> None:
+def test_an_ended_job_can_neither_be_cancelled_nor_overridden(
+    client: TestClient, world: World
+) -> None:
     job_id = world.submit()
     world.finish(job_id)
     assert "SUCCEEDED" in problem_of(client.post(f"{JOBS}/{job_id}/cancel"), 409)["detail"]
     problem_of(client.post(f"{JOBS}/{job_id}/overrides", json={"level": "low"}), 409)
 
 
-def test_a_crash_of_ours_shows_no_traceback(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_of_ours_shows_no_traceback(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("service.store.repository.Repository.queue", lambda _: 1 / 0)
     body = problem_of(client.get("/api/v1/queue"), 500)
     assert "ZeroDivisionError" not in body["detail"]
     assert body["request_id"] in body["detail"]
 
 
-@pytest.mark.parametrize("query", ["label=%00:b", "label=a:%1b", "name=%00", "cursor=MSAA", "cursor=bmFuIHg="])
+@pytest.mark.parametrize(
+    "query", ["label=%00:b", "label=a:%1b", "name=%00", "cursor=MSAA", "cursor=bmFuIHg="]
+)
 def test_control_characters_in_a_query_are_refused(client: TestClient, query: str) -> None:
     problem_of(client.get(f"{JOBS}?{query}"), 422)
 
@@ -209,10 +266,14 @@ def test_an_override_takes_nothing_for_something_else(
     assert all(item["pointer"].startswith(pointer) for item in problem_of(answer, 422)["errors"])
 
 
-def test_an_override_from_the_next_epoch_is_refused_in_the_last_one(client: TestClient, world: World) -> None:
+def test_an_override_from_the_next_epoch_is_refused_in_the_last_one(
+    client: TestClient, world: World
+) -> None:
     job_id = world.submit(training={"epochs": 1})
     world.train(job_id)
-    answer = client.post(f"{JOBS}/{job_id}/overrides", json={"level": "low", "apply_at": "next_epoch"})
+    answer = client.post(
+        f"{JOBS}/{job_id}/overrides", json={"level": "low", "apply_at": "next_epoch"}
+    )
     detail = problem_of(answer, 422)["detail"]
     assert detail == "apply_at is next_epoch, which is epoch 1; the job's last epoch is 0"
 
@@ -224,7 +285,9 @@ def test_the_page_of_a_job_that_cannot_exist_is_refused(client: TestClient, job_
 
 
 def test_a_body_that_breaks_off_is_no_request(client: TestClient, world: World) -> None:
-    messages = iter([{"type": "http.request", "body": json.dumps(DIGITS).encode(), "more_body": True}])
+    messages = iter(
+        [{"type": "http.request", "body": json.dumps(DIGITS).encode(), "more_body": True}]
+    )
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -234,6 +297,12 @@ def test_a_body_that_breaks_off_is_no_request(client: TestClient, world: World) 
         sent.append(message)
 
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": JOBS, "raw_path": JOBS.encode(), "scheme": "http"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": JOBS,
+        "raw_path": JOBS.encode(),
+        "scheme": "http",
+    }
     asyncio.run(client.app({**scope, "query_string": b"", "headers": headers}, receive, send))
     assert (sent, world.repository.unfinished()) == ([], [])

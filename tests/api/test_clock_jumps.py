@@ -1,4 +1,6 @@
-"""Changes of the wall clock stop no job and no scheduler: durations are measured on a monotonic clock."""
+"""Changes of the wall clock stop no job and no scheduler: durations are measured on a monotonic
+clock.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def test_a_dead_scheduler_has_a_successor_in_seconds_though_the_clock_was_set_back(world: World) -> None:
+def test_a_dead_scheduler_has_a_successor_in_seconds_though_the_clock_was_set_back(
+    world: World,
+) -> None:
     world.turn()
     world.clock.jump(-HOUR_S)
     world.scheduler = world.new_scheduler()
@@ -30,7 +34,9 @@ def test_a_dead_scheduler_has_a_successor_in_seconds_though_the_clock_was_set_ba
     world.turn_until(lambda: world.job(job_id).attempt == 1, limit=20)
 
 
-def test_a_scheduler_that_lives_keeps_its_lease_though_another_ones_clock_is_behind(world: World) -> None:
+def test_a_scheduler_that_lives_keeps_its_lease_though_another_ones_clock_is_behind(
+    world: World,
+) -> None:
     world.turn()
     other = world.new_scheduler(clock=lambda: world.clock.now - HOUR_S)
     for _ in range(40):
@@ -61,7 +67,9 @@ def test_a_job_that_does_not_stop_is_ended_in_its_grace_though_the_clock_was_set
     world.clock.jump(-HOUR_S)
     if takes_over:
         world.kill_scheduler()
-    world.turn_until(lambda: world.has_ended(job_id), limit=int(world.settings.cancel_grace_s / 0.25) + 60)
+    world.turn_until(
+        lambda: world.has_ended(job_id), limit=int(world.settings.cancel_grace_s / 0.25) + 60
+    )
 
 
 def test_a_job_out_of_sight_is_given_up_in_time_though_the_clock_was_set_back(world: World) -> None:
@@ -74,11 +82,16 @@ def test_a_job_out_of_sight_is_given_up_in_time_though_the_clock_was_set_back(wo
     assert world.job(job_id).reason != Reason.LOST
 
 
-def test_a_heartbeat_from_the_future_is_not_ready_and_says_why(client: TestClient, world: World) -> None:
+def test_a_heartbeat_from_the_future_is_not_ready_and_says_why(
+    client: TestClient, world: World
+) -> None:
     world.turn()
     world.clock.jump(-HOUR_S)
     ok, message = checks(client)["scheduler"]
-    assert (ok, "3599.8 s in the future" in message or "3600.0 s in the future" in message) == (False, True)
+    assert (ok, "3599.8 s in the future" in message or "3600.0 s in the future" in message) == (
+        False,
+        True,
+    )
     world.turn()
     assert checks(client)["scheduler"][0]
 

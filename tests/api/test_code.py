@@ -32,7 +32,9 @@ def upload(client: TestClient, data: bytes, kind: str = "application/zip") -> An
 
 
 def kept(home: Path) -> list[str]:
-    return sorted(path.name for path in (home / "code").iterdir()) if (home / "code").exists() else []
+    return (
+        sorted(path.name for path in (home / "code").iterdir()) if (home / "code").exists() else []
+    )
 
 
 @dataclass
@@ -67,7 +69,9 @@ def test_uploading_again_changes_nothing(client: TestClient, world: World) -> No
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.__name__)
-def test_a_hostile_archive_is_refused_and_leaves_nothing_behind(shared: Shared, hostile: Hostile) -> None:
+def test_a_hostile_archive_is_refused_and_leaves_nothing_behind(
+    shared: Shared, hostile: Hostile
+) -> None:
     answer = upload(shared.client, hostile())
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
     assert HOSTILE[hostile] in answer.json()["detail"]
@@ -102,7 +106,10 @@ def test_a_file_that_changes_pythons_path_is_refused(shared: Shared) -> None:
 
 
 def test_an_archive_without_python_is_refused(shared: Shared) -> None:
-    assert "holds no Python module" in upload(shared.client, archive(("notes.txt", b"x"))).json()["detail"]
+    assert (
+        "holds no Python module"
+        in upload(shared.client, archive(("notes.txt", b"x"))).json()["detail"]
+    )
 
 
 def test_a_body_of_another_kind_is_refused(shared: Shared) -> None:
@@ -139,7 +146,10 @@ def test_only_who_has_the_token_may_upload(tmp_path: Path) -> None:
     app = create_app(load_settings(home=tmp_path, admin_token="0123456789abcdef"))
     with TestClient(app, base_url=LOCAL) as client:
         assert upload(client, GOOD).status_code == 401
-        assert client.post(CODE, content=GOOD, headers={"Origin": "http://evil.example"}).status_code == 403
+        assert (
+            client.post(CODE, content=GOOD, headers={"Origin": "http://evil.example"}).status_code
+            == 403
+        )
     app.state.parts.database.close()
     assert kept(tmp_path) == []
 
@@ -158,32 +168,48 @@ def test_a_spec_names_code_that_is_there(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("query", [{}, {"dry_run": "true"}])
-def test_a_spec_that_names_unknown_code_is_refused_with_the_way_out(shared: Shared, query: dict[str, str]) -> None:
+def test_a_spec_that_names_unknown_code_is_refused_with_the_way_out(
+    shared: Shared, query: dict[str, str]
+) -> None:
     answer = shared.client.post(JOBS, json={**OWN, "code": "0" * 64}, params=query)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "/code"
-    assert "upload it with POST /api/v1/code, or submit with --code DIRECTORY" in answer.json()["detail"]
+    assert (
+        "upload it with POST /api/v1/code, or submit with --code DIRECTORY"
+        in answer.json()["detail"]
+    )
 
 
 def test_a_script_needs_code(shared: Shared) -> None:
-    answer = shared.client.post(JOBS, json={"task": {"name": "script", "options": {"file": "train.py"}}})
+    answer = shared.client.post(
+        JOBS, json={"task": {"name": "script", "options": {"file": "train.py"}}}
+    )
     assert (answer.status_code, "task script needs code" in answer.json()["detail"]) == (422, True)
 
 
-@pytest.mark.parametrize("name", ["mine", "mine:", ":Mine", "mine.:Mine", "mine:Mine.x", "mine/task:Mine", "m:M\n"])
+@pytest.mark.parametrize(
+    "name", ["mine", "mine:", ":Mine", "mine.:Mine", "mine:Mine.x", "mine/task:Mine", "m:M\n"]
+)
 def test_a_task_that_is_neither_ours_nor_a_class_is_refused(shared: Shared, name: str) -> None:
     answer = shared.client.post(JOBS, json={"task": {"name": name}})
     assert answer.status_code == 422
     assert "name a class of your own as module:Class" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("file", ["/etc/x.py", "../x.py", "a/../x.py", "a\\x.py", "x.sh", ".py/", ""])
+@pytest.mark.parametrize(
+    "file", ["/etc/x.py", "../x.py", "a/../x.py", "a\\x.py", "x.sh", ".py/", ""]
+)
 def test_a_script_outside_of_the_code_is_refused(shared: Shared, file: str) -> None:
     spec = {"task": {"name": "script", "options": {"file": file}}, "code": "0" * 64}
-    assert "by its path inside the uploaded code" in shared.client.post(JOBS, json=spec).json()["detail"]
+    assert (
+        "by its path inside the uploaded code"
+        in shared.client.post(JOBS, json=spec).json()["detail"]
+    )
 
 
-def test_a_job_is_launched_with_a_copy_of_its_code_in_its_storage(client: TestClient, world: World) -> None:
+def test_a_job_is_launched_with_a_copy_of_its_code_in_its_storage(
+    client: TestClient, world: World
+) -> None:
     upload(client, GOOD)
     job_id = client.post(JOBS, json={**OWN, "code": SHA}).json()["id"]
     world.train(job_id)
@@ -204,11 +230,15 @@ def test_a_job_goes_on_when_the_uploads_were_cleaned(client: TestClient, world: 
     world.train(job_id)
     (world.settings.home / "code" / f"{SHA}.zip").unlink()
     world.runtime.lose(job_id)
-    world.turn_until(lambda: job_id in world.runtime.jobs and world.runtime.jobs[job_id].attempt == 2)
+    world.turn_until(
+        lambda: job_id in world.runtime.jobs and world.runtime.jobs[job_id].attempt == 2
+    )
     assert Path(world.runtime.jobs[job_id].launch.code or "").read_bytes() == GOOD
 
 
-def test_a_job_whose_code_is_gone_before_its_first_start_fails_and_says_so(client: TestClient, world: World) -> None:
+def test_a_job_whose_code_is_gone_before_its_first_start_fails_and_says_so(
+    client: TestClient, world: World
+) -> None:
     upload(client, GOOD)
     job_id = client.post(JOBS, json={**OWN, "code": SHA}).json()["id"]
     (world.settings.home / "code" / f"{SHA}.zip").unlink()
@@ -244,12 +274,17 @@ def test_a_job_without_code_whose_storage_cannot_be_made_says_so_too(
         world.turn(2)
     job = world.job(job_id)
     assert job.status == "STARTING"
-    assert f"{world.settings.storage_of(job_id)} cannot be written (No space left on device)" in job.message
+    assert (
+        f"{world.settings.storage_of(job_id)} cannot be written (No space left on device)"
+        in job.message
+    )
     world.train(job_id)
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, suffix: str) -> None:
-    """As for a user who does not own the files of that suffix: the tests may run as root, who may do everything."""
+    """As for a user who does not own the files of that suffix: the tests may run as root, who may
+    do everything.
+    """
     allowed = getattr(where, name)
 
     def denied(path: Path, *more: Any, **named: Any) -> Any:
@@ -271,7 +306,10 @@ def test_an_upload_that_the_scheduler_may_not_read_is_not_told_as_a_fault_of_the
         world.turn(2)
     job = world.job(job_id)
     assert job.status == "STARTING"
-    assert f"{SHA}.zip cannot be used by this process (Permission denied); run api and scheduler as" in job.message
+    assert (
+        f"{SHA}.zip cannot be used by this process (Permission denied); run api and scheduler as"
+        in job.message
+    )
     world.train(job_id)
 
 
@@ -289,7 +327,10 @@ def test_code_of_another_user_is_answered_with_the_path_and_the_way_out(
     }
     answer = asks[ask]()
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
-    assert f"run api and scheduler as the user who owns {world.settings.code}" in answer.json()["detail"]
+    assert (
+        f"run api and scheduler as the user who owns {world.settings.code}"
+        in answer.json()["detail"]
+    )
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(world: World) -> None:

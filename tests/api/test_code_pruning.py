@@ -1,4 +1,6 @@
-"""Uploads that no job names go after a while, and never beneath somebody who is about to name them."""
+"""Uploads that no job names go after a while, and never beneath somebody who is about to
+name them.
+"""
 
 from __future__ import annotations
 
@@ -57,19 +59,26 @@ def test_code_that_a_job_names_stays_whatever_became_of_the_job(
     assert client.post(JOBS, json={**OWN, "code": SHA}).status_code == 201
 
 
-def test_a_spec_that_names_pruned_code_is_refused_with_the_way_out(client: TestClient, world: World) -> None:
+def test_a_spec_that_names_pruned_code_is_refused_with_the_way_out(
+    client: TestClient, world: World
+) -> None:
     upload(client, GOOD)
     later(world, DAY_S + 1)
     answer = client.post(JOBS, json={**OWN, "code": SHA})
     assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/code")
-    assert "upload it with POST /api/v1/code, or submit with --code DIRECTORY" in answer.json()["detail"]
+    assert (
+        "upload it with POST /api/v1/code, or submit with --code DIRECTORY"
+        in answer.json()["detail"]
+    )
     assert world.repository.unfinished() == []
     assert upload(client, GOOD).status_code == 201
     assert client.post(JOBS, json={**OWN, "code": SHA}).status_code == 201
 
 
 @pytest.mark.parametrize("ask", ["look", "dry run"])
-def test_who_asks_for_code_finds_it_for_another_day(client: TestClient, world: World, ask: str) -> None:
+def test_who_asks_for_code_finds_it_for_another_day(
+    client: TestClient, world: World, ask: str
+) -> None:
     upload(client, GOOD)
     later(world, DAY_S - 1)
     if ask == "look":
@@ -80,7 +89,9 @@ def test_who_asks_for_code_finds_it_for_another_day(client: TestClient, world: W
     assert kept(world.settings.home) == [f"{SHA}.zip"]
 
 
-def test_what_a_killed_api_left_of_an_upload_goes_too_and_files_of_others_stay(world: World) -> None:
+def test_what_a_killed_api_left_of_an_upload_goes_too_and_files_of_others_stay(
+    world: World,
+) -> None:
     folder = world.settings.code
     folder.mkdir(parents=True)
     for name in (".0123456789abcdef.part", "notes.txt"):
@@ -90,7 +101,9 @@ def test_what_a_killed_api_left_of_an_upload_goes_too_and_files_of_others_stay(w
     assert kept(world.settings.home) == ["notes.txt"]
 
 
-def test_how_long_unnamed_code_is_kept_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_unnamed_code_is_kept_is_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACCORDION_CODE_RETENTION_S", "60")
     assert load_settings(home=tmp_path).code_retention_s == 60.0
 
@@ -151,10 +164,14 @@ def test_who_looks_while_an_old_upload_is_being_removed_waits_and_is_told(
     monkeypatch.setattr(Path, "unlink", unlink_while_somebody_looks)
     assert store.prune((), older_than_s=HOUR_S) == 1
     looker.join()
-    assert told == [f"there is no code {SHA}; upload it with POST /api/v1/code, or submit with --code DIRECTORY"]
+    assert told == [
+        f"there is no code {SHA}; upload it with POST /api/v1/code, or submit with --code DIRECTORY"
+    ]
 
 
-def test_of_what_is_submitted_while_it_is_pruned_nothing_is_half_done(client: TestClient, world: World) -> None:
+def test_of_what_is_submitted_while_it_is_pruned_nothing_is_half_done(
+    client: TestClient, world: World
+) -> None:
     store, old = CodeStore(world.settings.code, world.clock), world.clock.now - DAY_S
 
     def submit(sha: str) -> int:

@@ -1,4 +1,6 @@
-"""A database file that is removed, replaced or damaged while the service runs: no job is accepted and lost."""
+"""A database file that is removed, replaced or damaged while the service runs: no job is accepted
+and lost.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,17 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated": (lambda file: file.write_bytes(b""), "was overwritten"),
     "overwritten": (_overwrite, "was overwritten"),
     "log": (lambda file: file.with_name(f"{file.name}-wal").unlink(), "write-ahead log"),
-    "all": (lambda file: [part.unlink() for part in file.parent.glob("accordion.db*")], "was removed"),
+    "all": (
+        lambda file: [part.unlink() for part in file.parent.glob("accordion.db*")],
+        "was removed",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_database_that_is_gone_takes_no_job_and_says_what_to_do(client: TestClient, world: World, fault: str) -> None:
+def test_a_database_that_is_gone_takes_no_job_and_says_what_to_do(
+    client: TestClient, world: World, fault: str
+) -> None:
     damage, sentence = FAULTS[fault]
     assert client.post(JOBS, json=DIGITS).status_code == 201
     damage(world.settings.home / "accordion.db")
@@ -54,7 +61,9 @@ def test_a_database_that_is_gone_takes_no_job_and_says_what_to_do(client: TestCl
     assert not checks(client)["database"][0]
 
 
-def test_an_older_database_that_is_copied_over_the_open_one_is_reported(client: TestClient, world: World) -> None:
+def test_an_older_database_that_is_copied_over_the_open_one_is_reported(
+    client: TestClient, world: World
+) -> None:
     file = world.settings.home / "accordion.db"
     _write_log_back(file)
     older = file.read_bytes()
@@ -86,7 +95,9 @@ def test_a_database_that_is_put_back_goes_on(client: TestClient, world: World) -
     assert len(client.get(JOBS).json()["items"]) == 2
 
 
-def test_a_damaged_page_is_reported_as_damage_and_not_as_a_crash(client: TestClient, world: World) -> None:
+def test_a_damaged_page_is_reported_as_damage_and_not_as_a_crash(
+    client: TestClient, world: World
+) -> None:
     world.submit()
     world.database.close()
     client.app.state.parts.database.close()
@@ -111,7 +122,9 @@ def test_the_scheduler_leaves_the_cluster_alone_while_its_database_is_gone(world
     assert not (world.settings.home / "accordion.db").exists()
 
 
-def test_an_idle_process_reports_an_older_copy_that_is_newer_than_its_last_request(tmp_path: Path) -> None:
+def test_an_idle_process_reports_an_older_copy_that_is_newer_than_its_last_request(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "accordion.db"
     url = f"sqlite:///{file}"
     upgrade(url)

@@ -1,4 +1,6 @@
-"""Jobs whose workers come and go: resized, paused, resumed, and fitted to a cluster that changes."""
+"""Jobs whose workers come and go: resized, paused, resumed, and fitted to a cluster that
+changes.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,19 @@ def test_a_running_job_is_resized_and_loses_no_step(world: World) -> None:
     world.reach(job_id, Status.RESIZING)
     assert world.job(job_id).reason == Reason.RESIZE_ORDERED
     world.train(job_id, workers=3)
-    assert world.job(job_id).message == "3 workers train, resized from 2 with 0.8 s lost, from checkpoint epoch-00002"
-    assert [(one["cause"], one["old"], one["new"]) for one in told(world, job_id, "resizing")] == [("ordered", 2, 3)]
+    assert (
+        world.job(job_id).message
+        == "3 workers train, resized from 2 with 0.8 s lost, from checkpoint epoch-00002"
+    )
+    assert [(one["cause"], one["old"], one["new"]) for one in told(world, job_id, "resizing")] == [
+        ("ordered", 2, 3)
+    ]
     newest = told(world, job_id, "started")[-1]
-    assert (newest["cause"], newest["previous_world_size"], newest["steps_rolled_back"]) == ("resize", 2, 0)
+    assert (newest["cause"], newest["previous_world_size"], newest["steps_rolled_back"]) == (
+        "resize",
+        2,
+        0,
+    )
     assert world.finish(job_id).attempt == 1
     assert world.epochs(job_id) == list(range(40))
 
@@ -46,7 +57,10 @@ def test_what_changes_of_group_cost_is_counted_for_the_job_and_its_attempt(world
     world.train(job_id)
     job, [attempt] = world.job(job_id), world.repository.attempts(job_id)
     assert job.tally == attempt.tally
-    assert (job.tally["resizes"], job.tally["recoveries"]) == ({"ordered": 1}, {"infrastructure": 1})
+    assert (job.tally["resizes"], job.tally["recoveries"]) == (
+        {"ordered": 1},
+        {"infrastructure": 1},
+    )
     assert job.tally["seconds_lost"] == pytest.approx(1.6)
     assert job.tally["steps_rolled_back"] >= 0
 
@@ -66,7 +80,11 @@ def test_room_that_nobody_waits_for_is_grown_into(world: World) -> None:
     world.finish(first)
     world.train(second, workers=4)
     [grant] = told(world, second, "granted")
-    assert (grant["old"], grant["new"], grant["message"]) == (1, 4, "there is room and nobody waits for it")
+    assert (grant["old"], grant["new"], grant["message"]) == (
+        1,
+        4,
+        "there is room and nobody waits for it",
+    )
 
 
 def test_a_job_that_waits_is_never_passed_by_one_that_grows(world: World) -> None:
@@ -82,13 +100,18 @@ def test_a_job_that_waits_is_never_passed_by_one_that_grows(world: World) -> Non
 
 
 @pytest.mark.parametrize("how", ["draining", "dead"])
-def test_a_node_that_leaves_takes_workers_and_one_that_comes_back_gives_them(world: World, how: str) -> None:
+def test_a_node_that_leaves_takes_workers_and_one_that_comes_back_gives_them(
+    world: World, how: str
+) -> None:
     world.runtime.cpus = [2.0, 2.0]
     job_id = world.submit(**WIDE)
     world.train(job_id, workers=4)
     getattr(world.runtime, how).add(1)
     world.train(job_id, workers=2)
-    assert told(world, job_id, "granted")[-1]["message"] == "the nodes that take workers have no room for more"
+    assert (
+        told(world, job_id, "granted")[-1]["message"]
+        == "the nodes that take workers have no room for more"
+    )
     getattr(world.runtime, how).clear()
     world.train(job_id, workers=4)
     assert len(told(world, job_id, "granted")) == 2
@@ -104,7 +127,9 @@ def test_a_job_never_falls_below_its_minimum(world: World) -> None:
     assert world.runtime.jobs[job_id].orders.size.model_dump() == {"min": 3, "target": 3}
 
 
-def test_a_minimum_above_what_there_is_room_for_does_not_stop_a_job_that_trains(world: World) -> None:
+def test_a_minimum_above_what_there_is_room_for_does_not_stop_a_job_that_trains(
+    world: World,
+) -> None:
     other = world.submit(workers={"min": 2, "max": 2}, **LONG)
     world.train(other)
     job_id = world.submit(**LONG)
@@ -117,7 +142,9 @@ def test_a_minimum_above_what_there_is_room_for_does_not_stop_a_job_that_trains(
     world.train(job_id, workers=4)
 
 
-def test_a_job_without_its_minimum_says_what_it_waits_for_and_keeps_the_reason(world: World) -> None:
+def test_a_job_without_its_minimum_says_what_it_waits_for_and_keeps_the_reason(
+    world: World,
+) -> None:
     job_id = world.submit(**LONG)
     world.train(job_id)
     world.runtime.break_group(job_id)
@@ -130,7 +157,9 @@ def test_a_job_without_its_minimum_says_what_it_waits_for_and_keeps_the_reason(w
     world.train(job_id)
 
 
-def test_what_a_supervisor_said_before_its_group_broke_is_not_said_of_the_recovery(tmp_path: Path) -> None:
+def test_what_a_supervisor_said_before_its_group_broke_is_not_said_of_the_recovery(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, survey_interval_s=8 * TURN_S)
     job_id = world.submit(**LONG)
     world.train(job_id)
@@ -161,7 +190,12 @@ def test_a_paused_job_holds_nothing_and_goes_on_where_it_was(world: World) -> No
     world.pause(job_id)
     assert world.job(job_id).status == Status.PAUSING
     job = world.reach(job_id, Status.PAUSED)
-    assert (job.reason, job.workers, job.world_size, job.deadline) == (Reason.PAUSED_BY_USER, 0, 0, None)
+    assert (job.reason, job.workers, job.world_size, job.deadline) == (
+        Reason.PAUSED_BY_USER,
+        0,
+        0,
+        None,
+    )
     assert not world.runtime.jobs[job_id].alive
     world.turn(5)
     assert world.repository.attempts(job_id)[0].ended_at is not None
@@ -169,7 +203,10 @@ def test_a_paused_job_holds_nothing_and_goes_on_where_it_was(world: World) -> No
     assert world.job(job_id).status == Status.QUEUED
     assert world.finish(job_id).attempt == 2
     assert world.epochs(job_id) == list(range(40))
-    assert [row.reason for row in world.repository.attempts(job_id)] == [Reason.PAUSED_BY_USER, Reason.COMPLETED]
+    assert [row.reason for row in world.repository.attempts(job_id)] == [
+        Reason.PAUSED_BY_USER,
+        Reason.COMPLETED,
+    ]
 
 
 def test_a_waiting_job_is_paused_at_once_and_frees_the_queue(world: World) -> None:
@@ -249,12 +286,18 @@ def test_a_job_that_had_paused_when_it_was_cancelled_is_cancelled(world: World) 
     assert world.finish(job_id).status == Status.CANCELLED
 
 
-def test_an_attempt_that_pauses_although_nobody_wants_it_any_more_is_followed_by_another(world: World) -> None:
+def test_an_attempt_that_pauses_although_nobody_wants_it_any_more_is_followed_by_another(
+    world: World,
+) -> None:
     job_id = world.submit(**LONG)
     world.train(job_id)
     fake = world.runtime.jobs[job_id]
     paused = PausedRecord(step=fake.step)
-    fake.waiting.append(Record(attempt=1, generation=fake.generation, seq=fake.seq, time=world.clock(), payload=paused))
+    fake.waiting.append(
+        Record(
+            attempt=1, generation=fake.generation, seq=fake.seq, time=world.clock(), payload=paused
+        )
+    )
     fake.phase = "ended"
     assert world.finish(job_id).attempt == 2
 
@@ -267,7 +310,10 @@ def test_asking_again_for_what_is_asked_changes_nothing(world: World) -> None:
     before = world.job(job_id)
     world.resize(job_id, 1, 3)
     world.resume(job_id)
-    assert (world.job(job_id).version, world.job(job_id).etag_version) == (before.version, before.etag_version)
+    assert (world.job(job_id).version, world.job(job_id).etag_version) == (
+        before.version,
+        before.etag_version,
+    )
     world.pause(job_id)
     before = world.job(job_id)
     world.pause(job_id)
@@ -281,7 +327,9 @@ def test_asking_again_for_what_is_asked_changes_nothing(world: World) -> None:
         (1, 5, "gives 4 shares for workers.max 5; lower micro_batch or workers.max"),
     ],
 )
-def test_numbers_that_no_spec_could_hold_are_refused(world: World, least: int, most: int, sentence: str) -> None:
+def test_numbers_that_no_spec_could_hold_are_refused(
+    world: World, least: int, most: int, sentence: str
+) -> None:
     job_id = world.submit()
     with pytest.raises(Invalid) as refused:
         world.resize(job_id, least, most)
@@ -293,7 +341,10 @@ def test_a_job_that_is_over_or_on_its_way_there_is_not_steered_any_more(world: W
     job_id = world.submit()
     world.train(job_id)
     world.cancel(job_id)
-    for what, steer in {"resized": lambda: world.resize(job_id, 1, 1), "paused": lambda: world.pause(job_id)}.items():
+    for what, steer in {
+        "resized": lambda: world.resize(job_id, 1, 1),
+        "paused": lambda: world.pause(job_id),
+    }.items():
         with pytest.raises(Conflict, match=f"is being cancelled and cannot be {what} any more"):
             steer()
     world.finish(job_id)

@@ -44,7 +44,9 @@ def backup(world: World, tmp_path: Path) -> Callable[[], Path]:
     return copy
 
 
-def test_scheduler_with_another_database_leaves_running_jobs_alone(world: World, beside, client: TestClient) -> None:
+def test_scheduler_with_another_database_leaves_running_jobs_alone(
+    world: World, beside, client: TestClient
+) -> None:
     world.train(job_id := world.submit(training={"epochs": 300}))
     other = beside()
     world.scheduler.release()
@@ -55,15 +57,22 @@ def test_scheduler_with_another_database_leaves_running_jobs_alone(world: World,
     assert world.job(job_id).attempt == 1
 
 
-def test_job_of_another_installation_is_reported_in_readyz_and_cluster_view(world: World, client: TestClient) -> None:
+def test_job_of_another_installation_is_reported_in_readyz_and_cluster_view(
+    world: World, client: TestClient
+) -> None:
     world.runtime.others = {"ab12": 2}
     world.turn()
     message = "left alone: 2 jobs of other installations (ab12: 2)"
-    assert client.get("/readyz").json()["checks"]["ray"] == {"ok": True, "message": f"answers; {message}"}
+    assert client.get("/readyz").json()["checks"]["ray"] == {
+        "ok": True,
+        "message": f"answers; {message}",
+    }
     assert client.get("/api/v1/cluster").json()["message"] == message
 
 
-def test_job_submitted_after_the_backup_survives_its_restoration(world: World, beside, backup) -> None:
+def test_job_submitted_after_the_backup_survives_its_restoration(
+    world: World, beside, backup
+) -> None:
     world.turn()
     home = backup()
     world.train(job_id := world.submit(training={"epochs": 300}))
@@ -72,7 +81,9 @@ def test_job_submitted_after_the_backup_survives_its_restoration(world: World, b
     assert world.runtime.jobs[job_id].alive
 
 
-def test_scheduler_on_a_copied_database_is_refused_while_the_original_lives(world: World, beside, backup) -> None:
+def test_scheduler_on_a_copied_database_is_refused_while_the_original_lives(
+    world: World, beside, backup
+) -> None:
     world.train(job_id := world.submit(training={"epochs": 300}))
     copy = beside(backup())
     copy.cancel(job_id)
@@ -84,7 +95,9 @@ def test_scheduler_on_a_copied_database_is_refused_while_the_original_lives(worl
     assert "from another database" in copy.repository.cluster().message
 
 
-def test_refused_scheduler_does_not_use_a_pause_of_the_other_one(world: World, beside, backup) -> None:
+def test_refused_scheduler_does_not_use_a_pause_of_the_other_one(
+    world: World, beside, backup
+) -> None:
     world.train(world.submit(training={"epochs": 300}))
     copy = beside(backup())
     for _ in range(int(2 * CONFLICT_S / 0.25)):

@@ -29,7 +29,9 @@ def train(world: World, name: str = "digits", **changes: Any) -> str:
 def strict(world: World) -> World:
     """A service that soon takes silent guest runs for lost."""
     world.scheduler.release()
-    world.settings = world.settings.model_copy(update={"guest_lost_s": LOST_S, "guest_closed_s": 2 * LOST_S})
+    world.settings = world.settings.model_copy(
+        update={"guest_lost_s": LOST_S, "guest_closed_s": 2 * LOST_S}
+    )
     world.scheduler = world.new_scheduler()
     return world
 
@@ -53,12 +55,23 @@ def go_on(world: World, job_id: str) -> None:
 
 
 @pytest.mark.each_database
-def test_guest_is_listed_with_its_kind_epochs_and_decisions(world: World, client: TestClient) -> None:
+def test_guest_is_listed_with_its_kind_epochs_and_decisions(
+    world: World, client: TestClient
+) -> None:
     job_id = world.runtime.enlist("mine")
     world.turn_until(lambda: len(world.epochs(job_id)) == 3)
     [listed] = client.get("/api/v1/jobs").json()["items"]
-    assert (listed["id"], listed["name"], listed["kind"], listed["status"]) == (job_id, "mine", "guest", "RUNNING")
-    assert listed["ray_run"] == {"engine": "ray-train", "train_run": "mine-run", "ray_job_id": "01000000"}
+    assert (listed["id"], listed["name"], listed["kind"], listed["status"]) == (
+        job_id,
+        "mine",
+        "guest",
+        "RUNNING",
+    )
+    assert listed["ray_run"] == {
+        "engine": "ray-train",
+        "train_run": "mine-run",
+        "ray_job_id": "01000000",
+    }
     assert client.get(f"/api/v1/jobs/{job_id}/decisions").json()["total"] >= 1
     world.submit()
     assert client.get("/api/v1/jobs?limit=1").json()["items"][0]["kind"] == "job"
@@ -76,7 +89,11 @@ def test_guest_shows_no_figures_that_are_not_known(world: World, client: TestCli
 def test_guest_is_never_placed_and_starts_no_supervisor(world: World) -> None:
     job_id = world.runtime.enlist()
     world.turn_until(lambda: len(world.epochs(job_id)) == 2)
-    assert (world.job(job_id).workers, world.repository.holding(), world.runtime.started) == (0, [], [])
+    assert (world.job(job_id).workers, world.repository.holding(), world.runtime.started) == (
+        0,
+        [],
+        [],
+    )
 
 
 @pytest.mark.each_database
@@ -205,7 +222,9 @@ def test_guest_that_recovers_goes_on_in_its_next_generation(world: World) -> Non
 def test_guest_whose_script_is_started_again_shows_its_new_ray_job(world: World) -> None:
     job_id = train(world)
     guest = world.runtime.enlisted[job_id]
-    world.runtime.enlisted[job_id] = guest.model_copy(update={"generation": 2, "ray_job_id": "02000000"})
+    world.runtime.enlisted[job_id] = guest.model_copy(
+        update={"generation": 2, "ray_job_id": "02000000"}
+    )
     world.turn_until(lambda: (world.job(job_id).ray_run or {})["ray_job_id"] == "02000000")
 
 
@@ -237,11 +256,21 @@ def test_override_of_a_guest_is_acknowledged_by_every_rank(world: World) -> None
 @pytest.mark.parametrize(
     ("wish", "pointer", "sentence"),
     [
-        ({"level": "low", "layers": ["head*"]}, "/layers/0", "'head*' matches none of the job's layers fc1.weight"),
-        ({"level": "high", "target": "batch"}, "/target", "its batch belongs to its script; change the script"),
+        (
+            {"level": "low", "layers": ["head*"]},
+            "/layers/0",
+            "'head*' matches none of the job's layers fc1.weight",
+        ),
+        (
+            {"level": "high", "target": "batch"},
+            "/target",
+            "its batch belongs to its script; change the script",
+        ),
     ],
 )
-def test_override_that_a_guest_cannot_take_is_refused(world: World, client, wish, pointer, sentence) -> None:
+def test_override_that_a_guest_cannot_take_is_refused(
+    world: World, client, wish, pointer, sentence
+) -> None:
     job_id = train(world)
     answer = client.post(f"/api/v1/jobs/{job_id}/overrides", json=wish)
     [error] = answer.json()["errors"]
@@ -250,13 +279,18 @@ def test_override_that_a_guest_cannot_take_is_refused(world: World, client, wish
 
 
 @pytest.mark.parametrize("what", ["resize", "pause", "resume", "cancel"])
-def test_guest_is_neither_resized_paused_nor_cancelled_here(world: World, client: TestClient, what: str) -> None:
+def test_guest_is_neither_resized_paused_nor_cancelled_here(
+    world: World, client: TestClient, what: str
+) -> None:
     job_id = train(world, "mine")
     body = {"json": {"min": 1, "max": 1}} if what == "resize" else {}
     answer = client.post(f"/api/v1/jobs/{job_id}/{what}", **body)
     assert answer.status_code == 409
     assert "is a guest run and cannot be" in answer.json()["detail"]
-    assert "(Ray Train run mine-run) runs it; change or stop the script where it was started" in answer.json()["detail"]
+    assert (
+        "(Ray Train run mine-run) runs it; change or stop the script where it was started"
+        in answer.json()["detail"]
+    )
     assert world.job(job_id).status == Status.RUNNING
 
 
@@ -268,10 +302,16 @@ def test_job_with_the_task_of_guests_is_refused(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(("engine", "has_run"), [("ray-train", True), ("actors", False)])
-def test_job_shows_the_engine_that_its_workers_reported(world: World, client, engine: str, has_run: bool) -> None:
+def test_job_shows_the_engine_that_its_workers_reported(
+    world: World, client, engine: str, has_run: bool
+) -> None:
     world.runtime.dashboard = "http://127.0.0.1:8265"
     world.train(job_id := world.submit(name="digits", workers={"engine": engine}))
     run = client.get(f"/api/v1/jobs/{job_id}").json()["ray_run"]
-    assert run == {"engine": engine, "train_run": f"digits-{job_id}.1" if has_run else None, "ray_job_id": None}
+    assert run == {
+        "engine": engine,
+        "train_run": f"digits-{job_id}.1" if has_run else None,
+        "ray_job_id": None,
+    }
     assert client.get("/api/v1/cluster").json()["dashboard_url"] == "http://127.0.0.1:8265"
     assert "http://127.0.0.1:8265/#/actors" in client.get(f"/jobs/{job_id}").text

@@ -16,10 +16,15 @@ from tests.api.world import DIGITS, World
 
 
 def checks(client: TestClient) -> dict[str, tuple[bool, str]]:
-    return {name: (check["ok"], check["message"]) for name, check in client.get("/readyz").json()["checks"].items()}
+    return {
+        name: (check["ok"], check["message"])
+        for name, check in client.get("/readyz").json()["checks"].items()
+    }
 
 
-def test_a_service_with_a_scheduler_and_a_cluster_is_ready(client: TestClient, world: World) -> None:
+def test_a_service_with_a_scheduler_and_a_cluster_is_ready(
+    client: TestClient, world: World
+) -> None:
     world.turn()
     assert client.get("/readyz").status_code == 200
     assert all(ok for ok, _ in checks(client).values())
@@ -27,10 +32,15 @@ def test_a_service_with_a_scheduler_and_a_cluster_is_ready(client: TestClient, w
 
 def test_a_service_without_a_scheduler_says_what_to_start(client: TestClient) -> None:
     assert client.get("/readyz").status_code == 503
-    assert checks(client)["scheduler"] == (False, "has not been here yet; start 'accordion scheduler'")
+    assert checks(client)["scheduler"] == (
+        False,
+        "has not been here yet; start 'accordion scheduler'",
+    )
 
 
-def test_a_scheduler_that_fell_silent_makes_the_service_unready(client: TestClient, world: World) -> None:
+def test_a_scheduler_that_fell_silent_makes_the_service_unready(
+    client: TestClient, world: World
+) -> None:
     world.turn()
     world.clock.now += world.settings.heartbeat_stale_s + 1
     ok, message = checks(client)["scheduler"]
@@ -38,7 +48,9 @@ def test_a_scheduler_that_fell_silent_makes_the_service_unready(client: TestClie
     assert "the limit is 10 s" in message
 
 
-def test_a_cluster_that_does_not_answer_makes_the_service_unready(client: TestClient, world: World) -> None:
+def test_a_cluster_that_does_not_answer_makes_the_service_unready(
+    client: TestClient, world: World
+) -> None:
     world.turn()
     world.runtime.down = True
     world.turn()
@@ -50,7 +62,9 @@ def test_liveness_asks_nobody(client: TestClient, world: World) -> None:
     assert client.get("/livez").json() == {"alive": True}
 
 
-def test_an_ended_job_leaves_the_metrics_after_its_retention(client: TestClient, world: World) -> None:
+def test_an_ended_job_leaves_the_metrics_after_its_retention(
+    client: TestClient, world: World
+) -> None:
     job = world.finish(world.submit())
     assert job.id in client.get("/metrics").text
     world.clock.now += world.settings.metrics_retention_s + 1
@@ -82,7 +96,10 @@ def _full() -> Exception:
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (PoolTimeout("QueuePool limit of size 1 overflow 0 reached"), "the database does not answer; try again"),
+        (
+            PoolTimeout("QueuePool limit of size 1 overflow 0 reached"),
+            "the database does not answer; try again",
+        ),
         (_full(), "the disk under the database is full; free space there"),
     ],
 )
@@ -94,5 +111,9 @@ def test_a_database_that_takes_nothing_now_is_no_fault_of_the_request(
 
     monkeypatch.setattr(Commands, "submit", fail)
     answer = client.post("/api/v1/jobs", json=DIGITS)
-    assert (answer.status_code, answer.headers["retry-after"], answer.json()["code"]) == (503, "2", "unavailable")
+    assert (answer.status_code, answer.headers["retry-after"], answer.json()["code"]) == (
+        503,
+        "2",
+        "unavailable",
+    )
     assert sentence in answer.json()["detail"]

@@ -67,7 +67,9 @@ def test_a_scheduler_killed_in_mid_run_leaves_no_gap_and_no_double(world: World)
     assert world.runtime.started == [(job_id, 1)]
 
 
-def test_a_scheduler_killed_between_row_and_launch_launches_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_killed_between_row_and_launch_launches_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_id = world.submit()
     with monkeypatch.context() as patched:
         patched.setattr(FakeRuntime, "start", lambda *_: None)
@@ -121,7 +123,9 @@ def test_a_scheduler_that_loses_its_lease_while_it_asks_the_cluster_removes_noth
     assert world.finish(jobs[0]).attempt == 1
 
 
-def test_a_scheduler_asks_for_its_lease_right_before_it_removes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_asks_for_its_lease_right_before_it_removes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_id = world.submit()
     world.train(job_id)
     old = world.scheduler
@@ -133,14 +137,18 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_removes(world: World, mo
     with world.database.write() as session:
         session.merge(world.job(job_id)).status = Status.FAILED.value
     unfinished = Repository.unfinished_ids
-    monkeypatch.setattr(Repository, "unfinished_ids", lambda it: (monkeypatch.undo(), outlive(), unfinished(it))[-1])
+    monkeypatch.setattr(
+        Repository, "unfinished_ids", lambda it: (monkeypatch.undo(), outlive(), unfinished(it))[-1]
+    )
     world.runtime.removed.clear()
     world.clock.now += 1
     assert not old.turn()
     assert world.runtime.removed == [job_id], "the successor removed it, once"
 
 
-def test_a_scheduler_asks_for_its_lease_right_before_it_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_asks_for_its_lease_right_before_it_starts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_id, outcome = world.submit(), FakeRuntime.outcome
 
     def slow(*asked: Any) -> Any:
@@ -185,8 +193,13 @@ def test_a_lost_supervisor_is_followed_by_another_attempt(world: World) -> None:
     job = world.finish(job_id)
     assert (job.status, job.attempt) == (Status.SUCCEEDED, 2)
     assert world.epochs(job_id) == [0, 1, 2, 3]
-    assert [row.reason for row in world.repository.attempts(job_id)] == [Reason.WORKERS_LOST, Reason.COMPLETED]
-    assert world.runtime.removed[0] == job_id, "what is out of sight must not come back beside its successor"
+    assert [row.reason for row in world.repository.attempts(job_id)] == [
+        Reason.WORKERS_LOST,
+        Reason.COMPLETED,
+    ]
+    assert world.runtime.removed[0] == job_id, (
+        "what is out of sight must not come back beside its successor"
+    )
 
 
 def test_a_supervisor_that_is_out_of_sight_for_a_moment_is_adopted_again(world: World) -> None:
@@ -226,7 +239,9 @@ def test_what_the_journal_of_a_lost_job_holds_is_stored_with_its_end(world: Worl
         session.get_one(JobRow, job_id).lost_attempts = 10**6
     world.runtime.drain(job_id, Cursor())
     fake = world.runtime.jobs[job_id]
-    fake.journal = [record for record in fake.journal if not isinstance(record.payload, CheckpointRecord)]
+    fake.journal = [
+        record for record in fake.journal if not isinstance(record.payload, CheckpointRecord)
+    ]
     world.runtime.lose(job_id)
     job = world.finish(job_id)
     assert (job.reason, world.epochs(job_id)) == (Reason.LOST, [0, 1])
@@ -274,7 +289,9 @@ def test_decisions_and_epochs_of_work_that_is_repeated_are_void(world: World) ->
     assert {row.generation for row in world.repository.epochs(job_id)} == {2}
 
 
-def test_records_of_the_end_file_that_never_arrived_are_stored_before_the_end_is_shown(world: World) -> None:
+def test_records_of_the_end_file_that_never_arrived_are_stored_before_the_end_is_shown(
+    world: World,
+) -> None:
     job_id = world.submit()
     world.train(job_id)
     fake = world.runtime.jobs[job_id]

@@ -24,10 +24,14 @@ def test_a_submitted_job_is_stored_and_says_where(client: TestClient) -> None:
     assert shown.headers["etag"] == answer.headers["etag"] == '"1"'
 
 
-def test_a_dry_run_answers_with_the_defaulted_spec_and_stores_nothing(client: TestClient, world: World) -> None:
+def test_a_dry_run_answers_with_the_defaulted_spec_and_stores_nothing(
+    client: TestClient, world: World
+) -> None:
     world.turn()
     answer = client.post(
-        JOBS, params={"dry_run": True}, json={**DIGITS, "workers": {"min": 9, "max": 9}, "training": {"micro_batch": 4}}
+        JOBS,
+        params={"dry_run": True},
+        json={**DIGITS, "workers": {"min": 9, "max": 9}, "training": {"micro_batch": 4}},
     )
     assert answer.status_code == 200
     assert answer.json()["would_wait"]
@@ -52,7 +56,12 @@ def test_the_same_key_with_another_body_is_refused(client: TestClient) -> None:
 
 def test_ten_requests_at_once_with_one_key_make_one_job(client: TestClient) -> None:
     with ThreadPoolExecutor(10) as pool:
-        answers = list(pool.map(lambda _: client.post(JOBS, json=DIGITS, headers={"Idempotency-Key": "a"}), range(10)))
+        answers = list(
+            pool.map(
+                lambda _: client.post(JOBS, json=DIGITS, headers={"Idempotency-Key": "a"}),
+                range(10),
+            )
+        )
     assert sorted(answer.status_code for answer in answers) == [200] * 9 + [201]
     assert len({answer.json()["id"] for answer in answers}) == 1
 
@@ -63,7 +72,9 @@ def test_pages_of_the_list_hold_every_job_once(client: TestClient, world: World)
         ids.append(world.submit())
         world.clock.now += 0.001
     seen, cursor = [], None
-    while page := client.get(JOBS, params={"limit": 3} | ({"cursor": cursor} if cursor else {})).json():
+    while page := client.get(
+        JOBS, params={"limit": 3} | ({"cursor": cursor} if cursor else {})
+    ).json():
         seen += [job["id"] for job in page["items"]]
         if not (cursor := page["next_cursor"]):
             break
@@ -83,7 +94,9 @@ def test_the_list_is_filtered_by_status_name_and_labels(client: TestClient, worl
     assert listed(label=["team:c", "team:a/b"]) == []
 
 
-def test_progress_does_not_change_the_etag_and_a_wish_does(client: TestClient, world: World) -> None:
+def test_progress_does_not_change_the_etag_and_a_wish_does(
+    client: TestClient, world: World
+) -> None:
     job_id = world.submit()
     before = client.get(f"{JOBS}/{job_id}").headers["etag"]
     world.turn(4)
@@ -92,7 +105,9 @@ def test_progress_does_not_change_the_etag_and_a_wish_does(client: TestClient, w
     assert client.get(f"{JOBS}/{job_id}").headers["etag"] != before
 
 
-def test_a_write_with_an_old_etag_is_refused_and_changes_nothing(client: TestClient, world: World) -> None:
+def test_a_write_with_an_old_etag_is_refused_and_changes_nothing(
+    client: TestClient, world: World
+) -> None:
     job_id = world.submit()
     world.override(job_id)
     answer = client.post(f"{JOBS}/{job_id}/cancel", headers={"If-Match": '"1"'})
@@ -112,7 +127,11 @@ def test_a_running_job_shows_progress_with_its_eta(client: TestClient, world: Wo
     job_id = world.submit(training={"epochs": 30})
     world.turn_until(lambda: len(world.epochs(job_id)) == 2)
     view = client.get(f"{JOBS}/{job_id}").json()
-    assert (view["world_size"], view["progress"]["epochs"], view["progress"]["steps"]) == (2, 30, 30 * 23)
+    assert (view["world_size"], view["progress"]["epochs"], view["progress"]["steps"]) == (
+        2,
+        30,
+        30 * 23,
+    )
     assert view["progress"]["eta_s"] > 0
     assert view["metrics"].keys() == {"loss", "accuracy"}
 
@@ -136,7 +155,9 @@ def test_the_queue_says_who_is_next_and_why_each_waits(client: TestClient, world
     assert entries[0]["reason"] == "WAITING_FOR_ROOM"
     assert entries[1]["message"].startswith(f"waits behind job {high}")
     assert client.get(f"{JOBS}/{low}").json()["message"] == entries[1]["message"]
-    assert [job["message"] for job in client.get(JOBS, params={"id": low}).json()["items"]] == [entries[1]["message"]]
+    assert [job["message"] for job in client.get(JOBS, params={"id": low}).json()["items"]] == [
+        entries[1]["message"]
+    ]
 
 
 def test_the_cluster_shows_what_our_jobs_reserve(client: TestClient, world: World) -> None:
@@ -168,7 +189,9 @@ def walk(client: TestClient, path: str, **params: Any) -> list[Any]:
         cursor = {"cursor": page["next_cursor"]}
 
 
-def test_epochs_and_decisions_come_in_pages_in_both_directions(client: TestClient, world: World) -> None:
+def test_epochs_and_decisions_come_in_pages_in_both_directions(
+    client: TestClient, world: World
+) -> None:
     job_id = world.submit(training={"epochs": 7})
     world.finish(job_id)
     for part in ("epochs", "decisions"):
@@ -183,6 +206,10 @@ def test_a_cursor_of_another_history_is_refused(client: TestClient, world: World
     job_id = world.submit()
     world.finish(job_id)
     cursor = client.get(f"{JOBS}/{job_id}/epochs", params={"limit": 1}).json()["next_cursor"]
-    for part, order, used in (("epochs", "newest", cursor), ("decisions", "oldest", cursor), ("epochs", "oldest", "x")):
+    for part, order, used in (
+        ("epochs", "newest", cursor),
+        ("decisions", "oldest", cursor),
+        ("epochs", "oldest", "x"),
+    ):
         answer = client.get(f"{JOBS}/{job_id}/{part}", params={"order": order, "cursor": used})
         assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "query/cursor")

@@ -70,7 +70,9 @@ def test_looking_at_a_link_does_not_use_it_up(browser: TestClient) -> None:
 
 
 @pytest.mark.parametrize("seconds", [901.0, -3600.0])
-def test_a_link_ends_after_its_time_and_when_the_clock_was_set_back(browser: TestClient, seconds: float) -> None:
+def test_a_link_ends_after_its_time_and_when_the_clock_was_set_back(
+    browser: TestClient, seconds: float
+) -> None:
     link = new_link(browser)
     browser.clock.now += seconds  # type: ignore[attr-defined]
     assert follow(browser, link) == (303, "/login?failed=link")

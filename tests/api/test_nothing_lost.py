@@ -1,5 +1,6 @@
-"""What happens in the same instant as something else, or while the database cannot be written, is neither lost nor
-doubled."""
+"""What happens in the same instant as something else, or while the database cannot be written, is
+neither lost nor doubled.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,11 @@ def test_an_override_in_the_instant_of_the_end_is_over_with_the_job_and_costs_no
 ) -> None:
     job_id = world.submit()
     made: list[str] = []
-    between(world, monkeypatch, lambda drained: has_end(drained) and not made and made.append(world.override(job_id)))
+    between(
+        world,
+        monkeypatch,
+        lambda drained: has_end(drained) and not made and made.append(world.override(job_id)),
+    )
     assert world.finish(job_id).status == Status.SUCCEEDED
     assert world.override_row(job_id, made[0]).state == "EXPIRED"
     assert lines(world, job_id) == expected(4)
@@ -76,7 +81,7 @@ def test_a_database_that_cannot_be_written_for_a_while_costs_no_line_and_no_epoc
     assert (lines(world, job_id), world.epochs(job_id)) == (expected(4), [0, 1, 2, 3])
 
 
-def test_of_more_output_than_is_kept_for_the_database_the_newest_megabyte_stays_and_the_rest_is_counted(
+def test_output_beyond_the_limit_keeps_the_newest_megabyte_and_counts_the_rest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = world.submit(**LONG)
@@ -117,7 +122,9 @@ def test_what_a_job_said_before_it_was_stopped_by_force_is_in_its_output(world: 
     assert lines(world, job_id)[-1] == "still saving"
 
 
-@pytest.mark.parametrize("ask", [None, World.pause, World.cancel], ids=["trains", "pauses", "is cancelled"])
+@pytest.mark.parametrize(
+    "ask", [None, World.pause, World.cancel], ids=["trains", "pauses", "is cancelled"]
+)
 def test_what_the_cluster_still_holds_of_a_job_that_is_out_of_sight_is_in_its_output(
     world: World, monkeypatch: pytest.MonkeyPatch, ask: Callable[[World, str], None] | None
 ) -> None:
@@ -145,14 +152,18 @@ def test_output_of_an_attempt_that_could_not_be_stored_comes_before_that_of_the_
     assert [line for line in lines(world, job_id) if line.startswith("epoch")] == expected(40)[1:]
 
 
-def test_a_pause_in_the_instant_of_the_end_does_not_keep_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_in_the_instant_of_the_end_does_not_keep_the_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_id = world.submit()
     between(world, monkeypatch, lambda drained: has_end(drained) and world.pause(job_id))
     assert world.finish(job_id).status == Status.SUCCEEDED
     assert lines(world, job_id) == expected(4)
 
 
-def test_a_job_that_is_resized_while_it_pauses_and_stands_still_goes_on_with_the_new_numbers(world: World) -> None:
+def test_a_job_that_is_resized_while_it_pauses_and_stands_still_goes_on_with_the_new_numbers(
+    world: World,
+) -> None:
     job_id = world.submit(**LONG)
     world.train(job_id, workers=2)
     world.pause(job_id)
@@ -165,7 +176,9 @@ def test_a_job_that_is_resized_while_it_pauses_and_stands_still_goes_on_with_the
     assert world.epochs(job_id) == list(range(40))
 
 
-def test_two_schedulers_that_take_turns_start_each_attempt_once_and_store_every_line_once(world: World) -> None:
+def test_two_schedulers_that_take_turns_start_each_attempt_once_and_store_every_line_once(
+    world: World,
+) -> None:
     job_id = world.submit()
     both: list[Scheduler] = [world.scheduler, world.new_scheduler()]
     while not world.has_ended(job_id):

@@ -37,10 +37,16 @@ def test_an_override_keeps_its_place_in_history_when_another_group_takes_over(wo
     after = world.override_row(job_id, override_id)
     assert world.job(job_id).tally["recoveries"]
     assert (before.state, after.state) == ("APPLIED", "APPLIED")
-    assert (before.epoch, before.step, before.applied_at) == (after.epoch, after.step, after.applied_at)
+    assert (before.epoch, before.step, before.applied_at) == (
+        after.epoch,
+        after.step,
+        after.applied_at,
+    )
 
 
-def test_the_epochs_show_the_level_while_the_override_holds_and_the_policys_after_it(world: World) -> None:
+def test_the_epochs_show_the_level_while_the_override_holds_and_the_policys_after_it(
+    world: World,
+) -> None:
     job_id = world.submit(**LONG)
     world.turn_until(lambda: len(world.epochs(job_id)) == 6)
     override_id = world.override(job_id, level="low", until=15)
@@ -52,7 +58,9 @@ def test_the_epochs_show_the_level_while_the_override_holds_and_the_policys_afte
     assert world.override_row(job_id, override_id).state == "EXPIRED"
 
 
-def test_a_rank_that_does_not_switch_leaves_the_override_delivered_and_is_named(world: World) -> None:
+def test_a_rank_that_does_not_switch_leaves_the_override_delivered_and_is_named(
+    world: World,
+) -> None:
     job_id = world.submit(**LONG)
     world.train(job_id)
     world.runtime.mute = {1}
@@ -92,7 +100,10 @@ def test_an_override_is_superseded_by_a_newer_one_of_all_its_layers(world: World
     newer = world.override(job_id, level="high")
     world.turn_until(lambda: world.override_row(job_id, newer).state == "APPLIED")
     row = world.override_row(job_id, older)
-    assert (row.state, row.message) == ("SUPERSEDED", "all its layers are held by newer override #2")
+    assert (row.state, row.message) == (
+        "SUPERSEDED",
+        "all its layers are held by newer override #2",
+    )
 
 
 def test_a_level_that_the_workers_refuse_is_rejected_with_their_reason(world: World) -> None:
@@ -111,7 +122,9 @@ def test_deleting_an_override_gives_the_wheel_back(world: World, client: TestCli
     assert client.delete(path).json()["state"] == "CANCELLED"
     assert client.delete(path).status_code == 200
     world.turn(3)
-    said_by = {layer["said_by"] for layer in client.get(f"/api/v1/jobs/{job_id}/schedule").json()["layers"]}
+    said_by = {
+        layer["said_by"] for layer in client.get(f"/api/v1/jobs/{job_id}/schedule").json()["layers"]
+    }
     assert said_by == {"policy"}
 
 
@@ -120,7 +133,10 @@ def test_the_schedule_says_who_decided_each_layer(world: World, client: TestClie
     world.turn_until(lambda: len(world.epochs(job_id)) == 6)
     override_id = world.override(job_id, level={"rank": 2}, layers=["fc1*"])
     world.turn_until(lambda: world.override_row(job_id, override_id).state == "APPLIED")
-    layers = {layer["layer"]: layer for layer in client.get(f"/api/v1/jobs/{job_id}/schedule").json()["layers"]}
+    layers = {
+        layer["layer"]: layer
+        for layer in client.get(f"/api/v1/jobs/{job_id}/schedule").json()["layers"]
+    }
     assert layers["fc1.weight"]["said_by"] == override_id
     assert layers["fc1.weight"]["options"] == {"rank": 2, "factors": "both"}
     assert layers["fc1.weight"]["policy_level"] == layers["fc2.weight"]["level"] == "high"
@@ -141,13 +157,18 @@ def _superseded_from_5(world: World) -> tuple[str, str, str]:
     """A job in epoch 6 with an older override, superseded by one from epoch 5."""
     job_id = world.submit(training={"epochs": 20})
     world.train(job_id)
-    older, newer = world.override(job_id, level="high"), world.override(job_id, level="low", apply_at=5)
+    older, newer = (
+        world.override(job_id, level="high"),
+        world.override(job_id, level="low", apply_at=5),
+    )
     world.turn_until(lambda: world.epochs(job_id)[-1:] == [5])
     assert world.override_row(job_id, older).state == "SUPERSEDED"
     return job_id, older, newer
 
 
-def test_work_that_is_rolled_back_before_the_newer_override_runs_under_the_older(world: World) -> None:
+def test_work_that_is_rolled_back_before_the_newer_override_runs_under_the_older(
+    world: World,
+) -> None:
     job_id, older, newer = _superseded_from_5(world)
     world.runtime.jobs[job_id].saved = Saved()
     world.runtime.forget(job_id)
@@ -156,10 +177,15 @@ def test_work_that_is_rolled_back_before_the_newer_override_runs_under_the_older
     world.turn_until(lambda: world.epochs(job_id)[-1:] == [6])
     levels = [row.record["level_by_layer"]["fc1.weight"] for row in world.repository.epochs(job_id)]
     assert (set(levels[2:5]), set(levels[5:])) == ({"high"}, {"low"})
-    assert [world.override_row(job_id, name).state for name in (older, newer)] == ["SUPERSEDED", "APPLIED"]
+    assert [world.override_row(job_id, name).state for name in (older, newer)] == [
+        "SUPERSEDED",
+        "APPLIED",
+    ]
 
 
-def test_cancelling_the_newer_override_gives_the_layers_to_the_policy_not_to_the_older(world: World) -> None:
+def test_cancelling_the_newer_override_gives_the_layers_to_the_policy_not_to_the_older(
+    world: World,
+) -> None:
     job_id, older, newer = _superseded_from_5(world)
     world.commands.cancel_override(job_id, newer, lambda _: None)
     world.turn(3)
@@ -173,7 +199,9 @@ LEVELS = {"batch": {"high": 512}, **LONG}
 BATCH = {"target": "batch", "level": "high", "until": 20, "reason": "the link is slow today"}
 
 
-def test_an_override_of_the_batch_is_applied_once_every_rank_runs_it(world: World, client: TestClient) -> None:
+def test_an_override_of_the_batch_is_applied_once_every_rank_runs_it(
+    world: World, client: TestClient
+) -> None:
     job_id = world.submit(**LEVELS)
     world.train(job_id)
     made = client.post(f"/api/v1/jobs/{job_id}/overrides", json=BATCH).json()
@@ -187,7 +215,9 @@ def test_an_override_of_the_batch_is_applied_once_every_rank_runs_it(world: Worl
     assert world.repository.epochs(job_id)[-1].record["global_batch"] == 512
 
 
-def test_an_override_of_the_batch_is_superseded_by_the_next_and_by_none_of_the_layers(world: World) -> None:
+def test_an_override_of_the_batch_is_superseded_by_the_next_and_by_none_of_the_layers(
+    world: World,
+) -> None:
     job_id = world.submit(**LEVELS)
     world.train(job_id)
     older = world.override(job_id, **BATCH)
@@ -196,7 +226,10 @@ def test_an_override_of_the_batch_is_superseded_by_the_next_and_by_none_of_the_l
     assert world.override_row(job_id, older).state == "APPLIED"
     newer = world.override(job_id, target="batch", level=128)
     world.turn_until(lambda: world.override_row(job_id, newer).state == "APPLIED")
-    assert [world.override_row(job_id, name).state for name in (older, layers)] == ["SUPERSEDED", "APPLIED"]
+    assert [world.override_row(job_id, name).state for name in (older, layers)] == [
+        "SUPERSEDED",
+        "APPLIED",
+    ]
     assert world.override_row(job_id, older).message == "the batch is held by newer override #3"
 
 
@@ -207,10 +240,15 @@ def test_a_batch_that_is_handed_back_is_the_policys_again(world: World, client: 
     world.turn_until(lambda: world.override_row(job_id, newer).state == "APPLIED")
     client.delete(f"/api/v1/jobs/{job_id}/overrides/{newer}")
     world.turn(3)
-    assert [world.override_row(job_id, name).state for name in (older, newer)] == ["CANCELLED", "CANCELLED"]
+    assert [world.override_row(job_id, name).state for name in (older, newer)] == [
+        "CANCELLED",
+        "CANCELLED",
+    ]
     assert client.get(f"/api/v1/jobs/{job_id}/schedule").json()["batch"]["said_by"] == "policy"
 
 
-def test_a_job_without_batch_levels_has_no_batch_in_its_schedule(world: World, client: TestClient) -> None:
+def test_a_job_without_batch_levels_has_no_batch_in_its_schedule(
+    world: World, client: TestClient
+) -> None:
     job_id = world.submit(**LONG)
     assert client.get(f"/api/v1/jobs/{job_id}/schedule").json()["batch"] is None

@@ -62,7 +62,11 @@ def test_job_that_trains_gives_no_worker_to_one_admitted_in_error(two_nodes: Wor
     two_nodes.runtime.placed |= {first: SPREAD, wide: ()}
     two_nodes.runtime.stuck = {wide}
     two_nodes.turn(40)
-    assert [event.data["new"] for event in two_nodes.events(first, "workers") if event.data["what"] == "granted"] == []
+    assert [
+        event.data["new"]
+        for event in two_nodes.events(first, "workers")
+        if event.data["what"] == "granted"
+    ] == []
 
 
 def test_a_start_whose_processes_load_for_long_is_left_alone(world: World) -> None:
@@ -76,7 +80,9 @@ def test_a_start_whose_processes_load_for_long_is_left_alone(world: World) -> No
     assert world.finish(job_id).attempt == 1
 
 
-def test_job_waits_for_capacity_that_other_programs_use_and_says_so(client: TestClient, world: World) -> None:
+def test_job_waits_for_capacity_that_other_programs_use_and_says_so(
+    client: TestClient, world: World
+) -> None:
     world.runtime.foreign_cpus = {0: 2.0}
     job_id = world.submit(workers=WIDE)
     world.turn(10)
@@ -84,7 +90,9 @@ def test_job_waits_for_capacity_that_other_programs_use_and_says_so(client: Test
     assert (job.attempt, job.reason) == (0, Reason.WAITING_FOR_ROOM)
     assert "other programs use 2 of the cluster's 4 CPUs" in job.message
     assert client.get("/api/v1/cluster").json()["cpus_foreign"] == 2.0
-    dry_run = client.post("/api/v1/jobs?dry_run=true", json={**DIGITS, "workers": WIDE, "priority": 100}).json()
+    dry_run = client.post(
+        "/api/v1/jobs?dry_run=true", json={**DIGITS, "workers": WIDE, "priority": 100}
+    ).json()
     assert "other programs use 2" in dry_run["message"]
     world.runtime.foreign_cpus = {}
     assert world.finish(job_id).status == Status.SUCCEEDED
@@ -98,16 +106,22 @@ def test_job_that_fits_beside_other_programs_starts_at_once(world: World) -> Non
     assert world.job(job_id).workers == 2
 
 
-def test_capacity_that_ray_still_counts_after_a_job_ended_is_no_other_programs(world: World) -> None:
+def test_capacity_that_ray_still_counts_after_a_job_ended_is_no_other_programs(
+    world: World,
+) -> None:
     first, second = world.submit(workers=WIDE), world.submit(workers=WIDE)
     world.runtime.lag_s = 2.0
     world.runtime.placed |= {first: ("node-0",), second: ("node-0",)}
     world.finish(first)
     world.finish(second)
-    assert not any("other programs" in event.data["message"] for event in world.events(second, "status"))
+    assert not any(
+        "other programs" in event.data["message"] for event in world.events(second, "status")
+    )
 
 
-def test_job_that_is_not_placed_because_of_other_programs_is_not_admitted_again(two_nodes: World) -> None:
+def test_job_that_is_not_placed_because_of_other_programs_is_not_admitted_again(
+    two_nodes: World,
+) -> None:
     wide = two_nodes.submit(workers=WIDE)
     two_nodes.turn_until(lambda: two_nodes.job(wide).status == Status.STARTING)
     two_nodes.runtime.stuck, two_nodes.runtime.placed[wide] = {wide}, ()

@@ -25,7 +25,10 @@ from tests.conftest import free_port
 pytestmark = pytest.mark.each_database
 
 JOBS = "/api/v1/jobs"
-CODE = "from service.app import serve; from service.settings import load_settings; serve(load_settings())"
+CODE = (
+    "from service.app import serve; from service.settings import load_settings;"
+    " serve(load_settings())"
+)
 LIMIT_S = 60.0
 """A loaded machine needs up to ten seconds for an api process to start."""
 
@@ -40,7 +43,9 @@ class Process:
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
-        self.process = subprocess.Popen([sys.executable, "-c", CODE], env=self.env, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CODE], env=self.env, stderr=subprocess.DEVNULL
+        )
         wait_for(self.answers)
         return self.process
 
@@ -66,7 +71,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Process]:
     """An api process, with a scheduler and its fake cluster in this one."""
-    stop, settings = threading.Event(), load_settings(home=tmp_path, drain_interval_s=0.05, survey_interval_s=0.1)
+    stop, settings = (
+        threading.Event(),
+        load_settings(home=tmp_path, drain_interval_s=0.05, survey_interval_s=0.1),
+    )
     runtime = FakeRuntime(clock=time.time)
     scheduler = threading.Thread(target=run, args=(settings, runtime), kwargs={"stop": stop})
     scheduler.start()
@@ -100,5 +108,7 @@ def test_an_api_that_is_asked_to_go_ends_its_streams_and_goes(api: Process) -> N
 
 
 def test_a_taken_port_is_named_with_the_way_out(api: Process, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=f"port {api.port} on 127.0.0.1 cannot be had .*choose another"):
+    with pytest.raises(
+        SettingsError, match=f"port {api.port} on 127.0.0.1 cannot be had .*choose another"
+    ):
         serve(load_settings(home=tmp_path, port=api.port))

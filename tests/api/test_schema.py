@@ -26,12 +26,15 @@ CHECKS = [
     checks.unsupported_method,
     checks.allow_header_conformance,
 ]
-"""Left out: whether a body that fits the schema is taken, since a spec has rules that a schema cannot say (min <= max,
-options by method), and whether one that does not is refused, since numbers may be written as text."""
+"""Left out: whether a body that fits the schema is taken, since a spec has rules that a schema
+cannot say (min <= max, options by method), and whether one that does not is refused, since numbers
+may be written as text.
+"""
 ZIP = "application/zip"
 LONG = {**DIGITS, "training": {"epochs": 100_000}}
 EXAMPLES = 12
-"""Requests of each kind (fitting, not fitting) for each operation: the whole takes half a minute."""
+"""Requests of each kind (fitting, not fitting) for each operation: the whole takes half a minute.
+"""
 
 
 @schemathesis.serializer(ZIP)
@@ -52,12 +55,16 @@ def target(case: schemathesis.Case, ended: str, running: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_every_answer_fits_the_schema(shared_live: Live, subtests: pytest.Subtests, mode: GenerationMode) -> None:
+def test_every_answer_fits_the_schema(
+    shared_live: Live, subtests: pytest.Subtests, mode: GenerationMode
+) -> None:
     schema = schemathesis.openapi.from_url(f"{shared_live.url}/openapi.json")
     with shared_live.client() as client:
         ended, running = submit(client, DIGITS), submit(client, LONG)
     for operation in (result.ok() for result in schema.get_all_operations()):
-        wrong = list(operation.iter_parameters()) or any(body.media_type != ZIP for body in operation.body)
+        wrong = list(operation.iter_parameters()) or any(
+            body.media_type != ZIP for body in operation.body
+        )
         if mode is GenerationMode.NEGATIVE and not wrong:
             continue  # nothing can be asked wrongly
         with subtests.test(f"{operation.method.upper()} {operation.path}"):
@@ -82,7 +89,9 @@ def _ask(operation: Any, mode: GenerationMode, *, ended: str, running: str) -> N
 
 
 def test_every_example_of_a_spec_in_the_schema_makes_a_job(shared_live: Live) -> None:
-    operation = schemathesis.openapi.from_url(f"{shared_live.url}/openapi.json")["/api/v1/jobs"]["POST"]
+    operation = schemathesis.openapi.from_url(f"{shared_live.url}/openapi.json")["/api/v1/jobs"][
+        "POST"
+    ]
     with shared_live.client() as client:
         parts = client.get("/openapi.json").json()["components"]["schemas"]
     spec = next(part for name, part in parts.items() if name.startswith("JobSpec"))

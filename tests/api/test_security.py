@@ -37,7 +37,8 @@ def guarded(tmp_path: Path) -> Iterator[TestClient]:
 
 def test_a_bind_beyond_loopback_without_a_token_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(
-        SettingsError, match=r"ACCORDION_HOST is 0\.0\.0\.0.*set ACCORDION_ADMIN_TOKEN_FILE.*or bind 127"
+        SettingsError,
+        match=r"ACCORDION_HOST is 0\.0\.0\.0.*set ACCORDION_ADMIN_TOKEN_FILE.*or bind 127",
     ):
         create_app(load_settings(home=tmp_path, host="0.0.0.0"))
     assert list(tmp_path.iterdir()) == []
@@ -49,7 +50,9 @@ def test_without_the_token_nothing_is_told(guarded: TestClient) -> None:
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), path
 
 
-@pytest.mark.parametrize("header", [f"Bearer {TOKEN}x", "Bearer ", "Basic abc", f"Bearer {TOKEN[:-1]}", "Bearer é"])
+@pytest.mark.parametrize(
+    "header", [f"Bearer {TOKEN}x", "Bearer ", "Basic abc", f"Bearer {TOKEN[:-1]}", "Bearer é"]
+)
 def test_a_wrong_token_is_refused(guarded: TestClient, header: str) -> None:
     assert guarded.get(JOBS, headers={"Authorization": header.encode()}).status_code == 401
 
@@ -79,11 +82,16 @@ def test_a_login_gives_a_cookie_that_scripts_cannot_read_and_that_ends(guarded: 
     assert guarded.get(JOBS).status_code == 401
 
 
-def test_a_cookie_is_worth_nothing_after_its_logout_and_other_logins_go_on(guarded: TestClient) -> None:
+def test_a_cookie_is_worth_nothing_after_its_logout_and_other_logins_go_on(
+    guarded: TestClient,
+) -> None:
     carried = [logged_in(guarded), logged_in(guarded)]
     assert guarded.post("/logout", headers=carried[0]).headers["location"] == "/login"
     assert [guarded.get(JOBS, headers=headers).status_code for headers in carried] == [401, 200]
-    assert guarded.get("/", headers={**carried[0], "Accept": "text/html"}).headers["location"] == "/login"
+    assert (
+        guarded.get("/", headers={**carried[0], "Accept": "text/html"}).headers["location"]
+        == "/login"
+    )
 
 
 def logged_out(guarded: TestClient) -> dict[str, str]:
@@ -103,7 +111,9 @@ def logged_in(guarded: TestClient) -> dict[str, str]:
 def test_two_services_on_one_host_name_do_not_replace_each_others_login(
     guarded: TestClient, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    other = create_app(load_settings(home=tmp_path_factory.mktemp("other"), admin_token=TOKEN[::-1]))
+    other = create_app(
+        load_settings(home=tmp_path_factory.mktemp("other"), admin_token=TOKEN[::-1])
+    )
     with TestClient(other, base_url=LOCAL, cookies=guarded.cookies) as beside:
         guarded.post("/login", data={"token": TOKEN})
         answer = beside.post("/login", data={"token": TOKEN[::-1]}, follow_redirects=False)
@@ -113,7 +123,9 @@ def test_two_services_on_one_host_name_do_not_replace_each_others_login(
     other.state.parts.database.close()
 
 
-def test_a_cookie_from_a_clock_that_was_ahead_does_not_outlive_a_session(guarded: TestClient) -> None:
+def test_a_cookie_from_a_clock_that_was_ahead_does_not_outlive_a_session(
+    guarded: TestClient,
+) -> None:
     clock = guarded.clock  # type: ignore[attr-defined]
     clock.jump(DAY_S)
     header = logged_in(guarded)
@@ -132,7 +144,9 @@ def test_an_empty_authorization_header_does_not_bring_back_a_session(guarded: Te
     assert guarded.get(JOBS, headers={**header, "Authorization": ""}).status_code == 401
 
 
-def test_an_ended_session_stays_ended_when_a_clock_that_was_ahead_is_set_back(guarded: TestClient) -> None:
+def test_an_ended_session_stays_ended_when_a_clock_that_was_ahead_is_set_back(
+    guarded: TestClient,
+) -> None:
     header, clock = logged_out(guarded), guarded.clock  # type: ignore[attr-defined]
     clock.jump(DAY_S)
     logged_out(guarded)
@@ -140,7 +154,9 @@ def test_an_ended_session_stays_ended_when_a_clock_that_was_ahead_is_set_back(gu
     assert guarded.get(JOBS, headers=header).status_code == 401
 
 
-def test_a_database_that_does_not_answer_is_unavailable_to_a_browser_too(guarded: TestClient) -> None:
+def test_a_database_that_does_not_answer_is_unavailable_to_a_browser_too(
+    guarded: TestClient,
+) -> None:
     guarded.post("/login", data={"token": TOKEN})
 
     def fail(*_: object) -> None:
@@ -174,7 +190,8 @@ def test_a_browser_without_a_login_is_led_to_the_form(guarded: TestClient) -> No
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    "headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+    "headers",
+    [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}],
 )
 def test_a_write_from_another_site_is_refused_on_every_method(
     client: TestClient, method: str, headers: dict[str, str]
@@ -216,12 +233,20 @@ def test_the_documentation_needs_no_other_host(client: TestClient) -> None:
 
 def test_a_request_id_is_given_back_and_logged(client: TestClient) -> None:
     with capture_logs(processors=[merge_contextvars]) as logs:
-        assert client.get("/livez", headers={"X-Request-ID": "mine-1"}).headers["x-request-id"] == "mine-1"
+        assert (
+            client.get("/livez", headers={"X-Request-ID": "mine-1"}).headers["x-request-id"]
+            == "mine-1"
+        )
     assert [line["request_id"] for line in logs if line["event"] == "request"] == ["mine-1"]
 
 
 def test_a_request_id_that_could_forge_log_lines_is_replaced(client: TestClient) -> None:
-    assert len(client.get("/livez", headers={"X-Request-ID": "not a good one"}).headers["x-request-id"]) == 36
+    assert (
+        len(
+            client.get("/livez", headers={"X-Request-ID": "not a good one"}).headers["x-request-id"]
+        )
+        == 36
+    )
 
 
 def test_a_short_token_is_refused(tmp_path: Path) -> None:
@@ -240,7 +265,9 @@ def test_a_name_that_begins_like_ours_is_refused(client: TestClient, host: str) 
 
 
 def test_our_own_address_is_served_with_and_without_a_port(client: TestClient) -> None:
-    assert {client.get(JOBS, headers={"Host": host}).status_code for host in ("[::1]", "[::1]:80")} == {200}
+    assert {
+        client.get(JOBS, headers={"Host": host}).status_code for host in ("[::1]", "[::1]:80")
+    } == {200}
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000 + "9" * 9])
@@ -252,8 +279,14 @@ def test_a_length_that_nobody_can_read_is_too_large(client: TestClient, length: 
 def test_the_metrics_token_reads_metrics_and_nothing_else(tmp_path: Path) -> None:
     scrape = "scrape-" + TOKEN
     app = create_app(load_settings(home=tmp_path, admin_token=TOKEN, metrics_token=scrape))
-    with TestClient(app, base_url=LOCAL, headers={"Authorization": f"Bearer {scrape}"}) as prometheus:
+    with TestClient(
+        app, base_url=LOCAL, headers={"Authorization": f"Bearer {scrape}"}
+    ) as prometheus:
         assert prometheus.get("/metrics").status_code == 200
-        assert [prometheus.get(path).status_code for path in (JOBS, "/docs", "/metrics/x")] == [401, 401, 401]
+        assert [prometheus.get(path).status_code for path in (JOBS, "/docs", "/metrics/x")] == [
+            401,
+            401,
+            401,
+        ]
         assert prometheus.post(JOBS, json=DIGITS).status_code == 401
     app.state.parts.database.close()

@@ -1,4 +1,6 @@
-"""Streams share what they read: watchers cost no queries of their own, and a slow one holds up nobody."""
+"""Streams share what they read: watchers cost no queries of their own, and a slow one holds up
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,15 @@ def test_queries_do_not_grow_with_the_number_of_watchers(waiting: Live, stream: 
         alone = count_until_keepalive(waiting, path, num_others=0)
         together = count_until_keepalive(waiting, path, num_others=NUM_OTHERS)
     assert alone > 0, "no statement was counted: the api's threads may have another name"
-    assert together <= 2 * alone, f"{alone} queries for a watcher alone, {together} beside {NUM_OTHERS} others"
+    assert together <= 2 * alone, (
+        f"{alone} queries for a watcher alone, {together} beside {NUM_OTHERS} others"
+    )
 
 
 def count_until_keepalive(live: Live, path: str, *, num_others: int) -> int:
-    """Statements of the api from the opening of a stream to its first keepalive, beside other streams."""
+    """Statements of the api from the opening of a stream to its first keepalive, beside other
+    streams.
+    """
     statements: list[str] = []
 
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
@@ -66,16 +72,24 @@ def test_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(live: Liv
             assert numbers(list(frames(slow.iter_lines()))) == fast == list(range(1, len(fast) + 1))
 
 
-def test_stream_that_falls_behind_the_kept_frames_misses_nothing(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_that_falls_behind_the_kept_frames_misses_nothing(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("service.api.feeds.MAX_FEED_CHARS", 300)
     with live.client() as client:
         path = f"{JOBS}/{submit(client, training={'epochs': 20})}/events"
         with client.stream("GET", path) as beside:
             found = numbers(read(client, path))
-            assert found == list(range(1, len(found) + 1)) == numbers(list(frames(beside.iter_lines())))
+            assert (
+                found
+                == list(range(1, len(found) + 1))
+                == numbers(list(frames(beside.iter_lines())))
+            )
 
 
-def test_streams_end_without_an_end_event_if_the_database_fails(waiting: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_end_without_an_end_event_if_the_database_fails(
+    waiting: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise OperationalError("SELECT", None, Exception("disk I/O error"))
 

@@ -52,7 +52,9 @@ def test_the_etag_moves_with_each_wish_and_not_with_its_repetition(
 
 
 @pytest.mark.parametrize("what", STEERS)
-def test_a_wish_with_an_old_etag_changes_nothing(client: TestClient, world: World, job_id: str, what: str) -> None:
+def test_a_wish_with_an_old_etag_changes_nothing(
+    client: TestClient, world: World, job_id: str, what: str
+) -> None:
     world.override(job_id)
     before = world.job(job_id)
     assert steer(client, job_id, what, **{"If-Match": '"1"'}).status_code == 412
@@ -88,8 +90,16 @@ def test_a_job_that_is_not_there_is_not_found(client: TestClient, what: str) -> 
 @pytest.mark.parametrize(
     ("body", "pointer", "sentence"),
     [
-        ({"min": 3, "max": 2}, "/max", "workers.min is 3, above workers.max 2; lower min or raise max"),
-        ({"min": 1, "max": 9}, "/max", "4 shares for workers.max 9; lower micro_batch or workers.max"),
+        (
+            {"min": 3, "max": 2},
+            "/max",
+            "workers.min is 3, above workers.max 2; lower min or raise max",
+        ),
+        (
+            {"min": 1, "max": 9},
+            "/max",
+            "4 shares for workers.max 9; lower micro_batch or workers.max",
+        ),
         ({"min": 0, "max": 2}, "/min", "greater than or equal to 1"),
         ({"min": 1, "max": 1025}, "/max", "less than or equal to 1024"),
         ({"min": "1", "max": 2}, "/min", "valid integer"),
@@ -107,7 +117,9 @@ def test_a_size_that_cannot_be_is_refused_with_its_place(
     assert sentence in item["detail"]
 
 
-def test_a_node_that_is_being_drained_is_shown_and_is_no_room(client: TestClient, world: World) -> None:
+def test_a_node_that_is_being_drained_is_shown_and_is_no_room(
+    client: TestClient, world: World
+) -> None:
     world.runtime.cpus = [2.0, 2.0]
     world.runtime.draining.add(0)
     world.turn()
@@ -115,17 +127,25 @@ def test_a_node_that_is_being_drained_is_shown_and_is_no_room(client: TestClient
     assert [node["draining"] for node in view["nodes"]] == [True, False]
     assert view["cpus"] == 2.0
     dry = client.post(
-        JOBS, params={"dry_run": True}, json={"task": {"name": "digits-mlp"}, "workers": {"min": 3, "max": 3}}
+        JOBS,
+        params={"dry_run": True},
+        json={"task": {"name": "digits-mlp"}, "workers": {"min": 3, "max": 3}},
     )
     assert dry.json()["would_wait"]
 
 
-@pytest.mark.parametrize(("schema", "path"), [("OverrideRequest", "overrides"), ("ResizeRequest", "resize")])
+@pytest.mark.parametrize(
+    ("schema", "path"), [("OverrideRequest", "overrides"), ("ResizeRequest", "resize")]
+)
 def test_examples_of_the_schema_are_accepted_by_a_running_job(
     client: TestClient, world: World, schema: str, path: str
 ) -> None:
     examples = client.get("/openapi.json").json()["components"]["schemas"][schema]["examples"]
     job_id = world.submit(training={"epochs": 300}, batch={"low": 64, "high": 256})
     world.train(job_id)
-    answers = {str(example): client.post(f"{JOBS}/{job_id}/{path}", json=example) for example in examples}
-    assert {text: answer.status_code for text, answer in answers.items()} == dict.fromkeys(answers, 202)
+    answers = {
+        str(example): client.post(f"{JOBS}/{job_id}/{path}", json=example) for example in examples
+    }
+    assert {text: answer.status_code for text, answer in answers.items()} == dict.fromkeys(
+        answers, 202
+    )

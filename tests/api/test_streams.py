@@ -31,7 +31,9 @@ def frames(lines: Iterator[str]) -> Iterator[dict[str, str]]:
             fields = {}
 
 
-def read(client: httpx2.Client, path: str, *, stop_after: int = 10_000, **headers: str) -> list[dict[str, str]]:
+def read(
+    client: httpx2.Client, path: str, *, stop_after: int = 10_000, **headers: str
+) -> list[dict[str, str]]:
     """Events until the stream ends, or until the reader has had enough."""
     found: list[dict[str, str]] = []
     with client.stream("GET", path, headers=headers) as answer:
@@ -59,7 +61,9 @@ def test_a_stream_tells_everything_once_and_closes_after_the_end(live: Live) -> 
     assert numbers(found) == list(range(1, len(numbers(found)) + 1))
     assert found[-1]["event"] == "end"
     assert json.loads(found[-1]["data"])["data"]["status"] == "SUCCEEDED"
-    assert {"status", "workers", "epoch", "decision", "checkpoint", "log"} <= {fields["event"] for fields in found}
+    assert {"status", "workers", "epoch", "decision", "checkpoint", "log"} <= {
+        fields["event"] for fields in found
+    }
 
 
 def test_a_client_that_comes_back_again_and_again_sees_every_number_once(live: Live) -> None:
@@ -86,17 +90,26 @@ def test_progress_travels_without_a_number(live: Live) -> None:
 def test_a_reader_of_an_ended_job_is_told_to_stay_away(client: TestClient, world: World) -> None:
     job = world.finish(world.submit())
     assert client.get(f"{JOBS}/{job.id}/events", params={"after": job.event_seq}).status_code == 204
-    assert client.get(f"{JOBS}/{job.id}/events", headers={"Last-Event-ID": str(job.event_seq)}).status_code == 204
+    assert (
+        client.get(
+            f"{JOBS}/{job.id}/events", headers={"Last-Event-ID": str(job.event_seq)}
+        ).status_code
+        == 204
+    )
 
 
 @pytest.mark.parametrize("given", ["-1", "x", "1000", "1.5", "9" * 60])
-def test_a_number_that_no_event_has_is_refused(client: TestClient, world: World, given: str) -> None:
+def test_a_number_that_no_event_has_is_refused(
+    client: TestClient, world: World, given: str
+) -> None:
     answer = client.get(f"{JOBS}/{world.submit()}/events", headers={"Last-Event-ID": given})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "header/last-event-id"
 
 
-def test_a_silent_stream_is_kept_open_with_comments_and_ends_with_the_service(tmp_path: Path) -> None:
+def test_a_silent_stream_is_kept_open_with_comments_and_ends_with_the_service(
+    tmp_path: Path,
+) -> None:
     service = serve_live(tmp_path, sse_keepalive_s=0.2)
     live = next(service)
     live.runtime.slow_start = 1_000_000
@@ -120,7 +133,10 @@ def test_writes_are_refused_while_the_service_goes_down(live: Live) -> None:
 def test_logs_are_text_with_who_wrote_each_line(client: TestClient, world: World) -> None:
     job = world.finish(world.submit())
     lines = client.get(f"{JOBS}/{job.id}/logs").text.splitlines()
-    assert lines[:2] == ["[supervisor] training from epoch 0, step 0", "[rank 0] training from epoch 0, step 0"]
+    assert lines[:2] == [
+        "[supervisor] training from epoch 0, step 0",
+        "[rank 0] training from epoch 0, step 0",
+    ]
     assert lines[-1] == "[rank 0] epoch 3 ended"
     assert client.get(f"{JOBS}/{job.id}/logs", params={"attempt": 2}).text == ""
 

@@ -29,22 +29,36 @@ WRONG_TEXTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("spec", "pointer"), WRONG_TEXTS)
-def test_a_spec_with_an_unstorable_text_is_refused_at_its_place(client: TestClient, spec: Any, pointer: str) -> None:
+def test_a_spec_with_an_unstorable_text_is_refused_at_its_place(
+    client: TestClient, spec: Any, pointer: str
+) -> None:
     body = problem_of(client.post(JOBS, content=json.dumps(spec), headers=JSON), 422)
     assert [item["pointer"] for item in body["errors"]] == [pointer]
     assert "send the text as UTF-8" in body["detail"] or "leave it out" in body["detail"]
     assert client.get(JOBS).json()["items"] == []
 
 
-@pytest.mark.parametrize("wish", [{"reason": UNDECODED}, {"layers": [UNDECODED]}, {"level": {"method": UNDECODED}}])
-def test_an_override_with_an_unstorable_text_is_refused(client: TestClient, world: World, wish: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "wish", [{"reason": UNDECODED}, {"layers": [UNDECODED]}, {"level": {"method": UNDECODED}}]
+)
+def test_an_override_with_an_unstorable_text_is_refused(
+    client: TestClient, world: World, wish: dict[str, Any]
+) -> None:
     body = json.dumps({"level": "low", **wish})
     answer = client.post(f"{JOBS}/{world.submit()}/overrides", content=body, headers=JSON)
     assert "is not Unicode text" in problem_of(answer, 422)["detail"]
 
 
 @pytest.mark.parametrize(
-    "path", ["/jobs/%00", "/jobs/%ff", f"{JOBS}/%00/cancel", f"{JOBS}?name=%E9", f"{JOBS}?cursor=%00", "/%ED%B3%A9"]
+    "path",
+    [
+        "/jobs/%00",
+        "/jobs/%ff",
+        f"{JOBS}/%00/cancel",
+        f"{JOBS}?name=%E9",
+        f"{JOBS}?cursor=%00",
+        "/%ED%B3%A9",
+    ],
 )
 def test_an_address_that_is_not_unicode_text_is_refused(client: TestClient, path: str) -> None:
     body = problem_of(client.request("POST" if path.endswith("cancel") else "GET", path), 422)
@@ -58,7 +72,9 @@ def test_an_idempotency_key_with_a_nul_is_refused(client: TestClient) -> None:
 
 def test_a_header_that_is_compared_with_stored_text_has_to_be_utf8() -> None:
     scope = {"raw_path": b"/", "query_string": b"", "headers": [(b"idempotency-key", b"caf\xe9")]}
-    with pytest.raises(Invalid, match=r"header/idempotency-key: 'caf.*xe9' is not UTF-8 \(byte 3\)"):
+    with pytest.raises(
+        Invalid, match=r"header/idempotency-key: 'caf.*xe9' is not UTF-8 \(byte 3\)"
+    ):
         check_request_texts(scope)
 
 
@@ -74,7 +90,14 @@ REFUSED_SPECS: list[Any] = [
     {},
     [],
 ]
-PAGES = ("/api/v1/jobs", "/api/v1/jobs/{}", "/metrics", "/jobs/{}", "/api/v1/jobs/{}/schedule", "/api/v1/cluster")
+PAGES = (
+    "/api/v1/jobs",
+    "/api/v1/jobs/{}",
+    "/metrics",
+    "/jobs/{}",
+    "/api/v1/jobs/{}/schedule",
+    "/api/v1/cluster",
+)
 
 
 @pytest.mark.parametrize("spec", REFUSED_SPECS)
@@ -111,7 +134,9 @@ def test_what_needs_the_spec_is_refused_with_a_sentence_where_it_is_not_readable
     assert "this version refuses its stored spec" in problem_of(answer, 409)["detail"]
 
 
-def test_a_row_whose_other_columns_make_no_sense_fails_no_page(client: TestClient, world: World) -> None:
+def test_a_row_whose_other_columns_make_no_sense_fails_no_page(
+    client: TestClient, world: World
+) -> None:
     columns = ("progress", "labels", "metrics", "tally", "layers")
     bad = {world.submit(): column for column in columns}
     with world.database.write() as session:
@@ -131,7 +156,9 @@ def test_texts_of_workers_that_are_not_unicode_are_stored_with_a_replacement_cha
     world.runtime.report(job_id, failure)
     world.say(job_id, "line")
     world.turn(2)
-    [failed] = [event for event in world.events(job_id, "workers") if event.data["what"] == "failed"]
+    [failed] = [
+        event for event in world.events(job_id, "workers") if event.data["what"] == "failed"
+    ]
     assert failed.data["message"] == "\ufffdcaf\ufffd"
     assert client.get(JOBS).status_code == 200
 

@@ -1,4 +1,6 @@
-"""Columns that this version cannot read fail no page, and neither stop a job nor its cancellation."""
+"""Columns that this version cannot read fail no page, and neither stop a job nor its
+cancellation.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def test_outage_of_the_storage_is_not_counted_as_a_failure(world: World) -> None
     job_id = world.submit(training={"epochs": 300})
     world.train(job_id)
     message = "OSError: [Errno 28] No space left on device"
-    world.runtime.report(job_id, FailureRecord(cause="infrastructure", rank=0, message=message, is_storage=True))
+    world.runtime.report(
+        job_id, FailureRecord(cause="infrastructure", rank=0, message=message, is_storage=True)
+    )
     job = world.reach(job_id, Status.RECOVERING)
     assert (job.failures, job.reason) == (0, Reason.WORKERS_LOST)
     assert message in job.message

@@ -9,7 +9,9 @@ from tests.api.world import World
 
 
 @pytest.mark.parametrize("trains_at_once", [True, False])
-def test_a_job_that_waits_for_its_storage_says_so_until_it_trains_again(world: World, trains_at_once: bool) -> None:
+def test_a_job_that_waits_for_its_storage_says_so_until_it_trains_again(
+    world: World, trains_at_once: bool
+) -> None:
     job_id = world.submit()
     world.train(job_id)
     world.runtime.stuck.add(job_id)

@@ -34,7 +34,9 @@ def test_readers_are_answered_while_more_writers_wait_than_there_are_threads(
 
     monkeypatch.setattr(Commands, "submit", wait_and_submit)
     with ThreadPoolExecutor(MANY) as pool, live.client() as client:
-        writers = [pool.submit(client.post, "/api/v1/jobs", json=DIGITS, timeout=60) for _ in range(MANY)]
+        writers = [
+            pool.submit(client.post, "/api/v1/jobs", json=DIGITS, timeout=60) for _ in range(MANY)
+        ]
         try:
             assert all(came.acquire(timeout=30) for _ in range(NUM_WRITERS))
             for path in ("/livez", "/api/v1/jobs", "/metrics") * 5:
@@ -58,11 +60,14 @@ def test_readers_are_answered_while_more_uploads_are_checked_than_there_are_thre
     monkeypatch.setattr(CodeStore, "keep", wait_and_keep)
     with ThreadPoolExecutor(MANY) as pool, live.client() as client:
         uploads = [
-            pool.submit(client.post, "/api/v1/code", content=ZIP, headers=IS_ZIP, timeout=60) for _ in range(MANY)
+            pool.submit(client.post, "/api/v1/code", content=ZIP, headers=IS_ZIP, timeout=60)
+            for _ in range(MANY)
         ]
         try:
             assert all(came.acquire(timeout=30) for _ in range(NUM_UPLOAD_CHECKS))
-            assert {client.get(path, timeout=8).status_code for path in ("/api/v1/jobs", "/metrics") * 5} == {200}
+            assert {
+                client.get(path, timeout=8).status_code for path in ("/api/v1/jobs", "/metrics") * 5
+            } == {200}
             assert not came.acquire(blocking=False)
         finally:
             go.set()
@@ -73,7 +78,9 @@ def test_who_gets_no_place_to_write_in_time_is_told_to_try_again_and_takes_none(
     async def crowd() -> None:
         writers = Writers(num_places=1, wait_s=0.01)
         async with writers.place():
-            with pytest.raises(Unavailable, match=r"1 requests that write wait .* 0.01 s; try again"):
+            with pytest.raises(
+                Unavailable, match=r"1 requests that write wait .* 0.01 s; try again"
+            ):
                 async with writers.place():
                     pass
         async with writers.place():

@@ -1,4 +1,6 @@
-"""A service in one process: a database of its own, a clock that tests move, a fake cluster, and a scheduler to turn."""
+"""A service in one process: a database of its own, a clock that tests move, a fake cluster, and a
+scheduler to turn.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class World:
     """One service over one database."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
-        self.settings: Settings = load_settings(home=home, **{"survey_interval_s": TURN_S / 2, **settings})
+        self.settings: Settings = load_settings(
+            home=home, **{"survey_interval_s": TURN_S / 2, **settings}
+        )
         upgrade(self.settings.database)
         self.clock = Clock()
         self.database = Database(self.settings.database)
@@ -77,7 +81,8 @@ class World:
                 return
             self.turn()
         raise AssertionError(
-            f"not reached in {limit} turns: {[(j.status, j.message) for j in self.repository.unfinished()]}"
+            f"not reached in {limit} turns:"
+            f" {[(j.status, j.message) for j in self.repository.unfinished()]}"
         )
 
     def submit(self, **changes: Any) -> str:
@@ -123,7 +128,10 @@ class World:
     def train(self, job_id: str, workers: int | None = None) -> None:
         """Turn until the job trains, with so many workers where that is said."""
         self.turn_until(
-            lambda: self.job(job_id).status == Status.RUNNING and workers in {None, self.job(job_id).world_size}
+            lambda: (
+                self.job(job_id).status == Status.RUNNING
+                and workers in {None, self.job(job_id).world_size}
+            )
         )
 
     def reach(self, job_id: str, status: Status) -> JobRow:

@@ -11,7 +11,9 @@ PACKAGES = ("accordion", "accordion_ray", "workers", "service")
 
 
 def source_files() -> list[Path]:
-    """Python files of the packages, without the migrations: those are generated and never change."""
+    """Python files of the packages, without the migrations: those are generated and never
+    change.
+    """
     found = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
     return [path for path in found if "migrations" not in path.parts]
 
@@ -24,4 +26,6 @@ def module_name(path: Path) -> str:
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function of a file, methods and inner ones too."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )

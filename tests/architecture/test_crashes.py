@@ -31,18 +31,37 @@ def test_ok(): sys.modules["ray._raylet"] = types.ModuleType("ray._raylet")
 
 
 def run_pytest(folder: Path, test: str, *, raising: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a test file in a process of its own; `raising` names a hook of pytest that raises in it."""
+    """Run a test file in a process of its own; `raising` names a hook of pytest that raises
+    in it.
+    """
     hook = f"def {raising}(): raise RuntimeError('broken on purpose')\n" if raising else ""
     (folder / "conftest.py").write_text(f"from tests.conftest import *\n{hook}")
     (folder / "test_it.py").write_text(test)
-    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "no:cacheprovider", str(folder)]
-    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "ACCORDION_CRASHES": str(folder / "crashes")}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "pyproject.toml",
+        "-p",
+        "no:cacheprovider",
+        str(folder),
+    ]
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "ACCORDION_CRASHES": str(folder / "crashes"),
+    }
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
 def test_only_the_common_conftest_configures_the_logs_of_services() -> None:
     changes = ("structlog.configure(", "structlog.reset_defaults(")
-    files = [file for file in (ROOT / "tests").rglob("*.py") if any(text in file.read_text() for text in changes)]
+    files = [
+        file
+        for file in (ROOT / "tests").rglob("*.py")
+        if any(text in file.read_text() for text in changes)
+    ]
     assert set(files) - {Path(__file__)} == {ROOT / "tests/conftest.py"}
 
 
@@ -62,7 +81,9 @@ def test_a_destructor_of_rays_library_does_not_change_what_the_tests_found(tmp_p
 
 
 @pytest.mark.parametrize("hook", ["pytest_terminal_summary", "pytest_unconfigure"])
-def test_an_error_after_the_tests_is_no_success_where_ray_is_loaded(tmp_path: Path, hook: str) -> None:
+def test_an_error_after_the_tests_is_no_success_where_ray_is_loaded(
+    tmp_path: Path, hook: str
+) -> None:
     done = run_pytest(tmp_path, LOADS_RAY, raising=hook)
     assert "broken on purpose" in done.stderr
     assert done.returncode == pytest.ExitCode.TESTS_FAILED

@@ -50,8 +50,13 @@ def lint_imports(folder: Path, *arguments: str) -> subprocess.CompletedProcess[s
 
 def loaded_by(modules: list[str]) -> set[str]:
     """Top-level names that a fresh interpreter has loaded after importing the modules."""
-    code = f"import sys, {', '.join(modules)}; print(*(name for name in sys.modules if '.' not in name))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, {', '.join(modules)}; print(*(name for name in sys.modules if '.' not in"
+        " name))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 
@@ -59,7 +64,9 @@ def loaded_by(modules: list[str]) -> set[str]:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("copy")
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("static", "__pycache__"))
+        shutil.copytree(
+            ROOT / package, folder / package, ignore=shutil.ignore_patterns("static", "__pycache__")
+        )
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 
@@ -82,7 +89,10 @@ def test_all_contracts_are_kept(copy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("contract", "planted"),
-    [pytest.param(contract, (name, line), id=f"{contract}: {line}") for contract, name, line in PLANTED],
+    [
+        pytest.param(contract, (name, line), id=f"{contract}: {line}")
+        for contract, name, line in PLANTED
+    ],
     indirect=["planted"],
 )
 def test_an_import_that_breaks_a_contract_is_found(contract: str, planted: Path) -> None:
@@ -112,7 +122,9 @@ def test_the_library_needs_nothing_but_torch() -> None:
 
 def test_no_integration_is_loaded_before_a_script_asks_for_it() -> None:
     frameworks = {"accelerate", "lightning", "pytorch_lightning", "transformers"}
-    assert loaded_by(["accordion.session", "accordion.integrations.accelerate"]).isdisjoint(frameworks)
+    assert loaded_by(["accordion.session", "accordion.integrations.accelerate"]).isdisjoint(
+        frameworks
+    )
 
 
 def test_what_a_server_reads_loads_neither_torch_nor_ray() -> None:
@@ -124,7 +136,9 @@ def test_the_api_process_loads_neither_torch_nor_ray() -> None:
 
 
 def test_the_supervisor_loads_neither_ray_train_nor_torch() -> None:
-    assert loaded_by(["workers.supervisor", "workers.ray_train"]).isdisjoint({"pandas", "pyarrow", "torch"})
+    assert loaded_by(["workers.supervisor", "workers.ray_train"]).isdisjoint(
+        {"pandas", "pyarrow", "torch"}
+    )
 
 
 def test_the_process_of_ray_trains_controller_loads_no_torch() -> None:
@@ -132,7 +146,9 @@ def test_the_process_of_ray_trains_controller_loads_no_torch() -> None:
 
 
 PRIVATE_HOMES = {"ray.train.v2": {"accordion_ray.train_context", "workers.ray_train_internals"}}
-"""Private names of other packages by their beginning, and the modules that may import them: one a package of ours."""
+"""Private names of other packages by their beginning, and the modules that may import them: one a
+package of ours.
+"""
 
 
 def strangers(tree: ast.AST, module: str) -> set[str]:
@@ -140,7 +156,10 @@ def strangers(tree: ast.AST, module: str) -> set[str]:
     nodes = list(ast.walk(tree))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {
-        f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        f"{node.module}.{alias.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
     homes = {
         name: allowed
@@ -152,9 +171,14 @@ def strangers(tree: ast.AST, module: str) -> set[str]:
 
 
 def test_what_ray_train_keeps_private_has_one_home() -> None:
-    found = {module_name(path): strangers(ast.parse(path.read_text()), module_name(path)) for path in source_files()}
+    found = {
+        module_name(path): strangers(ast.parse(path.read_text()), module_name(path))
+        for path in source_files()
+    }
     assert {module: names for module, names in found.items() if names} == {}
-    assert strangers(ast.parse((ROOT / "workers/ray_train_internals.py").read_text()), "workers.planted")
+    assert strangers(
+        ast.parse((ROOT / "workers/ray_train_internals.py").read_text()), "workers.planted"
+    )
 
 
 @pytest.mark.parametrize(

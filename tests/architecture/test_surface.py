@@ -48,10 +48,18 @@ VALUE_OF = {str: "a sentence", int: 3, float: 0.5}
 
 def error_classes() -> list[type[Exception]]:
     # The integrations define no errors, and importing them takes the frameworks and seconds.
-    paths = [path for path in source_files() if path.stem != "__main__" and path.parent.name != "integrations"]
+    paths = [
+        path
+        for path in source_files()
+        if path.stem != "__main__" and path.parent.name != "integrations"
+    ]
     modules = [importlib.import_module(module_name(path)) for path in paths]
     classes = (cls for module in modules for _, cls in inspect.getmembers(module, inspect.isclass))
-    ours = (cls for cls in classes if issubclass(cls, Exception) and cls.__module__.split(".")[0] in PACKAGES)
+    ours = (
+        cls
+        for cls in classes
+        if issubclass(cls, Exception) and cls.__module__.split(".")[0] in PACKAGES
+    )
     return sorted(set(ours), key=lambda cls: (cls.__module__, cls.__qualname__))
 
 
@@ -86,7 +94,9 @@ def test_every_error_survives_pickling() -> None:
 
 
 def test_no_top_level_name_is_there_that_nobody_chose() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     names = {line.split("/")[0] for line in listed.splitlines()}
     assert names - ALLOWED_TOP_LEVEL == set()
     assert TOP_LEVEL - names == set()

@@ -1,7 +1,9 @@
-"""The library against its peers, as ratios in pairs: `python -m tests.bench.compare [--quick] [--rows NAME...]`.
+"""The library against its peers, as ratios in pairs: `python -m tests.bench.compare [--quick]
+[--rows NAME...]`.
 
-A complete run writes `tests/bench/results/library.json` and a table beside it; a quick one or one of some rows only
-prints, unless `--out` names a folder. The rows of the training step need root, for two hosts with shaped links.
+A complete run writes `tests/bench/results/library.json` and a table beside it; a quick one or one
+of some rows only prints, unless `--out` names a folder. The rows of the training step need root,
+for two hosts with shaped links.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ def _rows(targets: Sequence[Target], *, quick: bool) -> Iterator[tuple[Target, d
     for target in rest:
         yield target, _row(target, quick=quick)
     if steps and not may_make_hosts():
-        yield from ((target, report.missing_row(target, "making network namespaces needs root")) for target in steps)
+        yield from (
+            (target, report.missing_row(target, "making network namespaces needs root"))
+            for target in steps
+        )
         return
     for target, measured in step_rows.measure(steps, quick=quick):
         yield target, report.row_of(target, measured)
@@ -63,9 +68,15 @@ def _row(target: Target, *, quick: bool) -> dict[str, Any]:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.compare", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds: shows that it works, not how fast it is")
-    parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="rows, or how their names begin")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.compare", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds: shows that it works, not how fast it is"
+    )
+    parser.add_argument(
+        "--rows", nargs="+", default=[], metavar="NAME", help="rows, or how their names begin"
+    )
     parser.add_argument("--out", type=Path, help="folder for library.json and library.md")
     return parser.parse_args(arguments)
 

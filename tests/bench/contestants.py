@@ -1,7 +1,9 @@
-"""Who takes part in the training step: each with its own model, optimizer and way of averaging gradients.
+"""Who takes part in the training step: each with its own model, optimizer and way of averaging
+gradients.
 
-All train the same ResNet-18 from the same weights on the same pictures. Running statistics of BatchNorm stay each
-worker's own for all of them, as in the published scripts of PowerSGD: what is compared is the exchange of gradients.
+All train the same ResNet-18 from the same weights on the same pictures. Running statistics of
+BatchNorm stay each worker's own for all of them, as in the published scripts of PowerSGD: what is
+compared is the exchange of gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Contestant:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
+        self.optimizer = torch.optim.SGD(
+            module.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4
+        )
 
     def step(self, images: Tensor, labels: Tensor) -> Tensor:
         """One training step; the loss before it."""
@@ -68,10 +72,14 @@ class Accordion(Contestant):
 
     mode: StepMode = "session"
 
-    def __init__(self, method: str, options: Mapping[str, Any], *, overlap: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, method: str, options: Mapping[str, Any], *, overlap: bool = True, **settings: Any
+    ) -> None:
         super().__init__(ddp(**settings))
         config = Config(method=method, low=options, high=options)
-        self._session = attach(self.module, config, optimizer=self.optimizer, overlap=overlap, step=self.mode)
+        self._session = attach(
+            self.module, config, optimizer=self.optimizer, overlap=overlap, step=self.mode
+        )
 
     @property
     def payload(self) -> int:
@@ -93,7 +101,9 @@ class Following(Accordion):
 
 
 class Peer(Contestant):
-    """epfml's PowerSGD after backward; the gradients keep the residual, so they are never set to zero."""
+    """epfml's PowerSGD after backward; the gradients keep the residual, so they are never set to
+    zero.
+    """
 
     def __init__(self, sides: int) -> None:
         super().__init__(resnet18())
@@ -124,7 +134,9 @@ CONTESTANTS: Mapping[str, Callable[[], Contestant]] = {
     "fp16": HalfDdp,
     "accordion": lambda: Accordion("powersgd", {"rank": RANK}, **ADVISED),
     "accordion following": lambda: Following("powersgd", {"rank": RANK}, **ADVISED),
-    "accordion alternating": lambda: Accordion("powersgd", {"rank": RANK, "factors": "alternating"}, **ADVISED),
+    "accordion alternating": lambda: Accordion(
+        "powersgd", {"rank": RANK, "factors": "alternating"}, **ADVISED
+    ),
     "accordion blocking": lambda: Accordion("powersgd", {"rank": RANK}, overlap=False, **ADVISED),
     "accordion after backward": lambda: Accordion(
         "powersgd", {"rank": RANK}, overlap=False, **{**ADVISED, "bucket_cap_mb": WHOLE_MODEL_MB}

@@ -1,7 +1,9 @@
-"""Encode and decode: all that an exchange does for one layer in a group of one, against plain torch at the same job.
+"""Encode and decode: all that an exchange does for one layer in a group of one, against plain torch
+at the same job.
 
-Both sides add what is owed, encode, hand the bytes to a gloo group of one process, decode the answer into a dense
-update, and keep what is owed now. Gradients are Gaussian; three take turns, so that residuals keep changing.
+Both sides add what is owed, encode, hand the bytes to a gloo group of one process, decode the
+answer into a dense update, and keep what is owed now. Gradients are Gaussian; three take turns, so
+that residuals keep changing.
 """
 
 from __future__ import annotations
@@ -43,16 +45,25 @@ class Case:
 
 
 CASES: Mapping[str, Case] = {
-    "encode-topk": Case(method="topk", options={"density": 0.01}, peer=TopK, peer_options={"density": 0.01}),
-    "encode-adacomp": Case(method="adacomp", options={"bin_other": 500}, peer=AdaComp, peer_options={"bin": 500}),
-    "encode-adacomp-50": Case(method="adacomp", options={"bin_other": 50}, peer=AdaComp, peer_options={"bin": 50}),
+    "encode-topk": Case(
+        method="topk", options={"density": 0.01}, peer=TopK, peer_options={"density": 0.01}
+    ),
+    "encode-adacomp": Case(
+        method="adacomp", options={"bin_other": 500}, peer=AdaComp, peer_options={"bin": 500}
+    ),
+    "encode-adacomp-50": Case(
+        method="adacomp", options={"bin_other": 50}, peer=AdaComp, peer_options={"bin": 50}
+    ),
     "encode-signsgd": Case(method="signsgd", options={}, peer=Sign, peer_options={}),
     "encode-qsgd": Case(
         method="qsgd",
         options={"bits": 8, "bucket": 512},
         peer=Quantised,
         peer_options={"bits": 8, "bucket": 512, "norm": math.inf},
-        note="the peer draws a random number for every value; ours draws a tile a step and uses it shifted",
+        note=(
+            "the peer draws a random number for every value; ours draws a tile a step and uses it"
+            " shifted"
+        ),
     ),
 }
 LAYER = "layer"
@@ -105,7 +116,11 @@ def _measured(case: Case, rounds: int) -> Measured:
     ours, peer = Ours(case, dist.group.WORLD), case.peer(_exchanged, case.peer_options)
     for gradient in gradients:
         _check(ours, peer, gradient)
-    before, turns, peers_turns = ours.payload_bytes, itertools.cycle(gradients), itertools.cycle(gradients)
+    before, turns, peers_turns = (
+        ours.payload_bytes,
+        itertools.cycle(gradients),
+        itertools.cycle(gradients),
+    )
     works = {
         "ours": Work(run=ours, prepare=lambda: ours.gradient.copy_(next(turns))),
         "peer": Work(run=lambda: peer(next(peers_turns).view(-1))),
@@ -117,8 +132,14 @@ def _measured(case: Case, rounds: int) -> Measured:
     return Measured(
         ours=[seconds["ours"] for seconds in found],
         peer=[seconds["peer"] for seconds in found],
-        floor=[Copy.seconds_for(passes * 4 * VALUES + 2 * sent, seconds["copy"]) for seconds in found],
-        floor_counts=("gradient and residual read, residual and update" if passes == 4 else "gradient read, update")
+        floor=[
+            Copy.seconds_for(passes * 4 * VALUES + 2 * sent, seconds["copy"]) for seconds in found
+        ],
+        floor_counts=(
+            "gradient and residual read, residual and update"
+            if passes == 4
+            else "gradient read, update"
+        )
         + " written, payload written and read",
         note=f"{case.note}{'; ' if case.note else ''}{_kernel_note(found)}",
         details={"payload_bytes": round(sent), "peer_payload_bytes": peer.payload_bytes},
@@ -128,11 +149,13 @@ def _measured(case: Case, rounds: int) -> Measured:
 def _kernel_note(found: Sequence[Round]) -> str:
     """How much of the ratio is memory that plain torch asks for anew each time."""
     ours, peer = (
-        Spread.of([seconds[f"{name} in the kernel"] for seconds in found]).median for name in ("ours", "peer")
+        Spread.of([seconds[f"{name} in the kernel"] for seconds in found]).median
+        for name in ("ours", "peer")
     )
     rest = Spread.of(
         [
-            (seconds["peer"] - seconds["peer in the kernel"]) / (seconds["ours"] - seconds["ours in the kernel"])
+            (seconds["peer"] - seconds["peer in the kernel"])
+            / (seconds["ours"] - seconds["ours in the kernel"])
             for seconds in found
         ]
     )
@@ -161,9 +184,13 @@ def _check(ours: Ours, peer: Peer, gradient: Tensor) -> None:
     if kept is not None:
         torch.testing.assert_close(ours.gradient.view(-1) + kept.view(-1), due, rtol=0, atol=1e-5)
         torch.testing.assert_close(peer.update + peer.owed, due_at_peer, rtol=0, atol=1e-5)
-    apart = torch.linalg.vector_norm(ours.gradient.view(-1) - peer.update) / torch.linalg.vector_norm(peer.update)
+    apart = torch.linalg.vector_norm(
+        ours.gradient.view(-1) - peer.update
+    ) / torch.linalg.vector_norm(peer.update)
     assert apart < SAME_JOB, f"ours and the peer's update differ by {apart:.2f} of its norm"
 
 
 SAME_JOB = 0.05
-"""Relative distance of two updates of the same job: random rounding to 8 bits makes 0.015, the others hardly any."""
+"""Relative distance of two updates of the same job: random rounding to 8 bits makes 0.015, the
+others hardly any.
+"""

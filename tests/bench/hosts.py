@@ -52,10 +52,17 @@ class Pair:
 
 
 def _start(rank: int, address: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
     arguments = [sys.executable, "-m", "tests.bench.step_worker", str(rank), address]
     command = [str(SCRIPT), "exec", str(rank + 1), *arguments]
-    return subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(
+        command, env=env, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
 def _answer(worker: subprocess.Popen[str]) -> Any:
@@ -63,4 +70,6 @@ def _answer(worker: subprocess.Popen[str]) -> Any:
     for line in worker.stdout:
         if line.startswith("@"):
             return json.loads(line[1:])
-    raise RuntimeError(f"a worker ended with status {worker.wait()} and without an answer; see its words above")
+    raise RuntimeError(
+        f"a worker ended with status {worker.wait()} and without an answer; see its words above"
+    )

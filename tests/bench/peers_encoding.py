@@ -1,8 +1,8 @@
 """Peers of the sparse and the quantising methods: plain torch, as one writes it from the papers.
 
-Each does a worker's whole exchange of one flat tensor: add what is owed, encode into bytes, give them to the network,
-decode what comes back into a dense update, keep what is owed now. L is the number of values, S that of those selected,
-K the number of bins or buckets.
+Each does a worker's whole exchange of one flat tensor: add what is owed, encode into bytes, give
+them to the network, decode what comes back into a dense update, keep what is owed now. L is the
+number of values, S that of those selected, K the number of bins or buckets.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TopK(Peer):
 class AdaComp(Peer):
     """arXiv:1712.02679 in three passes: what is owed, the largest of each bin, the selection.
 
-    On the wire: how many each bin sends, then for each its position in the bin with the sign on top, in 8 bits for
-    bins of at most 128 and in 16 above.
+    On the wire: how many each bin sends, then for each its position in the bin with the sign on
+    top, in 8 bits for bins of at most 128 and in 16 above.
     """
 
     def __call__(self, gradient_L: Tensor) -> None:
@@ -74,7 +74,9 @@ class AdaComp(Peer):
         codes_S = places_S | ((g_KB[bins_S, places_S] < 0).long() << (7 if narrow else 15))
         counts_K = mask_KB.sum(1).to(torch.uint8 if narrow else torch.int16)
         # a 16-bit code with the sign on top wraps round to a negative number with the same bits
-        sent = self._sent(scale.view(1), counts_K, codes_S.to(torch.uint8 if narrow else torch.int16))
+        sent = self._sent(
+            scale.view(1), counts_K, codes_S.to(torch.uint8 if narrow else torch.int16)
+        )
         self.update = _decoded_bins(*sent, length=length)[: g_L.numel()]
         self.owed = g_L - self.update
 
@@ -108,7 +110,9 @@ class Sign(Peer):
 
 
 class Quantised(Peer):
-    """QSGD (arXiv:1610.02132): a bucket's norm, then levels between -127 and 127 of it by stochastic rounding."""
+    """QSGD (arXiv:1610.02132): a bucket's norm, then levels between -127 and 127 of it by
+    stochastic rounding.
+    """
 
     def __call__(self, gradient_L: Tensor) -> None:
         length, most = int(self._options["bucket"]), 2 ** (int(self._options["bits"]) - 1) - 1

@@ -1,10 +1,12 @@
-"""The peer for PowerSGD on a CPU: what epfml's package does, written plainly from its description (arXiv:1905.13727).
+"""The peer for PowerSGD on a CPU: what epfml's package does, written plainly from its description
+(arXiv:1905.13727).
 
-It runs after backward on all gradients at once. The gradient tensors themselves keep the residual: what is left of a
-gradient stays in `.grad`, and the next backward adds to it, so nobody calls `zero_grad`. Layers of equal shape share a
-batch; all factors of one side lie in one buffer and travel in one all-reduce; what is not compressed travels in
-another. `sides` is how many of P and Q are computed and sent in a step: 2 is the paper's step and the package's
-documented use, 1 alternates between them and sends half the bytes.
+It runs after backward on all gradients at once. The gradient tensors themselves keep the residual:
+what is left of a gradient stays in `.grad`, and the next backward adds to it, so nobody calls
+`zero_grad`. Layers of equal shape share a batch; all factors of one side lie in one buffer and
+travel in one all-reduce; what is not compressed travels in another. `sides` is how many of P and Q
+are computed and sent in a step: 2 is the paper's step and the package's documented use, 1
+alternates between them and sends half the bytes.
 
 Legend: B layers of one shape, N rows, M columns, R the rank.
 """
@@ -19,7 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 LEAST_GAIN = 2.0
-"""A layer is compressed when its factors are smaller than it by more than this (the package's default)."""
+"""A layer is compressed when its factors are smaller than it by more than this (the package's
+default).
+"""
 
 
 class PeerPowerSGD:
@@ -34,8 +38,12 @@ class PeerPowerSGD:
                 self._dense.append(index)
         draw = torch.Generator().manual_seed(0)
         sizes = [(len(members), shape) for shape, members in self._groups.items()]
-        self._p_buffer, self._p_BNRs = _packed([(b, n, min(rank, n, m)) for b, (n, m) in sizes], draw)
-        self._q_buffer, self._q_BMRs = _packed([(b, m, min(rank, n, m)) for b, (n, m) in sizes], draw)
+        self._p_buffer, self._p_BNRs = _packed(
+            [(b, n, min(rank, n, m)) for b, (n, m) in sizes], draw
+        )
+        self._q_buffer, self._q_BMRs = _packed(
+            [(b, m, min(rank, n, m)) for b, (n, m) in sizes], draw
+        )
         self.payload_bytes = 0
         """Of the last step."""
 
@@ -43,7 +51,10 @@ class PeerPowerSGD:
         """The averaged gradients; in the tensors given stays what was not sent."""
         self.payload_bytes = 0
         averaged = [torch.empty_like(gradient) for gradient in gradients]
-        batches = [torch.stack([_matrix(gradients[i]) for i in members]) for members in self._groups.values()]
+        batches = [
+            torch.stack([_matrix(gradients[i]) for i in members])
+            for members in self._groups.values()
+        ]
         updates = [torch.zeros_like(batch) for batch in batches]
         for _ in range(self._sides):
             self._half_step_(batches, updates)
@@ -55,7 +66,9 @@ class PeerPowerSGD:
         return averaged
 
     def _half_step_(self, batches: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
-        """One side of the factors anew, averaged, and its part moved from the batches to the updates."""
+        """One side of the factors anew, averaged, and its part moved from the batches to the
+        updates.
+        """
         even = self._turn % 2 == 0
         self._turn += 1
         known, wanted = (self._p_BNRs, self._q_BMRs) if even else (self._q_BMRs, self._p_BNRs)
@@ -95,8 +108,12 @@ def _matrix(tensor: Tensor) -> Tensor:
     return tensor.view(tensor.shape[0], -1)
 
 
-def _packed(shapes: Sequence[tuple[int, int, int]], draw: torch.Generator) -> tuple[Tensor, list[Tensor]]:
+def _packed(
+    shapes: Sequence[tuple[int, int, int]], draw: torch.Generator
+) -> tuple[Tensor, list[Tensor]]:
     """One buffer of random values, and views of these shapes into it."""
     sizes = [b * rows * rank for b, rows, rank in shapes]
     buffer = torch.randn(sum(sizes), generator=draw)
-    return buffer, [part.view(shape) for part, shape in zip(buffer.split(sizes), shapes, strict=True)]
+    return buffer, [
+        part.view(shape) for part, shape in zip(buffer.split(sizes), shapes, strict=True)
+    ]

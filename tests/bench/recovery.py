@@ -3,8 +3,8 @@
 `python -m tests.bench.recovery [--rounds N] [--rows NAME...]`
 
 A complete run writes `tests/bench/results/recovery.json` and a table beside it; others only print,
-unless `--out` names a folder. All train the same job at the same pace, each on clusters of their own
-that begin anew for each measurement.
+unless `--out` names a folder. All train the same job at the same pace, each on clusters of their
+own that begin anew for each measurement.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def measure_once(row: Row, contestant: str) -> Recovery:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.recovery", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.recovery", description=__doc__.partition("\n")[0]
+    )
     add, names = parser.add_argument, [row.name for row in ROWS]
     add("--rounds", type=int, default=3, help="how often each contestant is measured")
     add("--rows", nargs="+", default=[], choices=names, metavar="NAME", help="measure these alone")

@@ -29,7 +29,10 @@ def main(address: str, folder: str, *size: int, engine: str) -> None:
     job_id = uuid.uuid4().hex
     spec = JobSpec.model_validate(
         {
-            "task": {"name": "tests.bench.recovery_task:LoggedDigits", "options": {"hidden": HIDDEN, "folder": folder}},
+            "task": {
+                "name": "tests.bench.recovery_task:LoggedDigits",
+                "options": {"hidden": HIDDEN, "folder": folder},
+            },
             "workers": {"min": least, "max": most, "engine": engine},
             "training": {
                 "epochs": 100_000,
@@ -42,7 +45,9 @@ def main(address: str, folder: str, *size: int, engine: str) -> None:
         }
     )
     print(f"{ORDERED}{time.time()}", flush=True)
-    backend.start(Launch(job_id=job_id, attempt=1, workers=most, storage=f"{folder}/storage", spec=spec))
+    backend.start(
+        Launch(job_id=job_id, attempt=1, workers=most, storage=f"{folder}/storage", spec=spec)
+    )
     orders, cursor = Orders(version=1, size=Size(min=least, target=most)), Cursor()
     while backend.outcome(job_id, f"{folder}/storage") is None:
         if select.select([sys.stdin], [], [], LOOK_S)[0] and (line := sys.stdin.readline()):

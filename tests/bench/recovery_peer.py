@@ -1,4 +1,6 @@
-"""The peer, plain Ray Train with its defaults: `python -m tests.bench.recovery_peer ADDRESS FOLDER MIN MAX`."""
+"""The peer, plain Ray Train with its defaults: `python -m tests.bench.recovery_peer ADDRESS FOLDER
+MIN MAX`.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,17 @@ def main(address: str, folder: str, least: int, most: int) -> None:
         train_loop_config={"folder": folder},
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(
-            name="peer", storage_path=f"{folder}/storage", failure_config=FailureConfig(max_failures=-1)
+            name="peer",
+            storage_path=f"{folder}/storage",
+            failure_config=FailureConfig(max_failures=-1),
         ),
     ).fit()
 
 
 def train(config: dict[str, Any]) -> None:
-    """As Ray's guides do it: a checkpoint every few steps, and one more when a node is about to go."""
+    """As Ray's guides do it: a checkpoint every few steps, and one more when a node is
+    about to go.
+    """
     torch.set_num_threads(1)
     task = LoggedDigits({"hidden": HIDDEN, "folder": config["folder"]})
     model = prepare_model(task.model())
@@ -47,7 +53,9 @@ def train(config: dict[str, Any]) -> None:
     data = load_digits()[0]
     samples = TensorDataset(*data.batch(torch.arange(len(data))))
     share = max(1, GLOBAL_BATCH // ray.train.get_context().get_world_size())
-    loader = prepare_data_loader(DataLoader(samples, batch_size=share, shuffle=True, drop_last=True))
+    loader = prepare_data_loader(
+        DataLoader(samples, batch_size=share, shuffle=True, drop_last=True)
+    )
     warned = False
     while True:
         for inputs, targets in loader:

@@ -57,13 +57,21 @@ def row_of(row: Row, rounds: Rounds) -> dict[str, Any]:
         "row": row.name,
         "work": row.work,
         "unit": row.unit,
-        "seconds": {name: _spread([one[name].seconds for one in rounds if name in one]) for name in row.contestants},
-        "again": {name: _spread([one[name].rolled_back for one in rounds if name in one]) for name in row.contestants},
+        "seconds": {
+            name: _spread([one[name].seconds for one in rounds if name in one])
+            for name in row.contestants
+        },
+        "again": {
+            name: _spread([one[name].rolled_back for one in rounds if name in one])
+            for name in row.contestants
+        },
         "plain_s": row.plain_s,
         "to_actors": _spread(to_actors),
         "to_ours": _spread(to_ours),
         "reach": [{"text": text, "met": met} for text, met in asked],
-        "rounds": [{name: asdict(recovery) for name, recovery in found.items()} for found in rounds],
+        "rounds": [
+            {name: asdict(recovery) for name, recovery in found.items()} for found in rounds
+        ],
     }
 
 
@@ -77,18 +85,27 @@ def write(folder: Path, found: Mapping[str, Any]) -> None:
     """Write `recovery.json` and `recovery.md`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recovery.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    facts = [f"- {name}: {found[name]}" for name in ("command", "commit", "machine", "versions", "load", "rounds")]
+    facts = [
+        f"- {name}: {found[name]}"
+        for name in ("command", "commit", "machine", "versions", "load", "rounds")
+    ]
     title = "# Recovery on both engines, and of plain Ray Train"
     text = "\n".join([title, "", *facts, "", LEGEND, "", table(found["rows"])])
     (folder / "recovery.md").write_text(text + "\n")
 
 
 def _compared(rounds: Rounds, upper: str, lower: str, *, difference: bool = False) -> list[float]:
-    pairs = [(found[upper].seconds, found[lower].seconds) for found in rounds if {upper, lower} <= found.keys()]
+    pairs = [
+        (found[upper].seconds, found[lower].seconds)
+        for found in rounds
+        if {upper, lower} <= found.keys()
+    ]
     return [one - other if difference else one / other for one, other in pairs]
 
 
-def _reaches(row: Row, rounds: Rounds, to_actors: Sequence[float], to_ours: Sequence[float]) -> list[tuple[str, bool]]:
+def _reaches(
+    row: Row, rounds: Rounds, to_actors: Sequence[float], to_ours: Sequence[float]
+) -> list[tuple[str, bool]]:
     """Say what was to be reached, and whether it was; what could not be measured was not."""
     found: list[tuple[str, bool]] = []
     if row.most_of_actors is not None:
@@ -105,8 +122,14 @@ def _reaches(row: Row, rounds: Rounds, to_actors: Sequence[float], to_ours: Sequ
     if row.steps_again == "none":
         found.append(("no step again", bool(ours) and all(one.rolled_back == 0 for one in ours)))
     elif row.steps_again == "as actors":
-        pairs = [(one[OURS].rolled_back, one[ACTORS].rolled_back) for one in rounds if {OURS, ACTORS} <= one.keys()]
-        met = bool(pairs) and statistics.median(ours - actors for ours, actors in pairs) <= SAME_STEPS
+        pairs = [
+            (one[OURS].rolled_back, one[ACTORS].rolled_back)
+            for one in rounds
+            if {OURS, ACTORS} <= one.keys()
+        ]
+        met = (
+            bool(pairs) and statistics.median(ours - actors for ours, actors in pairs) <= SAME_STEPS
+        )
         found.append(("the same steps again", met))
     return found
 
@@ -124,8 +147,15 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     times = [_figure(row["seconds"].get(name), unit, name in row["seconds"]) for name in names]
     if row["plain_s"] is not None:
         times[2] = f"{row['plain_s']:g} s (quoted)"
-    again = [_figure(row["again"].get(name), "", False) for name in names] if unit == "s" else ["", "", ""]
-    ratios = [_figure(row["to_actors"], "×" if unit == "s" else "MB", False), _figure(row["to_ours"], "×", False)]
+    again = (
+        [_figure(row["again"].get(name), "", False) for name in names]
+        if unit == "s"
+        else ["", "", ""]
+    )
+    ratios = [
+        _figure(row["to_actors"], "×" if unit == "s" else "MB", False),
+        _figure(row["to_ours"], "×", False),
+    ]
     reach = "; ".join(f"{asked['text']} {'✓' if asked['met'] else '✗'}" for asked in row["reach"])
     return [row["work"], *times, *again, *ratios, reach or "-"]
 
@@ -133,5 +163,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 def _figure(spread: Mapping[str, float] | None, unit: str, is_asked: bool) -> str:
     if spread is None:
         return "not measured" if is_asked else ""
-    ends = f" ({spread['least']:g} - {spread['most']:g})" if spread["least"] != spread["most"] else ""
+    ends = (
+        f" ({spread['least']:g} - {spread['most']:g})" if spread["least"] != spread["most"] else ""
+    )
     return f"{spread['median']:g}{' ' if unit else ''}{unit}{ends}"

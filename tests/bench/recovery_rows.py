@@ -13,7 +13,9 @@ OURS, ACTORS, PLAIN, PLAIN_QUICK = "ours", "actors", "plain", "plain-quick"
 HUNG_PEER_S = 600.0
 """Quoted, not waited for: Ray Train's default RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S."""
 SAME_STEPS = 5
-"""Steps by which the same fault may differ from round to round: the bench looks every 0.1 s, a step takes 0.05 s."""
+"""Steps by which the same fault may differ from round to round: the bench looks every 0.1 s, a step
+takes 0.05 s.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,12 @@ ROWS: Sequence[Row] = (
         size=(2, 2),
         least_of_plain=2.0,
     ),
-    Row(name="node-killed", work=_KILLED, measure=stages.after(stages.node_killed), least_of_plain=8.0),
+    Row(
+        name="node-killed",
+        work=_KILLED,
+        measure=stages.after(stages.node_killed),
+        least_of_plain=8.0,
+    ),
     Row(
         name="node-killed-quick",
         work=f"{_KILLED}, Ray Train with our health checks",
@@ -60,7 +67,12 @@ ROWS: Sequence[Row] = (
         most_of_actors=None,
         steps_again="any",
     ),
-    Row(name="node-cut", work="node cut off (1 of 2 hosts)", measure=stages.after(stages.node_cut), apart=True),
+    Row(
+        name="node-cut",
+        work="node cut off (1 of 2 hosts)",
+        measure=stages.after(stages.node_cut),
+        apart=True,
+    ),
     Row(
         name="node-drained",
         work="node drained (1 of 2)",

@@ -13,7 +13,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.recovery_task import EVERY_STEPS, Recovery, Step, longest_pause, read_steps, recovery_after
+from tests.bench.recovery_task import (
+    EVERY_STEPS,
+    Recovery,
+    Step,
+    longest_pause,
+    read_steps,
+    recovery_after,
+)
 from tests.elastic.nodes import QUICK_DEATHS, Cluster, Node, command_line
 from tests.netlab.lab import ROOT
 
@@ -50,8 +57,9 @@ CONTESTANTS = {
     "plain": Contestant(module=_PLAIN),
     "plain-quick": Contestant(module=_PLAIN, settings=QUICK_DEATHS),
 }
-"""Both engines of ours, and Ray Train by itself; the last on a cluster with our settings, to show what
-is owed to them alone."""
+"""Both engines of ours, and Ray Train by itself; the last on a cluster with our settings, to show
+what is owed to them alone.
+"""
 
 
 class Stage:
@@ -64,7 +72,9 @@ class Stage:
         apart: each node on a host of its own, which needs root; else all are on 127.0.0.1.
     """
 
-    def __init__(self, contestant: Contestant, *, nodes: int, size: tuple[int, int], apart: bool = False) -> None:
+    def __init__(
+        self, contestant: Contestant, *, nodes: int, size: tuple[int, int], apart: bool = False
+    ) -> None:
         self._contestant, self._nodes, self._size = contestant, nodes, size
         self._hosts = nodes + 1 if apart else 0
         self._stack = ExitStack()
@@ -73,8 +83,12 @@ class Stage:
 
     def __enter__(self) -> Stage:
         try:
-            self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="recovery")))
-            cluster = Cluster(nodes=self._nodes, cpus=1, hosts=self._hosts, settings=self._contestant.settings)
+            self.folder = Path(
+                self._stack.enter_context(tempfile.TemporaryDirectory(prefix="recovery"))
+            )
+            cluster = Cluster(
+                nodes=self._nodes, cpus=1, hosts=self._hosts, settings=self._contestant.settings
+            )
             self.cluster = self._stack.enter_context(cluster)
             self._driver = self._start_driver()
             self._stack.callback(self._end_driver)
@@ -115,7 +129,8 @@ class Stage:
         return recovery
 
     def pause(self, fault: float) -> Recovery:
-        """Wait until two checkpoints' worth of steps have followed the fault; return their longest pause.
+        """Wait until two checkpoints' worth of steps have followed the fault; return their longest
+        pause.
 
         Raises:
             TimeoutError: they do not follow.
@@ -126,10 +141,14 @@ class Stage:
         return longest_pause(read_steps(self.folder), fault)
 
     def start_s(self) -> float:
-        """Return the seconds from the driver's order to the first step that every rank had begun another after."""
+        """Return the seconds from the driver's order to the first step that every rank had begun
+        another after.
+        """
         lines = [line for line in self._said.read_text().splitlines() if line.startswith(ORDERED)]
         steps = read_steps(self.folder)
-        return max(step.time for step in steps if step.step == 1) - float(lines[0].removeprefix(ORDERED))
+        return max(step.time for step in steps if step.step == 1) - float(
+            lines[0].removeprefix(ORDERED)
+        )
 
     def wait(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Look until it holds; end the doomed node when its time has come."""
@@ -140,7 +159,9 @@ class Stage:
                 self.doomed = None
             if time.monotonic() > limit or self._driver.poll() is not None:
                 status, words = self._driver.poll(), self._said.read_text()[-2000:]
-                raise TimeoutError(f"not within {limit_s:g} s; the driver (status {status}) said:\n{words}")
+                raise TimeoutError(
+                    f"not within {limit_s:g} s; the driver (status {status}) said:\n{words}"
+                )
             time.sleep(LOOK_S)
 
     @property
@@ -174,7 +195,9 @@ class Stage:
 
 
 def after(fault: Callable[[Stage], float]) -> Callable[[Stage], Recovery]:
-    """Return what plants the fault and waits until other workers, or fewer or more of them, go on."""
+    """Return what plants the fault and waits until other workers, or fewer or more of them,
+    go on.
+    """
     return lambda stage: stage.recovery(fault(stage))
 
 
@@ -192,20 +215,30 @@ def start(stage: Stage) -> Recovery:
 
 
 def memory(stage: Stage) -> Recovery:
-    """Proportional set size of all processes that Ray started for the job, MB in place of seconds."""
-    used = sum(pss_bytes(pid) for pid in processes_of(stage.cluster) if "ray::IDLE" not in command_line(pid))
+    """Proportional set size of all processes that Ray started for the job, MB in place of
+    seconds.
+    """
+    used = sum(
+        pss_bytes(pid)
+        for pid in processes_of(stage.cluster)
+        if "ray::IDLE" not in command_line(pid)
+    )
     return Recovery(seconds=used / 1e6, stood_still_s=0.0, rolled_back=0, world_size=2)
 
 
 def processes_of(cluster: Cluster) -> list[int]:
-    """Process ids of all that runs under the cluster's raylets and bears the name of a task or an actor."""
+    """Process ids of all that runs under the cluster's raylets and bears the name of a task or an
+    actor.
+    """
     return [pid for node in [cluster.head, *cluster.nodes] for pid in node.workers("ray::")]
 
 
 def pss_bytes(pid: int) -> int:
     """Return a process's memory; what it shares with others counts in parts."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return 1024 * int(next(line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")))
+    return 1024 * int(
+        next(line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:"))
+    )
 
 
 def worker_killed(stage: Stage) -> float:
@@ -223,7 +256,9 @@ def worker_hung(stage: Stage) -> float:
 
 
 def node_killed(stage: Stage) -> float:
-    """All processes of the node with rank 1 end; the system says so to those who are connected to them."""
+    """All processes of the node with rank 1 end; the system says so to those who are connected to
+    them.
+    """
     node, now = stage.node_of(1), time.time()
     stage.cluster.kill(node)
     return now

@@ -1,4 +1,6 @@
-"""The job of the recovery bench, the same for all who run it: digits at a steady pace, with a log of its steps."""
+"""The job of the recovery bench, the same for all who run it: digits at a steady pace, with a log
+of its steps.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class StepLog:
 
     def begin(self, step: int) -> None:
         """Log the step and keep its pace, at the first call for it."""
-        rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, world_size = (
+            (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        )
         if self._place == (step, rank, world_size):
             return
         self._place = (step, rank, world_size)
@@ -71,7 +75,11 @@ class StepLog:
 
 def read_steps(folder: Path) -> list[Step]:
     """All that was logged, in order of time."""
-    lines = (line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines(keepends=True))
+    lines = (
+        line
+        for path in folder.glob("*.jsonl")
+        for line in path.read_text().splitlines(keepends=True)
+    )
     # A killed process may leave half a line.
     steps = (Step(**json.loads(line)) for line in lines if line.endswith("}\n"))
     return sorted(steps, key=lambda step: step.time)
@@ -79,7 +87,9 @@ def read_steps(folder: Path) -> list[Step]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How training went on in another constellation: with a process that is new, or with another world size."""
+    """How training went on in another constellation: with a process that is new, or with another
+    world size.
+    """
 
     seconds: float
     """From the fault to the first step completed by the new constellation."""
@@ -113,15 +123,23 @@ def recovery_after(steps: Iterable[Step], fault: float) -> Recovery | None:
 
 
 def longest_pause(steps: Sequence[Step], fault: float) -> Recovery:
-    """Where training went on in the same constellation: its longest time without a step after the fault."""
+    """Where training went on in the same constellation: its longest time without a step after the
+    fault.
+    """
     after = [step for step in steps if step.time > fault]
     times = [max(step.time for step in steps if step.time <= fault), *(step.time for step in after)]
     pause_s = max(later - earlier for earlier, later in itertools.pairwise(times))
     made = Counter((step.rank, step.step) for step in steps)
     again = len({step for (_, step), count in made.items() if count > 1})
-    return Recovery(seconds=pause_s, stood_still_s=pause_s, rolled_back=again, world_size=after[-1].world_size)
+    return Recovery(
+        seconds=pause_s, stood_still_s=pause_s, rolled_back=again, world_size=after[-1].world_size
+    )
 
 
 def _follows(step: Step, before: Step) -> bool:
     """Whether the same worker began the one and then the other."""
-    return (before.pid, before.world_size, before.step + 1) == (step.pid, step.world_size, step.step)
+    return (before.pid, before.world_size, before.step + 1) == (
+        step.pid,
+        step.world_size,
+        step.step,
+    )

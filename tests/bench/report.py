@@ -17,19 +17,33 @@ from tests.bench.targets import Target
 from tests.bench.timing import Spread
 
 ROOT = Path(__file__).parents[2]
-HEAD = ("row", "work", "peer", "reach", "reached", "least - most", "ours", "peer's", "× floor", "the floor counts")
+HEAD = (
+    "row",
+    "work",
+    "peer",
+    "reach",
+    "reached",
+    "least - most",
+    "ours",
+    "peer's",
+    "× floor",
+    "the floor counts",
+)
 
 LEGEND = (
-    "Reached is the median over the rounds of the peer's time divided by ours in the same round, so that more is "
-    "faster; where a limit (<=) is asked, ours divided by the peer's. Reach is what was aimed at (✓ met, ✗ not); "
-    "least and most are of the rounds. × floor is our time over the least that the machine allows, which counts "
-    "what the last column says. The notes below say what each row leaves to gain, and what a ratio owes to what."
+    "Reached is the median over the rounds of the peer's time divided by ours in the same round, so"
+    " that more is faster; where a limit (<=) is asked, ours divided by the peer's. Reach is what"
+    " was aimed at (✓ met, ✗ not); least and most are of the rounds. × floor is our time over the"
+    " least that the machine allows, which counts what the last column says. The notes below say"
+    " what each row leaves to gain, and what a ratio owes to what."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds of ours and of the peer, one pair a round, beside the least that the machine allows."""
+    """Seconds of ours and of the peer, one pair a round, beside the least that the machine
+    allows.
+    """
 
     ours: Sequence[float]
     peer: Sequence[float]
@@ -46,7 +60,9 @@ def row_of(target: Target, measured: Measured) -> dict[str, Any]:
     """A row of the JSON file: `reached` is the median over the rounds of the ratio in the round."""
     pairs = list(zip(measured.ours, measured.peer, strict=True))
     ratios = Spread.of([ours / peer if target.ours_on_top else peer / ours for ours, peer in pairs])
-    floors = Spread.of([ours / floor for ours, floor in zip(measured.ours, measured.floor, strict=True)])
+    floors = Spread.of(
+        [ours / floor for ours, floor in zip(measured.ours, measured.floor, strict=True)]
+    )
     return {
         "row": target.row,
         "work": target.work,
@@ -89,18 +105,40 @@ def write(folder: Path, found: Mapping[str, Any]) -> None:
     """`library.json` and `library.md`; `found` is the command, the surroundings and the rows."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "library.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    facts = [f"- {name}: {found[name]}" for name in ("command", "commit", "machine", "versions", "load")]
+    facts = [
+        f"- {name}: {found[name]}" for name in ("command", "commit", "machine", "versions", "load")
+    ]
     text = "\n".join(
-        ["# The library against its peers", "", *facts, "", LEGEND, "", table(found["rows"]), "", *_notes(found)]
+        [
+            "# The library against its peers",
+            "",
+            *facts,
+            "",
+            LEGEND,
+            "",
+            table(found["rows"]),
+            "",
+            *_notes(found),
+        ]
     )
     (folder / "library.md").write_text(text.rstrip() + "\n")
 
 
 def surroundings() -> dict[str, Any]:
-    """Machine, versions, commit, and how many processes want to compute (the mean of the last minute)."""
+    """Machine, versions, commit, and how many processes want to compute (the mean of the last
+    minute).
+    """
     return {
-        "commit": _git("rev-parse", "--short", "HEAD") + (" with changes" if _git("status", "--porcelain") else ""),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "memory_gib": _memory_gib(), "kernel": platform.release()},
+        "commit": (
+            _git("rev-parse", "--short", "HEAD")
+            + (" with changes" if _git("status", "--porcelain") else "")
+        ),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "memory_gib": _memory_gib(),
+            "kernel": platform.release(),
+        },
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "load": round(os.getloadavg()[0], 2),
     }
@@ -136,13 +174,18 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
 def _cpu() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _memory_gib() -> int:

@@ -1,4 +1,6 @@
-"""The model that the bench trains: ResNet-18 for 32 x 32 pictures, its weights drawn from a seed."""
+"""The model that the bench trains: ResNet-18 for 32 x 32 pictures, its weights drawn from a
+seed.
+"""
 
 from __future__ import annotations
 

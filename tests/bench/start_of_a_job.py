@@ -1,9 +1,10 @@
-"""Where the time goes from the start of an attempt to its first step: `python -m tests.bench.start_of_a_job ADDRESS`.
+"""Where the time goes from the start of an attempt to its first step: `python -m
+tests.bench.start_of_a_job ADDRESS`.
 
-Needs a Ray cluster of this machine at ADDRESS, with what a driver needs in the environment (RAY_AUTH_MODE,
-RAY_AUTH_TOKEN). Runs jobs of two workers one after the other and prints a line for each: seconds until each part was
-seen first, and the CPU seconds that the job's processes had used at the first step: those hardly depend on who else
-computes.
+Needs a Ray cluster of this machine at ADDRESS, with what a driver needs in the environment
+(RAY_AUTH_MODE, RAY_AUTH_TOKEN). Runs jobs of two workers one after the other and prints a line for
+each: seconds until each part was seen first, and the CPU seconds that the job's processes had used
+at the first step: those hardly depend on who else computes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ def main(address: str) -> None:
     for number in range(JOBS):
         seconds, cpu = measured(backend, address)
         print(
-            row(number, [f"{seconds[name]:.1f}" for name in COLUMNS] + [f"{cpu[name]:.1f}" for name in USERS]),
+            row(
+                number,
+                [f"{seconds[name]:.1f}" for name in COLUMNS]
+                + [f"{cpu[name]:.1f}" for name in USERS],
+            ),
             flush=True,
         )
 
@@ -58,7 +63,9 @@ def row(first: object, cells: list[str]) -> str:
 
 
 def measured(backend: RayBackend, address: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds from the start of a job until each of its parts was seen first; CPU seconds of its processes by then."""
+    """Seconds from the start of a job until each of its parts was seen first; CPU seconds of its
+    processes by then.
+    """
     with tempfile.TemporaryDirectory() as storage:
         launch = Launch(job_id=uuid.uuid4().hex, attempt=1, workers=2, storage=storage, spec=SPEC)
         begin, seen = time.time(), {}
@@ -78,7 +85,11 @@ def measured(backend: RayBackend, address: str) -> tuple[dict[str, float], dict[
 def said(drained: Drained) -> Iterator[tuple[str, float]]:
     """Parts that the job told of, and when they were there."""
     yield from (("loop", line.time) for line in drained.logs if line.text.endswith("trains on cpu"))
-    yield from (("started", record.time) for record in drained.records if isinstance(record.payload, Started))
+    yield from (
+        ("started", record.time)
+        for record in drained.records
+        if isinstance(record.payload, Started)
+    )
     if drained.progress:
         yield ("first step", drained.progress.time)
 
@@ -87,9 +98,16 @@ def cpu_by_part(address: str) -> dict[str, float]:
     """CPU seconds of the processes that are there now, under a raylet of this cluster."""
     processes = dict(running())
     port = address.rpartition(":")[2]
-    raylets = {pid for pid, found in processes.items() if "/raylet/raylet" in found.text and f":{port}" in found.text}
+    raylets = {
+        pid
+        for pid, found in processes.items()
+        if "/raylet/raylet" in found.text and f":{port}" in found.text
+    }
     ours = [found for found in processes.values() if found.parent in raylets]
-    return {name: sum(found.cpu_s for found in ours if title in found.text) for name, title in TITLES.items()}
+    return {
+        name: sum(found.cpu_s for found in ours if title in found.text)
+        for name, title in TITLES.items()
+    }
 
 
 def running() -> Iterator[tuple[int, Process]]:
@@ -101,7 +119,10 @@ def running() -> Iterator[tuple[int, Process]]:
             text = (folder / "cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        yield int(folder.name), Process(int(fields[1]), text, (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+        yield (
+            int(folder.name),
+            Process(int(fields[1]), text, (int(fields[11]) + int(fields[12])) / TICKS_PER_S),
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What the detector's statistic costs a step, against the optimizer's own step on the same parameters."""
+"""What the detector's statistic costs a step, against the optimizer's own step on the same
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ def measure(target: Target, *, quick: bool) -> Measured:
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-    works = {"ours": Work(run=_statistic(model)), "peer": Work(run=optimizer.step), "copy": Work(run=Copy())}
+    works = {
+        "ours": Work(run=_statistic(model)),
+        "peer": Work(run=optimizer.step),
+        "copy": Work(run=Copy()),
+    }
     rounds = measured_rounds(works, 2 if quick else ROUNDS, CALLS)
     return Measured(
         ours=[seconds["ours"] for seconds in rounds],
@@ -32,7 +38,9 @@ def measure(target: Target, *, quick: bool) -> Measured:
 
 def _statistic(model: torch.nn.Module):
     named = dict(model.named_parameters())
-    decided = [LayerInfo(name=name, shape=tuple(p.shape)) for name, p in named.items() if p.dim() > 1]
+    decided = [
+        LayerInfo(name=name, shape=tuple(p.shape)) for name, p in named.items() if p.dim() > 1
+    ]
     engine = Engine(decided, seed=0, world_size=1)
     layers = [Layer(name=name, gradient=parameter.grad) for name, parameter in named.items()]
 

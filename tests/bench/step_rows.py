@@ -93,7 +93,10 @@ def _run(pair: Pair, plan: Plan, asked: Sequence[str], *, quick: bool) -> Found:
     steps = {name: min(few, plan.steps.get(name, few)) for name in names}
     pair.shape(plan.rate)
     answers = pair.ask("measure", steps=steps, rounds=2 if quick else plan.rounds)
-    rounds = [_slower(together) for together in zip(*(answer["rounds"] for answer in answers), strict=True)]
+    rounds = [
+        _slower(together)
+        for together in zip(*(answer["rounds"] for answer in answers), strict=True)
+    ]
     busy = _slower([answer["processor_s"] for answer in answers])
     return Found(plan=plan, rounds=rounds, payload=answers[0]["payload"], processor_s=busy)
 
@@ -112,7 +115,9 @@ class Found:
     payload: Mapping[str, float]
     """Bytes a step."""
     processor_s: Mapping[str, float]
-    """Of one worker's threads a step: unlike seconds on the wall they hardly depend on who else computes."""
+    """Of one worker's threads a step: unlike seconds on the wall they hardly depend on who else
+    computes.
+    """
 
     def row(self, end: str) -> Measured:
         """The figures of one row."""
@@ -128,8 +133,15 @@ class Found:
             ours=self._of(ours),
             peer=limit if end == "limit" else self._of(peer),
             floor=floor,
-            floor_counts=f"compute alone + payload / link + {exchanged} x the gradients' {GRADIENT_BYTES / 1e6:.1f} MB"
-            + (" (read, write)" if exchanged == 2 else " (gradient and residual read, residual and update written)"),
+            floor_counts=(
+                f"compute alone + payload / link + {exchanged} x the gradients'"
+                f" {GRADIENT_BYTES / 1e6:.1f} MB"
+            )
+            + (
+                " (read, write)"
+                if exchanged == 2
+                else " (gradient and residual read, residual and update written)"
+            ),
             note=self._note(end, peer),
             details=self._details(),
         )
@@ -143,13 +155,20 @@ class Found:
 
     def _note(self, end: str, peer: str) -> str:
         if end == "limit":
-            return f"the link alone takes {1e3 * self._link_s(OURS):.1f} ms for {self.payload[OURS]:,.0f} bytes"
+            return (
+                f"the link alone takes {1e3 * self._link_s(OURS):.1f} ms for"
+                f" {self.payload[OURS]:,.0f} bytes"
+            )
         alone = sorted(self._of(ALONE))[len(self.rounds) // 2]
-        free = sorted(seconds[peer] / seconds[ALONE] for seconds in self.rounds)[len(self.rounds) // 2]
+        free = sorted(seconds[peer] / seconds[ALONE] for seconds in self.rounds)[
+            len(self.rounds) // 2
+        ]
         return FREE.format(free, 1e3 * alone)
 
     def _details(self) -> dict[str, Any]:
-        rounds = [{name: round(value, 4) for name, value in seconds.items()} for seconds in self.rounds]
+        rounds = [
+            {name: round(value, 4) for name, value in seconds.items()} for seconds in self.rounds
+        ]
         return {
             "rounds_s": rounds,
             "payload_bytes": {name: round(value) for name, value in self.payload.items()},

@@ -1,4 +1,6 @@
-"""What is measured against whom, and what it has to reach: the table of the bench, without its figures."""
+"""What is measured against whom, and what it has to reach: the table of the bench, without its
+figures.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class Target:
     work: str
     peer: str
     reach: Literal[">=", "<="] | None = None
-    """`>=`: peer's seconds over ours; `<=`: ours over the peer's. None: for knowledge, peer's over ours."""
+    """`>=`: peer's seconds over ours; `<=`: ours over the peer's. None: for knowledge, peer's over
+    ours.
+    """
     ratio: float | None = None
 
     @property
@@ -35,7 +39,9 @@ class Target:
 
 def _step(rate: int, peer: str, words: str, reach: float | None = None) -> Target:
     work = f"step of ResNet-18, PowerSGD rank 4, 2 hosts at {rate} Mbit/s"
-    return Target(row=f"step-{rate}-{peer}", work=work, peer=words, reach=">=" if reach else None, ratio=reach)
+    return Target(
+        row=f"step-{rate}-{peer}", work=work, peer=words, reach=">=" if reach else None, ratio=reach
+    )
 
 
 _ENCODED = "encode + decode of 25.6 M floats"
@@ -72,7 +78,10 @@ TARGETS: Sequence[Target] = (
     ),
     Target(
         row="step-0-following",
-        work="step of ResNet-18, PowerSGD rank 4, unchanged loop with optimizer.step(), 2 hosts unshaped",
+        work=(
+            "step of ResNet-18, PowerSGD rank 4, unchanged loop with optimizer.step(), 2 hosts"
+            " unshaped"
+        ),
         peer="ours with session.step()",
         reach="<=",
         ratio=1.01,
@@ -130,5 +139,8 @@ def chosen(prefixes: Sequence[str]) -> list[Target]:
     """
     for prefix in prefixes:
         if not any(target.row.startswith(prefix) for target in TARGETS):
-            raise SystemExit(f"no row begins with {prefix!r}; rows are {', '.join(target.row for target in TARGETS)}")
+            raise SystemExit(
+                f"no row begins with {prefix!r}; rows are"
+                f" {', '.join(target.row for target in TARGETS)}"
+            )
     return [target for target in TARGETS if not prefixes or target.row.startswith(tuple(prefixes))]

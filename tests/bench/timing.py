@@ -1,4 +1,6 @@
-"""Timing in pairs: the contestants take turns, and a ratio is taken within a round, where the machine is the same."""
+"""Timing in pairs: the contestants take turns, and a ratio is taken within a round, where the
+machine is the same.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +59,12 @@ class Work:
 
 
 def measured_rounds(works: Mapping[str, Work], rounds: int, calls: int = 1) -> list[Round]:
-    """Processor seconds a call of each work, in every round; a round before the first is not counted.
+    """Processor seconds a call of each work, in every round; a round before the first is not
+    counted.
 
-    The works compute on one thread and wait for nobody, so on a quiet machine these are the seconds on the wall; on a
-    busy one they leave out the time in which others computed. `NAME in the kernel` is the part that the kernel took,
-    which hands out fresh memory.
+    The works compute on one thread and wait for nobody, so on a quiet machine these are the seconds
+    on the wall; on a busy one they leave out the time in which others computed. `NAME in the
+    kernel` is the part that the kernel took, which hands out fresh memory.
     """
     return [_round(works, calls) for _ in range(rounds + 1)][1:]
 

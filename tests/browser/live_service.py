@@ -1,4 +1,6 @@
-"""A whole service in this process: the api on a real port, the scheduler, and the scripted cluster under it."""
+"""A whole service in this process: the api on a real port, the scheduler, and the scripted cluster
+under it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Api:
         """Until it answers."""
         self._app = create_app(self._settings)
         where = {"host": self._settings.host, "port": self._settings.port}
-        self._server = uvicorn.Server(uvicorn.Config(self._app, **where, log_config=None, timeout_graceful_shutdown=5))
+        self._server = uvicorn.Server(
+            uvicorn.Config(self._app, **where, log_config=None, timeout_graceful_shutdown=5)
+        )
         self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
         while not self._server.started:
@@ -77,11 +81,16 @@ class LiveService:
 
     def num_epochs(self, job_id: str) -> int:
         """Epochs it has finished."""
-        return len(self.client.get(f"/api/v1/jobs/{job_id}/epochs").raise_for_status().json()["items"])
+        return len(
+            self.client.get(f"/api/v1/jobs/{job_id}/epochs").raise_for_status().json()["items"]
+        )
 
     def wait_for_registration(self, job_id: str) -> None:
         """Until the service knows the guest run."""
-        _wait(lambda: self.client.get(f"/api/v1/jobs/{job_id}").is_success, f"guest run {job_id} is known")
+        _wait(
+            lambda: self.client.get(f"/api/v1/jobs/{job_id}").is_success,
+            f"guest run {job_id} is known",
+        )
 
     def wait_for_epochs(self, job_id: str, count: int) -> None:
         """Until the job has finished so many."""
@@ -89,7 +98,9 @@ class LiveService:
 
     def wait_for_workers(self, job_id: str, count: int) -> None:
         """Until so many train the job."""
-        _wait(lambda: self.job(job_id)["world_size"] == count, f"{count} workers train job {job_id}")
+        _wait(
+            lambda: self.job(job_id)["world_size"] == count, f"{count} workers train job {job_id}"
+        )
 
     def wait_for_end(self, job_id: str) -> None:
         """Until the job is over."""
@@ -107,7 +118,9 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
 @contextmanager
 def live_service(home: Path, **given: Any) -> Iterator[LiveService]:
     """The service while the block runs; `given` are settings."""
-    settings = load_settings(home=home, port=free_port(), drain_interval_s=0.1, survey_interval_s=0.2, **given)
+    settings = load_settings(
+        home=home, port=free_port(), drain_interval_s=0.1, survey_interval_s=0.2, **given
+    )
     runtime = FakeRuntime(clock=time.time, cpus=(4.0, 4.0), ticks_per_epoch=TICKS_PER_EPOCH)
     url = f"http://127.0.0.1:{settings.port}"
     headers = {"Authorization": f"Bearer {settings.token()}"} if settings.token() else {}

@@ -1,4 +1,6 @@
-"""What changed who trains a job and who decides: marks in its charts, with their words, and a table of them."""
+"""What changed who trains a job and who decides: marks in its charts, with their words, and a table
+of them.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,16 @@ from playwright.sync_api import expect
 from tests.browser.conftest import LONG
 
 CHARTS = ("loss", "metrics", "traffic", "phases", "change", "rate", "regimes", "levels")
-SHADED = "document.getElementById('loss').layout?.shapes.filter((one) => one.type === 'rect').map((one) => one.x1)"
+SHADED = (
+    "document.getElementById('loss').layout?.shapes.filter((one) => one.type === 'rect').map((one)"
+    " => one.x1)"
+)
 
 
 def resize(service, job_id, least, most):
-    service.client.post(f"/api/v1/jobs/{job_id}/resize", json={"min": least, "max": most}).raise_for_status()
+    service.client.post(
+        f"/api/v1/jobs/{job_id}/resize", json={"min": least, "max": most}
+    ).raise_for_status()
 
 
 def signs(page, chart, text):
@@ -25,7 +32,9 @@ def changes(page, kind):
 
 def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, steered):
     page.goto(f"/jobs/{steered}")
-    expect(page.locator("#changes")).to_have_text("None so far: the same workers train, and the policy decides.")
+    expect(page.locator("#changes")).to_have_text(
+        "None so far: the same workers train, and the policy decides."
+    )
     resize(service, steered, 1, 3)
     for chart in CHARTS:
         expect(signs(page, chart, "2→3")).to_have_count(1)
@@ -39,7 +48,9 @@ def test_a_mark_lies_where_its_epoch_was_interrupted(page, service, steered):
     page.goto(f"/jobs/{steered}")
     resize(service, steered, 1, 3)
     expect(signs(page, "loss", "2→3")).to_have_count(1)
-    epoch, step = (int(part) for part in changes(page, "resize").locator("td").nth(2).inner_text().split(","))
+    epoch, step = (
+        int(part) for part in changes(page, "resize").locator("td").nth(2).inner_text().split(",")
+    )
     service.wait_for_epochs(steered, epoch + 1)
     rows = service.client.get(f"/api/v1/jobs/{steered}/epochs").json()["items"]
     begin, end = rows[epoch - 1]["step"], rows[epoch]["step"]
@@ -96,7 +107,9 @@ def test_an_announced_resize_is_closed_when_it_does_not_come_to_pass(page, servi
     service.wait_for_end(job_id)
     frames = service.client.get(f"/api/v1/jobs/{job_id}/events").text.split("\n\n")
     told = "\n\n".join(frame for frame in frames if '"cause":"resize"' not in frame)
-    page.route("**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body=told))
+    page.route(
+        "**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body=told)
+    )
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#live")).to_have_text("Finished")
     expect(changes(page, "resize")).to_contain_text("Resize 2 → 3 did not come to pass")
@@ -121,7 +134,12 @@ def test_a_resumed_job_is_marked_where_it_goes_on(page, service, steered):
 
 def test_an_override_is_marked_and_its_shade_ends_where_it_is_handed_back(page, service, steered):
     page.goto(f"/jobs/{steered}")
-    body = {"level": "low", "layers": ["fc1*"], "apply_at": "next_step", "reason": "to see <b>it</b>"}
+    body = {
+        "level": "low",
+        "layers": ["fc1*"],
+        "apply_at": "next_step",
+        "reason": "to see <b>it</b>",
+    }
     service.client.post(f"/api/v1/jobs/{steered}/overrides", json=body).raise_for_status()
     expect(changes(page, "override")).to_contain_text("Override 1: low for fc1*")
     expect(changes(page, "override")).to_contain_text("to see <b>it</b>")

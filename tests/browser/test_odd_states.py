@@ -1,4 +1,6 @@
-"""Pages of jobs that are not as usual, of much at once, and of a service that goes and comes back."""
+"""Pages of jobs that are not as usual, of much at once, and of a service that goes and
+comes back.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def test_a_job_that_waits_says_so_and_shows_no_empty_charts(page, service):
     page.locator("#sure-yes").click()
     expect(page.locator("#status")).to_have_text("Cancelled")
     expect(page.locator("#live")).to_have_text("Finished")
-    expect(page.locator("#no-epochs")).to_have_text("No epoch was finished, so there is nothing to draw.")
+    expect(page.locator("#no-epochs")).to_have_text(
+        "No epoch was finished, so there is nothing to draw."
+    )
 
 
 def test_a_job_that_failed_before_its_first_epoch_says_why(page, service):
@@ -31,7 +35,9 @@ def test_a_job_that_failed_before_its_first_epoch_says_why(page, service):
     expect(page.locator("#status")).to_have_text("Failed")
     expect(page.locator("#message")).to_contain_text("RuntimeError: raised on purpose")
     expect(page.locator("#changes")).to_contain_text("rank 0 failed at step")
-    expect(page.locator("#no-epochs")).to_have_text("No epoch was finished, so there is nothing to draw.")
+    expect(page.locator("#no-epochs")).to_have_text(
+        "No epoch was finished, so there is nothing to draw."
+    )
 
 
 def test_guest_run_has_no_steering_but_overrides_and_no_invented_plan(page, service):
@@ -40,7 +46,9 @@ def test_guest_run_has_no_steering_but_overrides_and_no_invented_plan(page, serv
     page.goto(f"/jobs/{job_id}")
     expect(page.get_by_text("Guest run", exact=True)).to_be_visible()
     expect(page.locator("#epoch-text")).to_have_text("3 epochs done")
-    expect(page.locator("#ray")).to_have_text("Workers run by Ray Train · run mine-run · Ray job 01000000")
+    expect(page.locator("#ray")).to_have_text(
+        "Workers run by Ray Train · run mine-run · Ray job 01000000"
+    )
     expect(page.locator("#override")).to_be_attached()
     for hidden in ("#pause", "#resume", "#cancel", "#resize"):
         expect(page.locator(hidden)).to_be_hidden()
@@ -50,7 +58,9 @@ def test_guest_run_has_no_steering_but_overrides_and_no_invented_plan(page, serv
     expect(row).to_contain_text("3 epochs done")
 
 
-def test_a_page_tells_that_the_service_is_gone_and_goes_on_when_it_is_back(watched, service, steered):
+def test_a_page_tells_that_the_service_is_gone_and_goes_on_when_it_is_back(
+    watched, service, steered
+):
     page = watched.page
     page.goto(f"/jobs/{steered}")
     expect(page.locator("#live")).to_have_text("Live")
@@ -84,7 +94,9 @@ def test_a_page_asks_again_for_what_failed_when_it_was_opened(watched, steered):
 
 def answers(page, path, status):
     """Awaits an answer to the page of that status, from an address that ends so."""
-    return page.expect_response(lambda answer: answer.url.partition("?")[0].endswith(path) and answer.status == status)
+    return page.expect_response(
+        lambda answer: answer.url.partition("?")[0].endswith(path) and answer.status == status
+    )
 
 
 def test_a_page_is_live_again_when_what_was_refused_once_came(watched, service, steered):
@@ -97,7 +109,9 @@ def test_a_page_is_live_again_when_what_was_refused_once_came(watched, service, 
     expect(page.locator("#live")).to_have_text("Live")
 
 
-def test_a_page_of_an_ended_job_says_finished_when_what_was_refused_once_came(watched, service, steered):
+def test_a_page_of_an_ended_job_says_finished_when_what_was_refused_once_came(
+    watched, service, steered
+):
     page = watched.page
     page.goto(f"/jobs/{steered}")
     expect(page.locator("#live")).to_have_text("Live")
@@ -122,11 +136,17 @@ def test_a_log_stream_that_broke_and_was_then_refused_goes_on_where_it_was(watch
     frames = service.client.get(path, params={"follow": "true"}).text.split("\n\n")
     begin = "\n\n".join([*frames[: len(frames) // 2], ""])
     page.route("**/logs?**", lambda route: route.fulfill(status=502), times=1)
-    page.route("**/logs?**", lambda route: route.fulfill(content_type="text/event-stream", body=begin), times=1)
+    page.route(
+        "**/logs?**",
+        lambda route: route.fulfill(content_type="text/event-stream", body=begin),
+        times=1,
+    )
     page.goto(f"/jobs/{job_id}")
     last = "epoch 5 ended"
     expect(page.locator("#logs")).to_contain_text(last)
-    assert page.locator("#logs").inner_text().count("\n") + 1 == service.client.get(path).text.count("\n")
+    assert page.locator("#logs").inner_text().count("\n") + 1 == service.client.get(
+        path
+    ).text.count("\n")
 
 
 def test_a_form_that_is_sent_before_the_page_knows_its_job_is_heard(page, steered):
@@ -149,19 +169,28 @@ def test_what_was_accepted_is_said_so_though_the_page_cannot_be_told_what_came_o
     page.goto(f"/jobs/{steered}")
     expect(page.locator("#live")).to_have_text("Live")
     address = f"{path}/{reload}" if reload else path
-    page.route(f"**{address}", lambda route: route.abort() if route.request.method == "GET" else route.continue_())
+    page.route(
+        f"**{address}",
+        lambda route: route.abort() if route.request.method == "GET" else route.continue_(),
+    )
     page.get_by_role("button", name=button, exact=True).click()
     expect(page.locator("#live")).to_have_text("Connection lost, trying again")
     expect(page.locator(f"#{form}-said")).to_contain_text("Accepted")
 
 
 def widened(by_layer):
-    return {f"block{n}.weight": value for n in range(NUM_LAYERS) for value in list(by_layer.values())[:1]}
+    return {
+        f"block{n}.weight": value
+        for n in range(NUM_LAYERS)
+        for value in list(by_layer.values())[:1]
+    }
 
 
 def many(items):
     """As many epochs of as many layers, after the model of the newest one."""
-    rows = [copy.deepcopy(items[-1]) | {"epoch": n, "step": 23 * (n + 1)} for n in range(NUM_EPOCHS)]
+    rows = [
+        copy.deepcopy(items[-1]) | {"epoch": n, "step": 23 * (n + 1)} for n in range(NUM_EPOCHS)
+    ]
     for row in rows:
         for key in ("regime_by_layer", "level_by_layer", "statistic_by_layer"):
             row[key] = widened(row[key])
@@ -173,7 +202,9 @@ def test_many_epochs_of_many_layers_fit_the_page(page, service):
     service.wait_for_end(job_id)
     epochs = many(service.client.get(f"/api/v1/jobs/{job_id}/epochs").json()["items"])
     schedule = service.client.get(f"/api/v1/jobs/{job_id}/schedule").json()
-    schedule["layers"] = [schedule["layers"][0] | {"layer": f"block{n}.weight"} for n in range(NUM_LAYERS)]
+    schedule["layers"] = [
+        schedule["layers"][0] | {"layer": f"block{n}.weight"} for n in range(NUM_LAYERS)
+    ]
     page.route(f"**/{job_id}/epochs?**", lambda route: route.fulfill(json={"items": epochs}))
     page.route(f"**/{job_id}/schedule", lambda route: route.fulfill(json=schedule))
     page.goto(f"/jobs/{job_id}")
@@ -182,7 +213,9 @@ def test_many_epochs_of_many_layers_fit_the_page(page, service):
     cells = page.locator("#regimes .heatmaplayer image")
     expect(cells).to_have_count(1)
     assert page.locator("#regimes").bounding_box()["height"] <= 700
-    expect(page.locator("#regimes .yaxislayer-above text", has_text="block0.weight")).to_be_visible()
+    expect(
+        page.locator("#regimes .yaxislayer-above text", has_text="block0.weight")
+    ).to_be_visible()
 
 
 def test_what_a_task_measures_goes_by_its_own_name(page, service):
@@ -208,10 +241,16 @@ def test_metrics_of_other_sizes_have_an_axis_of_their_own_and_accuracy_comes_fir
     for row in epochs:
         row["metrics"] = {"loss": 0.5, "perplexity": 62.5, "accuracy": 0.9, "recall": 0.8}
     page.route(f"**/{job_id}/epochs?**", lambda route: route.fulfill(json={"items": epochs}))
-    page.route("**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body=""))
+    page.route(
+        "**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body="")
+    )
     page.goto(f"/jobs/{job_id}")
-    expect(page.locator("#metrics .legendtext")).to_have_text(["accuracy", "perplexity (right)", "recall"])
-    axes = page.evaluate("document.getElementById('metrics').data.map((trace) => trace.yaxis ?? 'y')")
+    expect(page.locator("#metrics .legendtext")).to_have_text(
+        ["accuracy", "perplexity (right)", "recall"]
+    )
+    axes = page.evaluate(
+        "document.getElementById('metrics').data.map((trace) => trace.yaxis ?? 'y')"
+    )
     assert axes == ["y", "y2", "y"]
     expect(page.locator("#metrics .y2tick")).not_to_have_count(0)
     expect(page.locator("#tiles")).to_contain_text("Accuracy90.0 %")
@@ -229,8 +268,13 @@ def test_a_page_opens_with_the_newest_epochs_and_loads_older_ones_when_asked(pag
     path = f"/api/v1/jobs/{job_id}/epochs?order=newest&limit=2"
     newest = service.client.get(path).json()
     older = service.client.get(f"{path}&cursor={newest['next_cursor']}").json()
-    page.route("**/epochs?**", lambda route: route.fulfill(json=older if "cursor" in route.request.url else newest))
-    page.route("**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body=""))
+    page.route(
+        "**/epochs?**",
+        lambda route: route.fulfill(json=older if "cursor" in route.request.url else newest),
+    )
+    page.route(
+        "**/events?**", lambda route: route.fulfill(content_type="text/event-stream", body="")
+    )
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#epoch-text")).to_contain_text("3 of")
     open_table(page)

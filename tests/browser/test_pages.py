@@ -49,7 +49,8 @@ def test_the_form_shows_the_call_it_makes(page, running):
     page.goto(f"/jobs/{running}")
     page.get_by_label("Until epoch", exact=True).fill("30")
     expected = (
-        f'POST /api/v1/jobs/{running}/overrides\n{{"level":"low","layers":["*"],"apply_at":"next_step","until":30}}'
+        f"POST /api/v1/jobs/{running}/overrides\n"
+        '{"level":"low","layers":["*"],"apply_at":"next_step","until":30}'
     )
     expect(page.locator("#call")).to_have_text(expected)
 
@@ -66,9 +67,13 @@ def test_the_resize_form_gives_the_job_other_workers(page, steered):
     page.goto(f"/jobs/{steered}")
     expect(page.locator("#ranks tr")).to_have_count(2)
     page.get_by_label("At most", exact=True).fill("3")
-    expect(page.locator("#resize-call")).to_have_text(f'POST /api/v1/jobs/{steered}/resize\n{{"min":1,"max":3}}')
+    expect(page.locator("#resize-call")).to_have_text(
+        f'POST /api/v1/jobs/{steered}/resize\n{{"min":1,"max":3}}'
+    )
     page.get_by_role("button", name="Resize", exact=True).click()
-    expect(page.locator("#events")).to_contain_text("2 → 3 workers: ordered, 0 steps rolled back, 0.8 s lost")
+    expect(page.locator("#events")).to_contain_text(
+        "2 → 3 workers: ordered, 0 steps rolled back, 0.8 s lost"
+    )
     expect(page.locator("#workers-note")).to_have_text("3 train, 3 wanted, 1 to 3 allowed")
     expect(page.locator("#ranks tr")).to_have_count(3)
     expect(page.locator("#tally")).to_contain_text("1 resize, 0 recoveries; 0 steps rolled back")
@@ -77,7 +82,9 @@ def test_the_resize_form_gives_the_job_other_workers(page, steered):
 def test_the_resize_form_follows_what_others_order(page, service, steered):
     page.goto(f"/jobs/{steered}")
     expect(page.locator("#ranks tr")).to_have_count(2)
-    service.client.post(f"/api/v1/jobs/{steered}/resize", json={"min": 1, "max": 4}).raise_for_status()
+    service.client.post(
+        f"/api/v1/jobs/{steered}/resize", json={"min": 1, "max": 4}
+    ).raise_for_status()
     expect(page.locator("#workers-note")).to_contain_text("1 to 4 allowed")
     expect(page.get_by_label("At most", exact=True)).to_have_value("4")
     expect(page.locator("#resize-call")).to_contain_text('{"min":1,"max":4}')
@@ -88,7 +95,9 @@ def test_a_refused_resize_says_why(watched, running):
     page.goto(f"/jobs/{running}")
     page.get_by_label("At most", exact=True).fill("9")
     page.get_by_role("button", name="Resize", exact=True).click()
-    expect(page.locator("#resize-said")).to_contain_text("4 shares for workers.max 9; lower micro_batch")
+    expect(page.locator("#resize-said")).to_contain_text(
+        "4 shares for workers.max 9; lower micro_batch"
+    )
 
 
 def test_a_job_is_paused_and_resumed(page, steered):
@@ -126,7 +135,8 @@ def test_the_stream_goes_on_where_it_was_after_the_page_was_hidden(page, service
     expect(page.locator("#events tr").first).to_be_visible()
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     open_count = service.num_epochs(running)
-    # The table holds the newest rows only: on a busy machine the very next epoch may be gone when the browser looks.
+    # The table holds the newest rows only: on a busy machine the very next epoch may be gone when
+    # the browser looks.
     newer = "|".join(map(str, range(open_count + 1, LONG)))
     expect(page.locator("#events")).to_contain_text(re.compile(f"epoch ({newer}): loss"))
     told = page.locator("#events td:last-child").all_inner_texts()
@@ -162,7 +172,8 @@ def test_a_phone_need_not_scroll_sideways(page, running, path):
 @pytest.mark.parametrize("path", ["/", "/cluster", "/jobs/{job}", "/login"])
 def test_every_field_and_button_has_a_name(page, running, path):
     page.goto(path.format(job=running))
-    unnamed = """() => [...document.querySelectorAll('input:not([hidden]):not([type=hidden]), select, button')]
+    unnamed = """() => [...document.querySelectorAll(
+            'input:not([hidden]):not([type=hidden]), select, button')]
         .filter((field) => !field.labels?.length && !field.ariaLabel && !field.textContent.trim())
         .map((field) => field.outerHTML)"""
     assert page.evaluate(unnamed) == []

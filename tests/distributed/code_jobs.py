@@ -1,4 +1,6 @@
-"""Jobs with code of people's own, in plain gloo groups. Functions of the form `f(rank, ...)` run in every process."""
+"""Jobs with code of people's own, in plain gloo groups. Functions of the form `f(rank, ...)` run in
+every process.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def packed(folder: Path, sources: dict[str, str]) -> tuple[Path, str]:
 
 
 def packed_folder(folder: Path, code: Path) -> tuple[Path, str]:
-    return packed(folder, {str(file.relative_to(code)): file.read_text() for file in code.rglob("*.py")})
+    return packed(
+        folder, {str(file.relative_to(code)): file.read_text() for file in code.rglob("*.py")}
+    )
 
 
 def context(rank: int, launch: Launch, link: RecordingLink, generation: int = 1) -> WorkerContext:
@@ -67,7 +71,9 @@ def context(rank: int, launch: Launch, link: RecordingLink, generation: int = 1)
 def launch(storage: Path, spec: dict[str, Any], code: tuple[Path, str]) -> Launch:
     path, sha256 = code
     job = JobSpec.model_validate({**spec, "code": sha256})
-    return Launch(job_id="job-1", attempt=1, workers=2, storage=str(storage), spec=job, code=str(path))
+    return Launch(
+        job_id="job-1", attempt=1, workers=2, storage=str(storage), spec=job, code=str(path)
+    )
 
 
 @contextmanager
@@ -83,7 +89,9 @@ def process_of_its_own() -> Iterator[None]:
                 del sys.modules[name]
 
 
-def run_own_script(rank: int, order: Launch, link: RecordingLink | None = None, generation: int = 1) -> Result:
+def run_own_script(
+    rank: int, order: Launch, link: RecordingLink | None = None, generation: int = 1
+) -> Result:
     """Run the job's script, and say what came of it."""
     link = link or RecordingLink()
     said = io.StringIO()
@@ -117,7 +125,9 @@ def run_without_us(rank: int, file: str, arguments: list[str]) -> str:
 
 
 def how_it_ended(rank: int, order: Launch) -> tuple[BaseException | None, RankProgress]:
-    """What the script raised on this rank, and how far it was; peers are awaited for a few seconds only."""
+    """What the script raised on this rank, and how far it was; peers are awaited for a few seconds
+    only.
+    """
     distributed_c10d._set_pg_timeout(timedelta(seconds=5), distributed_c10d._get_default_group())
     place = context(rank, order, RecordingLink())
     with process_of_its_own():

@@ -1,8 +1,10 @@
-"""Ways of training that a hook meets, each as a model, DDP's options and how a step is taken; and the law for all.
+"""Ways of training that a hook meets, each as a model, DDP's options and how a step is taken; and
+the law for all.
 
 The law: what the workers were sent, averaged over them, is what their optimizers got.
 
-    mean over workers of (raw gradient + residual before - residual after) = gradient after the exchange
+    mean over workers of (raw gradient + residual before - residual after) = gradient after the
+    exchange
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class Branches(nn.Module):
 
 
 class Complex(nn.Module):
-    """Complex layers of one and two dimensions, one of them transposed in memory, before a real one."""
+    """Complex layers of one and two dimensions, one of them transposed in memory, before a real
+    one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +78,9 @@ class Complex(nn.Module):
         self.leave = nn.Linear(40, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.leave((x.flatten(1).to(self.enter.dtype) @ self.enter @ self.turned * self.scale).abs())
+        return self.leave(
+            (x.flatten(1).to(self.enter.dtype) @ self.enter @ self.turned * self.scale).abs()
+        )
 
 
 class Flat(nn.Module):
@@ -169,7 +175,10 @@ WAYS: Mapping[str, Way] = {
         way_of=lambda _, step: step % 2,
     ),
     "layers unused in some steps, gradients set to zero": Way(
-        model=Branches, ddp={"find_unused_parameters": True}, way_of=lambda _, step: step % 2, zeroed=True
+        model=Branches,
+        ddp={"find_unused_parameters": True},
+        way_of=lambda _, step: step % 2,
+        zeroed=True,
     ),
     "layers unused in some steps, gradients as views set to zero": Way(
         model=Branches,
@@ -296,7 +305,13 @@ class Trial:
 
     def _backward(self, model: Any, step: int, scale: Callable[[Tensor], Tensor]) -> None:
         inputs, labels = batch(self.rank, step)
-        pieces = list(zip(inputs.to(self.way.dtype).chunk(self.way.pieces), labels.chunk(self.way.pieces), strict=True))
+        pieces = list(
+            zip(
+                inputs.to(self.way.dtype).chunk(self.way.pieces),
+                labels.chunk(self.way.pieces),
+                strict=True,
+            )
+        )
         for place, (x, y) in enumerate(pieces):
             last = place == len(pieces) - 1 or not isinstance(model, DistributedDataParallel)
             with nullcontext() if last else model.no_sync():
@@ -316,13 +331,26 @@ def trial(rank: int, way: Way, method: str, **settings: Any) -> Trial:
         model = way.model()
         if way.dtype != torch.float32:  # `to` would make complex parameters real
             model.to(way.dtype)
-    ddp = DistributedDataParallel(model, **{"bucket_cap_mb": 0.02, "broadcast_buffers": False, **way.ddp})
+    ddp = DistributedDataParallel(
+        model, **{"bucket_cap_mb": 0.02, "broadcast_buffers": False, **way.ddp}
+    )
     weights = list(ddp.parameters())
-    groups = [{"params": weights[::2]}, {"params": weights[1::2], "lr": 0.01}] if way.groups else weights
+    groups = (
+        [{"params": weights[::2]}, {"params": weights[1::2], "lr": 0.01}] if way.groups else weights
+    )
     optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=10**6) if way.scaled else None
+    scaler = (
+        torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=10**6)
+        if way.scaled
+        else None
+    )
     session = attach(
-        ddp, config_of(way, method, **settings), optimizer=optimizer, scaler=scaler, step=way.mode, overlap=overlap
+        ddp,
+        config_of(way, method, **settings),
+        optimizer=optimizer,
+        scaler=scaler,
+        step=way.mode,
+        overlap=overlap,
     )
     called = torch.compile(ddp, backend="aot_eager") if way.compiled else ddp
     return Trial(way, rank, ddp, session, optimizer, scaler, called)
@@ -334,10 +362,17 @@ def config_of(way: Way, method: str, rung: str = "high", **settings: Any) -> Con
     if way.mixed:
         others = sorted(COMPRESSORS)
         by_layer = {
-            f"middle.{place}.weight": LayerPlan(method=others[(others.index(method) + place + 1) % len(others)])
+            f"middle.{place}.weight": LayerPlan(
+                method=others[(others.index(method) + place + 1) % len(others)]
+            )
             for place in range(3)
         }
     detector = DetectorConfig(window=Window(epochs=1))
     return Config(
-        method=method, low=level.options, high=level.options, by_layer=by_layer, detector=detector, **settings
+        method=method,
+        low=level.options,
+        high=level.options,
+        by_layer=by_layer,
+        detector=detector,
+        **settings,
     )

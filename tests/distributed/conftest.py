@@ -21,10 +21,16 @@ PEER_TIMEOUT = timedelta(seconds=60)
 RunGroup = Callable[..., list[Any]]
 
 
-def _in_group(rank: int, world_size: int, store: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _in_group(
+    rank: int, world_size: int, store: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=PEER_TIMEOUT
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=PEER_TIMEOUT,
     )
     try:
         return function(rank, *arguments)
@@ -35,14 +41,20 @@ def _in_group(rank: int, world_size: int, store: str, function: Callable[..., An
 
 @pytest.fixture(scope="session")
 def run_group() -> Iterator[RunGroup]:
-    """`run_group(W, function, *arguments)` runs `function(rank, *arguments)` in W processes; results in rank order."""
+    """`run_group(W, function, *arguments)` runs `function(rank, *arguments)` in W processes;
+    results in rank order.
+    """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(MOST_PROCESSES, mp_context=context) as pool, tempfile.TemporaryDirectory() as folder:
+    with (
+        ProcessPoolExecutor(MOST_PROCESSES, mp_context=context) as pool,
+        tempfile.TemporaryDirectory() as folder,
+    ):
 
         def run(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
             store = Path(tempfile.mkdtemp(dir=folder)) / "store"
             futures = [
-                pool.submit(_in_group, rank, world_size, str(store), function, arguments) for rank in range(world_size)
+                pool.submit(_in_group, rank, world_size, str(store), function, arguments)
+                for rank in range(world_size)
             ]
             # where one has failed, the next group must not meet a process that still waits for it.
             wait(futures, timeout=2 * PEER_TIMEOUT.total_seconds())

@@ -1,4 +1,6 @@
-"""A script under torchrun that trains and ends at once, while gloo's threads get the processor only when it waits."""
+"""A script under torchrun that trains and ends at once, while gloo's threads get the processor only
+when it waits.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from accordion import Config, attach
 
 
 def make_other_threads_late() -> None:
-    """One processor for all threads of this process, and for the others only what the first one leaves."""
+    """One processor for all threads of this process, and for the others only what the first one
+    leaves.
+    """
     allowed = sorted(os.sched_getaffinity(0))
     processor = {allowed[int(os.environ["RANK"]) % len(allowed)]}
     os.sched_setaffinity(0, processor)

@@ -1,4 +1,6 @@
-"""Runs a script without us: FILE ARGUMENTS. Of torch's own fault at the end of a process see `accordion.background`."""
+"""Runs a script without us: FILE ARGUMENTS. Of torch's own fault at the end of a process see
+`accordion.background`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The examples with frameworks, several runs in one pair of processes: `framework_runs.py NAME FOLDER`.
+"""The examples with frameworks, several runs in one pair of processes: `framework_runs.py NAME
+FOLDER`.
 
 Rank 0 prints what the runs gave as one JSON line behind an `@`.
 """
@@ -20,8 +21,17 @@ from accordion import Session
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 EPOCHS, BEFORE = 6, 3
-"""Epochs of a run, and those before its interruption, which is in the middle of a window of two epochs."""
-LAUNCHED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
+"""Epochs of a run, and those before its interruption, which is in the middle of a window of two
+epochs.
+"""
+LAUNCHED_BY = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "TORCHELASTIC_RUN_ID",
+)
 
 
 def load_example(name: str) -> ModuleType:
@@ -68,7 +78,9 @@ def run_as_pair(example: ModuleType, folder: Path) -> tuple[dict[str, Any], torc
     example.train(folder / "parts", epochs=BEFORE)
     resumed, again = example.train(folder / "parts", epochs=EPOCHS, resume=True)
     apart = torch.tensor([differs_from_first(flat(model)) for model in (plain, whole, resumed)])
-    equal = torch.tensor([torch.equal(flat(whole), flat(resumed)), torch.equal(*map(residuals, (session, again)))])
+    equal = torch.tensor(
+        [torch.equal(flat(whole), flat(resumed)), torch.equal(*map(residuals, (session, again)))]
+    )
     dist.all_reduce(apart, dist.ReduceOp.MAX)
     dist.all_reduce(equal := equal.int(), dist.ReduceOp.MIN)
     mean = residuals(again)
@@ -92,9 +104,16 @@ def run_alone(example: ModuleType, folder: Path, mean: torch.Tensor) -> dict[str
     options = {"processes": 1} if example.__name__ == "lightning" else {}
     owed = []
     load = Session.load_state_dict
-    Session.load_state_dict = lambda session, state: (load(session, state), owed.append(residuals(session)))
+    Session.load_state_dict = lambda session, state: (
+        load(session, state),
+        owed.append(residuals(session)),
+    )
     model, session = example.train(folder / "parts", epochs=EPOCHS + 1, resume=True, **options)
-    return {**counts(session), "owed": float((owed[0] - mean).abs().max()), "accuracy": example.accuracy_of(model)}
+    return {
+        **counts(session),
+        "owed": float((owed[0] - mean).abs().max()),
+        "accuracy": example.accuracy_of(model),
+    }
 
 
 def main(name: str, folder: Path) -> None:

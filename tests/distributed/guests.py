@@ -1,4 +1,6 @@
-"""`accordion_ray.attach` in processes that Ray Train did not start: what it asks of Ray Train is given here."""
+"""`accordion_ray.attach` in processes that Ray Train did not start: what it asks of Ray Train is
+given here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
 @contextmanager
 def train_worker(rank: int, world_size: int, checkpoint: Path | None) -> Iterator[None]:
     """Be a worker of a run whose newest checkpoint is this directory."""
-    run = TrainRun(name="r", rank=rank, world_size=world_size, filesystem=None, path="", max_failures=0)
+    run = TrainRun(
+        name="r", rank=rank, world_size=world_size, filesystem=None, path="", max_failures=0
+    )
     newest = Checkpoint.from_directory(checkpoint) if checkpoint is not None else None
     with ExitStack() as stack:
         stack.enter_context(patch("accordion_ray.attachment.current_run", lambda: run))
@@ -50,7 +54,9 @@ class Guest:
 
     def train(self, steps: range) -> None:
         for step in steps:
-            inputs = torch.randn(8, 1, 4, 4, generator=torch.Generator().manual_seed(10 * step + self.rank))
+            inputs = torch.randn(
+                8, 1, 4, 4, generator=torch.Generator().manual_seed(10 * step + self.rank)
+            )
             self.optimizer.zero_grad()
             self.model(inputs).square().mean().backward()
             self.optimizer.step()
@@ -58,7 +64,10 @@ class Guest:
     def save(self, folder: Path) -> None:
         """Save as scripts do: rank 0 its model, all ranks the session's state."""
         if self.rank == 0:
-            state = {"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+            state = {
+                "model": self.model.module.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+            }
             torch.save(state, folder / "script.pt")
         accordion_ray.save_state(self.session, folder)
 

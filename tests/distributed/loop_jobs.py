@@ -27,7 +27,9 @@ READING = 10**6
 
 @dataclass
 class RecordingLink:
-    """Rank 0's link: keeps what it was told, and gives the orders once a record of this kind and epoch was posted."""
+    """Rank 0's link: keeps what it was told, and gives the orders once a record of this kind and
+    epoch was posted.
+    """
 
     orders: Orders = field(default_factory=Orders)
     order_after: tuple[str, int] | None = None
@@ -56,7 +58,9 @@ class RecordingLink:
     def log(self, text: str) -> None:
         self.lines.append(text)
 
-    def decide(self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]) -> Decision:
+    def decide(
+        self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]
+    ) -> Decision:
         return proposal
 
     def flush(self, timeout_s: float) -> bool:
@@ -78,11 +82,15 @@ class Result:
     buffers: list[torch.Tensor]
 
 
-def spec(task: str = "digits-mlp", options: Mapping[str, Any] | None = None, **parts: Any) -> JobSpec:
+def spec(
+    task: str = "digits-mlp", options: Mapping[str, Any] | None = None, **parts: Any
+) -> JobSpec:
     """Two epochs of a small task, unless the parts say otherwise."""
     training = {"epochs": 2, **parts.pop("training", {})}
     options = {"hidden": 32} if task == "digits-mlp" and options is None else options or {}
-    return JobSpec.model_validate({"task": {"name": task, "options": options}, "training": training, **parts})
+    return JobSpec.model_validate(
+        {"task": {"name": task, "options": options}, "training": training, **parts}
+    )
 
 
 def synthetic(epochs: int = 2, **options: Any) -> JobSpec:
@@ -90,8 +98,12 @@ def synthetic(epochs: int = 2, **options: Any) -> JobSpec:
     return spec("synthetic", {"samples": 256, "width": 16, **options}, training={"epochs": epochs})
 
 
-def context(rank: int, storage: Path, job: JobSpec, link: RecordingLink, generation: int = 1) -> WorkerContext:
-    launch = Launch(job_id="job-1", attempt=1, workers=dist.get_world_size(), storage=str(storage), spec=job)
+def context(
+    rank: int, storage: Path, job: JobSpec, link: RecordingLink, generation: int = 1
+) -> WorkerContext:
+    launch = Launch(
+        job_id="job-1", attempt=1, workers=dist.get_world_size(), storage=str(storage), spec=job
+    )
     return WorkerContext(
         launch=launch,
         generation=generation,
@@ -102,7 +114,9 @@ def context(rank: int, storage: Path, job: JobSpec, link: RecordingLink, generat
     )
 
 
-def run_job(rank: int, storage: Path, job: JobSpec, link: RecordingLink | None = None, generation: int = 1) -> Result:
+def run_job(
+    rank: int, storage: Path, job: JobSpec, link: RecordingLink | None = None, generation: int = 1
+) -> Result:
     """Train, and say what came of it."""
     link = link or RecordingLink()
     outcome = train(context(rank, storage, job, link, generation))
@@ -125,7 +139,10 @@ def parameters(run: Run) -> list[torch.Tensor]:
 
 def what_was_learned(result: Result) -> list[dict[str, Any]]:
     """Of each epoch, all but times and the bytes of the control traffic."""
-    return [record.model_dump(exclude={"seconds_by_phase", "bytes"}) for record in result.link.of("epoch")]
+    return [
+        record.model_dump(exclude={"seconds_by_phase", "bytes"})
+        for record in result.link.of("epoch")
+    ]
 
 
 def equal(ones: list[torch.Tensor], others: list[torch.Tensor]) -> bool:

@@ -48,7 +48,9 @@ class Normed(DigitsMlp):
 
     def model(self) -> nn.Module:
         stages = [layer for planes in ((1, 8), (8, 16)) for layer in stage(*planes)]
-        return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *stages, nn.Flatten(), nn.Linear(16 * 64, 10))
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 8, 8)), *stages, nn.Flatten(), nn.Linear(16 * 64, 10)
+        )
 
 
 class Normed64(Normed):
@@ -65,7 +67,11 @@ class Normed64(Normed):
 
 
 def stage(inputs: int, outputs: int) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return [
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    ]
 
 
 def run_task(
@@ -78,7 +84,9 @@ def run_task(
 ) -> Result:
     """Train one of these, without compression."""
     rows = dict(TASKS)
-    TASKS[task] = TaskRow(summary="", task=f"{__name__}:{task}", options=TASKS["digits-mlp"].options)  # type: ignore[index]
+    TASKS[task] = TaskRow(
+        summary="", task=f"{__name__}:{task}", options=TASKS["digits-mlp"].options
+    )  # type: ignore[index]
     try:
         job = spec(task, {"hidden": 16}, compression={"method": "none"}, **parts)
         return run_job(rank, storage, job, link, generation)

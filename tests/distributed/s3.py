@@ -25,7 +25,11 @@ def s3_server() -> Iterator[Mapping[str, str]]:
     """The environment with which s3fs finds it; it holds an empty bucket."""
     environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
     with subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as server:
         port = server.stdout.readline().strip()
         settings = {

@@ -1,4 +1,6 @@
-"""A small model with one, two and four dimensional layers, trained for a few steps inside a group."""
+"""A small model with one, two and four dimensional layers, trained for a few steps inside a
+group.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def parameters(ddp: DistributedDataParallel) -> list[torch.Tensor]:
 
 
 def train(
-    session: Session, ddp: DistributedDataParallel, rank: int, steps: Sequence[int], before: Callable[[int], Any] = int
+    session: Session,
+    ddp: DistributedDataParallel,
+    rank: int,
+    steps: Sequence[int],
+    before: Callable[[int], Any] = int,
 ) -> None:
     for step in steps:
         before(step)
@@ -65,4 +71,6 @@ def train(
 def start(method: str, **settings: Any) -> tuple[DistributedDataParallel, Session]:
     ddp, optimizer = build(settings.pop("bucket_cap_mb", 0.04))
     detector = DetectorConfig(window=Window(epochs=settings.pop("window", 1)))
-    return ddp, attach(ddp, Config(method=method, detector=detector, **settings), optimizer=optimizer)
+    return ddp, attach(
+        ddp, Config(method=method, detector=detector, **settings), optimizer=optimizer
+    )

@@ -1,4 +1,6 @@
-"""Scripts with faults of their own: what the ranks come back with names the fault, the rank and the line."""
+"""Scripts with faults of their own: what the ranks come back with names the fault, the rank and the
+line.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ ON_RANK_1 = "if session.rank == 1 and session.run.session.steps == 2: "
 
 
 @pytest.mark.parametrize("leave", ["break", "sys.exit()"])
-def test_a_rank_that_leaves_its_loop_early_is_named_with_the_one_that_waits(run_group, tmp_path, leave: str) -> None:
+def test_a_rank_that_leaves_its_loop_early_is_named_with_the_one_that_waits(
+    run_group, tmp_path, leave: str
+) -> None:
     found = failure(run_group, tmp_path, ON_RANK_1 + leave)
     assert found.cause == "job"
-    assert "rank 1 left its loop after step 1 (epoch 0), and rank 0 waits for it in step 2" in found.message
+    assert (
+        "rank 1 left its loop after step 1 (epoch 0), and rank 0 waits for it in step 2"
+        in found.message
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +46,9 @@ def test_a_rank_that_leaves_its_loop_early_is_named_with_the_one_that_waits(run_
         ("raise ValueError('no')", "ValueError: no (train.py:"),
     ],
 )
-def test_a_fault_of_one_rank_is_told_with_its_step(run_group, tmp_path, fault: str, told: str) -> None:
+def test_a_fault_of_one_rank_is_told_with_its_step(
+    run_group, tmp_path, fault: str, told: str
+) -> None:
     found = failure(run_group, tmp_path, ON_RANK_1 + fault)
     assert (found.cause, found.rank) == ("job", 1), found
     assert told in found.message

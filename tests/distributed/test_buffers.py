@@ -61,10 +61,17 @@ def uneven(rank: int) -> Any:
     see(run, samples=[10, 30, 0][rank], mean=[1.0, 5.0, 100.0][rank], count=[1, 3, 0][rank])
     run.ddp.module.constant.fill_(rank)
     average_buffers(run)
-    return state(run), run.ddp.module.mask.tolist(), run.session.ledger.total.payload, float(run.ddp.module.constant)
+    return (
+        state(run),
+        run.ddp.module.mask.tolist(),
+        run.session.ledger.total.payload,
+        float(run.ddp.module.constant),
+    )
 
 
-def test_buffers_become_the_mean_over_the_samples_and_a_worker_without_any_weighs_nothing(run_group):
+def test_buffers_become_the_mean_over_the_samples_and_a_worker_without_any_weighs_nothing(
+    run_group,
+):
     ends = run_group(3, uneven)
     # (10 * 1 + 30 * 5) / 40, and (10 * 1 + 30 * 3) / 40 = 2.5, rounded to even
     assert [end[0] for end in ends] == [([4.0, 4.0], 2)] * 3
@@ -151,14 +158,20 @@ def test_one_worker_keeps_its_own(run_group):
 
 def through_the_loop(rank: int, storage: Path, data: Path) -> list[list[float]]:
     options = {"data": str(data), "channels": 2, "samples": 22}
-    job = spec("cifar-resnet18", options, training={"epochs": 2, "global_batch": 10, "micro_batch": 4})
+    job = spec(
+        "cifar-resnet18", options, training={"epochs": 2, "global_batch": 10, "micro_batch": 4}
+    )
     run = build(context(rank, storage, job, RecordingLink()), Clock())
     train_epochs(run)
     return [buffer.flatten().tolist() for buffer in run.ddp.module.buffers()]
 
 
-def test_all_workers_end_a_job_with_the_same_statistics_though_one_had_no_share_of_the_last_batch(run_group, tmp_path):
-    """Ten samples a step are three micro-batches, the last two samples one: two of three workers have no part in it."""
+def test_all_workers_end_a_job_with_the_same_statistics_though_one_had_no_share_of_the_last_batch(
+    run_group, tmp_path
+):
+    """Ten samples a step are three micro-batches, the last two samples one: two of three workers
+    have no part in it.
+    """
     data = datasets.folder(tmp_path / "data", datasets.pictures(8, held_out=2))
     one, *others = run_group(3, through_the_loop, tmp_path / "job", data)
     assert others == [one, one]

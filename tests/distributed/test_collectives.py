@@ -21,7 +21,9 @@ COLLECTIVES = ((dist, "all_reduce"), (drive, "_gather_rows"))
 
 
 class _Counted:
-    """Collectives since the last `take`, and for every exchange the rounds by kind and dtype that flows asked for."""
+    """Collectives since the last `take`, and for every exchange the rounds by kind and dtype that
+    flows asked for.
+    """
 
     def __init__(self, session):
         self.calls, self.allowed = Counter(), 0
@@ -42,7 +44,9 @@ class _Counted:
     def _asked(self, requests, round_number, on_request):
         asked = list(requests.values())
         gathers = [request for request in asked if isinstance(request, Gather)]
-        self.allowed += len({request.buffer.dtype for request in asked if isinstance(request, Mean)})
+        self.allowed += len(
+            {request.buffer.dtype for request in asked if isinstance(request, Mean)}
+        )
         self.allowed += bool(gathers) + any(not request.equal for request in gathers)
         return self._answer(requests, round_number, on_request)
 
@@ -52,7 +56,9 @@ class _Counted:
 
 
 def _counts(rank):
-    """By method and level: buckets, in-place reductions, collectives made and rounds asked for in one step."""
+    """By method and level: buckets, in-place reductions, collectives made and rounds asked for in
+    one step.
+    """
     found = {}
     for method in METHODS:
         for level in ladder_of(method):
@@ -61,15 +67,26 @@ def _counts(rank):
             worker.step(1)
             hook, buckets = worker.session.hook, []
             inner = hook._exchange
-            hook._exchange = lambda *a, inner=inner, buckets=buckets, **k: (buckets.append(1), inner(*a, **k))[1]
+            hook._exchange = lambda *a, inner=inner, buckets=buckets, **k: (
+                buckets.append(1),
+                inner(*a, **k),
+            )[1]
             in_place, dense = [], hook._reduce_in_place
-            hook._reduce_in_place = lambda *a, dense=dense, in_place=in_place: (in_place.append(1), dense(*a))[1]
+            hook._reduce_in_place = lambda *a, dense=dense, in_place=in_place: (
+                in_place.append(1),
+                dense(*a),
+            )[1]
             counted = _Counted(worker.session)
             try:
                 worker.step(2)
             finally:
                 counted.close()
-            found[method, level.name] = len(buckets), len(in_place), sum(counted.calls.values()), counted.allowed
+            found[method, level.name] = (
+                len(buckets),
+                len(in_place),
+                sum(counted.calls.values()),
+                counted.allowed,
+            )
     return found
 
 
@@ -99,7 +116,8 @@ def _ledger(rank):
         worker.session.end_epoch(lr=0.1, next_lr=0.1)
         ledger = worker.session.ledger
         found[method] = [
-            [dataclasses.astuple(c) for c in table.values()] for table in (ledger.by_layer, ledger.by_collective)
+            [dataclasses.astuple(c) for c in table.values()]
+            for table in (ledger.by_layer, ledger.by_collective)
         ]
         found[method].append(dataclasses.astuple(ledger.total))
     return found
@@ -110,23 +128,34 @@ def test_bytes_by_layer_and_by_collective_add_up_to_the_total(run_group, world_s
     for found in run_group(world_size, _ledger):
         for method, (by_layer, by_collective, total) in found.items():
             assert [sum(column) for column in zip(*by_layer, strict=True)] == list(total), method
-            assert [sum(column) for column in zip(*by_collective, strict=True)][:2] == list(total)[:2], method
+            assert [sum(column) for column in zip(*by_collective, strict=True)][:2] == list(total)[
+                :2
+            ], method
             assert all(count[2] == 2 * count[3] for count in by_layer), method
 
 
 def _largest_gather(rank):
-    """Return the bytes that this worker got in the largest all-gather of a decision, and those of the decision."""
+    """Return the bytes that this worker got in the largest all-gather of a decision, and those of
+    the decision.
+    """
     ddp, session = small.start("powersgd")
     small.train(session, ddp, rank, range(2))
     received = []
     with pytest.MonkeyPatch.context() as patch:
         gather = drive._gather_rows
         patch.setattr(
-            drive, "_gather_rows", lambda into, row, **named: (received.append(into.nbytes), gather(into, row, **named))
+            drive,
+            "_gather_rows",
+            lambda into, row, **named: (received.append(into.nbytes), gather(into, row, **named)),
         )
         before = session.ledger.total.wire
         switch = session.end_epoch(lr=0.1, next_lr=0.1)
-    return max(received), len(json.dumps(to_json(switch.decision))), session.ledger.total.wire - before, switch.decision
+    return (
+        max(received),
+        len(json.dumps(to_json(switch.decision))),
+        session.ledger.total.wire - before,
+        switch.decision,
+    )
 
 
 def test_a_decision_reaches_each_worker_once_however_many_there_are(run_group):

@@ -1,4 +1,6 @@
-"""The hook in every way of training that it claims to serve, for every row of the table of compressors."""
+"""The hook in every way of training that it claims to serve, for every row of the table of
+compressors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def _account(rank, name):
     for method in METHODS:
         worker = trial(rank, WAYS[name], method)
         steps = [worker.account(step) for step in range(STEPS)]
-        accounts[method] = steps, worker.parameters(), worker.session.end_epoch(lr=0.1, next_lr=0.1).decision
+        accounts[method] = (
+            steps,
+            worker.parameters(),
+            worker.session.end_epoch(lr=0.1, next_lr=0.1).decision,
+        )
     return accounts
 
 
@@ -28,10 +34,19 @@ def _check(way, by_rank, decision):
         for layer, got in by_rank[0][step][1].items():
             level = decision.level_by_layer.get(layer)
             gave = torch.stack([steps[step][0][layer] for steps in by_rank]).mean(0)
-            if level is None or COMPRESSORS[level.method].feedback or COMPRESSORS[level.method].exact:
-                # residuals may be far larger than what is sent: they set the size of a rounding error
-                size = max(gave.abs().max(), *(steps[step][0][layer].abs().max() for steps in by_rank))
-                torch.testing.assert_close(got, gave, rtol=0, atol=way.precision * size.item(), msg=f"{layer}, {step}")
+            if (
+                level is None
+                or COMPRESSORS[level.method].feedback
+                or COMPRESSORS[level.method].exact
+            ):
+                # residuals may be far larger than what is sent: they set the size of a rounding
+                # error
+                size = max(
+                    gave.abs().max(), *(steps[step][0][layer].abs().max() for steps in by_rank)
+                )
+                torch.testing.assert_close(
+                    got, gave, rtol=0, atol=way.precision * size.item(), msg=f"{layer}, {step}"
+                )
             else:
                 assert torch.dot(got, gave) >= 0, f"{layer}, {step}"
 

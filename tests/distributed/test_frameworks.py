@@ -1,4 +1,6 @@
-"""The examples with Accelerate, Transformers and Lightning, each in its own pair of gloo processes under torchrun."""
+"""The examples with Accelerate, Transformers and Lightning, each in its own pair of gloo processes
+under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_a_framework_trains_equal_replicas_with_a_fraction_of_the_bytes(runs):
     assert runs["apart"] == [0, 0, 0]
     whole = runs["whole"]
     assert whole["steps"] == 6 * 22
-    assert whole["dense"] == whole["steps"] * 38_410 * 4  # every parameter, once a step: not once a batch
+    assert (
+        whole["dense"] == whole["steps"] * 38_410 * 4
+    )  # every parameter, once a step: not once a batch
     assert whole["sent"] < whole["dense"] / 4
 
 

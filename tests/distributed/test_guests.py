@@ -1,4 +1,6 @@
-"""Sessions of `accordion_ray` on several ranks: calls that a rank leaves out, and states in checkpoints."""
+"""Sessions of `accordion_ray` on several ranks: calls that a rank leaves out, and states in
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_attach_on_some_ranks_only_names_the_others(run_group) -> None:
     told = run_group(3, _attach_on_some, {0, 2})
     assert told[1] is None
     for rank in (0, 2):
-        assert told[rank].startswith(f"attach() was called on rank {rank}, but not on rank 1 within 0.5 s")
+        assert told[rank].startswith(
+            f"attach() was called on rank {rank}, but not on rank 1 within 0.5 s"
+        )
 
 
 def _save_on_first(rank, folder):
@@ -45,7 +49,9 @@ def _save_on_first(rank, folder):
     return str(raised.value)
 
 
-def test_a_state_that_only_rank_0_saves_is_an_error_that_names_the_others(run_group, tmp_path: Path) -> None:
+def test_a_state_that_only_rank_0_saves_is_an_error_that_names_the_others(
+    run_group, tmp_path: Path
+) -> None:
     told = run_group(2, _save_on_first, tmp_path)
     assert told[0].startswith("save_state() was called on rank 0, but not on rank 1 within 0.5 s")
 
@@ -79,4 +85,6 @@ def test_a_state_of_two_ranks_is_resumed_by_one_and_by_three(run_group, tmp_path
     for world_size in (1, 3):
         ends = run_group(world_size, _resume, tmp_path)
         assert [resumed_at for _, _, resumed_at in ends] == [4] * world_size
-        assert all(torch.equal(a, b) for end in ends for a, b in zip(ends[0][0], end[0], strict=True))
+        assert all(
+            torch.equal(a, b) for end in ends for a, b in zip(ends[0][0], end[0], strict=True)
+        )

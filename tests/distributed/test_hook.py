@@ -61,7 +61,11 @@ def _many_buckets(rank, method, cap):
     for epoch in range(3):
         small.train(session, ddp, rank, range(4 * epoch, 4 * epoch + 4))
         session.end_epoch(lr=0.1, next_lr=0.1)
-    return small.parameters(ddp), max(buckets.count(step) for step in set(buckets)), session.decision
+    return (
+        small.parameters(ddp),
+        max(buckets.count(step) for step in set(buckets)),
+        session.decision,
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -78,7 +82,14 @@ def test_every_method_trains_with_many_buckets_and_all_ranks_agree(run_group, me
 
 def _levels_live(rank):
     ddp, session = small.start("powersgd")
-    wishes = [1, {"method": "none"}, "low", {"method": "topk", "density": 0.02}, {"rank": 2}, "high"]
+    wishes = [
+        1,
+        {"method": "none"},
+        "low",
+        {"method": "topk", "density": 0.02},
+        {"rank": 2},
+        "high",
+    ]
     digests = []
     for number, level in enumerate(wishes):
         if rank == 0:
@@ -88,7 +99,9 @@ def _levels_live(rank):
             small.backward(ddp, rank, step)
             results.append(session.step())
             ddp.zero_grad()
-        digests.append([{ack.digest for ack in r.switch.acks} if r.switch else None for r in results])
+        digests.append(
+            [{ack.digest for ack in r.switch.acks} if r.switch else None for r in results]
+        )
     return small.parameters(ddp), digests, session.decision.level_by_layer
 
 
@@ -99,16 +112,23 @@ def test_levels_change_live_up_down_and_to_none_at_the_same_step_on_every_rank(r
         assert other_digests == digests
         assert other_levels == levels
         assert all(torch.equal(a, b) for a, b in zip(parameters, found, strict=True))
-    assert all(first is not None and len(first) == 1 and second is None for first, second in digests)
+    assert all(
+        first is not None and len(first) == 1 and second is None for first, second in digests
+    )
     assert len({min(first) for first, _ in digests}) == 5  # rung 1 and "high" are the same plan
 
 
 def _bad_gradient(rank, method, layer, bad_rank):
     ddp, session = small.start(method, bucket_cap_mb=0.01)
     small.train(session, ddp, rank, range(3))
-    before = [*small.parameters(ddp), *(v.clone() for v in session._engine.feedback.values.values())]
+    before = [
+        *small.parameters(ddp),
+        *(v.clone() for v in session._engine.feedback.values.values()),
+    ]
     parameter = dict(ddp.module.named_parameters())[layer]
-    handle = parameter.register_hook(lambda g: torch.full_like(g, float("nan")) if rank == bad_rank else g)
+    handle = parameter.register_hook(
+        lambda g: torch.full_like(g, float("nan")) if rank == bad_rank else g
+    )
     small.backward(ddp, rank, 3)
     result = session.step()
     handle.remove()
@@ -119,8 +139,12 @@ def _bad_gradient(rank, method, layer, bad_rank):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("layer", ["last.weight", "conv.weight"], ids=["first bucket", "last bucket"])
-def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_everywhere(run_group, method, layer):
+@pytest.mark.parametrize(
+    "layer", ["last.weight", "conv.weight"], ids=["first bucket", "last bucket"]
+)
+def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_everywhere(
+    run_group, method, layer
+):
     results = run_group(2, _bad_gradient, method, layer, 1)
     for taken, skipped, before, after, end in results:
         assert (taken, skipped) == (False, 1)
@@ -185,4 +209,6 @@ def test_gradient_accumulation_sends_once_a_step_and_gives_the_same_mathematics(
     whole, pieces = run_group(2, _accumulate, "none", 1)[0], run_group(2, _accumulate, "none", 4)[0]
     assert whole[1] == pieces[1]
     for a, b in zip(whole[0], pieces[0], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)  # fp32 sums of 8 samples in another order
+        torch.testing.assert_close(
+            a, b, rtol=1e-4, atol=1e-6
+        )  # fp32 sums of 8 samples in another order

@@ -32,11 +32,17 @@ def _train(rank: int, method: str) -> tuple[dict[str, Any], list[torch.Tensor]]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     session = attach(ddp, Config(method=method), optimizer=optimizer)
     for step in range(2):
-        features = torch.randint(LONG_VECTOR, (64, 8), generator=torch.Generator().manual_seed(2 * step + rank))
+        features = torch.randint(
+            LONG_VECTOR, (64, 8), generator=torch.Generator().manual_seed(2 * step + rank)
+        )
         (ddp(features) - 1).square().mean().backward()
         session.step()
         optimizer.zero_grad()
-    sent = {name: count.payload / count.dense for name, count in session.ledger.by_layer.items() if count.dense}
+    sent = {
+        name: count.payload / count.dense
+        for name, count in session.ledger.by_layer.items()
+        if count.dense
+    }
     return sent, [parameter.detach().clone() for parameter in ddp.module.parameters()]
 
 

@@ -1,4 +1,6 @@
-"""Batch levels: the regime of the whole model says how many samples a step takes, together with compression."""
+"""Batch levels: the regime of the whole model says how many samples a step takes, together with
+compression.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ import pytest
 import torch
 
 from accordion.messages import Override, plan_digest
-from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, spec, what_was_learned
+from tests.distributed.loop_jobs import (
+    RecordingLink,
+    Result,
+    equal,
+    run_job,
+    spec,
+    what_was_learned,
+)
 from workers.contract import JobSpec, Orders
 
 TRAINING = {"epochs": 7, "optimizer": {"lr": 0.05}, "lr_decay": {"at": [5]}}
@@ -17,8 +26,12 @@ STOP = Orders(version=1, stop="cancel")
 
 
 def job(*, window: dict[str, int] | None = None, **batch: Any) -> JobSpec:
-    """Digits with PowerSGD; 23 steps an epoch at the small batch, 6 at the large one; its rate drops before epoch 5."""
-    return spec(training=TRAINING, batch={**LEVELS, **batch}, policy={"window": window or {"epochs": 1}})
+    """Digits with PowerSGD; 23 steps an epoch at the small batch, 6 at the large one; its rate
+    drops before epoch 5.
+    """
+    return spec(
+        training=TRAINING, batch={**LEVELS, **batch}, policy={"window": window or {"epochs": 1}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +48,16 @@ def rates(result: Result) -> list[float]:
     return [round(rate, 12) for rate in column(result, "lr")]
 
 
-def test_the_batch_grows_where_the_whole_model_is_stable_while_each_layer_keeps_its_own_level(grown):
+def test_the_batch_grows_where_the_whole_model_is_stable_while_each_layer_keeps_its_own_level(
+    grown,
+):
     assert column(grown, "global_batch") == [64, 64] + [256] * 5
     levels = column(grown, "level_by_layer")
     assert [levels[2][layer] for layer in ("hidden.weight", "output.weight")] == ["high", "low"]
-    assert "global batch becomes 256: the whole gradient changed by" in grown.link.of("decision")[1].decision.reason
+    assert (
+        "global batch becomes 256: the whole gradient changed by"
+        in grown.link.of("decision")[1].decision.reason
+    )
 
 
 def test_every_sample_of_every_epoch_is_trained_on_whatever_the_batch(grown):
@@ -52,13 +70,17 @@ def test_the_rate_is_the_schedules_times_the_batch_over_the_low_one(grown):
 
 
 def test_both_the_larger_batch_and_the_stronger_level_save_bytes(grown):
-    sent, dense = ([getattr(used, name) for used in column(grown, "bytes")] for name in ("payload", "dense"))
+    sent, dense = (
+        [getattr(used, name) for used in column(grown, "bytes")] for name in ("payload", "dense")
+    )
     # 6 steps in place of 23
     assert dense[4] / dense[1] == pytest.approx(6 / 23)
     assert sent[4] < sent[1] * 6 / 23
 
 
-def test_a_drop_of_the_rate_makes_the_batch_small_again_only_where_it_may_shrink(grown, run_group, tmp_path):
+def test_a_drop_of_the_rate_makes_the_batch_small_again_only_where_it_may_shrink(
+    grown, run_group, tmp_path
+):
     free = run_group(2, run_job, tmp_path, job(grow_only=False))[0]
     assert column(free, "global_batch") == [64, 64, 256, 256, 256, 64, 64]
     assert rates(free) == [0.05, 0.05, 0.2, 0.2, 0.2, 0.005, 0.005]
@@ -68,8 +90,17 @@ def test_a_drop_of_the_rate_makes_the_batch_small_again_only_where_it_may_shrink
 
 def test_the_detector_sees_the_schedules_rate_and_skips_the_window_in_which_the_batch_grew(grown):
     decisions = [record.decision for record in grown.link.of("decision")]
-    assert [decision.cause for decision in decisions] == ["window", "window", "skip", "window", "lr_drop", "window"]
-    assert decisions[4].reason.startswith("learning rate falls from 0.05 at the last check to 0.005")
+    assert [decision.cause for decision in decisions] == [
+        "window",
+        "window",
+        "skip",
+        "window",
+        "lr_drop",
+        "window",
+    ]
+    assert decisions[4].reason.startswith(
+        "learning rate falls from 0.05 at the last check to 0.005"
+    )
 
 
 def test_every_rank_acknowledges_the_batch_with_its_plan(grown):
@@ -80,7 +111,9 @@ def test_every_rank_acknowledges_the_batch_with_its_plan(grown):
 
 def stopped_in_warmup(run_group: Any, storage: Any) -> Result:
     """One step after the batch has grown: three more until the rate is whole."""
-    result: Result = run_group(2, run_job, storage, job(), RecordingLink(orders=STOP, order_after=("epoch", 1)))[0]
+    result: Result = run_group(
+        2, run_job, storage, job(), RecordingLink(orders=STOP, order_after=("epoch", 1))
+    )[0]
     assert (result.outcome, result.link.of("checkpoint")[-1].step) == ("stopped", 47)
     return result
 
@@ -96,8 +129,12 @@ def test_a_job_stopped_while_its_rate_follows_the_batch_ends_with_the_bits_of_on
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_resize_while_the_rate_follows_the_batch_bends_nothing(grown, run_group, tmp_path, workers):
-    """What PowerSGD sends is linear in the gradients, and a resize keeps the mean of the residuals."""
+def test_a_resize_while_the_rate_follows_the_batch_bends_nothing(
+    grown, run_group, tmp_path, workers
+):
+    """What PowerSGD sends is linear in the gradients, and a resize keeps the mean of the
+    residuals.
+    """
     stopped_in_warmup(run_group, tmp_path)
     resized = run_group(workers, run_job, tmp_path, job(), None, 2)[0]
     assert column(resized, "global_batch") == [256] * 5
@@ -114,10 +151,16 @@ def by_hand(run_group: Any, storage: Any, *overrides: Override) -> Result:
 
 
 def test_people_set_the_batch_from_the_next_step_until_the_epoch_they_name(run_group, tmp_path):
-    link = by_hand(run_group, tmp_path, Override(id="mine", target="batch", level=128, until=3)).link
+    link = by_hand(
+        run_group, tmp_path, Override(id="mine", target="batch", level=128, until=3)
+    ).link
     assert [record.global_batch for record in link.of("epoch")][:4] == [64, 128, 128, 256]
     held = {record.decision.epoch: record.decision for record in link.of("decision")}
-    assert (held[2].batch_override, held[2].batch_level, held[3].batch_override) == ("mine", None, None)
+    assert (held[2].batch_override, held[2].batch_level, held[3].batch_override) == (
+        "mine",
+        None,
+        None,
+    )
     first = next(record for record in link.of("acks") if record.override_ids == ("mine",))
     assert (first.epoch, first.step, {ack.digest for ack in first.acks}) == (1, 24, {first.digest})
     # one step of 64 was taken before the switch: 1373 samples are left
@@ -125,9 +168,15 @@ def test_people_set_the_batch_from_the_next_step_until_the_epoch_they_name(run_g
     assert link.of("epoch")[1].samples == 1437
 
 
-def test_a_batch_may_change_in_the_middle_of_an_epoch_and_no_sample_is_lost_or_doubled(run_group, tmp_path):
+def test_a_batch_may_change_in_the_middle_of_an_epoch_and_no_sample_is_lost_or_doubled(
+    run_group, tmp_path
+):
     result = run_group(2, run_job, tmp_path, job(window={"steps": 10}))[0]
     assert column(result, "samples") == [1437] * 7
-    inside = [one.decision for one in result.link.of("decision") if "global batch becomes" in one.decision.reason]
+    inside = [
+        one.decision
+        for one in result.link.of("decision")
+        if "global batch becomes" in one.decision.reason
+    ]
     assert [decision.global_batch for decision in inside] == [256]
     assert inside[0].step % 23 != 0

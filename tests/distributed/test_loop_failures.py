@@ -16,7 +16,9 @@ from workers.run import build
 
 
 @pytest.mark.parametrize(("step", "epoch"), [(3, 0), (5, 1)])
-def test_a_task_that_raises_ends_the_job_with_step_epoch_and_the_tasks_own_words(run_group, tmp_path, step, epoch):
+def test_a_task_that_raises_ends_the_job_with_step_epoch_and_the_tasks_own_words(
+    run_group, tmp_path, step, epoch
+):
     with pytest.raises(TaskRaised) as caught:
         run_group(2, run_job, tmp_path, synthetic(raise_at_step=step))
     assert (caught.value.step, caught.value.epoch) == (step, epoch)
@@ -40,7 +42,9 @@ def test_a_loss_that_stays_nan_ends_the_job_after_as_many_steps_as_are_allowed(r
     assert caught.value.step == 3 + MAX_SKIPPED_IN_A_ROW - 1
 
 
-def test_steps_that_were_skipped_are_counted_and_the_loss_of_their_epoch_is_none(run_group, tmp_path):
+def test_steps_that_were_skipped_are_counted_and_the_loss_of_their_epoch_is_none(
+    run_group, tmp_path
+):
     epochs = run_group(2, run_job, tmp_path, synthetic(2, nan_at_step=6))[0].link.of("epoch")
     assert [record.skipped_steps for record in epochs] == [0, 2]
     assert epochs[0].loss is not None
@@ -56,7 +60,9 @@ def drift(rank: int, storage: Path) -> tuple[list[bool], list[str], list[torch.T
     return agreed, link.lines, parameters(run)
 
 
-def test_workers_whose_parameters_drifted_apart_take_over_those_of_rank_0_and_say_so(run_group, tmp_path):
+def test_workers_whose_parameters_drifted_apart_take_over_those_of_rank_0_and_say_so(
+    run_group, tmp_path
+):
     (agreed, lines, ours), (_, _, theirs) = run_group(2, drift, tmp_path)
     assert agreed == [False, True]
     assert "parameters of ranks [1] drifted" in lines[0]

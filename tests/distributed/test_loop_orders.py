@@ -15,7 +15,9 @@ LIGHT_IN_2 = Override(id="by-hand", level="low", layers=("hidden*",), until=3)
 UNKNOWN = Override(id="unknown", level="middle", number=1)
 
 
-def ordered(run_group: Any, storage: Any, *overrides: Override, after: tuple[str, int] | None = ("epoch", 1)) -> Result:
+def ordered(
+    run_group: Any, storage: Any, *overrides: Override, after: tuple[str, int] | None = ("epoch", 1)
+) -> Result:
     """The job, with these overrides given when the record of epoch 1 is posted."""
     link = RecordingLink(orders=Orders(version=1, overrides=overrides), order_after=after)
     return run_group(2, run_job, storage, STRONG, link)[0]
@@ -32,7 +34,9 @@ def test_every_rank_acknowledges_an_override_with_its_own_step_and_plan(run_grou
     link = ordered(run_group, tmp_path, LIGHT_IN_2).link
     first = next(record for record in link.of("acks") if record.override_ids == ("by-hand",))
     assert (first.epoch, first.step, first.world_size) == (2, 47, 2)
-    assert [(ack.rank, ack.step, ack.digest) for ack in first.acks] == [(rank, 47, first.digest) for rank in (0, 1)]
+    assert [(ack.rank, ack.step, ack.digest) for ack in first.acks] == [
+        (rank, 47, first.digest) for rank in (0, 1)
+    ]
 
 
 def test_an_acknowledged_digest_is_that_of_the_decision_beside_it(run_group, tmp_path):
@@ -54,9 +58,14 @@ def test_an_override_that_cannot_be_applied_is_rejected_and_the_others_hold(run_
     assert link.of("epoch")[2].level_by_layer["hidden.weight"] == "low"
 
 
-def test_orders_that_were_there_before_the_job_hold_from_its_first_step_boundary(run_group, tmp_path):
+def test_orders_that_were_there_before_the_job_hold_from_its_first_step_boundary(
+    run_group, tmp_path
+):
     link = ordered(run_group, tmp_path, LIGHT_IN_2, after=None).link
-    assert (link.of("decision")[0].decision.cause, link.of("decision")[0].decision.step) == ("override", 1)
+    assert (link.of("decision")[0].decision.cause, link.of("decision")[0].decision.step) == (
+        "override",
+        1,
+    )
 
 
 def test_the_last_epoch_is_followed_by_no_decision(run_group, tmp_path):
@@ -66,7 +75,9 @@ def test_the_last_epoch_is_followed_by_no_decision(run_group, tmp_path):
 
 def test_a_resumed_job_acknowledges_its_overrides_again(run_group, tmp_path):
     for_ever = Override(id="by-hand", level="low")
-    stop = RecordingLink(orders=Orders(version=2, overrides=(for_ever,), stop="cancel"), order_after=("epoch", 1))
+    stop = RecordingLink(
+        orders=Orders(version=2, overrides=(for_ever,), stop="cancel"), order_after=("epoch", 1)
+    )
     run_group(2, run_job, tmp_path, STRONG, stop)
     again = RecordingLink(orders=Orders(version=2, overrides=(for_ever,)))
     link = run_group(2, run_job, tmp_path, STRONG, again, 2)[0].link
@@ -77,8 +88,13 @@ def test_a_resumed_job_acknowledges_its_overrides_again(run_group, tmp_path):
 def test_an_override_that_was_taken_back_while_the_job_was_down_is_gone(run_group, tmp_path):
     orders = Orders(version=2, overrides=(Override(id="by-hand", level="low"),), stop="cancel")
     run_group(2, run_job, tmp_path, STRONG, RecordingLink(orders=orders, order_after=("epoch", 1)))
-    link = run_group(2, run_job, tmp_path, STRONG, RecordingLink(orders=Orders(version=3)), 2)[0].link
-    assert [record.level_by_layer["hidden.weight"] for record in link.of("epoch")] == ["high", "high"]
+    link = run_group(2, run_job, tmp_path, STRONG, RecordingLink(orders=Orders(version=3)), 2)[
+        0
+    ].link
+    assert [record.level_by_layer["hidden.weight"] for record in link.of("epoch")] == [
+        "high",
+        "high",
+    ]
 
 
 @pytest.mark.parametrize("after", [None, ("epoch", 1)])

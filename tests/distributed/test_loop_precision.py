@@ -1,4 +1,6 @@
-"""Jobs whose models compute in less than fp32: what stays fp32, what the loss scale does, and that it is resumed."""
+"""Jobs whose models compute in less than fp32: what stays fp32, what the loss scale does, and that
+it is resumed.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,12 @@ def job(precision: str, *, times: float = 1.0, **training: Any) -> JobSpec:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("clip", [{}, {"clip_norm": 1.0}], ids=["as is", "clipped"])
-def test_a_model_that_computes_in_less_learns_the_same_as_in_fp32(run_group, tmp_path, precision, clip):
+def test_a_model_that_computes_in_less_learns_the_same_as_in_fp32(
+    run_group, tmp_path, precision, clip
+):
     learned = [
-        run_group(2, run_job, tmp_path / name, job(name, **clip))[0].link.of("epoch") for name in ("fp32", precision)
+        run_group(2, run_job, tmp_path / name, job(name, **clip))[0].link.of("epoch")
+        for name in ("fp32", precision)
     ]
     for one, other in zip(*learned, strict=True):
         # the mean of 1,437 samples, each rounded to the 8 bits of bf16 on its way.
@@ -60,7 +65,8 @@ def test_a_model_that_computes_in_less_learns_the_same_as_in_fp32(run_group, tmp
 
 
 def test_a_job_with_a_loss_scale_that_was_stopped_goes_on_with_its_bits(run_group, tmp_path):
-    # 300 is what makes the first scale too large: it falls in the first steps, and only a saved one is not too large.
+    # 300 is what makes the first scale too large: it falls in the first steps, and only a saved one
+    # is not too large.
     spec = job("fp16", times=300.0, clip_norm=1.0)
     undisturbed = run_group(2, run_job, tmp_path / "a", spec)[0]
     stopped = run_group(2, run_job, tmp_path / "b", spec, STOP_IN_EPOCH_1)[0]
@@ -71,7 +77,9 @@ def test_a_job_with_a_loss_scale_that_was_stopped_goes_on_with_its_bits(run_grou
 
 
 def test_a_scale_that_has_far_to_fall_ends_no_job(run_group, tmp_path):
-    epochs = run_group(2, run_job, tmp_path, job("fp16", times=2.0e6, clip_norm=1.0))[0].link.of("epoch")
+    epochs = run_group(2, run_job, tmp_path, job("fp16", times=2.0e6, clip_norm=1.0))[0].link.of(
+        "epoch"
+    )
     assert epochs[0].skipped_steps > 10
     assert epochs[-1].metrics["accuracy"] > 0.8
 

@@ -37,7 +37,9 @@ class Hand:
         return Clock(elapsed=self.elapsed, now=lambda: 1.0, sleep=self.sleep)
 
 
-def train_by_hand(rank: int, storage: Path, options: Mapping[str, Any]) -> tuple[Hand, RecordingLink]:
+def train_by_hand(
+    rank: int, storage: Path, options: Mapping[str, Any]
+) -> tuple[Hand, RecordingLink]:
     hand, link = Hand(), RecordingLink()
     train(context(rank, storage, synthetic(**options), link), hand.clock())
     link.callback = None
@@ -53,11 +55,19 @@ def test_a_step_is_stretched_to_the_length_that_the_job_asks_for(run_group, tmp_
     )
 
 
-def test_progress_is_told_no_more_often_than_four_times_a_second_and_at_the_end(run_group, tmp_path):
+def test_progress_is_told_no_more_often_than_four_times_a_second_and_at_the_end(
+    run_group, tmp_path
+):
     ((hand, link),) = run_group(1, train_by_hand, tmp_path, {"samples": 64 * 200})
     *told, last = link.progresses
     assert 1 <= len(told) <= hand.time / PROGRESS_EVERY_S
-    assert (last.epoch, last.step, last.steps_per_epoch, last.epochs, last.world_size) == (2, 400, 200, 2, 1)
+    assert (last.epoch, last.step, last.steps_per_epoch, last.epochs, last.world_size) == (
+        2,
+        400,
+        200,
+        2,
+        1,
+    )
     assert last.bytes.payload == sum(record.bytes.payload for record in link.of("epoch"))
     assert (last.steps, last.global_batch) == (400, 64)
     assert last.loss == link.of("epoch")[-1].loss
@@ -83,7 +93,10 @@ def save_when_asked(rank: int, storage: Path) -> list[str]:
 
 def test_any_rank_may_ask_for_a_checkpoint_in_the_middle_of_an_epoch(run_group, tmp_path):
     names, _ = run_group(2, save_when_asked, tmp_path)
-    assert [name.partition("-e")[2] for name in names] == ["000000-s0000000064", "000001-s0000000000"]
+    assert [name.partition("-e")[2] for name in names] == [
+        "000000-s0000000064",
+        "000001-s0000000000",
+    ]
 
 
 def test_windows_counted_in_steps_are_decided_inside_an_epoch(run_group, tmp_path):
@@ -96,12 +109,22 @@ def test_windows_counted_in_steps_are_decided_inside_an_epoch(run_group, tmp_pat
 
 def test_an_epochs_record_carries_the_statistic_only_where_a_window_closed(run_group, tmp_path):
     epochs = run_group(1, run_job, tmp_path, synthetic(4))[0].link.of("epoch")
-    assert [record.statistic_by_layer is not None for record in epochs] == [False, True, False, True]
+    assert [record.statistic_by_layer is not None for record in epochs] == [
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_the_group_says_at_its_start_what_it_trains(run_group, tmp_path):
     first = run_group(2, run_job, tmp_path, synthetic())[0].link.posted[0]
-    assert (first.kind, first.world_size, first.steps_per_epoch, first.resumed_from) == ("started", 2, 4, None)
+    assert (first.kind, first.world_size, first.steps_per_epoch, first.resumed_from) == (
+        "started",
+        2,
+        4,
+        None,
+    )
     assert [layer.name for layer in first.layers] == ["layers.0.weight", "layers.1.weight"]
     assert first.parameters == 2 * (16 * 16 + 16)
 
@@ -110,9 +133,15 @@ def test_an_epoch_is_told_before_the_checkpoint_that_knows_of_it(run_group, tmp_
     posted = run_group(1, run_job, tmp_path, synthetic())[0].link.posted
     kinds = [payload.kind for payload in posted if payload.kind != "checkpoint"]
     assert kinds == ["started", "epoch", "decision", "acks", "epoch"]
-    places = [(payload.kind, payload.epoch) for payload in posted if payload.kind in {"epoch", "checkpoint"}]
+    places = [
+        (payload.kind, payload.epoch)
+        for payload in posted
+        if payload.kind in {"epoch", "checkpoint"}
+    ]
     # a checkpoint names the epoch that comes next, and is told when it is written.
-    assert all(places.index(("epoch", epoch)) < places.index(("checkpoint", epoch + 1)) for epoch in (0, 1))
+    assert all(
+        places.index(("epoch", epoch)) < places.index(("checkpoint", epoch + 1)) for epoch in (0, 1)
+    )
 
 
 def test_a_checkpoint_is_taken_as_often_as_asked_and_at_the_end(run_group, tmp_path):
@@ -123,7 +152,9 @@ def test_a_checkpoint_is_taken_as_often_as_asked_and_at_the_end(run_group, tmp_p
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_group_says_where_its_checkpoints_are_and_who_saw_that_place(run_group, tmp_path, workers):
+def test_a_group_says_where_its_checkpoints_are_and_who_saw_that_place(
+    run_group, tmp_path, workers
+):
     (started,) = run_group(workers, run_job, tmp_path, synthetic(1))[0].link.of("started")
     place = str(tmp_path / "checkpoints")
     assert started.storage == StorageUse(place=place, workers=workers, hosts=1)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, spec, what_was_learned
+from tests.distributed.loop_jobs import (
+    RecordingLink,
+    Result,
+    equal,
+    run_job,
+    spec,
+    what_was_learned,
+)
 from tests.unit.workers import datasets
 from workers.contract import Orders
 
@@ -29,7 +36,9 @@ def test_a_stopped_job_has_saved_in_the_middle_of_the_epoch(stopped, tmp_path):
     assert stopped.link.of("checkpoint")[-1].step == 2 * 23 + 1
 
 
-def test_a_resumed_job_ends_with_the_bits_of_one_that_was_never_stopped(undisturbed, stopped, run_group, tmp_path):
+def test_a_resumed_job_ends_with_the_bits_of_one_that_was_never_stopped(
+    undisturbed, stopped, run_group, tmp_path
+):
     resumed = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
     assert equal(resumed.parameters, undisturbed.parameters)
     assert what_was_learned(stopped) + what_was_learned(resumed) == what_was_learned(undisturbed)
@@ -40,12 +49,23 @@ def text(tmp_path) -> str:
     return str(datasets.folder(tmp_path / "text", {"input.txt": datasets.TEXT.encode()}))
 
 
-@pytest.mark.parametrize(("workers", "task"), [(3, "lm-lstm"), (3, "digits-mlp"), (4, "lm-transformer")])
+@pytest.mark.parametrize(
+    ("workers", "task"), [(3, "lm-lstm"), (3, "digits-mlp"), (4, "lm-transformer")]
+)
 def test_a_resumed_job_has_the_bits_of_an_undisturbed_one_from_three_workers_on(
     run_group, tmp_path, text, workers, task
 ):
-    """Uncompressed: gloo's order of addition follows the place in a bucket, of which these models have several."""
-    sizes = {"data": text, "tokens": "chars", "sequence": 8, "width": 160, "layers": 2, "samples": 192}
+    """Uncompressed: gloo's order of addition follows the place in a bucket, of which these models
+    have several.
+    """
+    sizes = {
+        "data": text,
+        "tokens": "chars",
+        "sequence": 8,
+        "width": 160,
+        "layers": 2,
+        "samples": 192,
+    }
     options = {"hidden": 4096} if task == "digits-mlp" else sizes
     job = spec(task, options, compression={"method": "none"})
     undisturbed = run_group(workers, run_job, tmp_path / "a", job)[0]
@@ -63,11 +83,16 @@ def test_a_resumed_job_says_where_it_went_on(stopped, run_group, tmp_path):
 
 def test_bytes_since_the_job_began_go_on_where_they_were(undisturbed, stopped, run_group, tmp_path):
     resumed = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
-    dense = [sum(record.bytes.dense for record in run.link.of("epoch")) for run in (stopped, resumed, undisturbed)]
+    dense = [
+        sum(record.bytes.dense for record in run.link.of("epoch"))
+        for run in (stopped, resumed, undisturbed)
+    ]
     assert dense[0] + dense[1] == dense[2]
 
 
-def test_a_torn_checkpoint_costs_its_steps_and_nothing_else(undisturbed, stopped, run_group, tmp_path):
+def test_a_torn_checkpoint_costs_its_steps_and_nothing_else(
+    undisturbed, stopped, run_group, tmp_path
+):
     newest = max((tmp_path / "checkpoints").iterdir())
     (newest / "rank-1.pt").write_bytes(b"torn")
     resumed = run_group(2, run_job, tmp_path, POWERSGD, None, 2)[0]
@@ -92,7 +117,9 @@ def test_a_finished_job_that_is_started_again_has_nothing_to_do(run_group, tmp_p
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_another_number_of_workers_goes_on_and_counts_every_sample(stopped, run_group, tmp_path, workers):
+def test_another_number_of_workers_goes_on_and_counts_every_sample(
+    stopped, run_group, tmp_path, workers
+):
     resumed = run_group(workers, run_job, tmp_path, POWERSGD, None, 2)[0]
     epochs = resumed.link.of("epoch")
     assert [(record.epoch, record.samples, record.world_size) for record in epochs] == [
@@ -112,14 +139,22 @@ def test_the_mean_loss_of_an_epoch_survives_a_change_of_workers_in_its_middle(ru
     undisturbed = run_group(2, run_job, tmp_path / "a", job)[0]
     run_group(2, run_job, tmp_path / "b", job, STOP_IN_EPOCH_2)
     resumed = run_group(1, run_job, tmp_path / "b", job, None, 2)[0]
-    # fp32 sums in another order: a few thousand additions at 6e-8 each, grown by 20 steps of training
-    assert resumed.link.of("epoch")[0].loss == pytest.approx(undisturbed.link.of("epoch")[2].loss, rel=1e-4)
+    # fp32 sums in another order: a few thousand additions at 6e-8 each, grown by 20 steps of
+    # training
+    assert resumed.link.of("epoch")[0].loss == pytest.approx(
+        undisturbed.link.of("epoch")[2].loss, rel=1e-4
+    )
 
 
-def test_a_window_counted_in_steps_that_was_open_at_the_stop_closes_where_it_would_have(run_group, tmp_path):
+def test_a_window_counted_in_steps_that_was_open_at_the_stop_closes_where_it_would_have(
+    run_group, tmp_path
+):
     job = spec(training={"epochs": 3}, policy={"window": {"steps": 10}})
     undisturbed = run_group(2, run_job, tmp_path / "a", job)[0]
     run_group(2, run_job, tmp_path / "b", job, STOP_IN_EPOCH_2)
     resumed = run_group(2, run_job, tmp_path / "b", job, None, 2)[0]
-    assert resumed.link.of("decision") == undisturbed.link.of("decision")[-len(resumed.link.of("decision")) :]
+    assert (
+        resumed.link.of("decision")
+        == undisturbed.link.of("decision")[-len(resumed.link.of("decision")) :]
+    )
     assert what_was_learned(resumed) == what_was_learned(undisturbed)[2:]

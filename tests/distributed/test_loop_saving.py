@@ -19,7 +19,16 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed import gate
-from tests.distributed.loop_jobs import RecordingLink, Result, context, equal, parameters, run_job, saved, synthetic
+from tests.distributed.loop_jobs import (
+    RecordingLink,
+    Result,
+    context,
+    equal,
+    parameters,
+    run_job,
+    saved,
+    synthetic,
+)
 from workers.clock import Clock
 from workers.contract import JobSpec
 from workers.errors import WorkerError
@@ -37,7 +46,9 @@ def checkpointed(job: JobSpec, **settings: Any) -> JobSpec:
     return job.model_copy(update={"checkpoint": job.checkpoint.model_validate(settings)})
 
 
-def begun(rank: int, storage: Path, job: JobSpec, link: RecordingLink, clock: Clock | None = None) -> Run:
+def begun(
+    rank: int, storage: Path, job: JobSpec, link: RecordingLink, clock: Clock | None = None
+) -> Run:
     """A run before its first step."""
     run = build(context(rank, storage, job, link), clock or Clock())
     restore(run)
@@ -50,7 +61,9 @@ def steps(run: Run, count: int) -> None:
         train_batch(run, order)
 
 
-@pytest.mark.parametrize(("every_steps", "taken"), [(1, [1, 2, 3, 4, 5, 6, 7, 8]), (3, [3, 4, 6, 8]), (4, [4, 8])])
+@pytest.mark.parametrize(
+    ("every_steps", "taken"), [(1, [1, 2, 3, 4, 5, 6, 7, 8]), (3, [3, 4, 6, 8]), (4, [4, 8])]
+)
 def test_a_checkpoint_is_taken_every_so_many_steps_and_once_at_the_end_of_an_epoch(
     run_group, tmp_path, every_steps, taken
 ):
@@ -108,7 +121,9 @@ def train_beside_a_write(rank: int, storage: Path, job: JobSpec) -> dict[str, An
     }
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_the_checkpoint_is_of_its_moment(run_group, tmp_path):
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_checkpoint_is_of_its_moment(
+    run_group, tmp_path
+):
     job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
     for seen in run_group(2, train_beside_a_write, tmp_path, job):
         assert (seen["unfinished"], seen["error"]) == (True, None)
@@ -116,7 +131,9 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_checkpoint_is_of
         assert (seen["moved"], seen["same"]) == (True, True)
 
 
-def test_a_checkpoint_is_told_when_it_is_complete_with_the_time_that_training_stood_still(run_group, tmp_path):
+def test_a_checkpoint_is_told_when_it_is_complete_with_the_time_that_training_stood_still(
+    run_group, tmp_path
+):
     job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
     seen = run_group(2, train_beside_a_write, tmp_path, job)[0]
     assert seen["told"] == []
@@ -126,7 +143,9 @@ def test_a_checkpoint_is_told_when_it_is_complete_with_the_time_that_training_st
 
 
 class Stopped:
-    """A clock that stands still until the gate opens, `WAITED_S` after somebody has begun to wait."""
+    """A clock that stands still until the gate opens, `WAITED_S` after somebody has begun
+    to wait.
+    """
 
     def __init__(self) -> None:
         self._time = 0.0
@@ -164,7 +183,9 @@ def save_twice(rank: int, storage: Path, job: JobSpec) -> list[Any]:
     return [*link.of("checkpoint"), run.phases.seconds["checkpoint"]]
 
 
-def test_a_second_checkpoint_waits_for_the_first_and_that_counts_as_standing_still(run_group, tmp_path):
+def test_a_second_checkpoint_waits_for_the_first_and_that_counts_as_standing_still(
+    run_group, tmp_path
+):
     job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
     first, second, seconds = run_group(2, save_twice, tmp_path, job)[0]
     assert (first.step, second.step) == (1, 2)
@@ -172,7 +193,9 @@ def test_a_second_checkpoint_waits_for_the_first_and_that_counts_as_standing_sti
 
 
 def limited(run: Run, *, wait: bool) -> Any:
-    """Save while files of this process may have 100 KB at most, on rank 1; gives whether it is saved, or why not."""
+    """Save while files of this process may have 100 KB at most, on rank 1; gives whether it is
+    saved, or why not.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if run.context.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -195,7 +218,9 @@ def fail_and_go_on(rank: int, storage: Path) -> tuple[str | None, list[str], lis
     return error, left, link.lines, link.of("checkpoint")
 
 
-def test_a_write_that_fails_on_one_rank_is_told_removed_and_tried_again_with_the_next(run_group, tmp_path):
+def test_a_write_that_fails_on_one_rank_is_told_removed_and_tried_again_with_the_next(
+    run_group, tmp_path
+):
     (error, left, (line,), (record,)), (other, *_) = run_group(2, fail_and_go_on, tmp_path)
     assert "rank 1: OSError: [Errno 27] File too large" in error
     assert "raise the limit of a file's size" in line
@@ -236,7 +261,9 @@ def small_disk(tmp_path) -> Iterator[Path]:
     """A filesystem of four megabytes: room for one checkpoint of `LARGE`."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip(f"a disk can be mounted by root only: {mounted.stderr.decode()}")
     yield disk
@@ -271,7 +298,9 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_job(run_group, small_disk):
 
 
 def die_in_an_upload(rank: int, storage: Path, job: JobSpec) -> None:
-    """The second of two workers is killed while it writes; the first hears of it and does not wait for ever."""
+    """The second of two workers is killed while it writes; the first hears of it and does not wait
+    for ever.
+    """
     dist.init_process_group("gloo", init_method=f"file://{storage}/store", rank=rank, world_size=2)
     run = begun(rank, storage, job, RecordingLink())
     steps(run, 1)
@@ -286,7 +315,8 @@ def die_in_an_upload(rank: int, storage: Path, job: JobSpec) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RuntimeError):
         settle(run)
-    # as Ray ends a worker: the interpreter's own end would meet the thread that still asks for the dead one's part.
+    # as Ray ends a worker: the interpreter's own end would meet the thread that still asks for the
+    # dead one's part.
     os._exit(0)
 
 
@@ -298,7 +328,9 @@ def go_on(rank: int, storage: Path, job: JobSpec) -> Result:
 def test_a_worker_that_is_killed_in_an_upload_leaves_the_checkpoint_before_it(run_group, tmp_path):
     job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
     processes = [
-        multiprocessing.get_context("spawn").Process(target=die_in_an_upload, args=(rank, tmp_path, job))
+        multiprocessing.get_context("spawn").Process(
+            target=die_in_an_upload, args=(rank, tmp_path, job)
+        )
         for rank in (0, 1)
     ]
     for process in processes:
@@ -314,7 +346,9 @@ def test_a_worker_that_is_killed_in_an_upload_leaves_the_checkpoint_before_it(ru
 def begin_on_its_own_disk(rank: int, folder: Path) -> str:
     """Each rank has a directory to itself, as on nodes that share none."""
     try:
-        begun(rank, folder / f"node-{rank}", synthetic(), RecordingLink(), Clock(sleep=lambda _: None))
+        begun(
+            rank, folder / f"node-{rank}", synthetic(), RecordingLink(), Clock(sleep=lambda _: None)
+        )
     except WorkerError as error:
         return f"{type(error).__name__}: {error}"
     return "it trains"
@@ -323,7 +357,10 @@ def begin_on_its_own_disk(rank: int, folder: Path) -> str:
 def test_a_rank_that_does_not_see_the_storage_of_the_others_does_not_train(run_group, tmp_path):
     here, there = run_group(2, begin_on_its_own_disk, tmp_path)
     assert there.startswith("StorageError: node ")
-    assert "node-1/checkpoints: a checkpoint would lose the part that is saved there; mount the same" in there
+    assert (
+        "node-1/checkpoints: a checkpoint would lose the part that is saved there; mount the same"
+        in there
+    )
     assert here == "PeerUnfit: rank 1 does not see the storage of this job"
 
 
@@ -337,7 +374,9 @@ def read_again(rank: int, storage: Path, job: JobSpec) -> tuple[list[str], list[
     ("workers", "rank_1_reads"),
     [(2, ["rank-1.pt", "shared.pt"]), (3, [])],
 )
-def test_a_rank_reads_its_own_part_and_none_in_a_group_of_another_size(run_group, tmp_path, workers, rank_1_reads):
+def test_a_rank_reads_its_own_part_and_none_in_a_group_of_another_size(
+    run_group, tmp_path, workers, rank_1_reads
+):
     job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
     written = run_group(2, run_job, tmp_path, job)[0].parameters
     read, held = run_group(workers, read_again, tmp_path, job)[1]

@@ -1,4 +1,6 @@
-"""GradScaler: residuals know no loss scale, and a step that is not finite anywhere has not happened anywhere."""
+"""GradScaler: residuals know no loss scale, and a step that is not finite anywhere has not happened
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def _trajectory(rank, scaled, halve_after=None, clip=None):
             worker.step(step)
             if step == halve_after:
                 worker.scaler.update(worker.scaler.get_scale() / 2)
-        ends[method] = [*worker.parameters(), *(value for _, value in sorted(worker.owed().items()))]
+        ends[method] = [
+            *worker.parameters(),
+            *(value for _, value in sorted(worker.owed().items())),
+        ]
     return ends
 
 
@@ -42,10 +47,13 @@ def test_a_scale_that_is_a_power_of_two_changes_no_bit_of_parameters_and_residua
     run_group, without_scaler, halve_after
 ):
     clip, expected = without_scaler
-    for plain, scaled in zip(expected, run_group(2, _trajectory, True, halve_after, clip), strict=True):
+    for plain, scaled in zip(
+        expected, run_group(2, _trajectory, True, halve_after, clip), strict=True
+    ):
         for method in METHODS:
             row = COMPRESSORS[method]
-            # What is lost for ever is rounded in the scaler's units, where small gradients keep more bits.
+            # What is lost for ever is rounded in the scaler's units, where small gradients keep
+            # more bits.
             rtol, atol = (0, 0) if row.feedback or row.exact else (0.02, 1e-4)
             for one, other in zip(plain[method], scaled[method], strict=True):
                 torch.testing.assert_close(one, other, rtol=rtol, atol=atol, msg=method)
@@ -70,7 +78,9 @@ def _bad_step(rank, layer, clip, model=None):
         for step in range(3):
             worker.step(step)
         before, scale = _snapshot(worker), worker.scaler.get_scale()
-        handle = worker.named()[layer].register_hook(lambda g: torch.full_like(g, torch.inf) if rank == 1 else g)
+        handle = worker.named()[layer].register_hook(
+            lambda g: torch.full_like(g, torch.inf) if rank == 1 else g
+        )
         taken = worker.step(3)
         handle.remove()
         after, factor = _snapshot(worker), worker.scaler.get_scale() / scale
@@ -79,9 +89,13 @@ def _bad_step(rank, layer, clip, model=None):
     return found
 
 
-@pytest.mark.parametrize("clip", [None, 0.01], ids=["as is", "unscaled and clipped before the step"])
+@pytest.mark.parametrize(
+    "clip", [None, 0.01], ids=["as is", "unscaled and clipped before the step"]
+)
 @pytest.mark.parametrize("layer", ["last.weight", "conv.bias"])
-def test_a_step_that_is_not_finite_on_one_rank_touches_nothing_and_backs_off_on_all(run_group, layer, clip):
+def test_a_step_that_is_not_finite_on_one_rank_touches_nothing_and_backs_off_on_all(
+    run_group, layer, clip
+):
     results = run_group(2, _bad_step, layer, clip)
     for method in METHODS:
         ends = [found[method][3] for found in results]
@@ -92,7 +106,9 @@ def test_a_step_that_is_not_finite_on_one_rank_touches_nothing_and_backs_off_on_
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True)), method
 
 
-@pytest.mark.parametrize("clip", [None, 0.01], ids=["as is", "unscaled and clipped before the step"])
+@pytest.mark.parametrize(
+    "clip", [None, 0.01], ids=["as is", "unscaled and clipped before the step"]
+)
 def test_it_backs_off_where_ddp_drops_the_place_of_the_mark_as_unused(run_group, clip):
     for found in run_group(2, _bad_step, "enter.weight", clip, Branches):
         for method, (before, after, outcome, _) in found.items():
@@ -101,13 +117,17 @@ def test_it_backs_off_where_ddp_drops_the_place_of_the_mark_as_unused(run_group,
 
 
 def _grown(rank):
-    """Scales of a scaler that grows every second finite step; the third step is not finite on rank 1."""
+    """Scales of a scaler that grows every second finite step; the third step is not finite on rank
+    1.
+    """
     worker = trial(rank, SCALED, "topk")
     worker.scaler.set_growth_interval(2)
     scales = []
     for step in range(6):
         bad = rank == 1 and step == 2
-        handle = worker.named()["first.weight"].register_hook(lambda g, bad=bad: g * torch.nan if bad else g)
+        handle = worker.named()["first.weight"].register_hook(
+            lambda g, bad=bad: g * torch.nan if bad else g
+        )
         worker.step(step)
         handle.remove()
         scales.append(worker.scaler.get_scale() / 2.0**12)
@@ -115,7 +135,8 @@ def _grown(rank):
 
 
 def test_the_scaler_counts_finite_steps_anew_after_backing_off(run_group):
-    # as GradScaler by itself: grows after two finite steps, halves at the bad one, and needs two more to grow
+    # as GradScaler by itself: grows after two finite steps, halves at the bad one, and needs two
+    # more to grow
     assert run_group(2, _grown) == [[1, 2, 1, 1, 2, 2]] * 2
 
 

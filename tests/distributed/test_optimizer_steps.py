@@ -45,7 +45,10 @@ def test_following_the_optimizer_changes_no_bit(run_group, name):
     for mode in ("optimizer", "caller"):
         for one, other in zip(expected, run_group(2, _ends, name, mode), strict=True):
             for method in METHODS:
-                (values, owed, counts), (others, others_owed, others_counts) = one[method], other[method]
+                (values, owed, counts), (others, others_owed, others_counts) = (
+                    one[method],
+                    other[method],
+                )
                 assert all(torch.equal(a, b) for a, b in zip(values, others, strict=True)), method
                 assert owed.keys() == others_owed.keys()
                 assert all(torch.equal(owed[layer], others_owed[layer]) for layer in owed), method
@@ -60,10 +63,14 @@ def _bad_step(rank, mode, scaled):
     for step in range(4):
         before = worker.parameters()
         bad = rank == 1 and step == 2
-        handle = worker.named()["first.weight"].register_hook(lambda g, bad=bad: g * torch.inf if bad else g)
+        handle = worker.named()["first.weight"].register_hook(
+            lambda g, bad=bad: g * torch.inf if bad else g
+        )
         worker.step(step)
         handle.remove()
-        kept.append(all(torch.equal(a, b) for a, b in zip(before, worker.parameters(), strict=True)))
+        kept.append(
+            all(torch.equal(a, b) for a, b in zip(before, worker.parameters(), strict=True))
+        )
         scales.append(worker.scaler.get_scale() if scaled else 1.0)
     return worker.parameters(), worker.owed(), kept, scales, worker.session.skipped_steps
 
@@ -71,7 +78,10 @@ def _bad_step(rank, mode, scaled):
 @pytest.mark.parametrize("scaled", [False, True], ids=["without scaler", "scaler of the loop"])
 @pytest.mark.parametrize("mode", ["optimizer", "caller"])
 def test_a_step_that_is_not_finite_on_one_rank_changes_nothing_on_any(run_group, mode, scaled):
-    expected, found = run_group(2, _bad_step, "session", scaled), run_group(2, _bad_step, mode, scaled)
+    expected, found = (
+        run_group(2, _bad_step, "session", scaled),
+        run_group(2, _bad_step, mode, scaled),
+    )
     for one, other in zip(expected, found, strict=True):
         assert other[2] == one[2] == [False, False, True, False]
         assert other[3:] == one[3:]
@@ -90,15 +100,21 @@ def _scales(rank, mode, model, clip):
         found[method] = []
         for step in range(4):
             bad = rank == 1 and step == 2
-            handle = worker.named()[layer].register_hook(lambda g, bad=bad: g * torch.inf if bad else g)
+            handle = worker.named()[layer].register_hook(
+                lambda g, bad=bad: g * torch.inf if bad else g
+            )
             worker.step(step)
             handle.remove()
             found[method].append(worker.scaler.get_scale() / 2.0**12)
     return found
 
 
-@pytest.mark.parametrize("clip", [None, 0.01], ids=["as is", "unscaled and clipped before the step"])
-@pytest.mark.parametrize("model", [small.SmallNet, Branches], ids=["all layers used", "unused layers"])
+@pytest.mark.parametrize(
+    "clip", [None, 0.01], ids=["as is", "unscaled and clipped before the step"]
+)
+@pytest.mark.parametrize(
+    "model", [small.SmallNet, Branches], ids=["all layers used", "unused layers"]
+)
 @pytest.mark.parametrize("mode", ["optimizer", "caller"])
 def test_a_scaler_of_the_loop_backs_off_on_all_ranks(run_group, mode, model, clip):
     for found in run_group(2, _scales, mode, model, clip):
@@ -106,13 +122,17 @@ def test_a_scaler_of_the_loop_backs_off_on_all_ranks(run_group, mode, model, cli
 
 
 def _accumulated(rank, mode, bad_step):
-    """Parameters after three steps of two backward passes; rank 1's gradient is infinite in `bad_step`."""
+    """Parameters after three steps of two backward passes; rank 1's gradient is infinite in
+    `bad_step`.
+    """
     ends = {}
     for method in METHODS:
         worker = trial(rank, Way(pieces=2, scaled=True, mode=mode), method)
         for step in range(3):
             bad = rank == 1 and step == bad_step
-            handle = worker.named()["first.weight"].register_hook(lambda g, bad=bad: g * torch.inf if bad else g)
+            handle = worker.named()["first.weight"].register_hook(
+                lambda g, bad=bad: g * torch.inf if bad else g
+            )
             worker.step(step)
             handle.remove()
         ends[method] = worker.parameters()
@@ -124,11 +144,15 @@ def test_a_skipped_step_takes_nothing_from_what_the_next_step_accumulates(run_gr
     expected, found = run_group(2, _accumulated, "session", 1), run_group(2, _accumulated, mode, 1)
     for one, other in zip(expected, found, strict=True):
         for method in METHODS:
-            assert all(torch.equal(a, b) for a, b in zip(one[method], other[method], strict=True)), method
+            assert all(
+                torch.equal(a, b) for a, b in zip(one[method], other[method], strict=True)
+            ), method
 
 
 def _windows(rank):
-    """Level of a layer after each of six steps, with windows of two steps and an override after the third."""
+    """Level of a layer after each of six steps, with windows of two steps and an override after the
+    third.
+    """
     ddp, optimizer = small.build()
     config = Config(method="powersgd", detector=DetectorConfig(window=Window(steps=2)))
     session = attach(ddp, config, optimizer=optimizer, step="optimizer")

@@ -39,9 +39,16 @@ def _every_level(rank, overlap):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_beside_the_backward_pass_and_inside_it_give_the_same_bits_through_every_level(run_group, world_size):
-    beside, inside = run_group(world_size, _every_level, True), run_group(world_size, _every_level, False)
-    for (ends, owed, total), (other_ends, other_owed, other_total) in zip(beside, inside, strict=True):
+def test_beside_the_backward_pass_and_inside_it_give_the_same_bits_through_every_level(
+    run_group, world_size
+):
+    beside, inside = (
+        run_group(world_size, _every_level, True),
+        run_group(world_size, _every_level, False),
+    )
+    for (ends, owed, total), (other_ends, other_owed, other_total) in zip(
+        beside, inside, strict=True
+    ):
         for place, (one, other) in enumerate(zip(ends, other_ends, strict=True)):
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), f"level {place}"
         assert total == other_total
@@ -49,7 +56,9 @@ def test_beside_the_backward_pass_and_inside_it_give_the_same_bits_through_every
 
 
 def _used_maps(rank):
-    """Whose bits of the used-map DDP sums while buckets are exchanged: layers differ by rank in every step."""
+    """Whose bits of the used-map DDP sums while buckets are exchanged: layers differ by rank in
+    every step.
+    """
     worker = trial(rank, WAYS["layers unused on one rank"], "powersgd")
     for step in range(30):
         worker.step(step)
@@ -86,7 +95,9 @@ def _raise(layers):
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["beside", "inside"])
-def test_an_exchange_that_fails_on_one_rank_raises_there_with_its_cause_and_its_peer_gives_up(run_group, overlap):
+def test_an_exchange_that_fails_on_one_rank_raises_there_with_its_cause_and_its_peer_gives_up(
+    run_group, overlap
+):
     peer, failing = run_group(2, _fail_on, 1, overlap)
     assert "planted in" in failing[0]
     assert peer
@@ -145,8 +156,13 @@ def test_exchanges_on_the_thread_keep_their_order_and_end_at_the_first_error():
         if number == 2:
             raise HookError("planted")
 
-    futures = [runner.submit(lambda number=number: exchange(number), buffers[number]) for number in range(4)]
-    assert [future.wait() is buffer for future, buffer in zip(futures, buffers, strict=True)] == [True] * 4
+    futures = [
+        runner.submit(lambda number=number: exchange(number), buffers[number])
+        for number in range(4)
+    ]
+    assert [future.wait() is buffer for future, buffer in zip(futures, buffers, strict=True)] == [
+        True
+    ] * 4
     for sentence in ("^planted\n", "earlier exchange of gradients failed .HookError: planted"):
         with pytest.raises(HookError, match=sentence):
             runner.check()

@@ -1,4 +1,6 @@
-"""Code of people's own in worker processes: the examples of deploy/jobs, and what a script may do."""
+"""Code of people's own in worker processes: the examples of deploy/jobs, and what a script
+may do.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import pytest
 import yaml
 
 from accordion.messages import Override
-from tests.distributed.code_jobs import launch, packed, packed_folder, run_own_script, run_own_task, run_without_us
+from tests.distributed.code_jobs import (
+    launch,
+    packed,
+    packed_folder,
+    run_own_script,
+    run_own_task,
+    run_without_us,
+)
 from tests.distributed.loop_jobs import RecordingLink
 from workers.contract import Launch, Orders
 from workers.errors import CodeError, LossNotFinite, TaskRaised
@@ -52,7 +61,9 @@ for epoch in session.epochs(99):
         print("read", epoch, rows)
 print("end", float(sum(parameter.double().sum() for parameter in model.parameters())))
 """
-"""A job of 100 samples in four batches of at most 32; it prints the samples that this rank has read."""
+"""A job of 100 samples in four batches of at most 32; it prints the samples that this rank has
+read.
+"""
 SPEC = {"task": {"name": "script"}, "training": {"epochs": 3, "global_batch": 32, "micro_batch": 8}}
 
 
@@ -72,7 +83,9 @@ def example(name: str, folder: Path) -> Launch:
 def test_an_ordinary_script_becomes_a_job_by_a_few_lines():
     plain = (JOBS / "own-script" / "plain.py").read_text().splitlines()
     ours = (JOBS / "own-script" / "code" / "train.py").read_text().splitlines()
-    added = [line for line in difflib.ndiff(plain, ours) if line.startswith("+ ") and line[2:].strip()]
+    added = [
+        line for line in difflib.ndiff(plain, ours) if line.startswith("+ ") and line[2:].strip()
+    ]
     assert len(added) <= MOST_ADDED_LINES
     assert all("session" in line for line in added)
 
@@ -120,7 +133,8 @@ def test_every_sample_of_an_epoch_is_read_once_by_any_number_of_workers(run_grou
     for size in (1, 3):
         (tmp_path / str(size)).mkdir()
         seen = read_by(run_group(size, run_own_script, order_of(tmp_path / str(size), script())))
-        # the last batch has four samples in one piece: it is read by the others too, and counts nothing there.
+        # the last batch has four samples in one piece: it is read by the others too, and counts
+        # nothing there.
         assert all(set(rows) == set(range(100)) for rows in seen.values())
         assert [len(rows) for rows in seen.values()] == [100 + (size - 1) * 4] * 3
 
@@ -145,9 +159,15 @@ def test_a_script_that_was_stopped_goes_on_where_it_was(run_group, tmp_path):
     assert [first[0].outcome, second[0].outcome] == ["stopped", "completed"]
     assert second[0].link.of("started")[0].step == 5
     assert second[0].said.split()[-1] == undisturbed[0].said.split()[-1]
-    assert [record.epoch for record in (*first[0].link.of("epoch"), *second[0].link.of("epoch"))] == [0, 1, 2]
+    assert [
+        record.epoch for record in (*first[0].link.of("epoch"), *second[0].link.of("epoch"))
+    ] == [0, 1, 2]
     # the step at which a job stops is made, and the script is left before it can say so.
-    assert {epoch: len(rows) for epoch, rows in read_by(first, second).items()} == {0: 104, 1: 104 - 32, 2: 104}
+    assert {epoch: len(rows) for epoch, rows in read_by(first, second).items()} == {
+        0: 104,
+        1: 104 - 32,
+        2: 104,
+    }
 
 
 def test_a_script_goes_on_with_another_number_of_workers(run_group, tmp_path):
@@ -163,21 +183,31 @@ def test_a_script_goes_on_with_another_number_of_workers(run_group, tmp_path):
 def test_an_override_reaches_a_script(run_group, tmp_path):
     orders = Orders(version=1, overrides=(Override(id="by-hand", level="high"),))
     link = RecordingLink(orders=orders, order_after=("epoch", 0))
-    order = order_of(tmp_path, script(), compression={"method": "powersgd", "low": {"rank": 2}, "high": {"rank": 1}})
+    order = order_of(
+        tmp_path,
+        script(),
+        compression={"method": "powersgd", "low": {"rank": 2}, "high": {"rank": 1}},
+    )
     records = run_group(2, run_own_script, order, link)[0].link.of("epoch")
     assert [record.level_by_layer["weight"] for record in records] == ["low", "high", "high"]
 
 
-def test_a_script_with_a_loss_scale_learns_and_reports_what_one_without_does_and_goes_on_with_it(run_group, tmp_path):
+def test_a_script_with_a_loss_scale_learns_and_reports_what_one_without_does_and_goes_on_with_it(
+    run_group, tmp_path
+):
     # a scale that is a power of two rounds nothing in fp32.
-    scaled = SCRIPT.replace("seen=seen)", "seen=seen, scaler=torch.amp.GradScaler('cpu'))").replace("BODY", "pass")
+    scaled = SCRIPT.replace("seen=seen)", "seen=seen, scaler=torch.amp.GradScaler('cpu'))").replace(
+        "BODY", "pass"
+    )
     losses, ends = {}, {}
     for name, source in (("plain", script()["train.py"]), ("scaled", scaled)):
         (tmp_path / name).mkdir()
         order = order_of(tmp_path / name, {"train.py": source})
         before = run_group(2, run_own_script, order, STOP_IN_EPOCH_1)[0]
         after = run_group(2, run_own_script, order, None, 2)[0]
-        losses[name] = [record.loss for result in (before, after) for record in result.link.of("epoch")]
+        losses[name] = [
+            record.loss for result in (before, after) for record in result.link.of("epoch")
+        ]
         ends[name] = after.said.splitlines()[-1]
     assert losses["scaled"] == losses["plain"]
     assert ends["scaled"] == ends["plain"]
@@ -199,17 +229,26 @@ def raised_by(run_group: Any, order: Launch) -> TaskRaised:
 
 
 def test_what_a_script_raises_is_told_with_its_place(run_group, tmp_path):
-    error = raised_by(run_group, order_of(tmp_path, script("if session.run.session.steps == 5: raise ValueError('x')")))
+    error = raised_by(
+        run_group,
+        order_of(tmp_path, script("if session.run.session.steps == 5: raise ValueError('x')")),
+    )
     assert (error.step, error.epoch, error.error) == (5, 1, "ValueError: x (train.py:25)")
 
 
 @pytest.mark.parametrize(
     ("sources", "sentence"),
     [
-        ({"other.py": ""}, "CodeError: there is no train.py in the uploaded code; it holds other.py"),
+        (
+            {"other.py": ""},
+            "CodeError: there is no train.py in the uploaded code; it holds other.py",
+        ),
         ({"train.py": "import nowhere"}, "ModuleNotFoundError: No module named 'nowhere'"),
         ({"train.py": "def"}, "SyntaxError: invalid syntax"),
-        ({"train.py": "print('done')"}, "CodeError: the script ended without session.attach(model, optimizer)"),
+        (
+            {"train.py": "print('done')"},
+            "CodeError: the script ended without session.attach(model, optimizer)",
+        ),
         ({"train.py": "raise SystemExit(3)"}, "CodeError: the script ended with sys.exit(3)"),
         (
             {"train.py": "from workers.session import session\nsession.step()"},
@@ -238,32 +277,47 @@ def test_a_script_imports_its_neighbours_and_never_replaces_what_is_installed(ru
     assert "torch/__init__.py would never be imported: 'torch' is" in error.error
 
 
-STORED = SCRIPT.replace('("gloo")', '("gloo", storage=STORAGE, job=JOB)').replace("epochs(99)", "epochs(4)")
+STORED = SCRIPT.replace('("gloo")', '("gloo", storage=STORAGE, job=JOB)').replace(
+    "epochs(99)", "epochs(4)"
+)
 
 
 def stored(folder: Path, name: str, body: str = "pass") -> str:
     """Write a script that keeps its checkpoints in a directory, outside of a job."""
     job = {"training": SPEC["training"] | {"epochs": 1}}
     file = folder / f"{name}.py"
-    file.write_text(f"STORAGE = {str(folder / 'storage')!r}\nJOB = {job!r}\n{STORED.replace('BODY', body)}")
+    file.write_text(
+        f"STORAGE = {str(folder / 'storage')!r}\nJOB = {job!r}\n{STORED.replace('BODY', body)}"
+    )
     return str(file)
 
 
-def test_a_script_outside_of_a_job_goes_on_after_a_death_where_it_has_a_storage(run_group, tmp_path):
+def test_a_script_outside_of_a_job_goes_on_after_a_death_where_it_has_a_storage(
+    run_group, tmp_path
+):
     (tmp_path / "other").mkdir()
     undisturbed = run_group(2, run_without_us, stored(tmp_path / "other", "train"), [])
     with pytest.raises(KeyError, match="a death"):
-        run_group(2, run_without_us, stored(tmp_path, "dies", "if epoch == 3: raise KeyError('a death')"), [])
+        run_group(
+            2,
+            run_without_us,
+            stored(tmp_path, "dies", "if epoch == 3: raise KeyError('a death')"),
+            [],
+        )
     resumed = run_group(2, run_without_us, stored(tmp_path, "train"), [])
     # a checkpoint that was being written at the death may be lost, the one before it is whole
     assert resumed[0].startswith(("read 2", "read 3"))
-    assert [said.splitlines()[-1] for said in resumed] == [said.splitlines()[-1] for said in undisturbed]
+    assert [said.splitlines()[-1] for said in resumed] == [
+        said.splitlines()[-1] for said in undisturbed
+    ]
     again = run_group(2, run_without_us, stored(tmp_path, "train"), [])
     assert "read" not in again[0]
 
 
 def start_used_session(rank: int, storage: str | None) -> str:
-    """Say why a storage is refused by a session that was used before; None passes an empty one to a new session."""
+    """Say why a storage is refused by a session that was used before; None passes an empty one to a
+    new session.
+    """
     session.forget()
     try:
         if storage is not None:
@@ -315,4 +369,6 @@ def test_a_script_outside_of_a_job_ends_if_another_run_uses_its_storage(run_grou
     file = Path(stored(tmp_path, "train", "if epoch == 1: claim_generation(Path(STORAGE))"))
     file.write_text(imports + file.read_text())
     for said in run_group(2, logged_without_us, str(file)):
-        assert re.search(r"raised another run started on storage .* give each run a directory", said)
+        assert re.search(
+            r"raised another run started on storage .* give each run a directory", said
+        )

@@ -17,7 +17,9 @@ JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 TEXT = "".join(f"{number} green bottles hanging on the wall\n" for number in range(400))
 
 
-def job_file(name: str, data: Path, options: Mapping[str, Any], training: Mapping[str, Any]) -> JobSpec:
+def job_file(
+    name: str, data: Path, options: Mapping[str, Any], training: Mapping[str, Any]
+) -> JobSpec:
     """A job of deploy/jobs on less of its data."""
     job = yaml.safe_load((JOBS / name).read_text())
     job["task"]["options"] |= {"data": str(data), **options}
@@ -41,7 +43,9 @@ def test_a_small_transformer_learns_to_spell_on_real_text(run_group, tmp_path, r
     data = require.data("tinyshakespeare") / "input.txt"
     job = job_file("lm-small.yaml", data, {"samples": 1000, "eval_samples": 100}, {"epochs": 3})
     result = run_group(2, run_job, tmp_path, job)[0]
-    assert losses(result)[-1] < 3.0  # 4.17 knows nothing, 3.31 how frequent each character is; measured 2.56
+    assert (
+        losses(result)[-1] < 3.0
+    )  # 4.17 knows nothing, 3.31 how frequent each character is; measured 2.56
     assert result.link.of("epoch")[-1].metrics["loss"] < 3.0
 
 
@@ -62,15 +66,30 @@ def text(tmp_path) -> str:
 
 
 def language_job(text: str, eval_samples: int) -> JobSpec:
-    options = {"data": text, "tokens": "chars", "sequence": 16, "width": 16, "layers": 1, "samples": 200}
+    options = {
+        "data": text,
+        "tokens": "chars",
+        "sequence": 16,
+        "width": 16,
+        "layers": 1,
+        "samples": 200,
+    }
     options |= {"eval_samples": eval_samples, "dropout": 0.2}
     return spec("lm-lstm", options, training={"epochs": 1}, compression={"method": "none"})
 
 
 @pytest.mark.parametrize("eval_samples", [50, 10])
-def test_perplexity_does_not_depend_on_who_evaluates_which_part(run_group, tmp_path, text, eval_samples):
-    """Three workers share four pieces, of which one is short; then one piece, and two of them have nothing."""
+def test_perplexity_does_not_depend_on_who_evaluates_which_part(
+    run_group, tmp_path, text, eval_samples
+):
+    """Three workers share four pieces, of which one is short; then one piece, and two of them have
+    nothing.
+    """
     job = language_job(text, eval_samples)
-    ends = [run_group(n, run_job, tmp_path / str(n), job)[0].link.of("epoch")[0].metrics for n in (1, 3)]
-    assert ends[0] == pytest.approx(ends[1], rel=1e-4)  # fp32 sums in another order, grown by four steps
+    ends = [
+        run_group(n, run_job, tmp_path / str(n), job)[0].link.of("epoch")[0].metrics for n in (1, 3)
+    ]
+    assert ends[0] == pytest.approx(
+        ends[1], rel=1e-4
+    )  # fp32 sums in another order, grown by four steps
     assert ends[1]["perplexity"] == pytest.approx(math.exp(ends[1]["loss"]), rel=1e-9)

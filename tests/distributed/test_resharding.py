@@ -1,4 +1,6 @@
-"""A group of another size than the saved one: rank 0 reads every part once, and all get the same bits."""
+"""A group of another size than the saved one: rank 0 reads every part once, and all get the same
+bits.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Reads:
         self.held = max(self.held, sum(residual() is not None for residual in self._residuals))
         part = read_part(storage, manifest, name)
         if "session" in part:
-            self._residuals += [weakref.ref(value) for value in part["session"]["engine"]["residuals"].values()]
+            self._residuals += [
+                weakref.ref(value) for value in part["session"]["engine"]["residuals"].values()
+            ]
         return part
 
 
@@ -74,7 +78,8 @@ def _restored(rank: int, folder: Path) -> dict[str, Any]:
 def _parts(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     newest = max((folder / "checkpoints").iterdir())
     shared, *parts = (
-        torch.load(newest / name, weights_only=True) for name in ("shared.pt", *(f"rank-{r}.pt" for r in range(3)))
+        torch.load(newest / name, weights_only=True)
+        for name in ("shared.pt", *(f"rank-{r}.pt" for r in range(3)))
     )
     return shared, parts
 
@@ -100,18 +105,28 @@ def test_every_rank_goes_on_from_the_bits_of_the_mean_of_all_parts(run_group, sa
     engines = [part["session"]["engine"] for part in parts]
     owed = _mean([engine["residuals"] for engine in engines])
     window = {
-        layer: sum(engine["window"]["sums"][layer] / 3 for engine in engines) for layer in engines[0]["window"]["sums"]
+        layer: sum(engine["window"]["sums"][layer] / 3 for engine in engines)
+        for layer in engines[0]["window"]["sums"]
     }
     assert owed
     assert engines[0]["window"]["steps"] > 0
     for found in run_group(2, _restored, saved_by_three):
         assert found["engine"]["residuals"].keys() == owed.keys()
-        assert all(torch.equal(found["engine"]["residuals"][layer], value) for layer, value in owed.items())
-        assert all(torch.equal(found["engine"]["window"]["sums"][layer], value) for layer, value in window.items())
-        assert all(torch.equal(found["model"][key], value) for key, value in shared["model"].items())
+        assert all(
+            torch.equal(found["engine"]["residuals"][layer], value) for layer, value in owed.items()
+        )
+        assert all(
+            torch.equal(found["engine"]["window"]["sums"][layer], value)
+            for layer, value in window.items()
+        )
+        assert all(
+            torch.equal(found["model"][key], value) for key, value in shared["model"].items()
+        )
         assert torch.equal(found["rng"], parts[0]["rng"])
         for index, kept in shared["optimizer"]["state"].items():
-            assert torch.equal(found["optimizer"][index]["momentum_buffer"], kept["momentum_buffer"])
+            assert torch.equal(
+                found["optimizer"][index]["momentum_buffer"], kept["momentum_buffer"]
+            )
 
 
 def test_the_loss_of_the_open_epoch_is_taken_over_by_rank_0(run_group, saved_by_three):
@@ -127,7 +142,9 @@ def test_a_group_of_the_same_size_reads_its_own_parts_only(run_group, saved_by_t
         assert found["names"] == ["shared.pt", f"rank-{rank}.pt"]
 
 
-def test_a_part_that_is_damaged_is_told_and_the_checkpoint_before_is_resumed_from_by_all(run_group, saved_by_three):
+def test_a_part_that_is_damaged_is_told_and_the_checkpoint_before_is_resumed_from_by_all(
+    run_group, saved_by_three
+):
     before, newest = sorted((saved_by_three / "checkpoints").iterdir())
     (newest / "rank-2.pt").write_bytes(b"torn")
     first, second = run_group(2, _restored, saved_by_three)

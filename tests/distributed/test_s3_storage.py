@@ -80,7 +80,9 @@ def test_pieces_of_killed_uploads_go_with_the_checkpoint_they_belong_to(storage,
     for key in (f"{path}/g1/rank-0.pt", f"{path}/g2/rank-0.pt", "another-job/g1/rank-0.pt"):
         s3.call_s3("create_multipart_upload", Bucket=BUCKET, Key=key)
     storage.remove("g1")
-    left = [upload["Key"] for upload in s3.call_s3("list_multipart_uploads", Bucket=BUCKET)["Uploads"]]
+    left = [
+        upload["Key"] for upload in s3.call_s3("list_multipart_uploads", Bucket=BUCKET)["Uploads"]
+    ]
     assert [key.partition("/g")[2][:1] for key in left if key.startswith(path)] == ["2"]
     assert "another-job/g1/rank-0.pt" in left
 

@@ -20,7 +20,14 @@ METHODS = sorted(COMPRESSORS)
 def _save(session, ddp):
     """As bytes: tensors that are handed to several processes would be one memory shared by all."""
     buffer = io.BytesIO()
-    torch.save((session.state_dict(), small.parameters(ddp), session._optimizer_steps.optimizer.state_dict()), buffer)
+    torch.save(
+        (
+            session.state_dict(),
+            small.parameters(ddp),
+            session._optimizer_steps.optimizer.state_dict(),
+        ),
+        buffer,
+    )
     return buffer.getvalue()
 
 
@@ -57,11 +64,16 @@ def _second_half(rank, method, saved):
 def test_saved_in_an_open_window_loaded_and_continued_equals_never_stopped(run_group, method):
     straight = run_group(2, _first_half, method)
     resumed = run_group(2, _second_half, method, [saved for saved, _, _, _ in straight])
-    for (_, parameters, decision, total), (found, other, other_total) in zip(straight, resumed, strict=True):
+    for (_, parameters, decision, total), (found, other, other_total) in zip(
+        straight, resumed, strict=True
+    ):
         assert all(torch.equal(a, b) for a, b in zip(parameters, found, strict=True))
         assert (other, other_total.dense, other_total.fp16) == (decision, total.dense, total.fp16)
-        # Rows of unequal size are filled up to the bucket's longest, and buckets differ in a first step after a start.
-        assert other_total.payload == (pytest.approx(total.payload, rel=0.02) if method == "adacomp" else total.payload)
+        # Rows of unequal size are filled up to the bucket's longest, and buckets differ in a first
+        # step after a start.
+        assert other_total.payload == (
+            pytest.approx(total.payload, rel=0.02) if method == "adacomp" else total.payload
+        )
 
 
 @pytest.mark.parametrize("after", [1, 3])
@@ -85,7 +97,9 @@ def _gradients_of(rank, method, rung):
         torch.nn.functional.cross_entropy(twin(inputs), labels).backward()
         raw.append({name: parameter.grad.clone() for name, parameter in twin.named_parameters()})
         small.backward(ddp, rank, step)
-        averaged.append({n: p.grad.clone() for n, p in zip(names, ddp.module.parameters(), strict=True)})
+        averaged.append(
+            {n: p.grad.clone() for n, p in zip(names, ddp.module.parameters(), strict=True)}
+        )
         session._settle(taken=True) if session.hook.take_word() is not None else None
         ddp.zero_grad()
     return raw, averaged
@@ -100,9 +114,12 @@ def test_a_simulation_in_lockstep_gives_what_two_processes_give(run_group, metho
     for step in range(2):
         simulated = cluster.step([raw[step] for raw, _ in results])[0]
         for name, found in results[0][1][step].items():
-            # PowerSGD multiplies stacks of other sizes here than bucket by bucket there; the rest is equal to the bit
+            # PowerSGD multiplies stacks of other sizes here than bucket by bucket there; the rest
+            # is equal to the bit
             rtol, atol = (1e-4, 1e-6) if method == "powersgd" else (0, 0)
-            torch.testing.assert_close(simulated[name], found, rtol=rtol, atol=atol, msg=f"{name} in step {step}")
+            torch.testing.assert_close(
+                simulated[name], found, rtol=rtol, atol=atol, msg=f"{name} in step {step}"
+            )
 
 
 def _window_in_steps(rank):
@@ -130,7 +147,12 @@ def _decider(rank, error):
         raise error("the actor holds another model")
 
     ddp, optimizer = small.build()
-    session = attach(ddp, Config(detector=DetectorConfig(window=Window(epochs=1))), optimizer=optimizer, decider=refuse)
+    session = attach(
+        ddp,
+        Config(detector=DetectorConfig(window=Window(epochs=1))),
+        optimizer=optimizer,
+        decider=refuse,
+    )
     small.train(session, ddp, rank, range(1))
     try:
         session.end_epoch(lr=0.1, next_lr=0.1)
@@ -140,7 +162,9 @@ def _decider(rank, error):
 
 
 @pytest.mark.parametrize("error", [ReportError, ConnectionError])
-def test_a_decision_that_fails_on_rank_0_fails_on_every_rank_with_the_same_sentence(run_group, error):
+def test_a_decision_that_fails_on_rank_0_fails_on_every_rank_with_the_same_sentence(
+    run_group, error
+):
     first, second = run_group(2, _decider, error)
     assert first == "the actor holds another model"
     assert second == f"rank 0 could not decide: {first}"
@@ -169,15 +193,22 @@ def _attach_unlike(rank, settings_by_rank):
     return str(refused.value)
 
 
-@pytest.mark.parametrize("settings", [({"seed": 0}, {"seed": 1}), ({"method": "none"}, {"method": "topk"})])
+@pytest.mark.parametrize(
+    "settings", [({"seed": 0}, {"seed": 1}), ({"method": "none"}, {"method": "topk"})]
+)
 def test_settings_that_differ_between_workers_are_refused_on_all(run_group, settings):
-    assert ["on rank 1 and rank 0" in text for text in run_group(2, _attach_unlike, settings)] == [True, False]
+    assert ["on rank 1 and rank 0" in text for text in run_group(2, _attach_unlike, settings)] == [
+        True,
+        False,
+    ]
 
 
 def _wrong_optimizer(rank):
     ddp, _ = small.build()
     with pytest.raises(HookError, match="none of the module's parameters"):
-        attach(ddp, Config(), optimizer=torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+        attach(
+            ddp, Config(), optimizer=torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        )
 
 
 def test_an_optimizer_of_another_module_is_refused(run_group):
@@ -199,15 +230,24 @@ def _torn_states(rank):
     small.train(session, ddp, rank, range(2))
     good, found = session.state_dict(), []
     torn = [{**good["engine"], name: None} for name in good["engine"]]
-    torn += [{key: value for key, value in good["engine"].items() if key != name} for name in good["engine"]]
+    torn += [
+        {key: value for key, value in good["engine"].items() if key != name}
+        for name in good["engine"]
+    ]
     torn += [{**good["engine"], "warm": {"middle.0.weight": torch.zeros(3)}}]
     for state in [{**good, "engine": engine} for engine in torn] + [{**good, "decision": {}}]:
         with pytest.raises(StateError):
             session.load_state_dict([state])
         kept = session.state_dict()
         for table in ("residuals", "warm"):
-            found += [torch.equal(kept["engine"][table][name], t) for name, t in good["engine"][table].items()]
-        found += [kept["controller"] == good["controller"], kept["engine"]["ledger"] == good["engine"]["ledger"]]
+            found += [
+                torch.equal(kept["engine"][table][name], t)
+                for name, t in good["engine"][table].items()
+            ]
+        found += [
+            kept["controller"] == good["controller"],
+            kept["engine"]["ledger"] == good["engine"]["ledger"],
+        ]
     return found
 
 

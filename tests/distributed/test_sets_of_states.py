@@ -24,7 +24,9 @@ def _read(saved):
 
 
 def _train_and_save(rank):
-    """Return states of two steps, the gathered states, and the parameters after three more steps."""
+    """Return states of two steps, the gathered states, and the parameters after three more
+    steps.
+    """
     ddp, session = small.start("topk")
     small.train(session, ddp, rank, range(1))
     early = session.state_dict()
@@ -42,7 +44,9 @@ def two(run_group):
 
 
 def _offer(rank, offers):
-    """Return the message of `load_state_dict` for each offer, and what the session holds afterwards."""
+    """Return the message of `load_state_dict` for each offer, and what the session holds
+    afterwards.
+    """
     _, session = small.start("topk")
     sentences = []
     for saved in offers:
@@ -64,12 +68,21 @@ def _refusals(run_group, world_size, *offers):
 def test_the_state_of_rank_0_alone_is_refused_by_all_workers_with_the_way_out(run_group, two):
     only = _read(two[0][0])
     for sentences in _refusals(run_group, 2, [only], only):
-        assert all("rank 0 of a group of 2" in text and "gather_state_dict()" in text for text in sentences)
+        assert all(
+            "rank 0 of a group of 2" in text and "gather_state_dict()" in text for text in sentences
+        )
 
 
 def test_sets_that_are_unordered_torn_or_doubled_are_refused_by_all_workers(run_group, two):
     (first, second), early = (_read(own[0]) for own in two), _read(two[1][1])
-    found = _refusals(run_group, 2, [second, first], [first, early], [first, first], ([first, second], [second, first]))
+    found = _refusals(
+        run_group,
+        2,
+        [second, first],
+        [first, early],
+        [first, first],
+        ([first, second], [second, first]),
+    )
     for order, torn, doubled, one_rank in found:
         assert "of ranks [1, 0]; pass them in rank order" in order
         assert "of different steps: [3, 1]" in torn
@@ -78,8 +91,10 @@ def test_sets_that_are_unordered_torn_or_doubled_are_refused_by_all_workers(run_
 
 
 def test_a_state_without_rank_and_group_size_is_refused(run_group, two):
-    old = [{k: v for k, v in _read(own[0]).items() if k not in {"rank", "world_size"}} for own in two]
-    ((text,), _) = _refusals(run_group, 2, old)
+    old = [
+        {k: v for k, v in _read(own[0]).items() if k not in {"rank", "world_size"}} for own in two
+    ]
+    (text,), _ = _refusals(run_group, 2, old)
     assert "state['rank'] and state['world_size']" in text
 
 
@@ -87,9 +102,12 @@ def test_states_that_cannot_be_combined_are_refused(run_group, two):
     first, second = (_read(own[0]) for own in two)
     cut = {layer: value[:1] for layer, value in second["engine"]["residuals"].items()}
     other = {**second, "engine": {**second["engine"], "residuals": cut}}
-    of_three = [{**state, "rank": rank, "world_size": 3} for rank, state in enumerate((first, second, other))]
+    of_three = [
+        {**state, "rank": rank, "world_size": 3}
+        for rank, state in enumerate((first, second, other))
+    ]
     sizeless = [{**state, "world_size": None} for state in (first, second)]
-    ((mixed, unsized), _) = _refusals(run_group, 2, of_three, sizeless)
+    (mixed, unsized), _ = _refusals(run_group, 2, of_three, sizeless)
     assert "saved state cannot be read" in mixed
     assert "world_size None" in unsized
 

@@ -1,4 +1,6 @@
-"""A module without DistributedDataParallel, as Ray Train's `prepare_model` leaves it with one worker."""
+"""A module without DistributedDataParallel, as Ray Train's `prepare_model` leaves it with one
+worker.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def _bare(rank: int, method: str) -> tuple[Any, ...]:
         optimizer.zero_grad()
         if step % 2:
             switches.append(session.end_epoch(lr=0.05, next_lr=0.05))
-    payload = sum(count.payload for name, count in session.ledger.by_layer.items() if name != "(control)")
+    payload = sum(
+        count.payload for name, count in session.ledger.by_layer.items() if name != "(control)"
+    )
     same = [torch.equal(a, b) for a, b in zip(_plain(), _values(model), strict=True)]
     return same, switches, payload, session.ledger.total.wire
 
@@ -154,7 +158,10 @@ def _pair_with_bare(rank: int) -> str:
 
 
 def test_a_bare_module_among_several_workers_is_refused(run_group):
-    assert all("wrap the model in DistributedDataParallel" in text for text in run_group(2, _pair_with_bare))
+    assert all(
+        "wrap the model in DistributedDataParallel" in text
+        for text in run_group(2, _pair_with_bare)
+    )
 
 
 def test_a_step_without_a_backward_pass_is_refused():

@@ -21,13 +21,19 @@ MANY, ONE = Way(ddp={"bucket_cap_mb": 0.005}), Way(ddp={"bucket_cap_mb": 100})
 def _save(worker):
     """As bytes, by `torch.save`."""
     buffer = io.BytesIO()
-    state = worker.session.state_dict(), worker.ddp.module.state_dict(), worker.optimizer.state_dict()
+    state = (
+        worker.session.state_dict(),
+        worker.ddp.module.state_dict(),
+        worker.optimizer.state_dict(),
+    )
     torch.save(state, buffer)
     return buffer.getvalue()
 
 
 def _load(worker, saved):
-    states, models, optimizers = zip(*(torch.load(io.BytesIO(text), weights_only=True) for text in saved), strict=True)
+    states, models, optimizers = zip(
+        *(torch.load(io.BytesIO(text), weights_only=True) for text in saved), strict=True
+    )
     getattr(worker.ddp.module, "_orig_mod", worker.ddp.module).load_state_dict(models[0])
     worker.optimizer.load_state_dict(optimizers[0])
     worker.session.load_state_dict(states)
@@ -75,11 +81,15 @@ def test_loaded_and_continued_equals_never_stopped_for_every_method(run_group, w
     resumed = run_group(world_size, _load_and_train, MANY, _states(straight, METHODS))
     for found, ends in zip(straight, resumed, strict=True):
         for method in METHODS:
-            assert all(torch.equal(a, b) for a, b in zip(found[method][1], ends[method], strict=True)), method
+            assert all(
+                torch.equal(a, b) for a, b in zip(found[method][1], ends[method], strict=True)
+            ), method
 
 
 def _owed_and_account(rank, way, saved_by_method, target):
-    """By method: what is owed after loading and changing over to the target, and the first step's account."""
+    """By method: what is owed after loading and changing over to the target, and the first step's
+    account.
+    """
     found = {}
     for method, saved in saved_by_method.items():
         worker = trial(rank, way, method)
@@ -99,24 +109,36 @@ def _saved_residuals(saved):
 def _mean(residuals_by_rank):
     residuals_by_rank = list(residuals_by_rank)
     names = sorted({name for residuals in residuals_by_rank for name in residuals})
-    return {name: torch.stack([own[name].double() for own in residuals_by_rank]).mean(0) for name in names}
+    return {
+        name: torch.stack([own[name].double() for own in residuals_by_rank]).mean(0)
+        for name in names
+    }
 
 
 def _assert_nothing_is_lost(saved_by_method, results):
     """The group owes what the saved one did, and the next step sends or keeps all of it."""
     for method, saved in saved_by_method.items():
-        owed, loaded = _mean(map(_saved_residuals, saved)), _mean([found[method][0] for found in results])
+        owed, loaded = (
+            _mean(map(_saved_residuals, saved)),
+            _mean([found[method][0] for found in results]),
+        )
         assert sorted(owed) == sorted(loaded)
         for name, value in owed.items():
-            torch.testing.assert_close(loaded[name], value, rtol=0, atol=2**-22 * value.abs().max().item())
+            torch.testing.assert_close(
+                loaded[name], value, rtol=0, atol=2**-22 * value.abs().max().item()
+            )
         accounts = [found[method][1] for found in results]
         for name, got in accounts[0][1].items():
             gave = torch.stack([gave[name] for gave, _ in accounts]).mean(0)
             size = max(account[0][name].abs().max().item() for account in accounts)
-            torch.testing.assert_close(got, gave, rtol=0, atol=2**-18 * size, msg=f"{method}: {name}")
+            torch.testing.assert_close(
+                got, gave, rtol=0, atol=2**-18 * size, msg=f"{method}: {name}"
+            )
 
 
-@pytest.mark.parametrize("way", [ONE, Way(model=compiled, ddp={"bucket_cap_mb": 25})], ids=["one bucket", "compiled"])
+@pytest.mark.parametrize(
+    "way", [ONE, Way(model=compiled, ddp={"bucket_cap_mb": 25})], ids=["one bucket", "compiled"]
+)
 def test_a_state_fits_other_buckets_and_a_compiled_module(run_group, of_two, way):
     saved = _states(of_two, KEEPERS)
     _assert_nothing_is_lost(saved, run_group(2, _owed_and_account, way, saved, None))
@@ -157,7 +179,9 @@ def test_two_then_three_then_one_worker_lose_nothing(run_group, of_two):
     of_three = run_group(3, _resave, _states(of_two, KEEPERS))
     for method in KEEPERS:
         ends = [found[method][1] for found in of_three]
-        assert all(torch.equal(a, b) for other in ends[1:] for a, b in zip(ends[0], other, strict=True)), method
+        assert all(
+            torch.equal(a, b) for other in ends[1:] for a, b in zip(ends[0], other, strict=True)
+        ), method
     saved = _states(of_three, KEEPERS)
     _assert_nothing_is_lost(saved, run_group(1, _owed_and_account, MANY, saved, None))
 
@@ -171,12 +195,20 @@ def test_what_is_owed_outlives_a_save_and_a_change_of_method(run_group, of_two, 
 def _tensors(state):
     if isinstance(state, torch.Tensor):
         return [state]
-    parts = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else []
+    parts = (
+        state.values()
+        if isinstance(state, dict)
+        else state
+        if isinstance(state, (list, tuple))
+        else []
+    )
     return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _aliases(rank):
-    """By method: whether a state changed while training went on, or training while a loaded state was spoilt."""
+    """By method: whether a state changed while training went on, or training while a loaded state
+    was spoilt.
+    """
     found = {}
     for method in METHODS:
         worker = trial(rank, MANY, method)
@@ -236,7 +268,9 @@ class OtherNet(SmallNet):
 def _other_model(rank, saved):
     worker = trial(rank, Way(model=OtherNet), "topk")
     try:
-        worker.session.load_state_dict([torch.load(io.BytesIO(text), weights_only=True)[0] for text in saved])
+        worker.session.load_state_dict(
+            [torch.load(io.BytesIO(text), weights_only=True)[0] for text in saved]
+        )
     except StateError as error:
         return str(error)
     return "loaded"

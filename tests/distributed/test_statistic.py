@@ -1,4 +1,6 @@
-"""The statistic that a window's end reports, on real gloo processes, against sums of gradients taken without a hook."""
+"""The statistic that a window's end reports, on real gloo processes, against sums of gradients
+taken without a hook.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def _gradients(rank: int) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("statistic", ["mean", "paper"])
-def test_ours_is_the_norm_of_the_mean_and_the_published_one_that_of_the_sum_of_rank_0(run_group, statistic):
+def test_ours_is_the_norm_of_the_mean_and_the_published_one_that_of_the_sum_of_rank_0(
+    run_group, statistic
+):
     (report,) = run_group(2, _reported, statistic)[0]
     own, other = _gradients(0), _gradients(1)
     steps = own if statistic == "paper" else own + other
@@ -59,7 +63,9 @@ def test_ours_is_the_norm_of_the_mean_and_the_published_one_that_of_the_sum_of_r
 
 
 def _reported_by_epoch(rank):
-    """Return the reports that rank 0 decides on in five epochs of one step, with constant weights."""
+    """Return the reports that rank 0 decides on in five epochs of one step, with constant
+    weights.
+    """
     ddp, optimizer = small.build()
     optimizer.param_groups[0]["lr"] = 0.0
     reports = []

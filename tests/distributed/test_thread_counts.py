@@ -11,7 +11,9 @@ from accordion.config import Config
 from accordion.session import attach
 
 ROWS = 20_000
-"""Rows of a matrix from which MKL's QR of four columns sums otherwise with two threads than with one."""
+"""Rows of a matrix from which MKL's QR of four columns sums otherwise with two threads than with
+one.
+"""
 
 
 def _train(rank: int, factors: str) -> list[torch.Tensor]:
@@ -25,7 +27,9 @@ def _train(rank: int, factors: str) -> list[torch.Tensor]:
         level = {"rank": 4, "factors": factors}
         session = attach(ddp, Config(method="powersgd", low=level, high=level), optimizer=optimizer)
         for step in range(2):
-            words = torch.randint(ROWS, (4096,), generator=torch.Generator().manual_seed(2 * step + rank))
+            words = torch.randint(
+                ROWS, (4096,), generator=torch.Generator().manual_seed(2 * step + rank)
+            )
             ddp(words).square().mean().mul(1e3).backward()
             session.step()
             optimizer.zero_grad()

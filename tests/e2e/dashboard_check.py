@@ -1,14 +1,17 @@
-"""Does the Grafana dashboard show something? Four questions, in the order in which they find faults.
+"""Does the Grafana dashboard show something? Four questions, in the order in which they find
+faults.
 
 1. lint: is every panel complete (description, unit, queries, the chosen data source, no overlap)?
 2. parse: is every expression PromQL?
-3. names: does every expression name a metric that the service exports, and is every exported metric used somewhere?
-4. live: does a Prometheus that scrapes a running service with a job in it answer every query with numbers?
+3. names: does every expression name a metric that the service exports, and is every exported metric
+    used somewhere?
+4. live: does a Prometheus that scrapes a running service with a job in it answer every query with
+    numbers?
 
     python -m tests.e2e.dashboard_check http://127.0.0.1:8080 JOB_ID
 
-runs all four against a running service; the job has to run long enough for two evaluations. ACCORDION_ADMIN_TOKEN is
-sent where it is set.
+runs all four against a running service; the job has to run long enough for two evaluations.
+ACCORDION_ADMIN_TOKEN is sent where it is set.
 """
 
 from __future__ import annotations
@@ -61,8 +64,12 @@ def main(base_url: str, job_id: str) -> int:
     return len(faults)
 
 
-def check(board: dict[str, Any], base_url: str, job_id: str, *, token: str | None = None) -> list[str]:
-    """Faults of the dashboard, one sentence each; a later question is asked only when the ones before found nothing."""
+def check(
+    board: dict[str, Any], base_url: str, job_id: str, *, token: str | None = None
+) -> list[str]:
+    """Faults of the dashboard, one sentence each; a later question is asked only when the ones
+    before found nothing.
+    """
     for faults in (lint(board), parse_faults(board), check_names(board, base_url, token)):
         if faults:
             return faults
@@ -91,12 +98,20 @@ def annotations(board: dict[str, Any]) -> list[Target]:
 
 def lint(board: dict[str, Any]) -> list[str]:
     """What is missing or overlaps."""
-    faults = [f"panel {panel['title']!r} has no {what}" for panel in panels(board) for what in _missing(panel)]
+    faults = [
+        f"panel {panel['title']!r} has no {what}"
+        for panel in panels(board)
+        for what in _missing(panel)
+    ]
     rates = [target for target in targets(board) if re.search(r"\b(rate|increase)\(", target.expr)]
     faults += [
-        f"{rate.panel!r} takes a rate over a fixed time" for rate in rates if "[$__rate_interval]" not in rate.expr
+        f"{rate.panel!r} takes a rate over a fixed time"
+        for rate in rates
+        if "[$__rate_interval]" not in rate.expr
     ]
-    return faults + [f"{a['title']!r} and {b['title']!r} overlap" for a, b in _overlaps(board["panels"])]
+    return faults + [
+        f"{a['title']!r} and {b['title']!r} overlap" for a, b in _overlaps(board["panels"])
+    ]
 
 
 def _missing(panel: dict[str, Any]) -> Iterator[str]:
@@ -145,17 +160,28 @@ def parse_faults(board: dict[str, Any]) -> list[str]:
 
 
 def name_faults(board: dict[str, Any], exported: Iterable[str]) -> list[str]:
-    """Names that are asked for and not exported; names that are exported and used neither here nor in an alert."""
+    """Names that are asked for and not exported; names that are exported and used neither here nor
+    in an alert.
+    """
     exported = set(exported)
     asked = {
-        name: target.panel for target in (*targets(board), *annotations(board)) for name in names(filled(target.expr))
+        name: target.panel
+        for target in (*targets(board), *annotations(board))
+        for name in names(filled(target.expr))
     }
     alerts = {name for expr in rule_expressions() for name in names(expr)}
     faults = [
-        f"{panel!r} asks for {name}, which nothing exports" for name, panel in asked.items() if name not in exported
+        f"{panel!r} asks for {name}, which nothing exports"
+        for name, panel in asked.items()
+        if name not in exported
     ]
-    faults += [f"an alert asks for {name}, which nothing exports" for name in sorted(alerts - exported)]
-    return faults + [f"{name} is exported and nobody looks at it" for name in sorted(exported - set(asked) - alerts)]
+    faults += [
+        f"an alert asks for {name}, which nothing exports" for name in sorted(alerts - exported)
+    ]
+    return faults + [
+        f"{name} is exported and nobody looks at it"
+        for name in sorted(exported - set(asked) - alerts)
+    ]
 
 
 def check_names(board: dict[str, Any], base_url: str, token: str | None = None) -> list[str]:
@@ -177,26 +203,46 @@ def family(sample: str) -> str:
 
 def rule_expressions() -> list[str]:
     """Expressions of all alerts and recordings."""
-    return [rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule["expr"]
+        for group in yaml.safe_load(RULES.read_text())["groups"]
+        for rule in group["rules"]
+    ]
 
 
 def exported_names(base_url: str, token: str | None = None) -> set[str]:
     """Our metrics that the service exports now."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    text = httpx2.get(f"{base_url}/metrics", headers=headers, timeout=READY_S).raise_for_status().text
-    return {family(name) for name in re.findall(r"^(accordion_[a-z0-9_]+)", text, flags=re.MULTILINE)}
+    text = (
+        httpx2.get(f"{base_url}/metrics", headers=headers, timeout=READY_S).raise_for_status().text
+    )
+    return {
+        family(name) for name in re.findall(r"^(accordion_[a-z0-9_]+)", text, flags=re.MULTILINE)
+    }
 
 
-def live_faults(board: dict[str, Any], prometheus_url: str, job_id: str, *, patience_s: float = READY_S) -> list[str]:
+def live_faults(
+    board: dict[str, Any], prometheus_url: str, job_id: str, *, patience_s: float = READY_S
+) -> list[str]:
     """Queries that are refused, or that find no number within the patience."""
-    refused = [mark for mark in annotations(board) if _values(prometheus_url, filled(mark.expr, job_id)) is None]
+    refused = [
+        mark
+        for mark in annotations(board)
+        if _values(prometheus_url, filled(mark.expr, job_id)) is None
+    ]
     empty = targets(board)
     deadline = time.monotonic() + patience_s
     while empty and time.monotonic() < deadline:
-        empty = [target for target in empty if not _has_numbers(prometheus_url, filled(target.expr, job_id))]
+        empty = [
+            target
+            for target in empty
+            if not _has_numbers(prometheus_url, filled(target.expr, job_id))
+        ]
         time.sleep(POLL_S if empty else 0)
     faults = [f"{mark.panel!r} asks {mark.expr!r}, which Prometheus refuses" for mark in refused]
-    return faults + [f"{target.panel!r} asks {target.expr!r}, which finds nothing" for target in empty]
+    return faults + [
+        f"{target.panel!r} asks {target.expr!r}, which finds nothing" for target in empty
+    ]
 
 
 def _has_numbers(prometheus_url: str, expr: str) -> bool:
@@ -210,12 +256,16 @@ def _values(prometheus_url: str, expr: str) -> list[float] | None:
     answer = httpx2.get(f"{prometheus_url}/api/v1/query_range", params=query, timeout=READY_S)
     if answer.is_error:
         return None
-    return [float(value) for series in answer.json()["data"]["result"] for _, value in series["values"]]
+    return [
+        float(value) for series in answer.json()["data"]["result"] for _, value in series["values"]
+    ]
 
 
 @contextmanager
 def prometheus(program: str, base_url: str, *, token: str | None = None) -> Iterator[str]:
-    """A Prometheus of our own that scrapes the service every second; yields its address, ends with the block."""
+    """A Prometheus of our own that scrapes the service every second; yields its address, ends with
+    the block.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -237,7 +287,10 @@ def prometheus(program: str, base_url: str, *, token: str | None = None) -> Iter
 
 
 def _config(base_url: str, token: str | None) -> dict[str, Any]:
-    scrape: dict[str, Any] = {"job_name": "accordion", "static_configs": [{"targets": [urlsplit(base_url).netloc]}]}
+    scrape: dict[str, Any] = {
+        "job_name": "accordion",
+        "static_configs": [{"targets": [urlsplit(base_url).netloc]}],
+    }
     if token:
         scrape["authorization"] = {"credentials": token}
     return {"global": {"scrape_interval": f"{SCRAPE_S}s"}, "scrape_configs": [scrape]}

@@ -39,17 +39,25 @@ class Up:
     def kill(self, name: str) -> int:
         """Kill a program, wait until another one is in its place, and give the new process id."""
         before = self.pid(name)
-        assert before, f"{name} does not run"  # to signal process 0 would end all of this test session
+        assert before, (
+            f"{name} does not run"
+        )  # to signal process 0 would end all of this test session
         os.kill(before, signal.SIGKILL)
         wait_for(lambda: self.pid(name) not in (0, before))
         return self.pid(name)
 
 
 def accordion(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ACCORDION_", "RAY_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ACCORDION_", "RAY_"))
+    }
     command = [sys.executable, "-m", "service.cli", *arguments]
     environment = {**kept, **variables, "ACCORDION_HOME": str(home)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def start(home: Path, **variables: str) -> Up:

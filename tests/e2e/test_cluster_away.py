@@ -1,4 +1,6 @@
-"""A scheduler's connection to Ray outlives the cluster: GCS comes back, or another cluster stands at its address."""
+"""A scheduler's connection to Ray outlives the cluster: GCS comes back, or another cluster stands
+at its address.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Replaced]:
 
 @pytest.fixture
 def says(cluster: Cluster) -> Iterator[Callable[[str], str]]:
-    """Reads what a process says that asks the cluster again and again, up to a line that begins so."""
+    """Reads what a process says that asks the cluster again and again, up to a line that
+    begins so.
+    """
     command = [sys.executable, "-c", ASKS_FOR_EVER, cluster.address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -70,7 +74,9 @@ def test_gcs_that_comes_back_is_found_again(cluster: Replaced, says: Callable[[s
 
 
 @pytest.mark.parametrize("cluster", ["in memory"], indirect=True)
-def test_another_cluster_at_the_address_is_found_too(cluster: Replaced, says: Callable[[str], str]) -> None:
+def test_another_cluster_at_the_address_is_found_too(
+    cluster: Replaced, says: Callable[[str], str]
+) -> None:
     before = says("nodes")
     cluster.kill_gcs()
     says("away")

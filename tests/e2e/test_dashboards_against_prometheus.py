@@ -1,4 +1,6 @@
-"""Every panel of the Grafana dashboard, asked of a real Prometheus that scrapes a service with a job in it."""
+"""Every panel of the Grafana dashboard, asked of a real Prometheus that scrapes a service with a
+job in it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_a_planted_wrong_name_fails_in_both_ways(service, prometheus_url, job_id
     panel = next(panel for panel in panels(planted) if panel["title"] == "Loss")
     panel["targets"][0]["expr"] = 'max without (instance) (accordion_job_lost{job_id="$job_id"})'
     planted["panels"] = [panel]
-    assert "'Loss' asks for accordion_job_lost, which nothing exports" in check_names(planted, service.url)
+    assert "'Loss' asks for accordion_job_lost, which nothing exports" in check_names(
+        planted, service.url
+    )
     assert len(live_faults(planted, prometheus_url, job_id, patience_s=1.0)) == 1
 
 

@@ -1,4 +1,6 @@
-"""The example of a guest run beside a real `accordion up`: seen, overridden, and ended by its own script."""
+"""The example of a guest run beside a real `accordion up`: seen, overridden, and ended by its own
+script.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def script(up: Up, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.wait(WAIT_S)
 
 
-def test_guest_is_seen_overridden_and_ended_by_its_own_script(up: Up, script, tmp_path: Path) -> None:
+def test_guest_is_seen_overridden_and_ended_by_its_own_script(
+    up: Up, script, tmp_path: Path
+) -> None:
     def guests() -> list[str]:
         assert script.poll() in (None, 0), (tmp_path / "log").read_text()[-4000:]
         return [job.id for job in up.client.all_jobs() if job.kind == "guest"]
@@ -40,7 +44,13 @@ def test_guest_is_seen_overridden_and_ended_by_its_own_script(up: Up, script, tm
     [job_id] = wait_and_get(guests)
     wait_for(lambda: up.client.epochs(job_id).total)
     job = up.client.job(job_id)
-    assert (job.name, job.status, job.world_size, job.workers, job.progress.epochs) == ("mine", "RUNNING", 2, 0, None)
+    assert (job.name, job.status, job.world_size, job.workers, job.progress.epochs) == (
+        "mine",
+        "RUNNING",
+        2,
+        0,
+        None,
+    )
     assert job.ray_run.train_run == "mine"
     with pytest.raises(Refused, match="is a guest run and cannot be cancelled here"):
         up.client.cancel(job_id)

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 CHILD = "sleep 4711"
 PRINTED_BYTES = 30_000_000
 MOST_BYTES = 15_000_000
-"""Limit of Ray's copies of one process's output: a 5 MB file, its predecessor, and buffered output."""
+"""Limit of Ray's copies of one process's output: a 5 MB file, its predecessor, and buffered output.
+"""
 TASK = f"""
 import subprocess
 from workers.tasks.digits import DigitsMlp
@@ -63,7 +64,9 @@ def command_of(pid: int) -> str:
 
 def test_what_a_task_prints_fills_no_disk_beside_its_log(up: Up, littering: str) -> None:
     logs = Path(Home(up.home).running().ray_dir).rglob("worker-*")
-    sizes = {path.name: path.stat().st_size for path in logs if path.is_file() and not path.is_symlink()}
+    sizes = {
+        path.name: path.stat().st_size for path in logs if path.is_file() and not path.is_symlink()
+    }
     assert sum(sizes.values()) < MOST_BYTES, sizes
     assert any("xxx" in line for line in up.client.logs(littering))
 

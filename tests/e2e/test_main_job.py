@@ -1,4 +1,6 @@
-"""The main job over REST on real Ray: digits-watch.yaml, watched, overridden, scraped and robbed of its actor."""
+"""The main job over REST on real Ray: digits-watch.yaml, watched, overridden, scraped and robbed of
+its actor.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SPEC = yaml.safe_load((Path(__file__).parents[2] / "deploy/jobs/digits-watch.yam
 LONG = 1000
 """Epochs of a job that is cancelled."""
 FIRST, UNTIL = 8, 30
-"""The override is given in epoch 8, where the policy holds all layers at `high`, and ends at epoch 30."""
+"""The override is given in epoch 8, where the policy holds all layers at `high`, and ends at epoch
+30.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,8 @@ def _paced(min_step_s: float) -> dict[str, Any]:
 
 def _finished(up: Up, job_id: str) -> str:
     wait_for(
-        lambda: up.client.job(job_id).status in ("SUCCEEDED", "FAILED", "CANCELLED"), lambda: up.client.job(job_id)
+        lambda: up.client.job(job_id).status in ("SUCCEEDED", "FAILED", "CANCELLED"),
+        lambda: up.client.job(job_id),
     )
     job = up.client.job(job_id)
     assert job.status == "SUCCEEDED", job.message
@@ -78,13 +83,19 @@ def _actor_pid(up: Up) -> int:
 def _is_actor(path: Path, up: Up) -> bool:
     try:
         name = (path / "cmdline").read_bytes()
-        return name.startswith(b"ray::AccordionActor") and f"{up.home}/".encode() in (path / "environ").read_bytes()
+        return (
+            name.startswith(b"ray::AccordionActor")
+            and f"{up.home}/".encode() in (path / "environ").read_bytes()
+        )
     except OSError:
         return False
 
 
 def _levels(up: Up, job_id: str) -> list[str]:
-    return ["/".join(sorted(set(epoch.level_by_layer.values()))) for epoch in up.client.epochs(job_id).items]
+    return [
+        "/".join(sorted(set(epoch.level_by_layer.values())))
+        for epoch in up.client.epochs(job_id).items
+    ]
 
 
 def test_the_job_learns_and_changes_its_levels_by_itself(up: Up, calm: str) -> None:
@@ -118,13 +129,17 @@ def test_the_epochs_show_the_level_that_a_person_chose_until_the_policy_has_the_
 
 def test_killing_the_accordion_actor_changes_no_decision(up: Up, calm: str, bereaved: str) -> None:
     assert _levels(up, bereaved) == _levels(up, calm)
-    losses = [[epoch.loss for epoch in up.client.epochs(job_id).items] for job_id in (calm, bereaved)]
+    losses = [
+        [epoch.loss for epoch in up.client.epochs(job_id).items] for job_id in (calm, bereaved)
+    ]
     assert losses[0] == losses[1]
 
 
 def test_every_panel_finds_numbers_while_a_real_job_trains(up: Up, bereaved: str, require) -> None:
     # it still runs when Prometheus has seen it for as long as it may take.
-    job = up.client.submit({**SPEC, "name": "scraped", "training": {**SPEC["training"], "epochs": LONG}})
+    job = up.client.submit(
+        {**SPEC, "name": "scraped", "training": {**SPEC["training"], "epochs": LONG}}
+    )
     wait_for(lambda: len(up.client.epochs(job.id).items) >= 4)
     with prometheus(str(require("prometheus")), up.client.url, token=up.token) as url:
         faults = live_faults(json.loads(JOB_DASHBOARD.read_text()), url, job.id)

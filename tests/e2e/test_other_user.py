@@ -71,12 +71,17 @@ def training(require) -> Iterator[Up]:
 
 
 def made_by(up: Up) -> set[str]:
-    """Paths of what the service's processes hold open, and all in the folders in which they make something."""
+    """Paths of what the service's processes hold open, and all in the folders in which they make
+    something.
+    """
     links = [link for pid in pids_of(up.home) for link in Path(f"/proc/{pid}/fd").iterdir()]
     opened = {str(target) for link in links if (target := target_of(link)) is not None}
     ours = ("/tmp/", "/dev/shm/", "/run/", "/var/", str(up.home.parent))
     roots = [up.home, up.home.with_name("tmp"), Path(Home(up.home).running().ray_dir)]
-    files = {str(path) for root in roots for path in root.rglob("*")} | {str(roots[0]), str(roots[2])}
+    files = {str(path) for root in roots for path in root.rglob("*")} | {
+        str(roots[0]),
+        str(roots[2]),
+    }
     files |= {path for path in opened if path.startswith(ours) and os.path.lexists(path)}
     return files | sockets_of(opened)
 
@@ -98,14 +103,30 @@ def sockets_of(targets: set[str]) -> set[str]:
 def test_no_file_or_socket_can_be_opened_by_another_user(training: Up) -> None:
     made = sorted(made_by(training))
     asked = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY], input=json.dumps(made), capture_output=True, text=True, check=True
+        [sys.executable, "-c", AS_NOBODY],
+        input=json.dumps(made),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert len(made) > 50
     assert json.loads(asked.stdout) == {}
 
 
 def test_every_process_of_a_running_job_listens_on_this_machine_only(training: Up) -> None:
-    opened = {str(target_of(link)) for pid in pids_of(training.home) for link in Path(f"/proc/{pid}/fd").iterdir()}
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    addresses = {row[1].split(":")[0] for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in opened}
+    opened = {
+        str(target_of(link))
+        for pid in pids_of(training.home)
+        for link in Path(f"/proc/{pid}/fd").iterdir()
+    }
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    addresses = {
+        row[1].split(":")[0]
+        for row in rows
+        if row[3] == LISTENING and f"socket:[{row[9]}]" in opened
+    }
     assert addresses <= LOOPBACK

@@ -1,4 +1,6 @@
-"""Code of people's own over REST on real Ray: the examples of deploy/jobs, interference in mid-script, mistakes."""
+"""Code of people's own over REST on real Ray: the examples of deploy/jobs, interference in
+mid-script, mistakes.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,15 @@ def slow_script(up: Up, **changes: Any) -> str:
     folder = up.home / "slow"
     folder.mkdir(exist_ok=True)
     slow = text.replace(
-        "            session.step()", "            __import__('time').sleep(0.05)\n            session.step()"
+        "            session.step()",
+        "            __import__('time').sleep(0.05)\n            session.step()",
     )
     assert slow != text
     (folder / "train.py").write_text(slow)
     training = {**spec["training"], "epochs": 12}
-    return up.client.submit({**spec, "training": training, "code": up.client.upload(pack(folder)).sha256, **changes}).id
+    return up.client.submit(
+        {**spec, "training": training, "code": up.client.upload(pack(folder)).sha256, **changes}
+    ).id
 
 
 @pytest.mark.parametrize("name", ["own-task", "own-script"])
@@ -55,7 +60,9 @@ def test_the_examples_train_to_their_end(up: Up, name: str) -> None:
     assert epochs[-1].metrics["accuracy"] > 0.9
     assert 0 < epochs[-1].bytes.payload < epochs[-1].bytes.dense
     copy = up.home / "storage" / job.id / "code.zip"
-    assert copy.read_bytes() == (up.home / "code" / job.spec["code"]).with_suffix(".zip").read_bytes()
+    assert (
+        copy.read_bytes() == (up.home / "code" / job.spec["code"]).with_suffix(".zip").read_bytes()
+    )
 
 
 def test_what_a_script_prints_is_in_the_jobs_log(up: Up) -> None:
@@ -93,7 +100,11 @@ def worker_of(up: Up) -> int:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             ours = f"{up.home}/".encode() in (path / "environ").read_bytes()
-            found += [int(path.name)] if ours and (path / "cmdline").read_bytes().startswith(b"ray::Worker") else []
+            found += (
+                [int(path.name)]
+                if ours and (path / "cmdline").read_bytes().startswith(b"ray::Worker")
+                else []
+            )
         except OSError:
             continue
     assert found
@@ -107,7 +118,9 @@ def worker_of(up: Up) -> int:
         ("spiral:Spirals", "there is no module 'spiral' in the uploaded code"),
     ],
 )
-def test_a_task_that_is_not_there_ends_the_job_at_once_and_says_why(up: Up, task: str, sentence: str) -> None:
+def test_a_task_that_is_not_there_ends_the_job_at_once_and_says_why(
+    up: Up, task: str, sentence: str
+) -> None:
     job = ended(up, submit(up, "own-task", "--set", f"task.name={task}"))
     assert (job.status, job.reason) == ("FAILED", "TASK_RAISED")
     assert sentence in job.message

@@ -1,4 +1,6 @@
-"""The example of a stock Ray Train script, with the lines of `accordion_ray` and without, on real Ray."""
+"""The example of a stock Ray Train script, with the lines of `accordion_ray` and without, on real
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,14 @@ class Run:
         folder.mkdir()
         self.folder = folder
         self.log = folder / "log"
-        command = [sys.executable, "-m", "tests.e2e.guest_driver", address, str(EXAMPLE / script), str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.e2e.guest_driver",
+            address,
+            str(EXAMPLE / script),
+            str(folder),
+        ]
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file)
 
@@ -114,7 +123,9 @@ def cluster(ray_cluster: str) -> Iterator[str]:
     ray.shutdown()
 
 
-def test_two_lines_compress_a_stock_run_and_show_it_to_the_service(cluster: str, tmp_path: Path) -> None:
+def test_two_lines_compress_a_stock_run_and_show_it_to_the_service(
+    cluster: str, tmp_path: Path
+) -> None:
     service = Service()
     with (
         closing(Run(cluster, "train.py", tmp_path / "plain")) as plain,
@@ -139,10 +150,14 @@ def test_two_lines_compress_a_stock_run_and_show_it_to_the_service(cluster: str,
         run.wait(lambda: run.has_reached(4), "epoch 4 ends")
         run.kill(1)
         run.open(4)
-        started = run.wait(lambda: service.payloads(guest, Started, generation=2), "the second group")[0]
+        started = run.wait(
+            lambda: service.payloads(guest, Started, generation=2), "the second group"
+        )[0]
         assert started.cause == "recovery"
         # the death may come before Ray Train has taken the newest checkpoint over
-        assert (started.epoch, started.step) in [(epoch, epoch * STEPS_PER_EPOCH) for epoch in (3, 4)]
+        assert (started.epoch, started.step) in [
+            (epoch, epoch * STEPS_PER_EPOCH) for epoch in (3, 4)
+        ]
         assert started.resumed_from is not None
         run.wait(lambda: _acks_of(service, guest, 2), "the second group's acknowledgements")
 
@@ -168,5 +183,7 @@ def _check_epochs(service: Service, guest: Guest) -> None:
     assert last.metrics["accuracy"] > 0.85
     assert last.loss == last.metrics["loss"]
     assert set(last.level_by_layer.values()) == {"high"}
-    sent, dense = (sum(getattr(one.bytes, kind) for one in epochs.values()) for kind in ("payload", "dense"))
+    sent, dense = (
+        sum(getattr(one.bytes, kind) for one in epochs.values()) for kind in ("payload", "dense")
+    )
     assert sent < dense / 4

@@ -99,7 +99,9 @@ def test_killed_api_and_scheduler_come_back_and_the_job_goes_on(up: Up) -> None:
     watcher.join(WAIT_S)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert up.client.job(job.id).status == "SUCCEEDED"
-    assert [(epoch.epoch, epoch.attempt) for epoch in up.client.epochs(job.id).items] == [(n, 1) for n in range(12)]
+    assert [(epoch.epoch, epoch.attempt) for epoch in up.client.epochs(job.id).items] == [
+        (n, 1) for n in range(12)
+    ]
 
 
 def test_a_killed_ray_head_comes_back_and_the_job_goes_on_from_its_checkpoint(up: Up) -> None:
@@ -136,13 +138,23 @@ def test_a_killed_up_takes_everything_with_it(home: Path) -> None:
     wait_for(lambda: not processes_of(home))
 
 
-def test_the_demo_succeeds_writes_its_figures_and_leaves_nothing_running(home: Path, tmp_path: Path) -> None:
+def test_the_demo_succeeds_writes_its_figures_and_leaves_nothing_running(
+    home: Path, tmp_path: Path
+) -> None:
     demo = accordion(home, "demo", "--json", str(tmp_path / "figures.json"))
     out, err = demo.communicate(timeout=2 * WAIT_S)
     assert (demo.returncode, err) == (0, "")
     assert all(
         word in out
-        for word in ("epoch  19 of 0-19", "critical low", "stable high", "saved", "accuracy", "dense", "fp16")
+        for word in (
+            "epoch  19 of 0-19",
+            "critical low",
+            "stable high",
+            "saved",
+            "accuracy",
+            "dense",
+            "fp16",
+        )
     )
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["accuracy"] >= 0.95

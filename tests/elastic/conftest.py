@@ -16,13 +16,26 @@ import pytest
 
 from service.errors import RuntimeUnavailable
 from service.runtime.ray_backend import RayBackend
-from workers.contract import Cursor, Drained, EndRecord, EpochRecord, JobSpec, Launch, LogLine, Orders, Record
+from workers.contract import (
+    Cursor,
+    Drained,
+    EndRecord,
+    EpochRecord,
+    JobSpec,
+    Launch,
+    LogLine,
+    Orders,
+    Record,
+)
 
 ENGINE = os.environ.get("ACCORDION_TEST_ENGINE", "")
-"""Engine of all jobs of this folder; empty for the product's default. `make test-elastic ENGINE=...` sets it."""
+"""Engine of all jobs of this folder; empty for the product's default. `make test-elastic
+ENGINE=...` sets it.
+"""
 WAIT_S = 240.0
-"""Only ends a test that fails: a loaded two-core machine needs many times what a free one does, two minutes for a job's
-first steps where ten others run."""
+"""Only ends a test that fails: a loaded two-core machine needs many times what a free one does, two
+minutes for a job's first steps where ten others run.
+"""
 
 
 @dataclass
@@ -38,7 +51,11 @@ class Life:
     @property
     def cursor(self) -> Cursor:
         last = self.records[-1] if self.records else None
-        return Cursor(attempt=last.attempt, generation=last.generation, seq=last.seq) if last else Cursor()
+        return (
+            Cursor(attempt=last.attempt, generation=last.generation, seq=last.seq)
+            if last
+            else Cursor()
+        )
 
     def look(self) -> EndRecord | None:
         """Store what is new; how the job ended, if it did."""
@@ -48,13 +65,18 @@ class Life:
         end = self.backend.outcome(self.launch.job_id, self.launch.storage)
         if end is not None:
             history = self.backend.history(self.launch.job_id, self.launch.storage).records
-            self.records = [*self.records, *(record for record in history if place(record) > place(self.cursor))]
+            self.records = [
+                *self.records,
+                *(record for record in history if place(record) > place(self.cursor)),
+            ]
         return end
 
     def drain(self) -> Drained:
         try:
             drained = self.backend.drain(self.launch.job_id, self.cursor)
-        except RuntimeUnavailable:  # what holds the cluster together is away, and a scheduler would try again
+        except (
+            RuntimeUnavailable
+        ):  # what holds the cluster together is away, and a scheduler would try again
             return Drained()
         self.records += drained.records
         self.logs += drained.logs
@@ -73,7 +95,10 @@ class Life:
     def reach(self, epoch: int) -> None:
         """Go on until the epoch's record is stored."""
         wait_for(
-            lambda: self.look() is not None or any(record.epoch >= epoch for record in self.all(EpochRecord)),
+            lambda: (
+                self.look() is not None
+                or any(record.epoch >= epoch for record in self.all(EpochRecord))
+            ),
             self.story,
         )
         assert epoch in self.epochs
@@ -84,7 +109,11 @@ class Life:
     def story(self) -> str:
         """What is known of it, for a test that fails."""
         states = [str(state) for state in self.backend.supervisors()]
-        groups = [str(record) for record in self.records if record.payload.kind in ("started", "resize", "failure")]
+        groups = [
+            str(record)
+            for record in self.records
+            if record.payload.kind in ("started", "resize", "failure")
+        ]
         lines = [f"rank {line.rank}: {line.text}" for line in self.logs]
         return "\n".join([*states, *groups, *lines[-60:]])
 
@@ -97,7 +126,10 @@ class Life:
     def training(self) -> list[tuple[Any, ...]]:
         """What does not depend on time: losses, levels and regimes, epoch by epoch."""
         rows = sorted(self.epochs.items())
-        return [(epoch, row.loss, row.metrics, row.level_by_layer, row.regime_by_layer) for epoch, row in rows]
+        return [
+            (epoch, row.loss, row.metrics, row.level_by_layer, row.regime_by_layer)
+            for epoch, row in rows
+        ]
 
 
 def job_spec(spec: dict[str, Any]) -> JobSpec:
@@ -110,7 +142,9 @@ def place(item: Record | Cursor) -> tuple[int, int, int]:
     return (item.attempt, item.generation, item.seq)
 
 
-def wait_for(condition: Callable[[], object], story: Callable[[], str] = str, *, pause_s: float = 0.05) -> None:
+def wait_for(
+    condition: Callable[[], object], story: Callable[[], str] = str, *, pause_s: float = 0.05
+) -> None:
     """Look until it holds; `story` is told where it does not."""
     limit = time.monotonic() + WAIT_S
     while not condition():
@@ -123,7 +157,9 @@ def processes(title: str) -> list[int]:
     parents, found = {}, []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
             if title in (folder / "cmdline").read_bytes().decode(errors="replace"):
                 found.append(int(folder.name))
         except OSError:
@@ -153,7 +189,9 @@ def everything_is_free() -> bool:
 
 @pytest.fixture(scope="module")
 def backend(ray_cluster: str) -> Iterator[RayBackend]:
-    """Connects this process while a module lasts. No later test is bound to the cluster: its end would end them all."""
+    """Connects this process while a module lasts. No later test is bound to the cluster: its end
+    would end them all.
+    """
     import ray
 
     yield RayBackend(address=ray_cluster, installation="e1a571c")
@@ -193,7 +231,11 @@ def started_jobs(backend: RayBackend, folder: Path) -> Iterator[Start]:
     for life in lives:
         backend.remove(life.launch.job_id)
     wait_for(lambda: not backend.supervisors() and everything_is_free())
-    wait_for(lambda: not any(map(processes, ("ray::Supervisor", "ray::RayTrainController", "ray::Worker"))))
+    wait_for(
+        lambda: (
+            not any(map(processes, ("ray::Supervisor", "ray::RayTrainController", "ray::Worker")))
+        )
+    )
 
 
 @pytest.hookimpl(wrapper=True)

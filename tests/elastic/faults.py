@@ -18,13 +18,16 @@ from workers.contract import Started
 EPOCHS, SAMPLES = 6, 1437
 EVERY_STEPS = 10
 HOLD_FROM = 92
-"""Far enough from the last step, 138, that a job which is held is there when a slow machine has done all it should."""
+"""Far enough from the last step, 138, that a job which is held is there when a slow machine has
+done all it should.
+"""
 MOST_ROLLED_BACK = 2 * EVERY_STEPS
 """A checkpoint that is being written does not count, and the next one waits until it is."""
 
 
 def job(folder: Path, **parts: Any) -> dict[str, Any]:
-    """Two workers, six epochs of 23 steps, about 6 s of training; an exact method, so that nothing may differ.
+    """Two workers, six epochs of 23 steps, about 6 s of training; an exact method, so that nothing
+    may differ.
 
     It is held near its end until `Watched.survived` is called.
     """
@@ -105,26 +108,43 @@ class Watched:
         return kept
 
     def _by_group(self) -> Iterator[tuple[Started, list[Step]]]:
-        """What each group did. Who goes on for a while after it lost its supervisor is no part of the next one.
+        """What each group did. Who goes on for a while after it lost its supervisor is no part of
+        the next one.
 
-        A group tells that it started when all have their models, and some may have begun a step by then.
+        A group tells that it started when all have their models, and some may have begun a step by
+        then.
         """
-        groups = [(record.time, record.payload) for record in self.life.records if is_started(record)]
+        groups = [
+            (record.time, record.payload) for record in self.life.records if is_started(record)
+        ]
         lines = steps(self.folder)
         before = 0.0
         for told, started in groups:
             here = [line for line in lines if before <= line.built < told]
-            members = {line.rank: (line.pid, line.built) for line in here if line.step == started.step}
-            yield started, [line for line in here if members.get(line.rank) == (line.pid, line.built)]
+            members = {
+                line.rank: (line.pid, line.built) for line in here if line.step == started.step
+            }
+            yield (
+                started,
+                [line for line in here if members.get(line.rank) == (line.pid, line.built)],
+            )
             before = told
 
     def disorder(self) -> str:
         """Which steps of the surviving history are not whole, for a test that fails."""
-        whole = {step: sum(len(line.samples) for line in self.surviving() if line.step == step) for step in range(200)}
-        odd = {step: samples for step, samples in whole.items() if samples not in (0, 64, SAMPLES % 64)}
+        whole = {
+            step: sum(len(line.samples) for line in self.surviving() if line.step == step)
+            for step in range(200)
+        }
+        odd = {
+            step: samples for step, samples in whole.items() if samples not in (0, 64, SAMPLES % 64)
+        }
         groups = [(started.step, started.world_size) for started in self.life.all(Started)]
         lines = [line for line in steps(self.folder) if line.step in odd]
-        return f"groups {groups}, odd {odd}: {[(line.step, line.rank, line.pid, len(line.samples)) for line in lines]}"
+        return (
+            f"groups {groups}, odd {odd}:"
+            f" {[(line.step, line.rank, line.pid, len(line.samples)) for line in lines]}"
+        )
 
     def seen_twice(self) -> int:
         """Samples that some epoch of the surviving history did not visit exactly once."""
@@ -137,14 +157,18 @@ class Watched:
         return wrong
 
     def survived(self, fault: str) -> Cost:
-        """Wait for the end and look at everything that must be as if nothing had happened; note what it cost."""
+        """Wait for the end and look at everything that must be as if nothing had happened; note
+        what it cost.
+        """
         let_go(self.folder)
         end = self.life.end()
         assert (end.status, end.reason) == ("SUCCEEDED", "COMPLETED"), end
         assert sorted(self.life.epochs) == list(range(EPOCHS))
         assert self.seen_twice() == 0, self.disorder()
         assert all(self.began_where_it_could(fault) for fault in self.faults), self.life.story()
-        rolled_back = max((started.steps_rolled_back for started in self.life.all(Started)), default=0)
+        rolled_back = max(
+            (started.steps_rolled_back for started in self.life.all(Started)), default=0
+        )
         assert rolled_back <= MOST_ROLLED_BACK
         cost = Cost(
             fault=fault,
@@ -157,16 +181,30 @@ class Watched:
         return cost
 
     def began_where_it_could(self, fault: float) -> bool:
-        """Whether the group after a fault lost nothing that was in a whole checkpoint when it happened."""
-        later = [record.payload.step for record in self.life.records if is_started(record) and record.time > fault]
-        whole = [r.payload.step for r in self.life.records if r.payload.kind == "checkpoint" and r.time <= fault]
+        """Whether the group after a fault lost nothing that was in a whole checkpoint when it
+        happened.
+        """
+        later = [
+            record.payload.step
+            for record in self.life.records
+            if is_started(record) and record.time > fault
+        ]
+        whole = [
+            r.payload.step
+            for r in self.life.records
+            if r.payload.kind == "checkpoint" and r.time <= fault
+        ]
         return not later or later[0] >= max(whole, default=0)
 
     def _seconds(self) -> float | None:
         """From the last fault to the first step of the group that came after it."""
         if not self.faults:
             return None
-        groups = [record.time for record in self.life.records if is_started(record) and record.time > self.faults[-1]]
+        groups = [
+            record.time
+            for record in self.life.records
+            if is_started(record) and record.time > self.faults[-1]
+        ]
         later = [line.time for line in steps(self.folder) if groups and line.time >= groups[0]]
         return later[0] - self.faults[-1] if later else None
 
@@ -182,13 +220,22 @@ def is_started(record: Any) -> bool:
 
 def equal(ones: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
     """Bit for bit."""
-    return ones.keys() == others.keys() and all(torch.equal(ones[name], others[name]) for name in ones)
+    return ones.keys() == others.keys() and all(
+        torch.equal(ones[name], others[name]) for name in ones
+    )
 
 
 def table(costs: list[Cost]) -> str:
     """What the faults cost, for people."""
     widths = (44, 10, 9, 15, 18, 19)
-    head = ("fault", "engine", "survived", "s to next step", "steps rolled back", "samples seen twice")
+    head = (
+        "fault",
+        "engine",
+        "survived",
+        "s to next step",
+        "steps rolled back",
+        "samples seen twice",
+    )
     lines = [head, *map(_cells, costs)]
     return "\n".join(" ".join(map(_aligned, line, widths)) for line in lines)
 

@@ -14,7 +14,9 @@ from workers.tasks.digits import DigitsMlp
 
 
 class HangsOnce(DigitsMlp):
-    """Options: `folder` for what is written down, and how it hangs: `stopped`, `lock` or `network`."""
+    """Options: `folder` for what is written down, and how it hangs: `stopped`, `lock` or
+    `network`.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__({"hidden": 8, "min_step_s": 0.0})

@@ -26,12 +26,16 @@ def main(address: str, folder: str) -> None:
         train,
         train_loop_config={"folder": folder},
         scaling_config=ScalingConfig(num_workers=1),
-        run_config=RunConfig(name="stock", storage_path=f"{folder}/ray", failure_config=FailureConfig(max_failures=1)),
+        run_config=RunConfig(
+            name="stock", storage_path=f"{folder}/ray", failure_config=FailureConfig(max_failures=1)
+        ),
     ).fit()
 
 
 def train(config: dict[str, Any]) -> None:
-    """Train an unwrapped model, as `prepare_model` returns it, and die after three epochs for the first time."""
+    """Train an unwrapped model, as `prepare_model` returns it, and die after three epochs for the
+    first time.
+    """
     folder = Path(config["folder"])
     session.init_process_group(storage=folder / "session", job={"training": {"global_batch": 16}})
     inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
@@ -49,7 +53,9 @@ def train(config: dict[str, Any]) -> None:
             session.backward(nn.functional.mse_loss(model(inputs[rows]), inputs[rows].tanh()))
             session.step()
         with (folder / "trained").open("a") as file:
-            file.write(f"{epoch} {type(model).__name__} {float(model.weight.detach().double().sum())}\n")
+            file.write(
+                f"{epoch} {type(model).__name__} {float(model.weight.detach().double().sum())}\n"
+            )
 
 
 if __name__ == "__main__":

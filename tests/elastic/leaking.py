@@ -9,7 +9,9 @@ from workers.tasks.digits import DigitsMlp
 
 
 class Leaks(DigitsMlp):
-    """Holds `held_bytes`, and `leak_bytes` more after each micro-batch, as a list that grows would."""
+    """Holds `held_bytes`, and `leak_bytes` more after each micro-batch, as a list that
+    grows would.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__({"hidden": 8})

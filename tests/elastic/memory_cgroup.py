@@ -1,4 +1,6 @@
-"""A memory cgroup of its own for a node of a test cluster, as a container has it; Linux, needs root."""
+"""A memory cgroup of its own for a node of a test cluster, as a container has it; Linux, needs
+root.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A Ray cluster of several nodes on this machine, and what can befall one: killed, terminated, drained, cut off.
+"""A Ray cluster of several nodes on this machine, and what can befall one: killed, terminated,
+drained, cut off.
 
-Nodes are on 127.0.0.1, or each on a host of its own of tests/netlab (needs root). Drivers connect with
-`with cluster.driver(): ray.init(address=cluster.address)`.
+Nodes are on 127.0.0.1, or each on a host of its own of tests/netlab (needs root). Drivers connect
+with `with cluster.driver(): ray.init(address=cluster.address)`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from pathlib import Path
 from tests.netlab import lab
 
 START_S = 240.0
-"""A loaded two-core machine needs up to 20 s for one node, several start at once, and Ray gives up a node after 30 s,
-which is then started again."""
+"""A loaded two-core machine needs up to 20 s for one node, several start at once, and Ray gives up
+a node after 30 s, which is then started again.
+"""
 QUICK_DEATHS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
@@ -65,7 +67,9 @@ class Node:
     """Process id of the raylet."""
 
     def workers(self, title: str = "") -> list[int]:
-        """Processes under the raylet whose titles contain the word; an actor's is `ray::Class.method`."""
+        """Processes under the raylet whose titles contain the word; an actor's is
+        `ray::Class.method`.
+        """
         return [pid for pid in family(self.raylet)[1:] if title in command_line(pid)]
 
     def was_given_up(self) -> bool:
@@ -80,15 +84,23 @@ class Node:
         """
         text = _log(self.folder).read_text()
         if self.start.poll() is not None and not self.was_given_up():
-            raise RuntimeError(f"the node ended with status {self.start.returncode} before it was up:\n{text}")
+            raise RuntimeError(
+                f"the node ended with status {self.start.returncode} before it was up:\n{text}"
+            )
         return "Ray runtime started" in text
 
     def learn(self) -> None:
         """Read id and process from the raylet's command line."""
         # what it starts bears its command line for a moment, and comes after it in its family.
-        self.raylet = next(pid for pid in family(self.start.pid) if "/raylet/raylet" in command_line(pid))
+        self.raylet = next(
+            pid for pid in family(self.start.pid) if "/raylet/raylet" in command_line(pid)
+        )
         arguments = Path(f"/proc/{self.raylet}/cmdline").read_bytes().decode().split("\0")
-        self.id = next(text.partition("=")[2] for text in arguments if text.startswith(("--node_id=", "--node-id=")))
+        self.id = next(
+            text.partition("=")[2]
+            for text in arguments
+            if text.startswith(("--node_id=", "--node-id="))
+        )
 
 
 class Cluster:
@@ -97,7 +109,8 @@ class Cluster:
     Args:
         nodes: how many to begin with.
         cpus: logical ones of each node, and of those that are added.
-        hosts: 0 for 127.0.0.1; else as many hosts of a lab: one for the head, and one for each node there will ever be.
+        hosts: 0 for 127.0.0.1; else as many hosts of a lab: one for the head, and one for each node
+            there will ever be.
         rate: Mbit/s of the lab's links; 0 for as fast as it goes.
         settings: environment of every node's processes.
         durable: whether what GCS knows outlives it (`RAY_gcs_storage=rocksdb`).
@@ -124,10 +137,13 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         os.environ["RAY_AUTH_MODE"] = ALWAYS["RAY_AUTH_MODE"]
-        # Ray reads the token once in the life of a process, so all clusters that a process starts share it.
+        # Ray reads the token once in the life of a process, so all clusters that a process starts
+        # share it.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
         try:
-            self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rn", dir="/tmp")))
+            self._folder = Path(
+                self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rn", dir="/tmp"))
+            )
             if self._lab:
                 self._stack.enter_context(self._lab)
             self._stack.callback(self._end_all)
@@ -149,14 +165,19 @@ class Cluster:
 
     def _begin_head(self, port: int) -> None:
         arguments = ["--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false"]
-        # Ray opens this one, always 10001, where its optional dependency is there, and refuses the option otherwise.
-        arguments += [f"--ray-client-server-port={_free_port()}"] if importlib.util.find_spec("grpc") else []
+        # Ray opens this one, always 10001, where its optional dependency is there, and refuses the
+        # option otherwise.
+        arguments += (
+            [f"--ray-client-server-port={_free_port()}"] if importlib.util.find_spec("grpc") else []
+        )
         self.head = self._start(arguments)
         self._wait_until_up([self.head])
 
     @contextmanager
     def driver(self) -> Iterator[None]:
-        """What this thread does meanwhile, it does on the head's host; so does every thread that it starts."""
+        """What this thread does meanwhile, it does on the head's host; so does every thread that it
+        starts.
+        """
         with lab.visit(_HEAD_HOST) if self._lab else nullcontext():
             yield
 
@@ -171,7 +192,9 @@ class Cluster:
         return node
 
     def kill(self, node: Node) -> None:
-        """A power cut: no process of the node does anything more, and on a lab nothing is said to the others."""
+        """A power cut: no process of the node does anything more, and on a lab nothing is said to
+        the others.
+        """
         if self._lab and node.host:
             self._lab.cut(node.host)
         _end(node)
@@ -184,9 +207,15 @@ class Cluster:
         self._stack.callback(_end, node)
 
     def drain(self, node: Node, *, deadline_s: int) -> None:
-        """Tell the cluster that the node will be preempted. Nothing ends it: `terminate` or `kill` do."""
+        """Tell the cluster that the node will be preempted. Nothing ends it: `terminate` or `kill`
+        do.
+        """
         reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=test"]
-        options = [f"--address={self.address}", f"--node-id={node.id}", f"--deadline-remaining-seconds={deadline_s}"]
+        options = [
+            f"--address={self.address}",
+            f"--node-id={node.id}",
+            f"--deadline-remaining-seconds={deadline_s}",
+        ]
         command = self.on_head([_RAY, "drain-node", *options, *reason])
         done = subprocess.run(command, env=self._env(), capture_output=True, text=True, check=False)
         if done.returncode:
@@ -205,7 +234,9 @@ class Cluster:
         self._lab.heal(node.host)
 
     def kill_gcs(self) -> Callable[[], None]:
-        """Kill -9 of the GCS server; what is given back starts it again as it was, and does not wait."""
+        """Kill -9 of the GCS server; what is given back starts it again as it was, and does not
+        wait.
+        """
         [gcs] = [pid for pid in family(self.head.start.pid) if "/gcs_server" in command_line(pid)]
         command = Path(f"/proc/{gcs}/cmdline").read_bytes().decode().split("\0")[:-1]
         pairs = Path(f"/proc/{gcs}/environ").read_bytes().decode().split("\0")[:-1]
@@ -231,7 +262,15 @@ class Cluster:
         host = self._next_host if self._lab else None
         self._next_host += 1
         ports = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export")
-        command = [*self._at(host), *prefix, _RAY, "start", "--block", *arguments, "--disable-usage-stats"]
+        command = [
+            *self._at(host),
+            *prefix,
+            _RAY,
+            "start",
+            "--block",
+            *arguments,
+            "--disable-usage-stats",
+        ]
         command += [f"--{name}-port={_free_port()}" for name in ports]
         # left to themselves, all nodes of one address give the same ports to their workers.
         command += ["--min-worker-port=0", "--max-worker-port=0"]
@@ -242,7 +281,9 @@ class Cluster:
 
     def _run(self, command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         with _log(folder).open("wb") as log:
-            return subprocess.Popen(command, env=self._env(), stdout=log, stderr=log, preexec_fn=_end_with_parent)
+            return subprocess.Popen(
+                command, env=self._env(), stdout=log, stderr=log, preexec_fn=_end_with_parent
+            )
 
     def _wait_until_up(self, nodes: list[Node]) -> None:
         limit = time.monotonic() + START_S
@@ -250,7 +291,10 @@ class Cluster:
             for node in filter(Node.was_given_up, nodes):
                 node.start = self._run(node.command, node.folder)
             if time.monotonic() > limit:
-                raise RuntimeError(f"not up within {START_S:g} s:\n{[_log(node.folder).read_text() for node in nodes]}")
+                raise RuntimeError(
+                    f"not up within {START_S:g}"
+                    f" s:\n{[_log(node.folder).read_text() for node in nodes]}"
+                )
             time.sleep(0.05)
         for node in nodes:
             node.learn()
@@ -263,7 +307,14 @@ class Cluster:
         durable = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self._folder / "gcs")}
         wire = {"GLOO_SOCKET_IFNAME": "eth0"} if self._lab else {}
         token = {"RAY_AUTH_TOKEN": os.environ["RAY_AUTH_TOKEN"]}
-        return inherited | ALWAYS | wire | (durable if self._durable else {}) | token | dict(self._settings)
+        return (
+            inherited
+            | ALWAYS
+            | wire
+            | (durable if self._durable else {})
+            | token
+            | dict(self._settings)
+        )
 
     def _end_all(self) -> None:
         for node in [*self.nodes, self.head] if hasattr(self, "head") else []:
@@ -272,7 +323,9 @@ class Cluster:
 
 
 def with_private(directory: Path) -> list[str]:
-    """Return the words before a command that give it an empty file system of its own at a directory; needs root."""
+    """Return the words before a command that give it an empty file system of its own at a
+    directory; needs root.
+    """
     script = 'mount -t tmpfs private "$0" && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", script, str(directory)]
 
@@ -301,7 +354,9 @@ def family(pid: int) -> list[int]:
 def command_line(pid: int) -> str:
     """Of a running process; empty where there is none."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return ""
 
@@ -336,7 +391,9 @@ def _end_with_parent() -> None:
 
 
 def _free_port() -> int:
-    """A port that nobody listens on now, and that nobody but a caller of this function is given before it is used."""
+    """A port that nobody listens on now, and that nobody but a caller of this function is given
+    before it is used.
+    """
     while True:
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", secrets.choice(_PORTS)))

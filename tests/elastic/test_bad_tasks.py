@@ -1,4 +1,6 @@
-"""Jobs whose own code fails in the same way every time, on real Ray: they end, and say who failed, where and why."""
+"""Jobs whose own code fails in the same way every time, on real Ray: they end, and say who failed,
+where and why.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ JOBS = {
 
 
 @pytest.fixture(scope="module")
-def jobs(backend: RayBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Life]]:
+def jobs(
+    backend: RayBackend, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Life]]:
     """One job for each way to fail, by that; they run beside each other."""
     with started_jobs(backend, tmp_path_factory.mktemp("bad")) as start:
         yield {way: start(spec, workers=spec["workers"]["max"]) for way, spec in JOBS.items()}
@@ -47,10 +51,16 @@ def jobs(backend: RayBackend, tmp_path_factory: pytest.TempPathFactory) -> Itera
     [
         ("exit while loading", "TASK_RAISED", "os._exit(3) at bad_tasks.py:"),
         ("crash", "TASK_RAISED", ": the process crashed with segmentation fault at bad_tasks.py:"),
-        ("interrupt", "TASK_RAISED", "rank 0: the task raised in step 3 (epoch 0): KeyboardInterrupt:  (bad_tasks.py:"),
+        (
+            "interrupt",
+            "TASK_RAISED",
+            "rank 0: the task raised in step 3 (epoch 0): KeyboardInterrupt:  (bad_tasks.py:",
+        ),
     ],
 )
-def test_a_task_that_ends_its_own_process_ends_the_job(jobs: dict[str, Life], way: str, reason: str, told: str) -> None:
+def test_a_task_that_ends_its_own_process_ends_the_job(
+    jobs: dict[str, Life], way: str, reason: str, told: str
+) -> None:
     end = jobs[way].end()
     assert (end.status, end.reason) == ("FAILED", reason)
     assert told in end.message
@@ -58,7 +68,9 @@ def test_a_task_that_ends_its_own_process_ends_the_job(jobs: dict[str, Life], wa
     assert len(jobs[way].all(FailureRecord)) == (2 if way == "exit while loading" else 1)
 
 
-def test_a_process_that_is_killed_at_the_same_place_again_and_again_ends_the_job(jobs: dict[str, Life]) -> None:
+def test_a_process_that_is_killed_at_the_same_place_again_and_again_ends_the_job(
+    jobs: dict[str, Life],
+) -> None:
     end = jobs["killed"].end()
     assert (end.status, end.reason) == ("FAILED", "NO_PROGRESS")
     assert "the process of rank 0 is gone, in step 3: it was killed" in end.message
@@ -73,10 +85,15 @@ def test_ranks_with_unequal_numbers_of_batches_end_the_job_at_once(jobs: dict[st
     assert len(life.all(FailureRecord)) == 1
 
 
-def test_a_group_whose_ranks_all_hang_in_the_evaluation_is_ended_with_their_lines(jobs: dict[str, Life]) -> None:
+def test_a_group_whose_ranks_all_hang_in_the_evaluation_is_ended_with_their_lines(
+    jobs: dict[str, Life],
+) -> None:
     end = jobs["hang"].end()
     assert (end.status, end.reason) == ("FAILED", "TASK_RAISED")
-    assert f"no rank has made progress for {IDLE_S:g} s: rank 0 is at the end of epoch 0" in end.message
+    assert (
+        f"no rank has made progress for {IDLE_S:g} s: rank 0 is at the end of epoch 0"
+        in end.message
+    )
     assert "rank 1 is at the end of epoch 0" in end.message
     assert end.message.count("(bad_tasks.py:") == 2
     assert "limits.step_seconds" in end.message

@@ -21,7 +21,9 @@ _UNDISTURBED: dict[str, list[Any]] = {}
 
 
 def digits(folder: Path) -> dict[str, Any]:
-    """About five seconds of training, with regimes that change at epoch 6; it does not end before it is let go."""
+    """About five seconds of training, with regimes that change at epoch 6; it does not end before
+    it is let go.
+    """
     options = {"hidden": 32, "folder": str(folder), "pace_s": 0.02, "hold_from": HOLD_FROM}
     return {
         "task": {"name": "tests.elastic.watched:WatchedDigits", "options": options},
@@ -46,7 +48,10 @@ def undisturbed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[
 
 
 def broken(**options: int) -> dict[str, Any]:
-    return {"task": {**SMALL, "options": {**SMALL["options"], **options}}, "training": {"epochs": 3}}
+    return {
+        "task": {**SMALL, "options": {**SMALL["options"], **options}},
+        "training": {"epochs": 3},
+    }
 
 
 def overridden(life: Life) -> list[AcksRecord]:
@@ -67,11 +72,16 @@ def causes(life: Life) -> list[str]:
 def came_once_and_in_order(life: Life) -> bool:
     """What the scheduler was given, and none of it missing."""
     places = [place(record) for record in life.records]
-    held = [place(record) for record in life.backend.history(life.launch.job_id, life.launch.storage).records]
+    held = [
+        place(record)
+        for record in life.backend.history(life.launch.job_id, life.launch.storage).records
+    ]
     return places == sorted(set(places)) == held
 
 
-def test_a_killed_worker_costs_nothing_but_time(start: Start, undisturbed: list[Any], tmp_path: Path) -> None:
+def test_a_killed_worker_costs_nothing_but_time(
+    start: Start, undisturbed: list[Any], tmp_path: Path
+) -> None:
     life = start(digits(tmp_path))
     life.reach(2)
     kill("ray::Worker")
@@ -90,12 +100,17 @@ def test_a_killed_supervisor_comes_back_and_the_job_goes_on(
     kill("ray::Supervisor")
     let_go(tmp_path)
     assert life.end().reason == "COMPLETED"
-    assert len({record.generation for record in life.records if isinstance(record.payload, Started)}) == 2
+    assert (
+        len({record.generation for record in life.records if isinstance(record.payload, Started)})
+        == 2
+    )
     assert life.training == undisturbed
     wait_for(everything_is_free)
 
 
-def test_a_killed_accordion_actor_changes_no_decision(start: Start, undisturbed: list[Any], tmp_path: Path) -> None:
+def test_a_killed_accordion_actor_changes_no_decision(
+    start: Start, undisturbed: list[Any], tmp_path: Path
+) -> None:
     life = start(digits(tmp_path))
     life.reach(2)
     kill("ray::AccordionActor")
@@ -106,14 +121,20 @@ def test_a_killed_accordion_actor_changes_no_decision(start: Start, undisturbed:
     assert life.training == undisturbed
 
 
-def test_overrides_reach_the_workers_through_an_actor_that_was_killed(start: Start, tmp_path: Path) -> None:
+def test_overrides_reach_the_workers_through_an_actor_that_was_killed(
+    start: Start, tmp_path: Path
+) -> None:
     life = start(digits(tmp_path))
     life.reach(1)
     kill("ray::AccordionActor")
-    life.order(Orders(version=1, overrides=(Override(id="o1", level={"method": "none"}, number=1),)))
+    life.order(
+        Orders(version=1, overrides=(Override(id="o1", level={"method": "none"}, number=1),))
+    )
     wait_for(lambda: life.look() or overridden(life))
     acks = overridden(life)[0]
-    assert {(ack.rank, ack.digest) for ack in acks.acks} == {(rank, acks.digest) for rank in range(2)}
+    assert {(ack.rank, ack.digest) for ack in acks.acks} == {
+        (rank, acks.digest) for rank in range(2)
+    }
 
 
 def test_a_task_that_raises_ends_the_job_with_its_sentence(start: Start) -> None:
@@ -142,7 +163,9 @@ def test_a_cancelled_job_saves_and_ends(start: Start, tmp_path: Path) -> None:
     assert life.all(CheckpointRecord)[-1].step == life.records[-2].payload.step
 
 
-def test_a_job_cancelled_while_it_starts_ends_without_training_on(start: Start, tmp_path: Path) -> None:
+def test_a_job_cancelled_while_it_starts_ends_without_training_on(
+    start: Start, tmp_path: Path
+) -> None:
     life = start(digits(tmp_path))
     life.order(Orders(version=1, stop="cancel"))
     assert life.end().status == "CANCELLED"

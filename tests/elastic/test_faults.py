@@ -1,4 +1,6 @@
-"""Every fault that a job has to survive on one machine, planted on real Ray: each leaves the training as it was."""
+"""Every fault that a job has to survive on one machine, planted on real Ray: each leaves the
+training as it was.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,10 @@ def test_a_worker_killed_while_it_writes_a_checkpoint(watch: Watch) -> None:
     watched = watch(options={"hidden": 30_000})
     watched.reach(AFTER)
     checkpoints = Path(watched.life.launch.storage, "checkpoints")
-    wait_for(lambda: any(not (folder / "manifest.json").exists() for folder in checkpoints.glob("g*")), pause_s=0.005)
+    wait_for(
+        lambda: any(not (folder / "manifest.json").exists() for folder in checkpoints.glob("g*")),
+        pause_s=0.005,
+    )
     watched.fault()
     kill("ray::Worker")
     watched.survived("worker kill -9 in checkpoint upload")
@@ -83,8 +88,11 @@ def test_a_worker_killed_while_it_writes_a_checkpoint(watch: Watch) -> None:
 def test_a_checkpoint_that_becomes_whole_when_the_next_group_trains(watch: Watch) -> None:
     watched = watch(options={"pace_s": 0.0, "hold_from": 21}, checkpoint={"keep": 2})
     checkpoints = Path(watched.life.launch.storage, "checkpoints")
-    # the end of epoch 0, after 23 steps, is the third checkpoint; the first one goes when all is written.
-    wait_for(lambda: watched.life.look() is not None or len(watched.life.all(CheckpointRecord)) == 3)
+    # the end of epoch 0, after 23 steps, is the third checkpoint; the first one goes when all is
+    # written.
+    wait_for(
+        lambda: watched.life.look() is not None or len(watched.life.all(CheckpointRecord)) == 3
+    )
     wait_for(lambda: len(list(checkpoints.iterdir())) == 2)
     [manifest] = checkpoints.glob("g*-e000001-s*/manifest.json")
     late = manifest.rename(manifest.with_suffix(".late"))
@@ -120,7 +128,9 @@ def test_the_supervisor_killed(watch: Watch, undisturbed: dict[str, torch.Tensor
     assert equal(watched.parameters(), undisturbed)
 
 
-def test_a_supervisor_that_comes_back_late(watch: Watch, undisturbed: dict[str, torch.Tensor]) -> None:
+def test_a_supervisor_that_comes_back_late(
+    watch: Watch, undisturbed: dict[str, torch.Tensor]
+) -> None:
     watched = watch()
     watched.reach(AFTER)
     [supervisor] = processes("ray::Supervisor")
@@ -185,7 +195,9 @@ def test_people_resize_a_job_and_no_step_is_lost(watch: Watch) -> None:
     assert failures(watched) == []
 
 
-def test_a_full_disk_costs_a_checkpoint_and_nothing_else(watch: Watch, tmp_path: Path, require: Require) -> None:
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(
+    watch: Watch, tmp_path: Path, require: Require
+) -> None:
     with small_disk(require, tmp_path / "disk", megabytes=2) as disk:
         watched = watch(checkpoint={"storage": f"file://{disk}"})
         watched.reach(AFTER)
@@ -194,7 +206,9 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(watch: Watch, tmp_path:
         def is_told() -> bool:
             # an older checkpoint that is removed leaves room for the next.
             fill(filler)
-            return watched.life.look() is not None or any("No space left" in line.text for line in watched.life.logs)
+            return watched.life.look() is not None or any(
+                "No space left" in line.text for line in watched.life.logs
+            )
 
         wait_for(is_told, watched.life.story)
         full_at = watched.step()
@@ -249,7 +263,9 @@ def small_disk(require: Require, place: Path, *, megabytes: int) -> Iterator[Pat
     """A filesystem of this size."""
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         require.missing(f"no filesystem can be mounted here: {mounted.stderr.decode()}")

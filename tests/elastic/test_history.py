@@ -1,4 +1,6 @@
-"""What the fault tests take for the history of a job, from what its workers wrote down; needs no Ray."""
+"""What the fault tests take for the history of a job, from what its workers wrote down; needs no
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,16 @@ from workers.contract import JobSpec, Launch, Record, Started
 
 
 def watched(folder: Path, started: list[tuple[float, int]], lines: list[Step]) -> Watched:
-    """A job of which is known when its groups told that they started, with which step, and what its workers did."""
-    launch = Launch(job_id="a", attempt=1, workers=2, storage=str(folder), spec=JobSpec.model_validate(job(folder)))
+    """A job of which is known when its groups told that they started, with which step, and what its
+    workers did.
+    """
+    launch = Launch(
+        job_id="a",
+        attempt=1,
+        workers=2,
+        storage=str(folder),
+        spec=JobSpec.model_validate(job(folder)),
+    )
     records = [
         Record(
             attempt=1,
@@ -23,7 +33,13 @@ def watched(folder: Path, started: list[tuple[float, int]], lines: list[Step]) -
             seq=0,
             time=time,
             payload=Started(
-                world_size=2, epoch=0, step=step, resumed_from=None, steps_per_epoch=9, layers=(), parameters=1
+                world_size=2,
+                epoch=0,
+                step=step,
+                resumed_from=None,
+                steps_per_epoch=9,
+                layers=(),
+                parameters=1,
             ),
         )
         for generation, (time, step) in enumerate(started)
@@ -35,10 +51,14 @@ def watched(folder: Path, started: list[tuple[float, int]], lines: list[Step]) -
 
 
 def line(pid: int, *, step: int, rank: int, built: float, time: float) -> Step:
-    return Step(time=time, built=built, pid=pid, rank=rank, world_size=2, step=step, samples=(step, rank))
+    return Step(
+        time=time, built=built, pid=pid, rank=rank, world_size=2, step=step, samples=(step, rank)
+    )
 
 
-def test_a_worker_that_is_ahead_of_the_word_that_its_group_started_belongs_to_it(tmp_path: Path) -> None:
+def test_a_worker_that_is_ahead_of_the_word_that_its_group_started_belongs_to_it(
+    tmp_path: Path,
+) -> None:
     first = [
         line(7, step=0, rank=1, built=1.0, time=1.9),
         line(6, step=0, rank=0, built=1.0, time=2.1),
@@ -51,7 +71,10 @@ def test_a_worker_that_is_ahead_of_the_word_that_its_group_started_belongs_to_it
 
 
 def test_what_was_rolled_back_and_what_a_zombie_went_on_with_is_no_history(tmp_path: Path) -> None:
-    kept = [line(6, step=0, rank=0, built=1.0, time=2.1), line(6, step=1, rank=0, built=4.0, time=5.1)]
+    kept = [
+        line(6, step=0, rank=0, built=1.0, time=2.1),
+        line(6, step=1, rank=0, built=4.0, time=5.1),
+    ]
     rolled_back = line(6, step=1, rank=0, built=1.0, time=2.2)
     zombie = line(7, step=2, rank=0, built=1.0, time=9.0)
     assert watched(tmp_path, [(2.0, 0), (5.0, 1)], [*kept, rolled_back, zombie]).surviving() == kept

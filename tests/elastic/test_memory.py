@@ -13,7 +13,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mar
 def test_job_whose_worker_leaks_fails_as_out_of_memory_after_its_budget(start: Start) -> None:
     life = start(
         {
-            "task": {"name": "tests.elastic.leaking:Leaks", "options": {"leak_bytes": 6_000_000, "min_step_s": 0.1}},
+            "task": {
+                "name": "tests.elastic.leaking:Leaks",
+                "options": {"leak_bytes": 6_000_000, "min_step_s": 0.1},
+            },
             "workers": {"min": 1, "max": 1, "memory": "1GB"},
             "max_failures": 1,
         },

@@ -1,4 +1,6 @@
-"""Nodes that come and go, announced or not, and the process that knows all nodes: on clusters of several raylets."""
+"""Nodes that come and go, announced or not, and the process that knows all nodes: on clusters of
+several raylets.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,18 @@ AFTER = 30
 NODE_BYTES = 3_000_000_000
 """Memory of a node that is to run out of it."""
 BIG = {"held_bytes": 1_200_000_000, "leak_bytes": 1_000_000, "min_step_s": 0.1}
-"""Takes 4 MB more with each step: from 92 % of the node's memory on it has 60 steps to the kernel's limit."""
+"""Takes 4 MB more with each step: from 92 % of the node's memory on it has 60 steps to the kernel's
+limit.
+"""
 ELASTIC = {"workers": {"min": 1}}
 Begin = Callable[..., Watched]
 
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Begin:
-    """Starts a watched job on a cluster, whose nodes have room for one worker each; it ends with the cluster."""
+    """Starts a watched job on a cluster, whose nodes have room for one worker each; it ends with
+    the cluster.
+    """
 
     def on(cluster: Cluster, **parts: Any) -> Watched:
         folder = tmp_path / "steps"
@@ -47,7 +53,9 @@ def start_life(cluster: Cluster, folder: Path, spec: dict[str, Any]) -> Life:
     checked = job_spec(spec)
     job_id = uuid.uuid4().hex
     storage = str(folder / "jobs" / job_id)
-    launch = Launch(job_id=job_id, attempt=1, workers=checked.workers.max, storage=storage, spec=checked)
+    launch = Launch(
+        job_id=job_id, attempt=1, workers=checked.workers.max, storage=storage, spec=checked
+    )
     life = Life(RayBackend(address=cluster.address), launch)
     life.backend.start(launch)
     return life
@@ -132,7 +140,9 @@ def test_a_node_that_lacks_the_data(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("own", ["jobs", "checkpoints"])
-def test_a_node_that_does_not_see_the_storage(begin: Begin, require: Require, tmp_path: Path, own: str) -> None:
+def test_a_node_that_does_not_see_the_storage(
+    begin: Begin, require: Require, tmp_path: Path, own: str
+) -> None:
     require("unshare")
     private = tmp_path / own
     private.mkdir()
@@ -180,7 +190,9 @@ def test_a_node_cut_from_the_network_and_healed(begin: Begin, require: Require) 
         watched.survived("node cut from the network and healed")
 
 
-def test_a_node_whose_memory_a_big_job_takes(begin: Begin, require: Require, tmp_path: Path) -> None:
+def test_a_node_whose_memory_a_big_job_takes(
+    begin: Begin, require: Require, tmp_path: Path
+) -> None:
     # Ray's own monitor is off, so that nobody else kills.
     settings = {**QUICK_DEATHS, "RAY_memory_monitor_refresh_ms": "0"}
     big = {

@@ -33,13 +33,16 @@ def _undisturbed() -> float:
     return float(model.weight.detach().double().sum())
 
 
-def test_one_worker_of_stock_ray_train_dies_and_goes_on_where_it_was(ray_cluster: str, tmp_path: Path) -> None:
+def test_one_worker_of_stock_ray_train_dies_and_goes_on_where_it_was(
+    ray_cluster: str, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "tests.elastic.in_ray_train", ray_cluster, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     lines = [line.split() for line in (tmp_path / "trained").read_text().splitlines()]
     epochs = [int(epoch) for epoch, _, _ in lines]
-    # the death may meet the checkpoint of the epoch before, which is then trained again; nothing older is
+    # the death may meet the checkpoint of the epoch before, which is then trained again; nothing
+    # older is
     assert epochs in ([0, 1, 2, 3], [0, 1, 2, 2, 3])
     assert {kind for _, kind, _ in lines} == {"Linear"}
     assert float(lines[-1][2]) == pytest.approx(_undisturbed(), rel=1e-6)

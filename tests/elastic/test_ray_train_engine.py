@@ -64,7 +64,9 @@ def test_ray_trains_controller_killed(start: Start, tmp_path: Path) -> None:
     wait_for(lambda: runs(watched)[-1].status == "FINISHED")
 
 
-def test_scripts_see_their_present_group_and_their_reports_reach_the_records(start: Start, tmp_path: Path) -> None:
+def test_scripts_see_their_present_group_and_their_reports_reach_the_records(
+    start: Start, tmp_path: Path
+) -> None:
     watched = begin(start, tmp_path / "steps", workers={"min": 1})
     watched.reach(AFTER)
     watched.life.order(Orders(version=1, size=Size(min=1, target=1)))
@@ -76,7 +78,9 @@ def test_scripts_see_their_present_group_and_their_reports_reach_the_records(sta
     assert all(line["told"] == line["group"] for line in told)
     assert {tuple(line["told"][:2]) for line in told} == {(0, 2), (1, 2), (0, 1)}
     epochs: list[EpochRecord] = watched.life.all(EpochRecord)
-    assert [epoch.metrics["reported_step"] for epoch in epochs] == [epoch.step - 1 for epoch in epochs]
+    assert [epoch.metrics["reported_step"] for epoch in epochs] == [
+        epoch.step - 1 for epoch in epochs
+    ]
     assert {epoch.metrics["reported_rank"] for epoch in epochs} == {0.0}
     wait_for(lambda: runs(watched)[-1].status == "ABORTED")
 
@@ -103,16 +107,24 @@ for epoch in session.epochs(3):
         optimizer.zero_grad()
         session.backward(model(rows).square().mean())
         session.step()
-    told = ray.train.collective.broadcast_from_rank_zero(ray.train.get_context().get_world_rank() + 10)
+    rank = ray.train.get_context().get_world_rank()
+    told = ray.train.collective.broadcast_from_rank_zero(rank + 10)
     ray.train.collective.barrier()
     ray.train.report({"told": told, "workers": ray.train.get_context().get_world_size()})
 """
 
 
-def test_a_script_uses_ray_trains_functions_and_its_error_is_the_runs(start: Start, tmp_path: Path) -> None:
+def test_a_script_uses_ray_trains_functions_and_its_error_is_the_runs(
+    start: Start, tmp_path: Path
+) -> None:
     code, sha256 = packed(tmp_path, {"train.py": SCRIPT})
     script = {"name": "script", "options": {"file": "train.py"}}
-    spec = {"task": script, "code": sha256, "max_failures": 0, "workers": {"min": 2, "engine": "ray-train"}}
+    spec = {
+        "task": script,
+        "code": sha256,
+        "max_failures": 0,
+        "workers": {"min": 2, "engine": "ray-train"},
+    }
     watched = Watched(start(spec, code=code), tmp_path)
     assert watched.life.end().status == "FAILED"
     told = [epoch.metrics for epoch in watched.life.all(EpochRecord)]

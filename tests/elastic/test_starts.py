@@ -1,4 +1,6 @@
-"""Worker processes that do not come up as they should, on real Ray: the crew runs in this process."""
+"""Worker processes that do not come up as they should, on real Ray: the crew runs in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,20 @@ Hanging = Callable[[str], Crew]
 
 
 @pytest.fixture
-def hanging(backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
-    """A crew whose first process hangs in this way while it prepares; from then on the limit is a short one."""
+def hanging(
+    backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hanging]:
+    """A crew whose first process hangs in this way while it prepares; from then on the limit is a
+    short one.
+    """
     backend.nodes()
     crews: list[Crew] = []
 
     def hire(way: str) -> Crew:
-        task = {"name": "tests.elastic.hanging:HangsOnce", "options": {"folder": str(tmp_path), "hang": way}}
+        task = {
+            "name": "tests.elastic.hanging:HangsOnce",
+            "options": {"folder": str(tmp_path), "hang": way},
+        }
         spec = job_spec({"task": task, "workers": {"min": 1, "max": 1}, "limits": LIMITS})
         launch = Launch(job_id="starts", attempt=1, workers=1, storage=str(tmp_path), spec=spec)
         crews.append(create_crew(launch))
@@ -54,7 +63,9 @@ def is_ready(crew: Crew) -> bool:
 
 
 @pytest.mark.parametrize("way", ["stopped", "lock"])
-def test_a_process_that_hangs_while_it_starts_is_ended_and_another_one_comes_up(hanging: Hanging, way: str) -> None:
+def test_a_process_that_hangs_while_it_starts_is_ended_and_another_one_comes_up(
+    hanging: Hanging, way: str
+) -> None:
     crew = hanging(way)
     failed: list[FailedStart] = []
     look_until(crew, lambda: failed.extend(crew.failed_starts()) or failed)
@@ -65,7 +76,9 @@ def test_a_process_that_hangs_while_it_starts_is_ended_and_another_one_comes_up(
     look_until(crew, lambda: is_ready(crew))
 
 
-def test_a_process_that_waits_for_the_network_while_it_starts_is_left_alone(hanging: Hanging, tmp_path: Path) -> None:
+def test_a_process_that_waits_for_the_network_while_it_starts_is_left_alone(
+    hanging: Hanging, tmp_path: Path
+) -> None:
     crew = hanging("network")
     begin = time.monotonic()
     look_until(crew, lambda: time.monotonic() - begin > 2 * LIMIT_S)

@@ -1,4 +1,6 @@
-"""A task that writes down which worker trained on which samples, and in which faults can be planted exactly."""
+"""A task that writes down which worker trained on which samples, and in which faults can be planted
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ from workers.tasks.digits import DigitsMlp
 IN_FLIGHT_S = 0.5
 """How long the peers of a worker that is to die in a collective stay away from it."""
 HELD_S = 2.5
-"""Least seconds of a step of a job that is held: its groups come to step boundaries, and in time back from a broken one
-(`RETURN_S` of workers/attempt.py), and it takes minutes to its end."""
+"""Least seconds of a step of a job that is held: its groups come to step boundaries, and in time
+back from a broken one (`RETURN_S` of workers/attempt.py), and it takes minutes to its end.
+"""
 LOOK_S = 0.02
 """Distance between two looks whether a job is still held."""
 _LET_GO = "let-go"
@@ -35,7 +38,9 @@ class Step:
 
     time: float
     built: float
-    """When this process made the model that trains, once for each group it is in; before any of the group trains."""
+    """When this process made the model that trains, once for each group it is in; before any of the
+    group trains.
+    """
     pid: int
     rank: int
     world_size: int
@@ -44,13 +49,15 @@ class Step:
 
 
 class WatchedDigits(DigitsMlp):
-    """Options: `hidden`, `folder` for what is written down, `pace_s` (least seconds of a step), and a fault.
+    """Options: `hidden`, `folder` for what is written down, `pace_s` (least seconds of a step), and
+    a fault.
 
-    From step `hold_from` on the job is held until its test calls `let_go`: it does not end before the test has seen all
-    that it waits for, on a slow machine too.
+    From step `hold_from` on the job is held until its test calls `let_go`: it does not end before
+    the test has seen all that it waits for, on a slow machine too.
 
-    `fault` is `backward` or `collective`: the process of rank `fault_rank` kills itself there in step `fault_step`,
-    once in the life of the job. On nodes that are not in `nodes_with_data`, where that is given, it cannot be built.
+    `fault` is `backward` or `collective`: the process of rank `fault_rank` kills itself there in
+    step `fault_step`, once in the life of the job. On nodes that are not in `nodes_with_data`,
+    where that is given, it cannot be built.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -105,7 +112,10 @@ class WatchedDigits(DigitsMlp):
             self._begun = (step, time.monotonic())
 
     def _least_s(self, step: int) -> float:
-        is_held = step >= int(self._options.get("hold_from", step + 1)) and not (self._folder / _LET_GO).exists()
+        is_held = (
+            step >= int(self._options.get("hold_from", step + 1))
+            and not (self._folder / _LET_GO).exists()
+        )
         return HELD_S if is_held else float(self._options.get("pace_s", 0.0))
 
     def _break(self, outputs: Tensor, rank: int, step: int) -> None:
@@ -120,7 +130,8 @@ class WatchedDigits(DigitsMlp):
             time.sleep(IN_FLIGHT_S)
 
     def _die(self) -> None:
-        # in one piece: each micro-batch of the step has a timer, and the first one ends the others' writing.
+        # in one piece: each micro-batch of the step has a timer, and the first one ends the others'
+        # writing.
         told = self._folder / f"broken-{threading.get_ident()}"
         told.write_text(str(time.time()))
         told.rename(self._folder / "broken")

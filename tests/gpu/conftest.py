@@ -12,7 +12,9 @@ collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
 
 def pytest_report_header() -> str:
     """Say why nothing is collected where there is no card."""
-    return "GPU: " + (torch.cuda.get_device_name() if torch.cuda.is_available() else "none, tests/gpu is left out")
+    return "GPU: " + (
+        torch.cuda.get_device_name() if torch.cuda.is_available() else "none, tests/gpu is left out"
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Every method on one card: two ranks by gloo, since NCCL refuses two ranks on a card, and one by NCCL."""
+"""Every method on one card: two ranks by gloo, since NCCL refuses two ranks on a card, and one by
+NCCL.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def _on_gloo(rank: int, method: str, card: torch.device) -> list[torch.Tensor]:
     return _train(rank, method, card)[0]
 
 
-def _on_nccl(rank: int, method: str, card: torch.device, backend: str | None) -> tuple[list[torch.Tensor], bool]:
+def _on_nccl(
+    rank: int, method: str, card: torch.device, backend: str | None
+) -> tuple[list[torch.Tensor], bool]:
     dist.destroy_process_group()
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     parameters, session = _train(rank, method, card)
@@ -57,7 +61,9 @@ def test_two_ranks_on_a_card_end_with_the_same_bits(run_group, card, method):
 
 @pytest.mark.parametrize("backend", ["nccl", None])
 @pytest.mark.parametrize("method", METHODS)
-def test_nccl_exchanges_on_a_stream_also_if_the_backend_was_not_named(run_group, card, method, backend):
+def test_nccl_exchanges_on_a_stream_also_if_the_backend_was_not_named(
+    run_group, card, method, backend
+):
     ((parameters, on_stream),) = run_group(1, _on_nccl, method, card, backend)
     assert on_stream
     assert all(torch.isfinite(value).all() for value in parameters)

@@ -1,4 +1,5 @@
-"""One of two plain processes, each alone in its namespace: trains a few steps and prints ledger and interface bytes.
+"""One of two plain processes, each alone in its namespace: trains a few steps and prints ledger and
+interface bytes.
 
 usage: bytes_worker.py RANK ADDRESS METHOD OPTIONS_JSON
 """
@@ -33,7 +34,8 @@ def interface_bytes() -> int:
 
 
 def sent_and_booked(session: Session) -> tuple[int, int]:
-    """Bytes on the interface and in the ledger, when every rank has received all and before any sends more.
+    """Bytes on the interface and in the ledger, when every rank has received all and before any
+    sends more.
 
     What a collective has sent may still wait in a socket for a peer that has no time to read it.
     """

@@ -24,7 +24,9 @@ class Lab:
         self._hosts, self._rate = hosts, rate
 
     def __enter__(self) -> Lab:
-        subprocess.run([SCRIPT, "up", str(self._hosts), str(self._rate)], check=True, capture_output=True)
+        subprocess.run(
+            [SCRIPT, "up", str(self._hosts), str(self._rate)], check=True, capture_output=True
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -32,9 +34,16 @@ class Lab:
 
     def start(self, host: int, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """A Python process inside host 1..N."""
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        env = {
+            **os.environ,
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
         command = [*inside(host), sys.executable, *arguments]
-        return subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     def cut(self, host: int) -> None:
         """Take the host's link away: nothing arrives and nobody is told."""
@@ -58,7 +67,10 @@ def address(host: int) -> str:
 @contextmanager
 def visit(host: int) -> Iterator[None]:
     """This thread, and those that it starts meanwhile, see the network as host 1..N does."""
-    with Path("/proc/thread-self/ns/net").open() as home, Path(f"/run/netns/nl-h{host}").open() as there:
+    with (
+        Path("/proc/thread-self/ns/net").open() as home,
+        Path(f"/run/netns/nl-h{host}").open() as there,
+    ):
         _enter(there.fileno())
         try:
             yield

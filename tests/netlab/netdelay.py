@@ -1,9 +1,11 @@
-"""Carry N tap pairs (eth0 in namespace nl-hI, pI in nl-sw) and hold every frame that leaves a host for D ms.
+"""Carry N tap pairs (eth0 in namespace nl-hI, pI in nl-sw) and hold every frame that leaves a host
+for D ms.
 
     netdelay.py N DELAY_MS
 
-Stands in for netem where the kernel lacks it.  The taps speak vnet_hdr with TSO and checksum offload on, so a large
-send crosses as one frame of up to 64 KiB and the cost in this process stays small.  Delay only: rates are tbf's work.
+Stands in for netem where the kernel lacks it. The taps speak vnet_hdr with TSO and checksum
+offload on, so a large send crosses as one frame of up to 64 KiB and the cost in this process stays
+small. Delay only: tbf limits the rate.
 """
 
 import contextlib
@@ -34,7 +36,9 @@ def setns(path):
 def tap(netns, name):
     setns("/run/netns/" + netns)
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
+    fcntl.ioctl(
+        fd, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR)
+    )
     fcntl.ioctl(fd, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6)
     return fd
 

@@ -1,4 +1,6 @@
-"""The ledger against the interface counters of two plain processes, each alone in its own network namespace."""
+"""The ledger against the interface counters of two plain processes, each alone in its own network
+namespace.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,15 @@ def lab(require):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_interface_sends_what_the_ledger_says_and_at_most_one_percent_more(lab, method, options):
+def test_the_interface_sends_what_the_ledger_says_and_at_most_one_percent_more(
+    lab, method, options
+):
     port = 29500 + len(method)
     arguments = [f"tcp://{NET}.1:{port}", method, json.dumps(options)]
-    workers = [lab.start(rank + 1, ["tests/netlab/bytes_worker.py", str(rank), *arguments]) for rank in range(2)]
+    workers = [
+        lab.start(rank + 1, ["tests/netlab/bytes_worker.py", str(rank), *arguments])
+        for rank in range(2)
+    ]
     for worker in workers:
         output, errors = worker.communicate(timeout=120)
         assert worker.returncode == 0, errors

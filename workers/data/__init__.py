@@ -17,11 +17,12 @@ class Data(Protocol):
     def batch(self, indices: Tensor) -> tuple[Any, Any]:
         """Inputs and targets of these samples, on the CPU, in this order.
 
-        Each is a tensor, or a tuple, list or dict of tensors. The model is called with the inputs as one argument; the
-        targets go to the task's loss and metrics.
+        Each is a tensor, or a tuple, list or dict of tensors. The model is called with the inputs
+        as one argument; the targets go to the task's loss and metrics.
 
-        Called with the default generator seeded by the job's seed, the epoch (not where samples are held out) and the
-        place, so that augmentation may use it freely and does not depend on the number of workers.
+        Called with the default generator seeded by the job's seed, the epoch (not where samples are
+        held out) and the place, so that augmentation may use it freely and does not depend on the
+        number of workers.
         """
 
 

@@ -1,8 +1,9 @@
 """CIFAR-10 as it is published, or any pictures of 32 x 32 pixels in a folder for each class.
 
-    cifar-10-binary.tar.gz     data_batch_1.bin, test_batch.bin     each picture a byte of label and 3,072 of pixels
-    cifar-10-python.tar.gz     data_batch_1, test_batch             pickles of Python 2
-    any folder or archive      train/<class>/*.png, test/<class>/*.png; or <class>/*.png, then a sixth is held out
+    cifar-10-binary.tar.gz     data_batch_1.bin, test_batch.bin: 3,073 bytes a picture
+    cifar-10-python.tar.gz     data_batch_1, test_batch: pickles of Python 2
+    any folder or archive      train/<class>/*.png, test/<class>/*.png; or <class>/*.png,
+                               of which a sixth is held out
 
 Each may lie in a folder, a zip or a tar archive, below any other folders.
 """
@@ -42,7 +43,8 @@ class LabelledImages:
 
 
 def load_images(path: Path, *, samples: int = 0, eval_samples: int = 0) -> LabelledImages:
-    """Pictures to train on and to evaluate on; no more of them than asked, every class in its proportion, 0 for all.
+    """Pictures to train on and to evaluate on; no more of them than asked, every class in its
+    proportion, 0 for all.
 
     Raises:
         DataError: nothing is there, nothing that we can read, or a picture of another size.
@@ -53,13 +55,15 @@ def load_images(path: Path, *, samples: int = 0, eval_samples: int = 0) -> Label
     if batches:
         found = _from_batches(path, batches)
         return LabelledImages(
-            train=found.train.at_most(samples), held_out=found.held_out.at_most(eval_samples), classes=found.classes
+            train=found.train.at_most(samples),
+            held_out=found.held_out.at_most(eval_samples),
+            classes=found.classes,
         )
     pictures = [name for name in names if name.lower().endswith(".png")]
     if not pictures:
         raise DataError(
-            f"{str(path)!r} holds {len(names)} files, and no pictures among them: neither *.png nor CIFAR-10's "
-            f"data_batch_*; name a folder or an archive that does in data"
+            f"{str(path)!r} holds {len(names)} files, and no pictures among them: neither *.png nor"
+            " CIFAR-10's data_batch_*; name a folder or an archive that does in data"
         )
     return _from_pictures(path, pictures, (samples, eval_samples))
 
@@ -69,26 +73,37 @@ def _from_batches(path: Path, names: Sequence[str]) -> LabelledImages:
     for name, content in read_files(path, names):
         parts[name] = _batch(PurePosixPath(name).name, content)
     by_kind = {
-        kind: [parts[name] for name in names if PurePosixPath(name).name.startswith(kind)] for kind in ("data", "test")
+        kind: [parts[name] for name in names if PurePosixPath(name).name.startswith(kind)]
+        for kind in ("data", "test")
     }
     missing = [f"{kind}_batch" for kind, found in by_kind.items() if not found]
     if missing:
-        raise DataError(f"{str(path)!r} has no {missing[0]} file; unpack or fetch the archive again")
+        raise DataError(
+            f"{str(path)!r} has no {missing[0]} file; unpack or fetch the archive again"
+        )
     train, held_out = (_joined(by_kind[kind]) for kind in ("data", "test"))
     return LabelledImages(train=train, held_out=held_out, classes=_CLASSES)
 
 
 def _batch(name: str, content: bytes) -> Images:
-    read: Callable[[str, bytes], Images] = _binary_batch if name.endswith(".bin") else _pickled_batch
+    read: Callable[[str, bytes], Images] = (
+        _binary_batch if name.endswith(".bin") else _pickled_batch
+    )
     images = read(name, content)
     if len(images) and int(images.targets.max()) >= _CLASSES:
-        raise DataError(f"{name} has label {int(images.targets.max())}; those of CIFAR-10 are 0 to {_CLASSES - 1}")
+        raise DataError(
+            f"{name} has label {int(images.targets.max())}; those of CIFAR-10 are 0 to"
+            f" {_CLASSES - 1}"
+        )
     return images
 
 
 def _binary_batch(name: str, content: bytes) -> Images:
     if not content or len(content) % (1 + _PIXELS):
-        raise DataError(f"{name} has {len(content)} bytes, no multiple of {1 + _PIXELS}; it is torn, fetch it again")
+        raise DataError(
+            f"{name} has {len(content)} bytes, no multiple of {1 + _PIXELS}; it is torn, fetch it"
+            " again"
+        )
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, 1 + _PIXELS)
     return Images(rows[:, 1:].reshape(-1, 3, SIDE, SIDE), rows[:, 0].long())
 
@@ -96,14 +111,22 @@ def _binary_batch(name: str, content: bytes) -> Images:
 def _pickled_batch(name: str, content: bytes) -> Images:
     fields = read_pickle(name, content)
     pixels, labels = fields.get("data"), fields.get("labels")
-    if not isinstance(pixels, bytes) or not isinstance(labels, list) or len(pixels) != _PIXELS * len(labels):
-        raise DataError(f"{name} does not hold pixels and labels of CIFAR-10; fetch the python archive again")
+    if (
+        not isinstance(pixels, bytes)
+        or not isinstance(labels, list)
+        or len(pixels) != _PIXELS * len(labels)
+    ):
+        raise DataError(
+            f"{name} does not hold pixels and labels of CIFAR-10; fetch the python archive again"
+        )
     stored = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
     return Images(stored.view(-1, 3, SIDE, SIDE), torch.tensor(labels, dtype=torch.int64))
 
 
 def _joined(parts: Sequence[Images]) -> Images:
-    return Images(torch.cat([part.pixels for part in parts]), torch.cat([part.targets for part in parts]))
+    return Images(
+        torch.cat([part.pixels for part in parts]), torch.cat([part.targets for part in parts])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +141,8 @@ def _from_pictures(path: Path, names: Sequence[str], limits: tuple[int, int]) ->
     classes = sorted({picture.class_name for picture in pictures})
     if len(classes) == 1:
         raise DataError(
-            f"all pictures of {str(path)!r} lie in one folder, {classes[0]!r}; make a folder for each class"
+            f"all pictures of {str(path)!r} lie in one folder, {classes[0]!r}; make a folder for"
+            " each class"
         )
     targets = np.array([classes.index(picture.class_name) for picture in pictures])
     held_out = np.array([picture.held_out for picture in pictures])
@@ -128,16 +152,24 @@ def _from_pictures(path: Path, names: Sequence[str], limits: tuple[int, int]) ->
     for mask, limit in zip((~held_out, held_out), limits, strict=True):
         places = np.flatnonzero(mask)
         chosen = places[stratified(targets[places], limit)] if 0 < limit < len(places) else places
-        parts.append(_decoded(path, [names[place] for place in chosen], [int(targets[place]) for place in chosen]))
+        parts.append(
+            _decoded(
+                path, [names[place] for place in chosen], [int(targets[place]) for place in chosen]
+            )
+        )
     return LabelledImages(train=parts[0], held_out=parts[1], classes=len(classes))
 
 
 def _described(path: Path, name: str) -> _Picture:
     folders = PurePosixPath(name).parts[:-1]
     if not folders:
-        raise DataError(f"picture {name!r} of {str(path)!r} lies in no folder; make a folder for each class")
+        raise DataError(
+            f"picture {name!r} of {str(path)!r} lies in no folder; make a folder for each class"
+        )
     return _Picture(
-        name, folders[-1], held_out=not _HELD_OUT_FOLDERS.isdisjoint(folder.lower() for folder in folders[:-1])
+        name,
+        folders[-1],
+        held_out=not _HELD_OUT_FOLDERS.isdisjoint(folder.lower() for folder in folders[:-1]),
     )
 
 
@@ -152,11 +184,14 @@ def _pixels(name: str, content: bytes) -> np.ndarray:
             if image.size != (SIDE, SIDE):
                 width, height = image.size
                 raise DataError(
-                    f"picture {name!r} has {width} x {height} pixels; this task takes {SIDE} x {SIDE}: resize it"
+                    f"picture {name!r} has {width} x {height} pixels; this task takes {SIDE} x"
+                    f" {SIDE}: resize it"
                 )
             return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"picture {name!r} cannot be read ({error}); put a good PNG in its place") from error
+        raise DataError(
+            f"picture {name!r} cannot be read ({error}); put a good PNG in its place"
+        ) from error
 
 
 __all__ = ["LabelledImages", "load_images"]

@@ -17,7 +17,8 @@ _LARGEST_PIXEL = 16.0
 
 
 def load_digits() -> tuple[TensorData, TensorData]:
-    """Data to train on and to evaluate on: stratified by digit, shuffled, the same split for every job.
+    """Data to train on and to evaluate on: stratified by digit, shuffled, the same split for every
+    job.
 
     Inputs have shape [N, 64] and lie in [0, 1]; targets have shape [N] and are 0-9.
 
@@ -39,6 +40,7 @@ def _file() -> Path:
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise FileNotFoundError(
-            "digits-mlp reads scikit-learn's digits, and it is not installed; pip install scikit-learn"
+            "digits-mlp reads scikit-learn's digits, and it is not installed; pip install"
+            " scikit-learn"
         )
     return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"

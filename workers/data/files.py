@@ -20,13 +20,15 @@ def file_names(path: Path) -> list[str]:
     """Names of all files, sorted, relative to the folder or as the archive has them.
 
     Raises:
-        DataError: nothing is there, something that is neither folder nor archive, or a torn archive.
+        DataError: nothing is there, something that is neither folder nor archive, or a torn
+            archive.
     """
     if path.is_dir():
         return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
     if not path.exists():
         raise DataError(
-            f"there is no data at {str(path)!r} on this machine; put it there, or name another path in data"
+            f"there is no data at {str(path)!r} on this machine; put it there, or name another path"
+            " in data"
         )
     try:
         if zipfile.is_zipfile(path):
@@ -36,8 +38,12 @@ def file_names(path: Path) -> list[str]:
             with tarfile.open(path) as archive:
                 return sorted(member.name for member in archive if member.isfile())
     except _TORN as error:
-        raise DataError(f"{str(path)!r} cannot be read to its end ({error}); fetch it again") from error
-    raise DataError(f"{str(path)!r} is neither a folder nor a zip or tar archive; name one of these in data")
+        raise DataError(
+            f"{str(path)!r} cannot be read to its end ({error}); fetch it again"
+        ) from error
+    raise DataError(
+        f"{str(path)!r} is neither a folder nor a zip or tar archive; name one of these in data"
+    )
 
 
 def read_files(path: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
@@ -57,7 +63,9 @@ def read_files(path: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]
         else:
             yield from _from_tar(path, frozenset(names))
     except _TORN as error:
-        raise DataError(f"{str(path)!r} cannot be read to its end ({error}); fetch it again") from error
+        raise DataError(
+            f"{str(path)!r} cannot be read to its end ({error}); fetch it again"
+        ) from error
 
 
 def _from_tar(path: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:

@@ -17,7 +17,9 @@ from workers.data.split import stratified
 
 SIDE = 32
 PADDING = 4
-"""Black pixels around a picture before a random crop cuts them off again, as in the recipes for CIFAR."""
+"""Black pixels around a picture before a random crop cuts them off again, as in the recipes for
+CIFAR.
+"""
 _LARGEST_PIXEL = 255.0
 
 
@@ -38,7 +40,9 @@ class Images:
         return type(self)(self.pixels[mask], self.targets[mask])
 
     def at_most(self, samples: int) -> Self:
-        """So many of them, every class in its proportion; all where there are not more, or `samples` is 0."""
+        """So many of them, every class in its proportion; all where there are not more, or
+        `samples` is 0.
+        """
         if samples in (0, len(self)) or samples > len(self):
             return self
         return self.where(torch.from_numpy(stratified(self.targets.numpy(), samples)))
@@ -54,8 +58,12 @@ class Normalization:
 
     @classmethod
     def of(cls, images: Images) -> Self:
-        """Taken from these pictures, exactly: of each channel it counts how often which value occurs."""
-        counts_CV = torch.stack([channel.flatten().bincount(minlength=256) for channel in images.pixels.unbind(1)])
+        """Taken from these pictures, exactly: of each channel it counts how often which value
+        occurs.
+        """
+        counts_CV = torch.stack(
+            [channel.flatten().bincount(minlength=256) for channel in images.pixels.unbind(1)]
+        )
         part_CV = counts_CV / counts_CV.sum(dim=1, keepdim=True, dtype=torch.float64)
         values_V = torch.arange(256, dtype=torch.float64) / _LARGEST_PIXEL
         mean_C = part_CV @ values_V
@@ -66,7 +74,9 @@ class Normalization:
 
     def __call__(self, pixels_NCHW: Tensor) -> Tensor:
         """uint8 to float32."""
-        return (pixels_NCHW.float() / _LARGEST_PIXEL - self.mean.view(-1, 1, 1)) / self.deviation.view(-1, 1, 1)
+        return (
+            pixels_NCHW.float() / _LARGEST_PIXEL - self.mean.view(-1, 1, 1)
+        ) / self.deviation.view(-1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +94,15 @@ class ImageData:
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The pictures, augmented where that is asked."""
         pixels = self.images.pixels[indices]
-        return self.normalization(augmented(pixels) if self.augment else pixels), self.images.targets[indices]
+        return self.normalization(
+            augmented(pixels) if self.augment else pixels
+        ), self.images.targets[indices]
 
 
 def augmented(pixels_NCHW: Tensor) -> Tensor:
-    """Each picture moved by up to `PADDING` pixels in both directions, and every other one mirrored, at random."""
+    """Each picture moved by up to `PADDING` pixels in both directions, and every other one
+    mirrored, at random.
+    """
     samples = len(pixels_NCHW)
     top_N, left_N = torch.randint(0, 2 * PADDING + 1, (2, samples))
     mirrored_N111 = torch.rand(samples, 1, 1, 1) < 0.5

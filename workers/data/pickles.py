@@ -1,7 +1,8 @@
 """The pickles of CIFAR's python archive, read without running anything that they ask for.
 
-A pickle is a program: it may name any function and call it. This reader admits the few names that a saved array needs,
-and puts records of ours in their place, so not even numpy works on what the file says.
+A pickle is a program: it may name any function and call it. This reader admits the few names that a
+saved array needs, and puts records of ours in their place, so not even numpy works on what the file
+says.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from workers.data.files import DataError
 
 
 def read_pickle(name: str, content: bytes) -> dict[str, Any]:
-    """Fields of the dictionary that was saved; an array of bytes is its memory, the first index slowest.
+    """Fields of the dictionary that was saved; an array of bytes is its memory, the first index
+    slowest.
 
     Raises:
-        DataError: it is damaged, no dictionary, or asks for anything else; `name` names the file in the sentence.
+        DataError: it is damaged, no dictionary, or asks for anything else; `name` names the file in
+            the sentence.
     """
     try:
         saved = _Reader(io.BytesIO(content), encoding="bytes").load()
@@ -27,7 +30,9 @@ def read_pickle(name: str, content: bytes) -> dict[str, Any]:
         raise DataError(f"{name} {error}") from error
     except Exception as error:
         # a damaged pickle can raise anything.
-        raise DataError(f"{name} is no pickle of CIFAR's archive ({error}); fetch it again") from error
+        raise DataError(
+            f"{name} is no pickle of CIFAR's archive ({error}); fetch it again"
+        ) from error
     return fields
 
 
@@ -36,7 +41,8 @@ class _Reader(pickle.Unpickler):
         known = _KNOWN.get((module, name))
         if known is None:
             raise DataError(
-                f"asks for {module}.{name}, which no pickle of CIFAR needs; it was not read, fetch it again"
+                f"asks for {module}.{name}, which no pickle of CIFAR needs; it was not read, fetch"
+                " it again"
             )
         return known
 

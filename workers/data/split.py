@@ -1,4 +1,6 @@
-"""Which samples are held out, or chosen, where a data set does not say it: the same ones for every job and worker."""
+"""Which samples are held out, or chosen, where a data set does not say it: the same ones for every
+job and worker.
+"""
 
 from __future__ import annotations
 

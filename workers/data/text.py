@@ -1,7 +1,7 @@
 """Text as fixed-length sequences of tokens: what a language model is trained on.
 
-Tokens are characters, or words, which blanks separate; then the end of each line is a token of its own, as in the
-published counts of WikiText-2 (217,646 for its validation text).
+Tokens are characters, or words, which blanks separate; then the end of each line is a token of its
+own, as in the published counts of WikiText-2 (217,646 for its validation text).
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _ROLES = {"train": "train", "valid": "valid", "val": "valid", "validation": "val
 def read_texts(path: Path) -> tuple[str, str]:
     """The text to train on and the text to evaluate on.
 
-    A file is split: its last tenth, from the start of a line, is held out. A folder holds either one text, or several
-    whose names say what each is for (`wiki.train.tokens`, `valid.txt`): evaluation takes the validation text, else the
-    test text; where there is no training text, but both of these, the test text is trained on.
+    A file is split: its last tenth, from the start of a line, is held out. A folder holds either
+    one text, or several whose names say what each is for (`wiki.train.tokens`, `valid.txt`):
+    evaluation takes the validation text, else the test text; where there is no training text, but
+    both of these, the test text is trained on.
 
     Raises:
         DataError: nothing is there, no text, or several of which nobody says what they are for.
@@ -43,7 +44,8 @@ def read_texts(path: Path) -> tuple[str, str]:
         return _halves(path)
     if not path.is_dir():
         raise DataError(
-            f"there is no text at {str(path)!r} on this machine; put it there, or name another path in data"
+            f"there is no text at {str(path)!r} on this machine; put it there, or name another path"
+            " in data"
         )
     texts = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file())
     by_role = {role: file for file in texts if (role := _role(file))}
@@ -55,8 +57,8 @@ def read_texts(path: Path) -> tuple[str, str]:
         return _halves(texts[0])
     names = ", ".join(file.name for file in texts) or "none"
     raise DataError(
-        f"folder {str(path)!r} does not say which text to train and which to evaluate on (found: {names}); call two of "
-        f"them train.txt and valid.txt, or name a single file in data"
+        f"folder {str(path)!r} does not say which text to train and which to evaluate on (found:"
+        f" {names}); call two of them train.txt and valid.txt, or name a single file in data"
     )
 
 
@@ -77,7 +79,9 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{str(file)!r} is no text in UTF-8 ({error}); convert it, or name another in data") from error
+        raise DataError(
+            f"{str(file)!r} is no text in UTF-8 ({error}); convert it, or name another in data"
+        ) from error
 
 
 def tokenized(text: str, kind: TokenKind) -> Sequence[str]:
@@ -95,7 +99,9 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokens: Sequence[str], *, limit: int) -> Self:
-        """Of the most frequent tokens, `limit` with `UNKNOWN`; among equals those that come first."""
+        """Of the most frequent tokens, `limit` with `UNKNOWN`; among equals those that come
+        first.
+        """
         frequent = (token for token, _ in Counter(tokens).most_common(limit) if token != UNKNOWN)
         names = [UNKNOWN, *frequent][:limit]
         return cls({name: number for number, name in enumerate(names)})
@@ -130,8 +136,8 @@ class SequenceData:
         whole = (len(tokens) - 1) // length
         if whole < 1:
             raise DataError(
-                f"a text has {len(tokens)} tokens, too few for one sequence of {length}; take a shorter sequence or a "
-                f"longer text"
+                f"a text has {len(tokens)} tokens, too few for one sequence of {length}; take a"
+                " shorter sequence or a longer text"
             )
         return cls(tokens, length, min(samples or whole, whole))
 

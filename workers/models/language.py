@@ -20,7 +20,9 @@ _WIDENING = 4
 class LstmModel(nn.Module):
     """[N, T] tokens to [N, T, V] scores; every sequence starts from a state of zeros."""
 
-    def __init__(self, vocabulary: int, *, width: int, layers: int, dropout: float, tied: bool) -> None:
+    def __init__(
+        self, vocabulary: int, *, width: int, layers: int, dropout: float, tied: bool
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.dropout = nn.Dropout(dropout)
@@ -42,10 +44,20 @@ class LstmModel(nn.Module):
 
 
 class TransformerModel(nn.Module):
-    """[N, T] tokens to [N, T, V] scores; T is at most `length`, attention looks back only (arXiv:1706.03762)."""
+    """[N, T] tokens to [N, T, V] scores; T is at most `length`, attention looks back only
+    (arXiv:1706.03762).
+    """
 
     def __init__(
-        self, vocabulary: int, *, width: int, layers: int, heads: int, dropout: float, tied: bool, length: int
+        self,
+        vocabulary: int,
+        *,
+        width: int,
+        layers: int,
+        heads: int,
+        dropout: float,
+        tied: bool,
+        length: int,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
@@ -91,9 +103,14 @@ class Block(nn.Module):
         return output
 
     def _attended(self, x_NTC: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x_NTC).chunk(3, dim=2))
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(x_NTC).chunk(3, dim=2)
+        )
         rate = self.drop_rate if self.training else 0.0
-        attended_NHTC = functional.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
+        attended_NHTC = functional.scaled_dot_product_attention(
+            q, k, v, dropout_p=rate, is_causal=True
+        )
         return attended_NHTC.transpose(1, 2).flatten(2)
 
 

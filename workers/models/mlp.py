@@ -12,7 +12,9 @@ class Mlp(nn.Sequential):
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__(
-            OrderedDict(hidden=nn.Linear(inputs, hidden), relu=nn.ReLU(), output=nn.Linear(hidden, outputs))
+            OrderedDict(
+                hidden=nn.Linear(inputs, hidden), relu=nn.ReLU(), output=nn.Linear(hidden, outputs)
+            )
         )
 
 

@@ -1,4 +1,6 @@
-"""ResNet-18 (arXiv:1512.03385) for 32 x 32 pictures, with the small stem that CIFAR results are reported with."""
+"""ResNet-18 (arXiv:1512.03385) for 32 x 32 pictures, with the small stem that CIFAR results are
+reported with.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,26 @@ _STRIDES = (1, 2, 2, 2)
 
 
 class ResNet18(nn.Sequential):
-    """[N, 3, 32, 32] to [N, classes]: a 3 x 3 stem without pooling, four stages of two blocks, one linear layer."""
+    """[N, 3, 32, 32] to [N, classes]: a 3 x 3 stem without pooling, four stages of two blocks, one
+    linear layer.
+    """
 
     def __init__(self, classes: int, channels: int = CHANNELS) -> None:
         layers: OrderedDict[str, nn.Module] = OrderedDict(
-            stem=nn.Conv2d(3, channels, 3, padding=1, bias=False), norm=nn.BatchNorm2d(channels), relu=nn.ReLU()
+            stem=nn.Conv2d(3, channels, 3, padding=1, bias=False),
+            norm=nn.BatchNorm2d(channels),
+            relu=nn.ReLU(),
         )
         inputs = channels
         for number, stride in enumerate(_STRIDES):
             outputs = channels << number
-            layers[f"stage{number + 1}"] = nn.Sequential(Block(inputs, outputs, stride), Block(outputs, outputs, 1))
+            layers[f"stage{number + 1}"] = nn.Sequential(
+                Block(inputs, outputs, stride), Block(outputs, outputs, 1)
+            )
             inputs = outputs
-        layers |= OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), output=nn.Linear(inputs, classes))
+        layers |= OrderedDict(
+            pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), output=nn.Linear(inputs, classes)
+        )
         super().__init__(layers)
 
 
@@ -45,7 +55,9 @@ class Block(nn.Module):
         self.around = (
             nn.Identity()
             if inputs == outputs and stride == 1
-            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            else nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
         )
 
     def forward(self, x_NCHW: Tensor) -> Tensor:

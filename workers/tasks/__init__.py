@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from accordion.options import Option
 
-_SLOW = Option(default=0.0, least=0.0, most=60.0, help="least seconds a step takes, so that people can watch")
+_SLOW = Option(
+    default=0.0, least=0.0, most=60.0, help="least seconds a step takes, so that people can watch"
+)
 
 
 _SAMPLES = {
@@ -15,10 +17,15 @@ _SAMPLES = {
     "eval_samples": Option(default=0, least=0, help="samples to evaluate on; 0 for all"),
 }
 _TEXT = {
-    "data": Option(default="", required=True, help="path of a text, or of a folder with texts, on the workers"),
+    "data": Option(
+        default="", required=True, help="path of a text, or of a folder with texts, on the workers"
+    ),
     "tokens": Option(default="words", choices=("chars", "words"), help="what a token is"),
     "vocabulary": Option(
-        default=50_000, least=2, most=1_000_000, help="most tokens that are told apart, the most frequent ones"
+        default=50_000,
+        least=2,
+        most=1_000_000,
+        help="most tokens that are told apart, the most frequent ones",
     ),
     **_SAMPLES,
 }
@@ -50,11 +57,15 @@ TASKS: Mapping[str, TaskRow] = {
             "data": Option(
                 default="",
                 required=True,
-                help="path on the workers: CIFAR-10's binary or python archive, or a folder, zip or tar of PNGs "
-                "with a folder for each class",
+                help=(
+                    "path on the workers: CIFAR-10's binary or python archive, or a folder, zip or"
+                    " tar of PNGs with a folder for each class"
+                ),
             ),
             "augment": Option(default=True, help="move and mirror pictures at random"),
-            "channels": Option(default=64, least=1, most=1024, help="of the first stage; later ones double them"),
+            "channels": Option(
+                default=64, least=1, most=1024, help="of the first stage; later ones double them"
+            ),
             **_SAMPLES,
         },
     ),
@@ -64,9 +75,13 @@ TASKS: Mapping[str, TaskRow] = {
         options={
             **_TEXT,
             "sequence": Option(default=30, least=1, most=100_000, help="tokens of a sample"),
-            "width": Option(default=650, least=1, most=65536, help="of the embedding and of each layer"),
+            "width": Option(
+                default=650, least=1, most=65536, help="of the embedding and of each layer"
+            ),
             "layers": Option(default=3, least=1, most=1000, help="one upon the other"),
-            "dropout": Option(default=0.4, least=0.0, most=0.99, help="part of the units left out in training"),
+            "dropout": Option(
+                default=0.4, least=0.0, most=0.99, help="part of the units left out in training"
+            ),
             "tied": Option(default=True, help="the output layer has the embedding's weights"),
         },
     ),
@@ -75,11 +90,19 @@ TASKS: Mapping[str, TaskRow] = {
         task="workers.tasks.language:LmTransformer",
         options={
             **_TEXT,
-            "sequence": Option(default=128, least=1, most=100_000, help="tokens of a sample, and of the context"),
-            "width": Option(default=256, least=1, most=65536, help="of the embedding and of each layer"),
+            "sequence": Option(
+                default=128, least=1, most=100_000, help="tokens of a sample, and of the context"
+            ),
+            "width": Option(
+                default=256, least=1, most=65536, help="of the embedding and of each layer"
+            ),
             "layers": Option(default=4, least=1, most=1000, help="one upon the other"),
-            "heads": Option(default=4, least=1, most=1024, help="of each layer; they share the width"),
-            "dropout": Option(default=0.1, least=0.0, most=0.99, help="part of the units left out in training"),
+            "heads": Option(
+                default=4, least=1, most=1024, help="of each layer; they share the width"
+            ),
+            "dropout": Option(
+                default=0.1, least=0.0, most=0.99, help="part of the units left out in training"
+            ),
             "tied": Option(default=True, help="the output layer has the embedding's weights"),
         },
     ),
@@ -88,10 +111,14 @@ TASKS: Mapping[str, TaskRow] = {
         task="workers.tasks.synthetic:Synthetic",
         options={
             "samples": Option(default=1024, least=1, most=10_000_000, help="training samples"),
-            "width": Option(default=256, least=1, most=65536, help="inputs and outputs of each linear layer"),
+            "width": Option(
+                default=256, least=1, most=65536, help="inputs and outputs of each linear layer"
+            ),
             "depth": Option(default=2, least=1, most=1000, help="linear layers"),
             "raise_at_step": Option(default=-1, least=-1, help="raise in this step; -1 never"),
-            "nan_at_step": Option(default=-1, least=-1, help="loss is NaN from this step on; -1 never"),
+            "nan_at_step": Option(
+                default=-1, least=-1, help="loss is NaN from this step on; -1 never"
+            ),
             "min_step_s": _SLOW,
         },
     ),

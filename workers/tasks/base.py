@@ -16,9 +16,11 @@ from workers.tasks import TASKS
 
 
 class Task(Protocol):
-    """What is trained. A class of this kind is called with the spec's options: checked and complete if it is ours.
+    """What is trained. A class of this kind is called with the spec's options: checked and complete
+    if it is ours.
 
-    One object serves all worker groups that its process is in: what a method gives must not depend on earlier calls.
+    One object serves all worker groups that its process is in: what a method gives must not depend
+    on earlier calls.
     """
 
     def model(self) -> nn.Module:
@@ -34,9 +36,11 @@ class Task(Protocol):
         """Mean over the samples, a scalar; `step` counts from 0 over the whole job."""
 
     def metrics(self, outputs: Any, targets: Any) -> Mapping[str, Tensor]:
-        """Means over the samples, scalars by name, among them `loss`; the loop weights them by number of samples.
+        """Means over the samples, scalars by name, among them `loss`; the loop weights them by
+        number of samples.
 
-        Of those that an attribute `geometric` of the task names, such as perplexity, the geometric mean is kept.
+        Of those that an attribute `geometric` of the task names, such as perplexity, the geometric
+        mean is kept.
         """
 
 
@@ -45,7 +49,8 @@ METHODS = ("model", "train_data", "eval_data", "loss", "metrics")
 
 
 def load_task(spec: TaskSpec) -> Task:
-    """The task that the spec names: from the table, or a class of the user's own, which must be importable by now.
+    """The task that the spec names: from the table, or a class of the user's own, which must be
+    importable by now.
 
     A class is called with the options of the spec.
 
@@ -56,7 +61,9 @@ def load_task(spec: TaskSpec) -> Task:
     make = own_class(place)
     missing = [name for name in METHODS if not callable(getattr(make, name, None))]
     if missing:
-        raise CodeError(f"class {place} has no {', '.join(missing)}; a task has {', '.join(METHODS)}")
+        raise CodeError(
+            f"class {place} has no {', '.join(missing)}; a task has {', '.join(METHODS)}"
+        )
     options: dict[str, OptionValue] = spec.options
     return cast("Task", make(options))
 

@@ -34,7 +34,9 @@ class CifarResnet18:
 
     def train_data(self) -> Data:
         """Randomly moved and mirrored, where that is asked."""
-        return ImageData(images=self._images.train, normalization=self._normalization, augment=self._augment)
+        return ImageData(
+            images=self._images.train, normalization=self._normalization, augment=self._augment
+        )
 
     def eval_data(self) -> Data:
         """As they are, normalised like those that are trained on."""
@@ -47,4 +49,7 @@ class CifarResnet18:
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Cross entropy and the part of pictures whose class was found."""
         right = outputs.argmax(dim=1) == targets
-        return {"loss": functional.cross_entropy(outputs, targets), "accuracy": right.float().mean()}
+        return {
+            "loss": functional.cross_entropy(outputs, targets),
+            "accuracy": right.float().mean(),
+        }

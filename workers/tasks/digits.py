@@ -42,4 +42,7 @@ class DigitsMlp:
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Cross entropy and the part of images that were read right."""
         right = outputs.argmax(dim=1) == targets
-        return {"loss": functional.cross_entropy(outputs, targets), "accuracy": right.float().mean()}
+        return {
+            "loss": functional.cross_entropy(outputs, targets),
+            "accuracy": right.float().mean(),
+        }

@@ -17,7 +17,8 @@ from workers.models.language import LstmModel, TransformerModel
 
 
 class LanguageTask(ABC):
-    """Options: `data`, `tokens`, `vocabulary`, `sequence`, `samples`, `eval_samples`, and those of the model.
+    """Options: `data`, `tokens`, `vocabulary`, `sequence`, `samples`, `eval_samples`, and those of
+    the model.
 
     A sample is one sequence. All have the same length, so a mean over samples is one over tokens.
     """
@@ -33,7 +34,9 @@ class LanguageTask(ABC):
         vocabulary = Vocabulary.of(train, limit=int(options["vocabulary"]))
         self._words = len(vocabulary)
         self._train, self._eval = (
-            SequenceData.cut(vocabulary.encode(tokens), length=self._length, samples=int(options[limit]))
+            SequenceData.cut(
+                vocabulary.encode(tokens), length=self._length, samples=int(options[limit])
+            )
             for tokens, limit in ((train, "samples"), (held_out, "eval_samples"))
         )
 
@@ -84,7 +87,9 @@ class LmTransformer(LanguageTask):
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         width, heads = int(options["width"]), int(options["heads"])
         if width % heads:
-            raise ValueError(f"width is {width}, which {heads} heads cannot share; take a multiple of heads")
+            raise ValueError(
+                f"width is {width}, which {heads} heads cannot share; take a multiple of heads"
+            )
         super().__init__(options)
 
     def model(self) -> nn.Module:

@@ -21,7 +21,9 @@ _TRAIN_SEED, _EVAL_SEED = 1, 2
 
 
 class Synthetic:
-    """Options: `samples`, `width`, `depth`; `raise_at_step` and `nan_at_step` break a run at that step."""
+    """Options: `samples`, `width`, `depth`; `raise_at_step` and `nan_at_step` break a run at that
+    step.
+    """
 
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         self._samples = int(options["samples"])

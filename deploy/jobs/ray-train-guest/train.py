@@ -24,8 +24,12 @@ def load_data():
 def train(config):
     torch.manual_seed(0)
     train_data, (test_inputs, test_targets) = load_data()
-    loader = prepare_data_loader(DataLoader(train_data, batch_size=config["batch_size"], shuffle=True))
-    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    loader = prepare_data_loader(
+        DataLoader(train_data, batch_size=config["batch_size"], shuffle=True)
+    )
+    model = nn.Sequential(
+        nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
     model = prepare_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
@@ -54,10 +58,16 @@ def train(config):
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if rank == 0:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+                state = {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "epoch": epoch,
+                }
                 torch.save(state, Path(folder) / "state.pt")
                 checkpoint = Checkpoint.from_directory(folder)
-            ray.train.report({"loss": total / len(loader), "accuracy": accuracy}, checkpoint=checkpoint)
+            ray.train.report(
+                {"loss": total / len(loader), "accuracy": accuracy}, checkpoint=checkpoint
+            )
 
 
 def main():
@@ -73,7 +83,9 @@ def main():
         train_loop_config={"epochs": options.epochs, "batch_size": options.batch_size},
         scaling_config=ScalingConfig(num_workers=options.workers),
         run_config=RunConfig(
-            name=options.name, storage_path=options.storage, failure_config=FailureConfig(max_failures=3)
+            name=options.name,
+            storage_path=options.storage,
+            failure_config=FailureConfig(max_failures=3),
         ),
     ).fit()
     print(result.metrics)

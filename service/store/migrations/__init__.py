@@ -1,4 +1,6 @@
-"""Alembic's scripts, packaged; `upgrade` is how every process brings the database to its own version."""
+"""Alembic's scripts, packaged; `upgrade` is how every process brings the database to its own
+version.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ _PG_LOCK = 0x4143_434F
 
 
 def upgrade(url: str) -> None:
-    """Create or migrate the tables; several processes may call it at once, one of them does the work.
+    """Create or migrate the tables; several processes may call it at once, one of them does the
+    work.
 
     Raises:
-        StartError: the database does not answer, its file cannot be made, or its driver is not installed.
+        StartError: the database does not answer, its file cannot be made, or its driver is not
+            installed.
     """
     parsed = make_url(url)
     try:
@@ -32,12 +36,18 @@ def upgrade(url: str) -> None:
             Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _upgrade(url)
     except (OSError, DatabaseError, ModuleNotFoundError) as error:
-        if isinstance(error, DatabaseError) and not (isinstance(error, OperationalError) or is_damage(error.orig)):
+        if isinstance(error, DatabaseError) and not (
+            isinstance(error, OperationalError) or is_damage(error.orig)
+        ):
             raise
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(getattr(error, "orig", error)).split())
+        reason = (
+            error.strerror
+            if isinstance(error, OSError)
+            else " ".join(str(getattr(error, "orig", error)).split())
+        )
         raise StartError(
-            f"the database {parsed.render_as_string(hide_password=True)} cannot be used ({reason}); "
-            "is it up, and are ACCORDION_HOME and ACCORDION_DATABASE_URL right?"
+            f"the database {parsed.render_as_string(hide_password=True)} cannot be used ({reason});"
+            " is it up, and are ACCORDION_HOME and ACCORDION_DATABASE_URL right?"
         ) from error
 
 

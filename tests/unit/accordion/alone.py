@@ -1,4 +1,6 @@
-"""A DDP module of any shapes in a group of one process, with the hook, and no forward pass that costs anything."""
+"""A DDP module of any shapes in a group of one process, with the hook, and no forward pass that
+costs anything.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,25 @@ class Shapes(nn.Module):
 
     def forward(self) -> torch.Tensor:
         pairs = zip(self.weights, self.slopes, strict=True)
-        return torch.stack([torch.dot(weight.view(-1), slope.view(-1)) for weight, slope in pairs]).sum()
+        return torch.stack(
+            [torch.dot(weight.view(-1), slope.view(-1)) for weight, slope in pairs]
+        ).sum()
 
 
 @contextmanager
 def alone(
     shapes: Mapping[str, tuple[int, ...]], level: Level, *, scaler: GradScaler | None = None
 ) -> Iterator[tuple[DistributedDataParallel, Session]]:
-    """A session in which all matrices have this level; exchanges inside the backward pass. A scaler gets an SGD."""
+    """A session in which all matrices have this level; exchanges inside the backward pass. A scaler
+    gets an SGD.
+    """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         ddp = DistributedDataParallel(Shapes(shapes), gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1) if scaler else None
-        session = attach(ddp, Config(method="none"), optimizer=optimizer, scaler=scaler, overlap=False)
+        session = attach(
+            ddp, Config(method="none"), optimizer=optimizer, scaler=scaler, overlap=False
+        )
         session._engine.plan = {layer.name: level for layer in session.layers}
         yield ddp, session
     finally:

@@ -8,7 +8,9 @@ from accordion.wire import Context, Flow, Mean
 
 
 def every_other_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Send the even places in even steps and the odd ones in odd steps; a layer of one entry always sends it."""
+    """Send the even places in even steps and the odd ones in odd steps; a layer of one entry always
+    sends it.
+    """
     start = context.step % 2 if owed_BL.shape[1] > 1 else 0
     turn_BH = owed_BL[:, start::2]
     sent_BH = context.scratch.take("sent", turn_BH.shape, owed_BL.dtype).copy_(turn_BH)

@@ -1,4 +1,6 @@
-"""W pretended workers in one process, exchanging gradients in lockstep, and strategies for what they exchange."""
+"""W pretended workers in one process, exchanging gradients in lockstep, and strategies for what
+they exchange.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ LEVELS = [level for name in METHODS for level in ladder_of(name)] + [
     if choice != known.default
 ]
 """Both rungs of every row, and every variant that an option of it offers."""
-LOSSLESS_LEVELS = [level for level in LEVELS if COMPRESSORS[level.method].feedback or COMPRESSORS[level.method].exact]
+LOSSLESS_LEVELS = [
+    level
+    for level in LEVELS
+    if COMPRESSORS[level.method].feedback or COMPRESSORS[level.method].exact
+]
 SHAPES = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple)
 WORLD_SIZES = st.integers(1, 4)
 
@@ -32,9 +38,16 @@ WORLD_SIZES = st.integers(1, 4)
 class Cluster:
     """Engines of W workers; one call to `step` is one training step of all of them."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], world_size: int, seed: int = 0) -> None:
-        layers = [LayerInfo(name=name, shape=shape) for name, shape in shapes.items() if len(shape) > 1]
-        self.engines = [Engine(layers, seed=seed, world_size=world_size, rank=rank) for rank in range(world_size)]
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], world_size: int, seed: int = 0
+    ) -> None:
+        layers = [
+            LayerInfo(name=name, shape=shape) for name, shape in shapes.items() if len(shape) > 1
+        ]
+        self.engines = [
+            Engine(layers, seed=seed, world_size=world_size, rank=rank)
+            for rank in range(world_size)
+        ]
 
     def switch(self, level: Level) -> None:
         for engine in self.engines:
@@ -45,7 +58,9 @@ class Cluster:
         buckets = [[Layer(name=n, gradient=g.clone()) for n, g in own.items()] for own in gradients]
         for engine, bucket in zip(self.engines, buckets, strict=True):
             engine.observe(bucket)
-        stacks = [engine.prepare(bucket) for engine, bucket in zip(self.engines, buckets, strict=True)]
+        stacks = [
+            engine.prepare(bucket) for engine, bucket in zip(self.engines, buckets, strict=True)
+        ]
         drive_lockstep([[stack.flow for stack in own] for own in stacks])
         for engine, own in zip(self.engines, stacks, strict=True):
             engine.finish(own)
@@ -59,12 +74,19 @@ class Cluster:
 
     def mean_residual(self, layer: str, like: torch.Tensor) -> torch.Tensor:
         owed = [engine.feedback.get(layer) for engine in self.engines]
-        return sum((r.view_as(like) for r in owed if r is not None), torch.zeros_like(like)) / len(self.engines)
+        return sum((r.view_as(like) for r in owed if r is not None), torch.zeros_like(like)) / len(
+            self.engines
+        )
 
 
-def draw_gradients(shapes: Mapping[str, tuple[int, ...]], world_size: int, seed: int) -> list[dict[str, torch.Tensor]]:
+def draw_gradients(
+    shapes: Mapping[str, tuple[int, ...]], world_size: int, seed: int
+) -> list[dict[str, torch.Tensor]]:
     draw = torch.Generator().manual_seed(seed)
-    return [{n: torch.randn(shape, generator=draw) for n, shape in shapes.items()} for _ in range(world_size)]
+    return [
+        {n: torch.randn(shape, generator=draw) for n, shape in shapes.items()}
+        for _ in range(world_size)
+    ]
 
 
 def mean_of(gradients: Sequence[Gradients], layer: str) -> torch.Tensor:

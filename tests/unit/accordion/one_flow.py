@@ -1,4 +1,6 @@
-"""One worker's flow by itself, without engine and network: what it asks for, and what it leaves behind."""
+"""One worker's flow by itself, without engine and network: what it asks for, and what it leaves
+behind.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Alone:
         """
         update = torch.full_like(owed, torch.nan) if update is None else update.fill_(torch.nan)
         draw = self.draw(self._step if seed is None else seed)
-        context = Context(options=self._options, update=update, scratch=self._scratch, step=self._step, draw=draw)
+        context = Context(
+            options=self._options, update=update, scratch=self._scratch, step=self._step, draw=draw
+        )
         flow, answer = self._flow(owed, context), None
         self.requests, self._step = [], self._step + 1
         while True:
@@ -57,4 +61,6 @@ def assert_keeps_its_memory(alone: Alone, first: Tensor, *others: Tensor) -> Non
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         for owed in others or (first,):
             alone.send(owed, update=update)
-    assert [event.name for event in profiled.events() if event.self_cpu_memory_usage > 1 << 16] == []
+    assert [
+        event.name for event in profiled.events() if event.self_cpu_memory_usage > 1 << 16
+    ] == []

@@ -44,7 +44,9 @@ class Plain:
         for start, limit in zip(cut, largest, strict=True):
             chosen = (newest[start : start + self.size].abs() >= limit) & (limit > 0)
             places.append(chosen.nonzero().view(-1).tolist())
-            sent[start : start + self.size][chosen] = owed[start : start + self.size][chosen].sign() * scale
+            sent[start : start + self.size][chosen] = (
+                owed[start : start + self.size][chosen].sign() * scale
+            )
         self.residual = owed - sent
         return sent, places, scale
 
@@ -52,10 +54,17 @@ class Plain:
 def encoded(owed: Tensor, gradient: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The payload of a stack and its update at a world of one; `owed` becomes the residual."""
     update = gradient.clone()
-    flow = adacomp_flow(owed, Context(
-        options={"bin_conv": size, "bin_other": size}, update=update, scratch=Scratch(owed.device), step=0,
-        draw=lambda _: torch.Generator(), gradient=update,
-    ))  # fmt: skip
+    flow = adacomp_flow(
+        owed,
+        Context(
+            options={"bin_conv": size, "bin_other": size},
+            update=update,
+            scratch=Scratch(owed.device),
+            step=0,
+            draw=lambda _: torch.Generator(),
+            gradient=update,
+        ),
+    )
     request = next(flow)
     assert isinstance(request, Gather)
     payload = request.payload.clone()
@@ -109,9 +118,16 @@ def test_a_layer_longer_than_a_block_follows_the_published_rule_too():
         assert torch.equal(residual[0], plain.residual)
 
 
-@given(layers=st.integers(1, 4), length=st.integers(1, 30), size=st.sampled_from([2, 3, 5, 62, 100]), data=st.data())
+@given(
+    layers=st.integers(1, 4),
+    length=st.integers(1, 30),
+    size=st.sampled_from([2, 3, 5, 62, 100]),
+    data=st.data(),
+)
 @settings(max_examples=150, deadline=None)
-def test_what_is_decoded_is_what_was_taken_off_for_any_stack_with_zeros_and_ties(layers, length, size, data):
+def test_what_is_decoded_is_what_was_taken_off_for_any_stack_with_zeros_and_ties(
+    layers, length, size, data
+):
     values = st.lists(integers, min_size=layers * length, max_size=layers * length)
     gradient = torch.tensor(data.draw(values)).float().view(layers, length)
     before = torch.tensor(data.draw(values)).float().view(layers, length)
@@ -140,9 +156,15 @@ def test_a_short_last_bin_never_sends_its_padding():
     assert torch.equal(update, torch.ones(3, 7))
 
 
-@pytest.mark.parametrize(("size", "steps", "least", "most"), [(50, 30, 37, 43), (500, 100, 155, 195)])
-def test_on_gaussian_gradients_it_reaches_the_published_rates_once_residuals_have_settled(size, steps, least, most):
-    """About 40 and 169 to 185 times smaller than fp32; the band is the spread over seeds and steps, some 5 %."""
+@pytest.mark.parametrize(
+    ("size", "steps", "least", "most"), [(50, 30, 37, 43), (500, 100, 155, 195)]
+)
+def test_on_gaussian_gradients_it_reaches_the_published_rates_once_residuals_have_settled(
+    size, steps, least, most
+):
+    """About 40 and 169 to 185 times smaller than fp32; the band is the spread over seeds and steps,
+    some 5 %.
+    """
     residual, draw = torch.zeros(1, VALUES), torch.Generator().manual_seed(1)
     for _ in range(steps):
         gradient = torch.randn(1, VALUES, generator=draw)
@@ -169,7 +191,9 @@ def test_workers_with_payloads_of_different_sizes_get_the_mean_of_what_they_sent
 
 @pytest.mark.parametrize("shape", [(40, 10), (40, 10, 3, 3), (400, 400)])
 def test_a_loss_scale_changes_neither_update_nor_debt(shape):
-    """400 x 400 has a flow of its own, whose raw gradient lies in the bucket; powers of two scale without rounding."""
+    """400 x 400 has a flow of its own, whose raw gradient lies in the bucket; powers of two scale
+    without rounding.
+    """
     results = []
     for scale in (1.0, 1024.0):
         cluster = Cluster({"w": shape}, 2)
@@ -190,7 +214,8 @@ def test_convolutions_and_other_layers_are_cut_into_bins_of_their_own_size():
         cluster = Cluster({"w": shape}, 1)
         cluster.switch(level_of("adacomp", options, name="both"))
         update = cluster.step([{"w": torch.arange(1.0, 91.0).view(shape)}])[0]["w"]
-        # the first step selects where |2g| reaches the bin's largest |g|: 4.5 in bins of 9, 45 in one of 90
+        # the first step selects where |2g| reaches the bin's largest |g|: 4.5 in bins of 9, 45 in
+        # one of 90
         assert (update.view(-1)[:9] != 0).any() == (bins == 10)
 
 

@@ -15,7 +15,9 @@ from accordion.policies import POLICIES, Situation
 
 RUNGS = ("b2", "b4", "b6", "b8")  # lightest first, as on every ladder
 LADDER = tuple(Level(name=name, method="none") for name in RUNGS)
-START = Situation(epoch=0, regime_by_layer={"a": "stable"}, ladder_by_layer={"a": LADDER}, options={"drop": 0.5})
+START = Situation(
+    epoch=0, regime_by_layer={"a": "stable"}, ladder_by_layer={"a": LADDER}, options={"drop": 0.5}
+)
 ADAQS = POLICIES["adaqs"]
 RATIOS = st.lists(st.none() | st.floats(1e-3, 1e3), min_size=1, max_size=12)
 
@@ -72,7 +74,16 @@ def test_a_window_after_a_change_of_batch_only_gives_a_new_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [(0.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, 0.0), (1.02, 1.0), (1.0, math.inf)]
+    "broken",
+    [
+        (0.0, 1.0),
+        (math.nan, 1.0),
+        (math.inf, 1.0),
+        (1.0, math.nan),
+        (1.0, 0.0),
+        (1.02, 1.0),
+        (1.0, math.inf),
+    ],
 )
 def test_a_window_in_which_signal_or_noise_cannot_be_told_changes_nothing(broken) -> None:
     windows = [with_ratio(8.0), window(*broken), with_ratio(5.0), with_ratio(3.9)]
@@ -81,14 +92,20 @@ def test_a_window_in_which_signal_or_noise_cannot_be_told_changes_nothing(broken
 
 @given(ratios=RATIOS, drop=st.floats(0.01, 0.99))
 def test_no_layer_ever_goes_back_to_a_stronger_rung(ratios, drop) -> None:
-    rungs = [RUNGS.index(rung) for rung in rungs_after(map(with_ratio, ratios), replace(START, options={"drop": drop}))]
+    rungs = [
+        RUNGS.index(rung)
+        for rung in rungs_after(map(with_ratio, ratios), replace(START, options={"drop": drop}))
+    ]
     assert rungs == sorted(rungs, reverse=True)
 
 
 @given(ratios=RATIOS, exponent=st.integers(-30, 30))
 def test_rungs_do_not_depend_on_the_unit_of_the_gradient(ratios, exponent) -> None:
     scaled = [
-        with_ratio(None) if r is None else window(r * 2.0**exponent, math.hypot(r, 1.0) * 2.0**exponent) for r in ratios
+        with_ratio(None)
+        if r is None
+        else window(r * 2.0**exponent, math.hypot(r, 1.0) * 2.0**exponent)
+        for r in ratios
     ]
     assert rungs_after(scaled) == rungs_after(map(with_ratio, ratios))
 

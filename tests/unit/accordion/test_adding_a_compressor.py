@@ -1,4 +1,6 @@
-"""One file, one row, one test: `every_other.py`, the row below, and what it promises; the laws hold by themselves."""
+"""One file, one row, one test: `every_other.py`, the row below, and what it promises; the laws hold
+by themselves.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.unit.accordion import test_laws_of_compressors as laws
 from tests.unit.accordion.lockstep import Cluster
 
 ROW = Compressor(
-    summary="every other entry, by turns", feedback=True, flow="tests.unit.accordion.every_other:every_other_flow"
+    summary="every other entry, by turns",
+    feedback=True,
+    flow="tests.unit.accordion.every_other:every_other_flow",
 )
 CASES = {"shape": (5, 4), "world_size": 3, "seed": 7, "rung": 0, "method": "every_other"}
 OF_LEVELS = [
@@ -34,10 +38,14 @@ def level(monkeypatch: pytest.MonkeyPatch) -> Level:
 
 
 @pytest.mark.parametrize("law", OF_LEVELS, ids=lambda law: law.__name__)
-def test_the_laws_hold_for_a_method_that_was_just_added(law: Callable[..., None], level: Level) -> None:
+def test_the_laws_hold_for_a_method_that_was_just_added(
+    law: Callable[..., None], level: Level
+) -> None:
     inner = law.hypothesis.inner_test  # type: ignore[attr-defined]
     known = {**CASES, "level": level}
-    inner(**{name: known[name] for name in inner.__code__.co_varnames[: inner.__code__.co_argcount]})
+    inner(
+        **{name: known[name] for name in inner.__code__.co_varnames[: inner.__code__.co_argcount]}
+    )
 
 
 def test_settings_take_it_by_name(level: Level) -> None:

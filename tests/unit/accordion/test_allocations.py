@@ -12,10 +12,17 @@ from tests.unit.accordion.alone import alone, step
 from tests.unit.accordion.lockstep import LEVELS
 
 MOST_BYTES = 64 * 1024
-SHAPES = {"large": (1024, 1100), "conv": (64, 32, 3, 3), "small.0": (48, 64), "small.1": (48, 64), "bias": (20_000,)}
+SHAPES = {
+    "large": (1024, 1100),
+    "conv": (64, 32, 3, 3),
+    "small.0": (48, 64),
+    "small.1": (48, 64),
+    "bias": (20_000,),
+}
 WARM_UP = 4
 QR_WORKSPACE = 1024 + 64 * max(SHAPES["large"])
-"""What LAPACK's QR takes for itself, 64 bytes a row and a little; torch offers no way to keep it."""
+"""What LAPACK's QR takes for itself, 64 bytes a row and a little; torch offers no way to keep it.
+"""
 
 
 def _allocations(run):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # registers the backend "fake", which needs no card
+import torch.testing._internal.distributed.fake_pg  # registers "fake"
 
 from accordion.background import backend_of, own_group
 
 
-@pytest.mark.parametrize(("name", "on_cuda"), [(None, "none"), ("gloo", "gloo"), ("cpu:gloo,cuda:fake", "fake")])
+@pytest.mark.parametrize(
+    ("name", "on_cuda"), [(None, "none"), ("gloo", "gloo"), ("cpu:gloo,cuda:fake", "fake")]
+)
 def test_the_backend_of_a_device_is_known_whatever_a_group_was_made_with(name, on_cuda):
     if name is None and torch.cuda.is_available():
         on_cuda = "nccl"

@@ -13,7 +13,9 @@ from accordion.errors import HookError
 PATIENCE_S = 20.0
 
 
-@pytest.mark.parametrize("ending", [SystemExit("planted"), KeyboardInterrupt("planted"), GeneratorExit("planted")])
+@pytest.mark.parametrize(
+    "ending", [SystemExit("planted"), KeyboardInterrupt("planted"), GeneratorExit("planted")]
+)
 def test_check_raises_an_error_when_an_exchange_ends_by_a_base_exception(ending):
     runner, answered = OnThread(torch.device("cpu")), threading.Event()
 

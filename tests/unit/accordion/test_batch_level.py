@@ -41,7 +41,9 @@ def test_a_stable_model_takes_the_large_batch_and_the_decision_says_why() -> Non
     ours.decide(report(0, 1.0))
     decision = ours.decide(report(1, 1.25))
     assert (decision.batch_level, decision.global_batch) == ("high", 512)
-    assert decision.reason.endswith("; global batch becomes 512: the whole gradient changed by 0.25 (threshold 0.5)")
+    assert decision.reason.endswith(
+        "; global batch becomes 512: the whole gradient changed by 0.25 (threshold 0.5)"
+    )
     assert "global batch becomes" not in ours.decide(report(2, 1.25, global_batch=512)).reason
 
 
@@ -59,20 +61,30 @@ def test_a_rate_that_drops_takes_the_small_batch_again_where_it_may_shrink_and_o
     assert levels(controller(batch=GROWS), reports) == ["low", "high", "high"]
     ours = controller(batch=FREE)
     assert [ours.decide(item) for item in reports][-1].reason.endswith(
-        "global batch becomes 64: learning rate falls from 0.1 at the last check to 0.01 (limit 0.5 of it)"
+        "global batch becomes 64: learning rate falls from 0.1 at the last check to 0.01 (limit 0.5"
+        " of it)"
     )
 
 
 def test_the_window_after_a_batch_has_grown_is_not_compared() -> None:
     ours = controller(batch=FREE)
-    reports = [report(0, 1.0), report(1, 1.0), report(2, 9.0, global_batch=512), report(3, 9.0, global_batch=512)]
+    reports = [
+        report(0, 1.0),
+        report(1, 1.0),
+        report(2, 9.0, global_batch=512),
+        report(3, 9.0, global_batch=512),
+    ]
     assert levels(ours, reports) == ["low", "high", "high", "high"]
     assert levels(ours, [report(4, 99.0, global_batch=512)]) == ["low"]
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_layer_that_is_not_finite_makes_the_whole_model_critical(broken) -> None:
-    reports = [report(0, 1.0), report(1, 1.0), report(2, dict.fromkeys(NAMES, 1.0) | {"fc1.weight": broken})]
+    reports = [
+        report(0, 1.0),
+        report(1, 1.0),
+        report(2, dict.fromkeys(NAMES, 1.0) | {"fc1.weight": broken}),
+    ]
     assert levels(controller(batch=FREE), reports) == ["low", "high", "low"]
 
 
@@ -103,7 +115,10 @@ def test_saved_loaded_and_continued_equals_never_stopped(history, batch, cut) ->
             stopped.load_state_dict(saved)
         decision = straight.decide(item)
         assert decision == stopped.decide(item)
-        assert decision_from_json(json.loads(json.dumps(to_json(decision), allow_nan=False))) == decision
+        assert (
+            decision_from_json(json.loads(json.dumps(to_json(decision), allow_nan=False)))
+            == decision
+        )
     assert straight.state_dict() == stopped.state_dict()
 
 
@@ -121,7 +136,10 @@ def test_a_batch_in_the_settings_changes_nothing_about_the_layers(history, batch
     plain, other = controller(), controller(batch=batch)
     for item in history:
         one, two = plain.decide(item), other.decide(item)
-        assert (one.regime_by_layer, one.level_by_layer) == (two.regime_by_layer, two.level_by_layer)
+        assert (one.regime_by_layer, one.level_by_layer) == (
+            two.regime_by_layer,
+            two.level_by_layer,
+        )
 
 
 def test_norms_of_layers_are_added_in_squares() -> None:
@@ -148,7 +166,8 @@ def in_force(ours: Controller) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    ("level", "batch_level", "size"), [("low", "low", 64), ("high", "high", 512), (200, None, 200), (512, "high", 512)]
+    ("level", "batch_level", "size"),
+    [("low", "low", 64), ("high", "high", 512), (200, None, 200), (512, "high", 512)],
 )
 def test_a_person_gives_the_batch_a_level_or_a_size(level, batch_level, size) -> None:
     ours = controller(batch=GROWS)
@@ -177,14 +196,18 @@ def test_a_batch_that_only_grows_may_be_made_small_by_hand() -> None:
 def test_of_two_overrides_of_the_batch_the_larger_number_holds() -> None:
     ours = controller(batch=GROWS)
     layers = Override(id="o2", level="high", number=9)
-    ours.override([by_hand(100, number=3), layers, replace(by_hand(200, number=2), id="o3")], epoch=0, step=0)
+    ours.override(
+        [by_hand(100, number=3), layers, replace(by_hand(200, number=2), id="o3")], epoch=0, step=0
+    )
     assert in_force(ours) == (None, 100, "o1", "low")
     assert ours.decision.override_ids == ("o1", "o2")
 
 
 @pytest.mark.parametrize("level", ["middle", 0, -64, True, 64.0, {"rank": 2}])
 def test_a_batch_that_is_no_level_and_no_size_is_refused_with_what_is_known(level) -> None:
-    with pytest.raises(OverrideError, match=r"known are low \(64 samples\), high \(512\), or a number of samples"):
+    with pytest.raises(
+        OverrideError, match=r"known are low \(64 samples\), high \(512\), or a number of samples"
+    ):
         controller(batch=GROWS).check_override(by_hand(level))
 
 
@@ -194,7 +217,9 @@ def test_a_batch_of_some_layers_is_refused() -> None:
 
 
 def test_without_a_batch_in_the_settings_its_override_is_refused() -> None:
-    with pytest.raises(OverrideError, match="this job has no batch levels, so its batch stays as it is"):
+    with pytest.raises(
+        OverrideError, match="this job has no batch levels, so its batch stays as it is"
+    ):
         controller().check_override(by_hand(128))
 
 

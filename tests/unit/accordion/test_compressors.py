@@ -78,7 +78,9 @@ def test_orthogonal_columns_are_orthonormal(columns, batch, seed):
     p = torch.randn(batch, 12, columns, generator=torch.Generator().manual_seed(seed))
     orthogonalize_(p)
     eye = torch.eye(columns).expand(batch, -1, -1)
-    torch.testing.assert_close(p.mT @ p, eye, rtol=0, atol=1e-4)  # Gram-Schmidt in fp32 on well-conditioned columns
+    torch.testing.assert_close(
+        p.mT @ p, eye, rtol=0, atol=1e-4
+    )  # Gram-Schmidt in fp32 on well-conditioned columns
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 5])
@@ -133,9 +135,18 @@ def test_small_layers_of_equal_shape_share_a_flow_and_large_ones_do_not(values, 
 
 @pytest.mark.parametrize(
     ("world_size", "size", "rides"),
-    [(2, 1 << 21, True), (2, (1 << 21) + 8, False), (3, 24_576, True), (3, 24_584, False), (4, 10_928, False)],
+    [
+        (2, 1 << 21, True),
+        (2, (1 << 21) + 8, False),
+        (3, 24_576, True),
+        (3, 24_584, False),
+        (4, 10_928, False),
+    ],
 )
 def test_means_ride_in_a_gather_while_that_costs_no_more_than_a_collective(world_size, size, rides):
     network = GroupNetwork.__new__(GroupNetwork)
     network.world_size = world_size
-    assert bool(network._riders({0: Mean(torch.zeros(4)), 1: Mean(torch.zeros(size // 4 - 4))})) is rides
+    assert (
+        bool(network._riders({0: Mean(torch.zeros(4)), 1: Mean(torch.zeros(size // 4 - 4))}))
+        is rides
+    )

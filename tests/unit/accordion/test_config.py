@@ -34,7 +34,10 @@ def test_an_option_that_is_left_out_is_spelled_out_in_the_level() -> None:
     [
         ({"method": "zip"}, "unknown compression method 'zip'; known are none, half"),
         ({"low": {"rang": 2}}, "powersgd level 'low' has no option 'rang'; known are .*rank"),
-        ({"high": {"rank": 0}}, "powersgd level 'high'.rank is 0; it must be at least 1 and at most 1024"),
+        (
+            {"high": {"rank": 0}},
+            "powersgd level 'high'.rank is 0; it must be at least 1 and at most 1024",
+        ),
         ({"high": {"rank": 1.5}}, "must be of type integer"),
         ({"method": "topk", "low": {"density": math.nan}}, "must be at least 1e-06"),
         ({"policy": "best"}, "unknown policy 'best'"),
@@ -65,7 +68,8 @@ def test_a_drop_outside_of_its_range_is_refused(lr_drop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "low", "high"), [("powersgd", {"rank": 1}, {"rank": 8}), ("topk", {"density": 0.001}, {"density": 0.01})]
+    ("method", "low", "high"),
+    [("powersgd", {"rank": 1}, {"rank": 8}), ("topk", {"density": 0.001}, {"density": 0.01})],
 )
 def test_a_light_level_that_compresses_harder_than_the_strong_one_is_refused(method, low, high):
     with pytest.raises(ConfigError, match="give both, low with the larger"):
@@ -78,7 +82,10 @@ def test_an_option_that_is_given_leaves_the_levels_other_options_as_they_are(met
     low, high = Config(method=method).ladder()
     for name, value in low.options.items():
         if low.options[name] == high.options[name]:
-            assert Config(method=method, low={name: value}, high={name: value}).ladder() == (low, high)
+            assert Config(method=method, low={name: value}, high={name: value}).ladder() == (
+                low,
+                high,
+            )
 
 
 def test_a_level_that_is_no_mapping_is_refused() -> None:

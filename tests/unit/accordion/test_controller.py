@@ -1,4 +1,6 @@
-"""The controller: detector, policy and overrides as one thing that can be asked, saved and asked again."""
+"""The controller: detector, policy and overrides as one thing that can be asked, saved and asked
+again.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,73 @@ from tests.unit.accordion.reports import NAMES, controller, histories, report
 
 OVERRIDE = Override(id="o1", level="low", layers=("fc*",), apply_at="next_epoch", until=4)
 OLD_STATE = """
-{"number": 2, "answer": null, "overrides": [],
- "detector": {"regime_by_layer": {"fc1.weight": "stable", "fc2.weight": "critical", "head.weight": "stable"},
-              "statistic_by_layer": {"fc1.weight": 1.0, "fc2.weight": 3.0, "head.weight": 1.0},
-              "lr": 0.1, "global_batch": 64, "world_size": 2, "skip_window": false},
- "asked": {"epoch": 1, "step": 20, "epoch_end": true,
-           "digest": "4364a1a57ab280615cfc4754148cd27c083fcc0477c35b16688be87400e2225f"},
- "decision": {"epoch": 2, "step": 20, "cause": "window", "reason": "", "override_by_layer": {},
-              "regime_by_layer": {"fc1.weight": "stable", "fc2.weight": "critical", "head.weight": "stable"},
-              "level_by_layer": {"fc1.weight": {"name": "high", "method": "powersgd", "options": {"rank": 1}},
-                                 "fc2.weight": {"name": "low", "method": "powersgd", "options": {"rank": 4}},
-                                 "head.weight": {"name": "high", "method": "powersgd", "options": {"rank": 1}}},
-              "change_by_layer": {"fc1.weight": 0.0, "fc2.weight": 2.0, "head.weight": 0.0}}}
+{
+ "number": 2,
+ "answer": null,
+ "overrides": [],
+ "detector": {
+  "regime_by_layer": {
+   "fc1.weight": "stable",
+   "fc2.weight": "critical",
+   "head.weight": "stable"
+  },
+  "statistic_by_layer": {
+   "fc1.weight": 1.0,
+   "fc2.weight": 3.0,
+   "head.weight": 1.0
+  },
+  "lr": 0.1,
+  "global_batch": 64,
+  "world_size": 2,
+  "skip_window": false
+ },
+ "asked": {
+  "epoch": 1,
+  "step": 20,
+  "epoch_end": true,
+  "digest": "4364a1a57ab280615cfc4754148cd27c083fcc0477c35b16688be87400e2225f"
+ },
+ "decision": {
+  "epoch": 2,
+  "step": 20,
+  "cause": "window",
+  "reason": "",
+  "override_by_layer": {},
+  "regime_by_layer": {
+   "fc1.weight": "stable",
+   "fc2.weight": "critical",
+   "head.weight": "stable"
+  },
+  "level_by_layer": {
+   "fc1.weight": {
+    "name": "high",
+    "method": "powersgd",
+    "options": {
+     "rank": 1
+    }
+   },
+   "fc2.weight": {
+    "name": "low",
+    "method": "powersgd",
+    "options": {
+     "rank": 4
+    }
+   },
+   "head.weight": {
+    "name": "high",
+    "method": "powersgd",
+    "options": {
+     "rank": 1
+    }
+   }
+  },
+  "change_by_layer": {
+   "fc1.weight": 0.0,
+   "fc2.weight": 2.0,
+   "head.weight": 0.0
+  }
+ }
+}
 """
 """As saved before policies had a state and the batch a level."""
 
@@ -86,14 +143,18 @@ def test_saved_loaded_and_continued_equals_never_stopped(history: list[Report], 
         if position == cut:
             stopped = saved_and_loaded(stopped)
         if position == 2:
-            assert straight.override([OVERRIDE], epoch=2, step=25) == stopped.override([OVERRIDE], epoch=2, step=25)
+            assert straight.override([OVERRIDE], epoch=2, step=25) == stopped.override(
+                [OVERRIDE], epoch=2, step=25
+            )
         assert straight.decide(item) == stopped.decide(item)
     assert straight.policy_levels == stopped.policy_levels
     assert straight.state_dict() == stopped.state_dict()
 
 
 @given(history=histories())
-def test_the_same_report_again_gives_the_same_answer_before_and_after_saving(history: list[Report]) -> None:
+def test_the_same_report_again_gives_the_same_answer_before_and_after_saving(
+    history: list[Report],
+) -> None:
     ours = controller()
     answers = [ours.decide(item) for item in history]
     ours.override([OVERRIDE], epoch=len(history), step=999)
@@ -146,7 +207,9 @@ def test_a_state_of_another_model_is_refused_with_the_names_and_changes_nothing(
     assert ours.state_dict() == before
 
 
-@pytest.mark.parametrize("broken", [{}, {"number": "x"}, {"detector": {"regimes": 1}}, {"overrides": [{}]}])
+@pytest.mark.parametrize(
+    "broken", [{}, {"number": "x"}, {"detector": {"regimes": 1}}, {"overrides": [{}]}]
+)
 def test_a_state_that_cannot_be_read_is_refused(broken) -> None:
     ours = controller()
     state = ours.state_dict() | broken if broken else {}

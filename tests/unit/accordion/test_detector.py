@@ -31,7 +31,9 @@ def test_the_first_closed_window_has_nothing_to_be_compared_with() -> None:
 
 
 @given(old=POSITIVE, new=POSITIVE, threshold=st.floats(0.01, 10.0))
-def test_a_layer_is_critical_exactly_when_its_relative_change_reaches_the_threshold(old, new, threshold) -> None:
+def test_a_layer_is_critical_exactly_when_its_relative_change_reaches_the_threshold(
+    old, new, threshold
+) -> None:
     answers = replay([report(0, old), report(1, new)], DetectorConfig(threshold=threshold))
     state, result = answers[-1]
     change = abs(old - new) / old
@@ -44,21 +46,30 @@ def test_a_change_of_exactly_the_threshold_is_critical() -> None:
 
 
 def test_layers_are_judged_one_by_one() -> None:
-    answers = replay([report(0, 1.0), report(1, {"fc1.weight": 1.1, "fc2.weight": 3.0, "head.weight": 1.0})])
+    answers = replay(
+        [report(0, 1.0), report(1, {"fc1.weight": 1.1, "fc2.weight": 3.0, "head.weight": 1.0})]
+    )
     assert list(answers[-1][0].regime_by_layer.values()) == ["stable", "critical", "stable"]
 
 
 def test_a_norm_that_leaves_zero_is_critical_and_one_that_stays_zero_is_stable() -> None:
-    answers = replay([report(0, 0.0), report(1, {"fc1.weight": 1e-9, "fc2.weight": 0.0, "head.weight": 0.0})])
+    answers = replay(
+        [report(0, 0.0), report(1, {"fc1.weight": 1e-9, "fc2.weight": 0.0, "head.weight": 0.0})]
+    )
     state, result = answers[-1]
     assert list(state.regime_by_layer.values()) == ["critical", "stable", "stable"]
     assert list(result.change_by_layer.values()) == [None, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_norm_that_is_not_finite_makes_only_its_layer_critical_until_two_finite_windows_follow(broken) -> None:
+def test_a_norm_that_is_not_finite_makes_only_its_layer_critical_until_two_finite_windows_follow(
+    broken,
+) -> None:
     windows = [report(0, 1.0), report(1, dict.fromkeys(NAMES, 1.0) | {"fc1.weight": broken})]
-    regimes = [dict(state.regime_by_layer) for state, _ in replay([*windows, report(2, 1.0), report(3, 1.0)])]
+    regimes = [
+        dict(state.regime_by_layer)
+        for state, _ in replay([*windows, report(2, 1.0), report(3, 1.0)])
+    ]
     assert [after["fc1.weight"] for after in regimes[1:]] == ["critical", "critical", "stable"]
     assert [after["fc2.weight"] for after in regimes[1:]] == ["stable", "stable", "stable"]
 
@@ -72,13 +83,22 @@ def test_an_open_window_changes_no_regime() -> None:
 
 @pytest.mark.parametrize("sizes", [{"global_batch": 512}, {"world_size": 4}])
 def test_the_window_after_a_change_of_batch_or_world_size_is_not_compared(sizes) -> None:
-    answers = replay([report(0, 1.0), report(1, 1.0), report(2, 9.0, **sizes), report(3, 9.0, **sizes)])
+    answers = replay(
+        [report(0, 1.0), report(1, 1.0), report(2, 9.0, **sizes), report(3, 9.0, **sizes)]
+    )
     assert [result.cause for _, result in answers] == ["window", "window", "skip", "window"]
-    assert {regime for state, _ in answers[1:] for regime in state.regime_by_layer.values()} == {"stable"}
+    assert {regime for state, _ in answers[1:] for regime in state.regime_by_layer.values()} == {
+        "stable"
+    }
 
 
 def test_a_change_in_the_middle_of_a_window_skips_that_window_only() -> None:
-    made = [report(0, 1.0), report(1, None, world_size=4), report(2, 9.0, world_size=4), report(3, 9.0, world_size=4)]
+    made = [
+        report(0, 1.0),
+        report(1, None, world_size=4),
+        report(2, 9.0, world_size=4),
+        report(3, 9.0, world_size=4),
+    ]
     assert [result.cause for _, result in replay(made)] == ["window", "hold", "skip", "window"]
 
 
@@ -95,7 +115,9 @@ def test_losing_half_of_the_workers_is_no_false_alarm_even_for_the_published_sum
 
 
 def test_a_rate_divided_by_ten_is_critical_for_one_whole_window() -> None:
-    windows = [1.0 if epoch % 3 == 2 else None for epoch in range(12)]  # closed after epochs 2, 5, 8, 11
+    windows = [
+        1.0 if epoch % 3 == 2 else None for epoch in range(12)
+    ]  # closed after epochs 2, 5, 8, 11
     rates = [0.1] * 7 + [0.01] * 6
     regimes = regimes_of(windows, lr=lambda e: rates[e], next_lr=lambda e: rates[e + 1])
     assert regimes == ["critical"] * 5 + ["stable"] + ["critical"] * 5 + ["stable"]
@@ -110,7 +132,10 @@ def test_cosine_decay_does_not_stay_critical_for_ever() -> None:
 
 
 def test_a_rate_that_rises_or_stays_at_zero_is_no_drop() -> None:
-    assert regimes_of([1.0] * 3, lr=lambda e: 0.1 * e, next_lr=lambda e: 0.1 * (e + 1))[1:] == ["stable"] * 2
+    assert (
+        regimes_of([1.0] * 3, lr=lambda e: 0.1 * e, next_lr=lambda e: 0.1 * (e + 1))[1:]
+        == ["stable"] * 2
+    )
     assert regimes_of([1.0] * 3, lr=lambda _: 0.0)[1:] == ["stable"] * 2
 
 
@@ -126,7 +151,9 @@ def test_a_report_of_another_model_is_refused_with_the_names() -> None:
     assert "missing ['head.weight'], unexpected ['tail.weight']" in str(refused.value)
 
 
-@pytest.mark.parametrize("rates", [{"lr": math.nan}, {"next_lr": -0.1}, {"lr": math.inf, "next_lr": 0.1}])
+@pytest.mark.parametrize(
+    "rates", [{"lr": math.nan}, {"next_lr": -0.1}, {"lr": math.inf, "next_lr": 0.1}]
+)
 def test_a_rate_that_is_none_is_refused(rates) -> None:
     with pytest.raises(ReportError, match="learning rate"):
         replay([report(0, 1.0, **rates)])
@@ -143,14 +170,24 @@ def test_an_update_changes_nothing_in_place(history: list[Report]) -> None:
 
 
 @given(history=histories(), factor=st.sampled_from([0.125, 2.0, 1024.0]))
-def test_regimes_do_not_depend_on_the_unit_of_the_statistic(history: list[Report], factor: float) -> None:
+def test_regimes_do_not_depend_on_the_unit_of_the_statistic(
+    history: list[Report], factor: float
+) -> None:
     def scaled(item: Report) -> Report:
         norms = item.statistic_by_layer
-        return replace(item, statistic_by_layer=norms and {name: factor * norm for name, norm in norms.items()})
+        return replace(
+            item, statistic_by_layer=norms and {name: factor * norm for name, norm in norms.items()}
+        )
 
-    moderate = [item for item in history if all(_survives(v, factor) for v in (item.statistic_by_layer or {}).values())]
+    moderate = [
+        item
+        for item in history
+        if all(_survives(v, factor) for v in (item.statistic_by_layer or {}).values())
+    ]
     plain, other = replay(moderate), replay([scaled(item) for item in moderate])
-    assert [state.regime_by_layer for state, _ in plain] == [state.regime_by_layer for state, _ in other]
+    assert [state.regime_by_layer for state, _ in plain] == [
+        state.regime_by_layer for state, _ in other
+    ]
 
 
 def _survives(norm: float, factor: float) -> bool:
@@ -167,12 +204,18 @@ def test_a_report_of_another_statistic_than_the_one_asked_for_is_refused() -> No
 
 def test_the_published_rule_counts_a_layer_that_stays_at_zero_as_critical() -> None:
     made = [report(epoch, 0.0, statistic_kind="paper") for epoch in range(2)]
-    assert set(replay(made, DetectorConfig(statistic="paper"))[-1][0].regime_by_layer.values()) == {"critical"}
+    assert set(replay(made, DetectorConfig(statistic="paper"))[-1][0].regime_by_layer.values()) == {
+        "critical"
+    }
     assert regimes_of([0.0, 0.0]) == ["critical", "stable"]
 
 
 def test_any_drop_of_the_rate_counts_where_the_limit_is_one_as_published() -> None:
     rates = [0.1, 0.1, 0.099, 0.099, 0.099]
     changes = {"lr": lambda e: rates[e], "next_lr": lambda e: rates[e + 1]}
-    assert regimes_of([1.0] * 4, DetectorConfig(lr_drop=1.0), **changes)[1:] == ["critical", "stable", "stable"]
+    assert regimes_of([1.0] * 4, DetectorConfig(lr_drop=1.0), **changes)[1:] == [
+        "critical",
+        "stable",
+        "stable",
+    ]
     assert regimes_of([1.0] * 4, **changes)[1:] == ["stable"] * 3

@@ -42,7 +42,9 @@ def test_a_group_of_another_size_owes_what_the_old_one_owed(method, before, afte
     for rank, engine in enumerate(new.engines):
         engine.load_state_dict(states[rank] if before == after else mean_of(states))
     like = torch.zeros(SHAPE["w"])
-    torch.testing.assert_close(new.mean_residual("w", like), old.mean_residual("w", like), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        new.mean_residual("w", like), old.mean_residual("w", like), rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("method", FEEDBACK_METHODS)
@@ -97,7 +99,9 @@ STREAMS = {
     "all equal": lambda draw, rows: torch.ones(rows, 256),
     "one sign": lambda draw, rows: torch.rand(rows, 256, generator=draw),
     "rank two": _low_rank,
-    "two rows": lambda draw, rows: torch.zeros(rows, 256).index_fill_(0, torch.tensor([3, rows - 2]), 1.0),
+    "two rows": lambda draw, rows: torch.zeros(rows, 256).index_fill_(
+        0, torch.tensor([3, rows - 2]), 1.0
+    ),
 }
 
 
@@ -108,16 +112,18 @@ def test_the_sketch_of_a_large_layer_has_its_norm_within_a_few_percent(stream, r
     for seed in range(20):
         values = STREAMS[stream](draw, rows)
         errors.append(_norm(_sums(shape, [values], seed)) / values.norm().item() - 1.0)
-    # Columns of equal weight have a standard error of 2.2 %. Values that are alike cost up to 1/sqrt(2 x 128) = 6.2 %
-    # more, since 512 entries of a tile share a sign: together 6.6 %. The mean of 20 squared errors stays below (1.6
-    # times that) squared, and the bias far below.
+    # Columns of equal weight have a standard error of 2.2 %. Values that are alike cost up to
+    # 1/sqrt(2 x 128) = 6.2 % more, since 512 entries of a tile share a sign: together 6.6 %. The
+    # mean of 20 squared errors stays below (1.6 times that) squared, and the bias far below.
     standard_error = 0.066 if stream in {"all equal", "one sign", "rank two"} else 0.022
     assert torch.tensor(errors).square().mean().sqrt().item() < 1.6 * standard_error
     assert abs(sum(errors) / 20) < standard_error
 
 
 def _features(draw: torch.Generator, shape: tuple[int, int], active: int) -> Tensor:
-    """Return the gradient of a linear layer with few active input features: few columns, all of rank one."""
+    """Return the gradient of a linear layer with few active input features: few columns, all of
+    rank one.
+    """
     features = torch.randperm(shape[1], generator=draw)[:active]
     values = torch.randn(shape[0], 1, generator=draw).expand(-1, active)
     return torch.zeros(shape).index_copy_(1, features, values.contiguous())
@@ -130,7 +136,10 @@ def _word_counts(draw: torch.Generator, shape: tuple[int, int]) -> Tensor:
 
 def _embedding(draw: torch.Generator, shape: tuple[int, int]) -> Tensor:
     """Return the gradient of an embedding with five active rows."""
-    rows, values = torch.randperm(shape[0], generator=draw)[:5], torch.randn(5, shape[1], generator=draw)
+    rows, values = (
+        torch.randperm(shape[0], generator=draw)[:5],
+        torch.randn(5, shape[1], generator=draw),
+    )
     return torch.zeros(shape).index_copy_(0, rows, values)
 
 
@@ -148,17 +157,24 @@ SPARSE = {
 )
 def test_the_sketch_of_a_sparse_gradient_has_its_norm_within_the_promised_error(stream, shape):
     values = SPARSE[stream][0](torch.Generator().manual_seed(0), shape)
-    errors = [_norm(_sums(shape, [values], seed)) / values.norm().item() - 1.0 for seed in range(16)]
-    # 2.2 % as in general, times 1.8: the mean of 16 squared errors has a relative standard error of 35 %.
+    errors = [
+        _norm(_sums(shape, [values], seed)) / values.norm().item() - 1.0 for seed in range(16)
+    ]
+    # 2.2 % as in general, times 1.8: the mean of 16 squared errors has a relative standard error of
+    # 35 %.
     assert torch.tensor(errors).square().mean().sqrt().item() < 1.8 * 0.022
 
 
 def test_sketches_averaged_over_workers_are_the_sketch_of_the_mean():
-    gradients = [torch.randn(60, 50, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
+    gradients = [
+        torch.randn(60, 50, generator=torch.Generator().manual_seed(rank)) for rank in range(2)
+    ]
     averaged = torch.stack([_sums((60, 50), [own], 3).summary(CPU) for own in gradients]).mean(0)
     of_mean = _sums((60, 50), [torch.stack(gradients).mean(0)], 3).summary(CPU)
     sketch = slice(0, SKETCH_SIZE)
-    torch.testing.assert_close(averaged[:, sketch], of_mean[:, sketch], rtol=0, atol=1e-4)  # fp32 sums, another order
+    torch.testing.assert_close(
+        averaged[:, sketch], of_mean[:, sketch], rtol=0, atol=1e-4
+    )  # fp32 sums, another order
 
 
 def test_sketches_of_two_seeds_differ_and_of_one_seed_are_the_same():
@@ -171,7 +187,9 @@ def test_sketches_of_two_seeds_differ_and_of_one_seed_are_the_same():
 @pytest.mark.parametrize("shape", [(8, 8), (300, 70)])
 def test_the_statistic_does_not_depend_on_the_number_of_steps(shape):
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    assert _norm(_sums(shape, [gradient] * 5)) == pytest.approx(_norm(_sums(shape, [gradient])), rel=1e-5)
+    assert _norm(_sums(shape, [gradient] * 5)) == pytest.approx(
+        _norm(_sums(shape, [gradient])), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (300, 70)])

@@ -47,15 +47,25 @@ def defaults(dtype: torch.dtype, device: str) -> Iterator[None]:
         torch.set_default_device(None)
 
 
-def _trained(method: str, dtype: torch.dtype, device: str) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """Return parameters and statistic after three steps and the end of an epoch with these defaults."""
+def _trained(
+    method: str, dtype: torch.dtype, device: str
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """Return parameters and statistic after three steps and the end of an epoch with these
+    defaults.
+    """
     found = {}
     model = Shapes(SHAPES)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     config = Config(method=method, detector=DetectorConfig(window=Window(epochs=1)))
     with defaults(dtype, device):
-        session = attach(ddp, config, optimizer=optimizer, overlap=False, decider=lambda r, p: found.update(r=r) or p)
+        session = attach(
+            ddp,
+            config,
+            optimizer=optimizer,
+            overlap=False,
+            decider=lambda r, p: found.update(r=r) or p,
+        )
         for _ in range(3):
             ddp().backward()
             session.step()
@@ -82,7 +92,9 @@ def test_a_global_default_dtype_or_device_changes_no_number(dtype, device):
 
 def _is_factory(node: ast.AST) -> bool:
     function = getattr(node, "func", None)
-    return isinstance(function, ast.Attribute) and ast.unparse(function) in {f"torch.{name}" for name in FACTORIES}
+    return isinstance(function, ast.Attribute) and ast.unparse(function) in {
+        f"torch.{name}" for name in FACTORIES
+    }
 
 
 def test_every_tensor_that_is_made_names_its_dtype_and_device():
@@ -90,6 +102,7 @@ def test_every_tensor_that_is_made_names_its_dtype_and_device():
         f"{path.name}:{node.lineno}"
         for path in Path(accordion.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if _is_factory(node) and not {"dtype", "device"} <= {keyword.arg for keyword in node.keywords}
+        if _is_factory(node)
+        and not {"dtype", "device"} <= {keyword.arg for keyword in node.keywords}
     ]
     assert silent == []

@@ -21,7 +21,9 @@ def test_a_complex_gradient_is_the_real_view_of_its_whole_place_in_the_bucket():
 
 @pytest.mark.parametrize("parameter", [torch.zeros(4, dtype=torch.float64), torch.zeros(5)])
 def test_a_gradient_of_another_dtype_or_size_than_its_parameter_is_refused(parameter):
-    with pytest.raises(HookError, match=f"for a parameter of {parameter.numel()} values in {parameter.dtype}"):
+    with pytest.raises(
+        HookError, match=f"for a parameter of {parameter.numel()} values in {parameter.dtype}"
+    ):
         gradients_of(torch.zeros(4), [torch.zeros(4)], [parameter])
 
 

@@ -1,4 +1,5 @@
-"""On accelerators a flow only enqueues work: nothing that it does depends on values that the host must wait for.
+"""On accelerators a flow only enqueues work: nothing that it does depends on values that the host
+must wait for.
 
 A tensor on the device `meta` has no values, so whatever looks at one raises.
 """
@@ -28,16 +29,25 @@ def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Ten
     owed = owed.view(1, 256, -1) if row.matrices else owed.view(1, -1)
     warm = torch.ones(1, 4, LENGTH // 256, device=owed.device) if row.warm_start else None
     context = Context(
-        options=options, update=torch.zeros_like(owed), scratch=Scratch(owed.device), step=0, warm=warm,
-        draw=lambda whose: seeded(0, whose), gradient=gradient,
-    )  # fmt: skip
+        options=options,
+        update=torch.zeros_like(owed),
+        scratch=Scratch(owed.device),
+        step=0,
+        warm=warm,
+        draw=lambda whose: seeded(0, whose),
+        gradient=gradient,
+    )
     flow, answer = load(row.flow)(owed, context), None
     while True:
         try:
             request = flow.send(answer)
         except StopIteration:
             return context.update, owed
-        answer = request.buffer.clone() if isinstance(request, Mean) else [request.payload.clone() for _ in range(2)]
+        answer = (
+            request.buffer.clone()
+            if isinstance(request, Mean)
+            else [request.payload.clone() for _ in range(2)]
+        )
 
 
 @pytest.mark.parametrize("method", sorted(set(COMPRESSORS) - {"adacomp"}))
@@ -55,8 +65,16 @@ class _Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        by_mask = name in {"index", "index_put_"} and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if by_mask or name in {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal"}:
+        by_mask = name in {"index", "index_put_"} and any(
+            i is not None and i.dtype == torch.bool for i in args[1]
+        )
+        if by_mask or name in {
+            "_local_scalar_dense",
+            "nonzero",
+            "is_nonzero",
+            "masked_select",
+            "equal",
+        }:
             self.counts[name] += 1
         return func(*args, **(kwargs or {}))
 

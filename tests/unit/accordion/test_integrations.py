@@ -1,4 +1,6 @@
-"""What the integrations refuse, and what they tell a session that a framework does not say by itself."""
+"""What the integrations refuse, and what they tell a session that a framework does not say by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_accelerate_is_refused_where_it_shards_the_model(kind):
 
 def test_a_model_that_accelerate_has_not_prepared_is_refused(monkeypatch):
     monkeypatch.setattr(common, "has_peers", lambda: True)
-    with pytest.raises(HookError, match=r"a Linear that .* does not wrap; call accelerator.prepare"):
+    with pytest.raises(
+        HookError, match=r"a Linear that .* does not wrap; call accelerator.prepare"
+    ):
         attach_accelerator(accelerator(), Config(), model=torch.nn.Linear(8, 8), optimizer=None)
 
 
@@ -58,7 +62,9 @@ def test_the_module_inside_a_compiled_one_is_attached():
 
 def test_accelerate_is_refused_where_every_node_saves_for_itself():
     with pytest.raises(HookError, match="save_on_each_node=True is not supported"):
-        attach_accelerator(accelerator(on_each_node=True), Config(), model=torch.nn.Linear(8, 8), optimizer=None)
+        attach_accelerator(
+            accelerator(on_each_node=True), Config(), model=torch.nn.Linear(8, 8), optimizer=None
+        )
 
 
 @pytest.mark.parametrize("name", ["transformers", "lightning"])
@@ -78,7 +84,10 @@ def lightning_trainer(strategy: str, num_optimizers: int = 1) -> SimpleNamespace
 @pytest.mark.parametrize(
     ("trainer", "sentence"),
     [
-        (lightning_trainer("FSDPStrategy"), 'trains with FSDPStrategy.*use Trainer(strategy="ddp")'),
+        (
+            lightning_trainer("FSDPStrategy"),
+            'trains with FSDPStrategy.*use Trainer(strategy="ddp")',
+        ),
         (lightning_trainer("DeepSpeedStrategy"), "trains with DeepSpeedStrategy"),
         (lightning_trainer("SingleDeviceStrategy", 2), "gave 2 optimizers"),
     ],
@@ -89,13 +98,19 @@ def test_a_trainer_of_lightning_that_cannot_be_followed_is_refused(trainer, sent
         module.AccordionCallback(Config()).on_train_start(trainer, None)
 
 
-def transformers_run(*, on_each_node: bool = False) -> tuple[object, SimpleNamespace, SimpleNamespace]:
+def transformers_run(
+    *, on_each_node: bool = False
+) -> tuple[object, SimpleNamespace, SimpleNamespace]:
     module = importlib.import_module("accordion.integrations.transformers")
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     trainer = SimpleNamespace(accelerator=accelerator(), model_wrapped=model, optimizer=optimizer)
     arguments = SimpleNamespace(save_on_each_node=on_each_node)
-    return module.AccordionCallback(trainer, Config()), arguments, SimpleNamespace(epoch=None, global_step=0)
+    return (
+        module.AccordionCallback(trainer, Config()),
+        arguments,
+        SimpleNamespace(epoch=None, global_step=0),
+    )
 
 
 def test_a_trainer_of_transformers_that_saves_on_each_node_is_refused():
@@ -112,8 +127,12 @@ def test_a_second_run_of_a_trainer_of_transformers_is_refused():
 
 
 @pytest.mark.parametrize("given", [None, True, "True", "checkpoint-1"])
-def test_a_resumed_trainer_of_transformers_takes_the_state_of_its_own_step(tmp_path, monkeypatch, given):
-    """The argument may be `True`, or name another checkpoint than the one that `train()` resumed."""
+def test_a_resumed_trainer_of_transformers_takes_the_state_of_its_own_step(
+    tmp_path, monkeypatch, given
+):
+    """The argument may be `True`, or name another checkpoint than the one that `train()`
+    resumed.
+    """
     monkeypatch.chdir(tmp_path)
     for step in (1, 2):
         _, _, saved, _ = small_session(Window(steps=2))
@@ -122,7 +141,11 @@ def test_a_resumed_trainer_of_transformers_takes_the_state_of_its_own_step(tmp_p
         saved.steps = step
         save_state(saved, folder)
     callback, arguments, state = transformers_run()
-    arguments.output_dir, arguments.resume_from_checkpoint, state.global_step = str(tmp_path), given, 2
+    arguments.output_dir, arguments.resume_from_checkpoint, state.global_step = (
+        str(tmp_path),
+        given,
+        2,
+    )
     callback.on_train_begin(arguments, state, None)
     assert callback.session.steps == 2
 
@@ -132,7 +155,11 @@ def test_the_state_of_another_step_than_the_trainers_is_warned_of(tmp_path):
     save_state(saved, tmp_path)
     (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 100}))
     callback, arguments, state = transformers_run()
-    arguments.output_dir, arguments.resume_from_checkpoint, state.global_step = "elsewhere", str(tmp_path), 500
+    arguments.output_dir, arguments.resume_from_checkpoint, state.global_step = (
+        "elsewhere",
+        str(tmp_path),
+        500,
+    )
     with pytest.warns(TrainingWarning, match="resumed at step 500.*saved at step 100"):
         callback.on_train_begin(arguments, state, None)
 
@@ -152,8 +179,12 @@ def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = trainer or lightning.Trainer(accelerator="cpu", devices=1, callbacks=[callback], **quiet)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    trainer = trainer or lightning.Trainer(
+        accelerator="cpu", devices=1, callbacks=[callback], **quiet
+    )
     trainer.fit_loop.max_epochs = epochs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

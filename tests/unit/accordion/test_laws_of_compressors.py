@@ -44,7 +44,9 @@ def test_all_workers_hold_the_same_update(shape, world_size, level, seed):
 @pytest.mark.parametrize("method", FEEDBACK_METHODS)
 @given(shape=SHAPES, world_size=WORLD_SIZES, seed=seeds, rung=st.integers(0, 1))
 @LIGHT
-def test_what_is_sent_and_what_is_owed_add_up_to_the_gradient_and_the_old_debt(method, shape, world_size, seed, rung):
+def test_what_is_sent_and_what_is_owed_add_up_to_the_gradient_and_the_old_debt(
+    method, shape, world_size, seed, rung
+):
     cluster = Cluster({"w": shape}, world_size)
     cluster.switch(ladder_of(method)[rung])
     cluster.step(draw_gradients({"w": shape}, world_size, seed))
@@ -72,7 +74,9 @@ def test_nothing_is_lost_over_any_sequence_of_level_changes(shape, world_size, l
         received += cluster.step(gradients)[0]["w"]
         due += mean_of(gradients, "w")
     left = cluster.mean_residual("w", due)
-    torch.testing.assert_close(received + left, due, rtol=0, atol=len(levels) * closeness(due, received, left))
+    torch.testing.assert_close(
+        received + left, due, rtol=0, atol=len(levels) * closeness(due, received, left)
+    )
 
 
 @given(shape=SHAPES, world_size=WORLD_SIZES, level=any_level, seed=seeds)
@@ -116,7 +120,9 @@ def test_a_step_that_is_rolled_back_leaves_no_trace(shape, world_size, level, se
         update = cluster.step(draw_gradients({"w": shape}, world_size, seed + 1))[0]["w"]
         return [update, *(engine.sums.summary(torch.device("cpu")) for engine in cluster.engines)]
 
-    for disturbed, undisturbed in zip(train(with_bad_step=True), train(with_bad_step=False), strict=True):
+    for disturbed, undisturbed in zip(
+        train(with_bad_step=True), train(with_bad_step=False), strict=True
+    ):
         assert torch.equal(disturbed, undisturbed)
 
 
@@ -143,7 +149,9 @@ def _regimes(method: str, rung: str) -> list[object]:
     """Regimes by window when one stream of shrinking gradients is trained with this method."""
     shapes = {"a": (40, 30), "b": (30, 50)}
     cluster = Cluster(shapes, 2)
-    config = Config(method=method, policy="fixed", policy_options={"level": rung}, detector=_EACH_EPOCH)
+    config = Config(
+        method=method, policy="fixed", policy_options={"level": rung}, detector=_EACH_EPOCH
+    )
     layers = [LayerInfo(name=name, shape=shape) for name, shape in shapes.items()]
     controller, found = Controller(config, layers), []
     for epoch, scale in enumerate([1.0, 0.9, 0.3, 0.29, 0.28]):
@@ -164,16 +172,27 @@ def _report(cluster: Cluster, epoch: int) -> Report:
     for engine in cluster.engines:
         engine.sums.clear()
     return Report(
-        epoch=epoch, step=3 * epoch + 3, epoch_end=True, world_size=2, global_batch=8, lr=0.1, next_lr=0.1,
-        window_steps=3, statistic_by_layer=statistic,
-    )  # fmt: skip
+        epoch=epoch,
+        step=3 * epoch + 3,
+        epoch_end=True,
+        world_size=2,
+        global_batch=8,
+        lr=0.1,
+        next_lr=0.1,
+        window_steps=3,
+        statistic_by_layer=statistic,
+    )
 
 
 def test_one_stream_of_gradients_gives_the_same_regimes_under_every_method_and_level():
     expected = _regimes("none", "low")
     assert [set(regimes.values()) for regimes in expected] == [
-        {"critical"}, {"stable"}, {"critical"}, {"stable"}, {"stable"},
-    ]  # fmt: skip
+        {"critical"},
+        {"stable"},
+        {"critical"},
+        {"stable"},
+        {"stable"},
+    ]
     for method in METHODS:
         for rung in ("low", "high"):
             assert _regimes(method, rung) == expected, (method, rung)

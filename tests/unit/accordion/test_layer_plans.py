@@ -48,7 +48,9 @@ def test_regimes_and_names_of_levels_do_not_depend_on_the_methods(history) -> No
     for item in history:
         one, two = plain.decide(item), other.decide(item)
         assert one.regime_by_layer == two.regime_by_layer
-        assert [one.level_by_layer[n].name for n in NAMES] == [two.level_by_layer[n].name for n in NAMES]
+        assert [one.level_by_layer[n].name for n in NAMES] == [
+            two.level_by_layer[n].name for n in NAMES
+        ]
 
 
 @pytest.mark.parametrize("level", ["high", 1])
@@ -61,7 +63,9 @@ def test_a_rung_by_hand_is_the_rung_of_each_layers_own_ladder(level) -> None:
 
 def test_options_by_hand_are_those_of_each_layers_own_method() -> None:
     ours = mixed()
-    decision = ours.override([Override(id="o1", level={"density": 0.5}, layers=("fc*",))], epoch=0, step=0)
+    decision = ours.override(
+        [Override(id="o1", level={"density": 0.5}, layers=("fc*",))], epoch=0, step=0
+    )
     assert options(decision, "fc1.weight")["density"] == 0.5
     with pytest.raises(OverrideError, match=r"override o2: topk level .* has no option 'rank'"):
         ours.override([Override(id="o2", level={"rank": 2})], epoch=0, step=0)
@@ -80,17 +84,27 @@ def test_a_saved_controller_goes_on_with_the_same_plans() -> None:
 
 
 def test_a_glob_without_a_layer_is_refused_with_the_layers() -> None:
-    with pytest.raises(ConfigError, match=r"no layer matches 'FC\*'; layers are fc1.weight, fc2.weight, head.weight"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no layer matches 'FC\*'; layers are fc1.weight, fc2.weight, head.weight",
+    ):
         controller(by_layer={"fc*": TOPK, "FC*": TOPK})
 
 
 def test_a_glob_whose_layers_are_all_taken_by_earlier_ones_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"fc1.weight of glob 'fc1\*' are taken by globs before it"):
+    with pytest.raises(
+        ConfigError, match=r"fc1.weight of glob 'fc1\*' are taken by globs before it"
+    ):
         controller(by_layer={"fc*": TOPK, "fc1*": LayerPlan(method="half")})
 
 
 @pytest.mark.parametrize(
-    "settings", [{"method": "zip"}, {"method": "topk", "low": {"rank": 2}}, {"method": "powersgd", "low": {"rank": 0}}]
+    "settings",
+    [
+        {"method": "zip"},
+        {"method": "topk", "low": {"rank": 2}},
+        {"method": "powersgd", "low": {"rank": 0}},
+    ],
 )
 def test_a_plan_that_no_method_takes_is_refused_where_it_is_born(settings) -> None:
     with pytest.raises(ConfigError):

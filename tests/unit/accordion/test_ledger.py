@@ -22,7 +22,11 @@ def shapes():
 def test_a_step_of_resnet18_counts_what_the_paper_published(shapes, rank, published_mfloats):
     with alone(shapes, rank_level(rank)) as (ddp, session):
         step(ddp, session)
-        sent = {layer: count.payload for layer, count in session.ledger.by_layer.items() if layer != OVERHEAD}
+        sent = {
+            layer: count.payload
+            for layer, count in session.ledger.by_layer.items()
+            if layer != OVERHEAD
+        }
     mfloats = sum(sent.values()) / 4 * STEPS_OF_THE_PAPER / 1e6
     # published with one decimal; for rank 1 the last one is cut, not rounded (1350.46)
     assert mfloats == pytest.approx(published_mfloats, abs=0.1)
@@ -31,7 +35,10 @@ def test_a_step_of_resnet18_counts_what_the_paper_published(shapes, rank, publis
 def test_the_dense_equivalent_of_resnet18_is_all_its_parameters(shapes):
     with alone(shapes, rank_level(2)) as (ddp, session):
         step(ddp, session)
-        assert (session.ledger.total.dense, session.ledger.total.fp16) == (4 * PARAMETERS, 2 * PARAMETERS)
+        assert (session.ledger.total.dense, session.ledger.total.fp16) == (
+            4 * PARAMETERS,
+            2 * PARAMETERS,
+        )
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.method}-{level.name}")

@@ -26,7 +26,10 @@ def test_a_decision_goes_through_json_unchanged(history) -> None:
     ours = controller()
     for item in history:
         decision = ours.decide(item)
-        assert decision_from_json(json.loads(json.dumps(to_json(decision), allow_nan=False))) == decision
+        assert (
+            decision_from_json(json.loads(json.dumps(to_json(decision), allow_nan=False)))
+            == decision
+        )
 
 
 def test_a_decision_with_a_field_that_is_missing_is_no_decision() -> None:
@@ -39,7 +42,9 @@ def test_a_decision_with_a_field_that_is_missing_is_no_decision() -> None:
 @given(plan=PLANS)
 def test_a_digest_does_not_depend_on_the_order_of_layers_or_options(plan: dict[str, Level]) -> None:
     turned = {
-        name: Level(name=level.name, method=level.method, options=dict(reversed(level.options.items())))
+        name: Level(
+            name=level.name, method=level.method, options=dict(reversed(level.options.items()))
+        )
         for name, level in reversed(plan.items())
     }
     assert plan_digest(plan) == plan_digest(turned)
@@ -48,7 +53,9 @@ def test_a_digest_does_not_depend_on_the_order_of_layers_or_options(plan: dict[s
 @given(one=PLANS, other=PLANS)
 def test_two_plans_share_a_digest_exactly_when_methods_and_options_agree(one, other) -> None:
     def content(plan: dict[str, Level]) -> str:
-        return json.dumps({name: [level.method, level.options] for name, level in plan.items()}, sort_keys=True)
+        return json.dumps(
+            {name: [level.method, level.options] for name, level in plan.items()}, sort_keys=True
+        )
 
     assert (plan_digest(one) == plan_digest(other)) == (content(one) == content(other))
 

@@ -15,7 +15,9 @@ RANK = Option(default=4, least=1, most=8)
 DENSITY = Option(default=0.5, least=0.0, most=1.0)
 KIND = Option(default="fp32", choices=("fp32", "fp16"), help="format")
 FLAG = Option(default=False)
-VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
+VALUES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
+)
 
 
 @given(value=VALUES)
@@ -39,7 +41,8 @@ def test_a_whole_number_is_taken_exactly_within_the_limits(value) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [(RANK, True), (RANK, 2.0), (RANK, "2"), (FLAG, 1), (DENSITY, math.nan), (DENSITY, True)]
+    ("option", "value"),
+    [(RANK, True), (RANK, 2.0), (RANK, "2"), (FLAG, 1), (DENSITY, math.nan), (DENSITY, True)],
 )
 def test_a_value_of_another_type_is_refused(option, value) -> None:
     with pytest.raises(ConfigError):
@@ -56,7 +59,10 @@ def test_a_choice_that_is_unknown_is_refused_with_the_known_ones() -> None:
 
 
 def test_options_that_are_left_out_get_their_defaults() -> None:
-    assert check_options({"rank": 2}, {"rank": RANK, "kind": KIND}, "it") == {"rank": 2, "kind": "fp32"}
+    assert check_options({"rank": 2}, {"rank": RANK, "kind": KIND}, "it") == {
+        "rank": 2,
+        "kind": "fp32",
+    }
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
@@ -80,7 +86,12 @@ def test_the_schema_says_what_the_check_does() -> None:
         "type": "object",
         "properties": {
             "rank": {"type": "integer", "default": 4, "minimum": 1, "maximum": 8},
-            "kind": {"type": "string", "default": "fp32", "enum": ["fp32", "fp16"], "description": "format"},
+            "kind": {
+                "type": "string",
+                "default": "fp32",
+                "enum": ["fp32", "fp16"],
+                "description": "format",
+            },
         },
         "additionalProperties": False,
     }

@@ -35,12 +35,16 @@ def names(decision: Decision) -> list[str]:
 )
 def test_a_level_is_a_rung_its_index_or_options(level, name, method) -> None:
     decision = controller().override([override(level=level)], epoch=0, step=3)
-    assert {(made.name, made.method) for made in decision.level_by_layer.values()} == {(name, method)}
+    assert {(made.name, made.method) for made in decision.level_by_layer.values()} == {
+        (name, method)
+    }
 
 
 @pytest.mark.parametrize("level", ["middle", 2, -1, True, 1.0])
 def test_an_unknown_level_is_refused_with_the_known_ones(level) -> None:
-    with pytest.raises(OverrideError, match=r"override o1: unknown level .*; known are low \(0\), high \(1\)"):
+    with pytest.raises(
+        OverrideError, match=r"override o1: unknown level .*; known are low \(0\), high \(1\)"
+    ):
         controller().override([override(level=level)], epoch=0, step=0)
 
 
@@ -51,7 +55,10 @@ def test_options_that_no_method_takes_are_refused_by_name(level) -> None:
 
 
 def test_a_glob_without_a_layer_is_refused_with_the_layers() -> None:
-    with pytest.raises(OverrideError, match=r"no layer matches 'FC\*'; layers are fc1.weight, fc2.weight, head.weight"):
+    with pytest.raises(
+        OverrideError,
+        match=r"no layer matches 'FC\*'; layers are fc1.weight, fc2.weight, head.weight",
+    ):
         controller().override([override(layers=("fc*", "FC*"))], epoch=0, step=0)
 
 
@@ -121,7 +128,9 @@ def test_next_epoch_is_counted_from_the_epoch_in_which_the_override_is_seen_firs
     late = override(apply_at="next_epoch")
     assert not ours.override([late], epoch=4, step=45).override_by_layer
     assert ours.decide(report(4)).override_by_layer
-    assert ours.override([late, override("o2", 0, layers=("head*",))], epoch=5, step=55).override_by_layer
+    assert ours.override(
+        [late, override("o2", 0, layers=("head*",))], epoch=5, step=55
+    ).override_by_layer
 
 
 def test_a_saved_start_is_not_counted_anew() -> None:

@@ -23,7 +23,9 @@ scratch = Scratch(torch.device("cpu"))
 BLOCK = block_size(torch.device("cpu"))
 
 
-def signs_of(packed_BY: torch.Tensor, length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def signs_of(
+    packed_BY: torch.Tensor, length: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     room_BL = torch.empty(len(packed_BY), 8 * packed_BY.shape[1], dtype=dtype)
     return unpack_signs(packed_BY, room_BL, scratch)[:, :length]
 
@@ -41,7 +43,11 @@ def test_every_byte_of_signs_has_the_first_value_in_its_lowest_bit(byte):
     assert torch.equal(signs_of(packed_signs(values), 8), values.sign())
 
 
-@given(rows=st.integers(1, 4), length=st.integers(1, 70), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    rows=st.integers(1, 4),
+    length=st.integers(1, 70),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 @MANY
 def test_signs_come_back_whatever_the_length_and_left_over_bits_are_zero(rows, length, dtype):
     x_BL = torch.randn(rows, length, generator=torch.Generator().manual_seed(length)).to(dtype)
@@ -58,7 +64,9 @@ def test_zero_has_the_sign_of_its_sign_bit():
 @pytest.mark.parametrize("bits", range(2, 8))
 @pytest.mark.parametrize("count", [8, 16, 8 * 1001, 2 * BLOCK + 24])
 def test_codes_come_back_from_exactly_as_many_bits(bits, count):
-    codes = torch.randint(0, 1 << bits, (count,), generator=torch.Generator().manual_seed(bits), dtype=torch.int8)
+    codes = torch.randint(
+        0, 1 << bits, (count,), generator=torch.Generator().manual_seed(bits), dtype=torch.int8
+    )
     packed = torch.empty(packed_bytes(count, bits), dtype=torch.uint8)
     assert 8 * len(packed) == bits * count
     pack_codes_(codes.clone(), packed, scratch, bits=bits)
@@ -72,7 +80,9 @@ def test_codes_lie_in_order_from_the_lowest_bit_on(bits):
     codes = [(3 * place + 1) % (1 << bits) for place in range(8)]
     packed = torch.empty(bits, dtype=torch.uint8)
     pack_codes_(torch.tensor(codes, dtype=torch.int8), packed, scratch, bits=bits)
-    assert int.from_bytes(bytes(packed.tolist()), "little") == sum(c << bits * i for i, c in enumerate(codes))
+    assert int.from_bytes(bytes(packed.tolist()), "little") == sum(
+        c << bits * i for i, c in enumerate(codes)
+    )
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 50), size=st.sampled_from([8, 16, 64]))

@@ -20,10 +20,14 @@ OPTIONS = {
 LADDER = tuple(Level(name=name, method="none") for name in ("low", "high"))
 
 
-def picked(name: str, regimes: dict[str, str], *, epoch: int = 0, options: dict[str, object] | None = None):
+def picked(
+    name: str, regimes: dict[str, str], *, epoch: int = 0, options: dict[str, object] | None = None
+):
     """What a policy picks that has observed nothing."""
     ladders = dict.fromkeys(regimes, LADDER)
-    chosen = Situation(epoch=epoch, regime_by_layer=regimes, ladder_by_layer=ladders, options=options or {})
+    chosen = Situation(
+        epoch=epoch, regime_by_layer=regimes, ladder_by_layer=ladders, options=options or {}
+    )
     return POLICIES[name].pick(chosen)
 
 
@@ -37,7 +41,9 @@ def test_every_policy_gives_every_layer_a_rung(name, regimes, epoch) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(regimes=REGIMES, epoch=st.integers(0, 1000))
-def test_what_a_policy_says_of_regimes_alone_is_what_it_picks_at_the_start(name, regimes, epoch) -> None:
+def test_what_a_policy_says_of_regimes_alone_is_what_it_picks_at_the_start(
+    name, regimes, epoch
+) -> None:
     chosen = POLICIES[name].choose(regimes, epoch, OPTIONS[name])
     assert chosen == picked(name, regimes, epoch=epoch, options=OPTIONS[name])
 
@@ -56,14 +62,18 @@ def test_every_policy_describes_exactly_the_options_it_takes(name) -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown policy 'best'; known are two_level, fixed, scheduled"):
+    with pytest.raises(
+        ConfigError, match="unknown policy 'best'; known are two_level, fixed, scheduled"
+    ):
         check_policy("best", {}, ["low", "high"])
 
 
 @given(regimes=REGIMES)
 def test_two_level_is_light_exactly_where_the_regime_is_critical(regimes) -> None:
     chosen = picked("two_level", regimes)
-    assert all((chosen[layer] == "low") == (regime == "critical") for layer, regime in regimes.items())
+    assert all(
+        (chosen[layer] == "low") == (regime == "critical") for layer, regime in regimes.items()
+    )
 
 
 def test_fixed_is_strong_unless_told_otherwise() -> None:
@@ -73,7 +83,9 @@ def test_fixed_is_strong_unless_told_otherwise() -> None:
 def test_a_schedule_holds_each_level_until_the_next_row() -> None:
     options = {"table": {"0": "low", "10": "high", "2": "high", "4": "low"}}
     epochs = (0, 1, 2, 3, 4, 9, 10, 99)
-    levels = [picked("scheduled", {"a": "stable"}, epoch=epoch, options=options)["a"] for epoch in epochs]
+    levels = [
+        picked("scheduled", {"a": "stable"}, epoch=epoch, options=options)["a"] for epoch in epochs
+    ]
     assert levels == ["low", "low", "high", "high", "low", "low", "high", "high"]
 
 

@@ -1,4 +1,6 @@
-"""What a new policy needs: one row of the table; its state, costs and the answer "none" come with it."""
+"""What a new policy needs: one row of the table; its state, costs and the answer "none" come with
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,27 @@ def remember_costs(situation: Situation) -> Mapping[str, Any]:
 
 
 def cheapest(situation: Situation) -> dict[str, str]:
-    """A toy: a critical layer is never compressed hard, and every other takes what costs least, or no compression."""
+    """A toy: a critical layer is never compressed hard, and every other takes what costs least, or
+    no compression.
+    """
     names = {}
     for layer, regime in situation.regime_by_layer.items():
         costs = situation.state.get(layer) or {"low": 0.0}
-        allowed = [name for name in costs if regime == "stable" or name != situation.ladder_by_layer[layer][-1].name]
+        allowed = [
+            name
+            for name in costs
+            if regime == "stable" or name != situation.ladder_by_layer[layer][-1].name
+        ]
         names[layer] = min(allowed, key=costs.__getitem__)
     return names
 
 
 COST_AWARE = Policy(
-    summary="a toy", pick=cheapest, observe=remember_costs, check=lambda options, rungs: None, schema={}
+    summary="a toy",
+    pick=cheapest,
+    observe=remember_costs,
+    check=lambda options, rungs: None,
+    schema={},
 )
 COSTS = {
     "fc1.weight": {"none": 0.9, "low": 0.5, "high": 0.2},
@@ -43,7 +55,9 @@ COSTS = {
 
 @pytest.fixture(autouse=True)
 def toys(monkeypatch) -> None:
-    wrong = replace(COST_AWARE, pick=lambda situation: dict.fromkeys(situation.regime_by_layer, "middle"))
+    wrong = replace(
+        COST_AWARE, pick=lambda situation: dict.fromkeys(situation.regime_by_layer, "middle")
+    )
     monkeypatch.setitem(POLICIES, "cost_aware", COST_AWARE)
     monkeypatch.setitem(POLICIES, "wrong", wrong)
 
@@ -55,7 +69,9 @@ def levels(ours: Controller) -> list[str]:
 def measured(ours: Controller, *, costs: Mapping[str, Mapping[str, float]] = COSTS) -> Controller:
     """After two windows, in which only the head's gradient changed."""
     ours.decide(report(0, 1.0))
-    ours.decide(report(1, {"fc1.weight": 1.0, "fc2.weight": 1.0, "head.weight": 9.0}, cost_s_by_layer=costs))
+    ours.decide(
+        report(1, {"fc1.weight": 1.0, "fc2.weight": 1.0, "head.weight": 9.0}, cost_s_by_layer=costs)
+    )
     return ours
 
 
@@ -96,12 +112,16 @@ def test_the_state_of_another_policy_is_left_behind() -> None:
 def test_costs_are_part_of_the_question() -> None:
     ours = measured(controller(policy="cost_aware"))
     again = {layer: dict(reversed(costs.items())) for layer, costs in reversed(COSTS.items())}
-    last = report(1, {"fc1.weight": 1, "fc2.weight": 1.0, "head.weight": 9.0}, cost_s_by_layer=again)
+    last = report(
+        1, {"fc1.weight": 1, "fc2.weight": 1.0, "head.weight": 9.0}, cost_s_by_layer=again
+    )
     assert ours.decide(last) is ours.decision
 
 
 def test_a_level_that_is_on_no_ladder_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"wrong picks 'middle' for layer fc1\.weight; known are low, high, none"):
+    with pytest.raises(
+        ConfigError, match=r"wrong picks 'middle' for layer fc1\.weight; known are low, high, none"
+    ):
         controller(policy="wrong")
 
 
@@ -115,14 +135,16 @@ def test_a_policy_that_picks_a_wrong_level_later_leaves_the_controller_as_it_was
 
 
 def test_what_the_policy_would_pick_is_told_for_the_layers_that_a_person_decided() -> None:
-    decision = controller().override([Override(id="o1", level="high", layers=("fc*",))], epoch=0, step=3)
+    decision = controller().override(
+        [Override(id="o1", level="high", layers=("fc*",))], epoch=0, step=3
+    )
     assert {layer: level.name for layer, level in decision.policy_level_by_layer.items()} == {
         "fc1.weight": "low",
         "fc2.weight": "low",
     }
 
 
-def test_adaqs_goes_one_rung_lighter_through_the_controller_and_keeps_its_reference_through_a_crash() -> None:
+def test_adaqs_steps_one_level_lighter_and_keeps_its_reference_through_a_crash() -> None:
     ours, other = controller(policy="adaqs"), controller(policy="adaqs")
     ours.decide(report(0, 1.0, rms_by_layer=dict.fromkeys(NAMES, 2.0)))
     assert levels(ours) == ["high"] * 3
@@ -133,10 +155,14 @@ def test_adaqs_goes_one_rung_lighter_through_the_controller_and_keeps_its_refere
 
 def test_levels_are_asked_for_without_what_a_report_brought(monkeypatch) -> None:
     told: list[Situation] = []
-    spying = replace(COST_AWARE, pick=lambda situation: told.append(situation) or cheapest(situation))
+    spying = replace(
+        COST_AWARE, pick=lambda situation: told.append(situation) or cheapest(situation)
+    )
     monkeypatch.setitem(POLICIES, "cost_aware", spying)
     measured(controller(policy="cost_aware"))
-    assert {(item.cause, item.statistic_by_layer, item.rms_by_layer) for item in told} == {(None, None, None)}
+    assert {(item.cause, item.statistic_by_layer, item.rms_by_layer) for item in told} == {
+        (None, None, None)
+    }
     assert not any(item.cost_s_by_layer or item.change_by_layer for item in told)
 
 

@@ -1,4 +1,6 @@
-"""What qsgd promises beyond the laws: unbiased, bounded by the norm, and as small as its bits say."""
+"""What qsgd promises beyond the laws: unbiased, bounded by the norm, and as small as its
+bits say.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ BLOCK = block_size(torch.device("cpu"))
 scratches = [Scratch(torch.device("cpu")) for _ in range(4)]
 
 
-def flow_of(owed_BL: torch.Tensor, *, step: int = 0, rank: int = 0, bits: int = 8, bucket: int = 512) -> Flow:
+def flow_of(
+    owed_BL: torch.Tensor, *, step: int = 0, rank: int = 0, bits: int = 8, bucket: int = 512
+) -> Flow:
     """A flow that changes `owed_BL` into the update."""
 
     def draw(whose: str) -> torch.Generator:
@@ -23,7 +27,9 @@ def flow_of(owed_BL: torch.Tensor, *, step: int = 0, rank: int = 0, bits: int = 
         return torch.Generator().manual_seed(10 * step + rank)
 
     options = {"bits": bits, "bucket": bucket}
-    context = Context(options=options, update=owed_BL, scratch=scratches[rank], step=step, draw=draw)
+    context = Context(
+        options=options, update=owed_BL, scratch=scratches[rank], step=step, draw=draw
+    )
     return qsgd_flow(owed_BL, context)
 
 
@@ -51,7 +57,8 @@ def test_the_mean_over_many_steps_approaches_every_value(bits, world_size):
     given = [normal(2, 700, seed=seed) for seed in range(world_size)]
     mean = sum(exchange(*given, step=step, bits=bits) for step in range(300)) / 300
     step = torch.stack([steps_of(own, bits=bits) for own in given]).amax(0)
-    # A rounding has a deviation of half a step at most; five deviations for the worst of 1400 values.
+    # A rounding has a deviation of half a step at most; five deviations for the worst of 1400
+    # values.
     bound = 5 * 0.5 * step / (300 * world_size) ** 0.5
     assert ((mean - sum(given) / world_size).abs() <= bound).all()
 
@@ -59,7 +66,8 @@ def test_the_mean_over_many_steps_approaches_every_value(bits, world_size):
 def test_values_beyond_the_first_block_are_rounded_without_bias_too():
     given = normal(1, 2 * BLOCK + 77)
     mean = sum(exchange(given, step=step, bits=4) for step in range(50)) / 50
-    # Six deviations of half a step, for a quarter of a million values; rounding to the nearest is off by seven.
+    # Six deviations of half a step, for a quarter of a million values; rounding to the nearest is
+    # off by seven.
     assert ((mean - given).abs() <= 6 * 0.5 * steps_of(given, bits=4) / 50**0.5).all()
 
 
@@ -69,11 +77,15 @@ def test_workers_and_steps_round_independently():
     later = exchange(given, bits=4, step=1) - given
     together = exchange(given, given, given, given, bits=4) - given
     assert (alone * later).mean().abs() < 0.1 * alone.square().mean()
-    torch.testing.assert_close(together.square().mean(), alone.square().mean() / 4, rtol=0.15, atol=0)
+    torch.testing.assert_close(
+        together.square().mean(), alone.square().mean() / 4, rtol=0.15, atol=0
+    )
 
 
 def test_the_error_of_a_layers_sum_is_that_of_independent_roundings():
-    """The mean square of a rounding's error is a sixth of a step squared where values lie anywhere between codes."""
+    """The mean square of a rounding's error is a sixth of a step squared where values lie anywhere
+    between codes.
+    """
     given = normal(1, 4 * BLOCK)
     errors = [(exchange(given, step=step, bits=6) - given).double().sum() for step in range(24)]
     independent = (steps_of(given, bits=6).double().square().sum() / 6).sqrt()
@@ -96,7 +108,9 @@ def test_a_value_moves_by_less_than_a_step_and_zeros_and_the_largest_stay(bits, 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_value_never_flows_over_whatever_the_noise_and_the_norm(sign):
-    """A million buckets of one magnitude, so that every rounding of levels / norm meets the extremes of the noise."""
+    """A million buckets of one magnitude, so that every rounding of levels / norm meets the
+    extremes of the noise.
+    """
     given = sign * (1 + torch.rand(1, 8 << 17, generator=torch.Generator().manual_seed(3)))
     given = given.view(-1, 8)[:, :1].expand(-1, 8).reshape(1, -1).contiguous()
     torch.testing.assert_close(exchange(given, bits=8, bucket=8), given, rtol=1e-6, atol=0)
@@ -104,7 +118,9 @@ def test_the_largest_value_never_flows_over_whatever_the_noise_and_the_norm(sign
 
 @pytest.mark.parametrize(("bits", "code_bytes"), [(8, 2100), (4, 1052), (3, 789), (2, 526)])
 def test_a_payload_holds_its_bits_and_one_float_a_bucket(bits, code_bytes):
-    """Two layers of 1050 values are 2100 codes, filled up to 2104 where they are packed, in 2 times 3 buckets."""
+    """Two layers of 1050 values are 2100 codes, filled up to 2104 where they are packed, in 2 times
+    3 buckets.
+    """
     request = next(flow_of(normal(2, 1050), bits=bits))
     assert request.equal
     assert request.payload.numel() == code_bytes + 4 * 6
@@ -154,6 +170,9 @@ def test_values_far_below_a_step_are_rounded_without_bias(bits):
     given = torch.full((1, 512 * 16), 2.0**-18 / (2 ** (bits - 1) - 1))
     given[:, ::512] = 1.0  # a step is 1 / levels, the other values 2**-18 of it
     small = torch.arange(given.shape[1]) % 512 != 0
-    mean = sum(exchange(given, step=step, bits=bits)[0, small].mean().item() for step in range(1000)) / 1000
+    mean = (
+        sum(exchange(given, step=step, bits=bits)[0, small].mean().item() for step in range(1000))
+        / 1000
+    )
     # About 31 of 8 million values are rounded up: a standard error of about 20 %, with clumps.
     assert 0.3 < mean / given[0, 1].item() < 2.0

@@ -1,4 +1,6 @@
-"""Random-k: all workers send the same entries without saying which, and every entry has its turn."""
+"""Random-k: all workers send the same entries without saying which, and every entry has its
+turn.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,18 @@ from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
 SCRATCH = Scratch(torch.device("cpu"))
 
 
-@given(layers=st.integers(1, 4), length=st.integers(1, 300), part=st.floats(0, 1), seed=st.integers(0, 10**6))
+@given(
+    layers=st.integers(1, 4),
+    length=st.integers(1, 300),
+    part=st.floats(0, 1),
+    seed=st.integers(0, 10**6),
+)
 @settings(max_examples=200, deadline=None)
 def test_positions_are_distinct_and_each_layer_has_its_own_k(layers, length, part, seed):
     count = max(1, round(part * length))
-    positions = draw_positions((layers, length, count), seeded(seed, "x"), SCRATCH).view(layers, count)
+    positions = draw_positions((layers, length, count), seeded(seed, "x"), SCRATCH).view(
+        layers, count
+    )
     for row, own in enumerate(positions):
         assert own.unique().numel() == count
         assert own.min() >= row * length
@@ -66,7 +75,9 @@ def test_the_workers_average_the_same_entries_anew_each_step(world_size):
         drawn.append(update != 0)
         assert drawn[-1].sum() == 60
         # sums of a few workers in another order
-        torch.testing.assert_close(update, (mean_of(gradients, "w") + owed) * drawn[-1], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            update, (mean_of(gradients, "w") + owed) * drawn[-1], rtol=1e-5, atol=1e-6
+        )
     assert not torch.equal(*drawn)
 
 

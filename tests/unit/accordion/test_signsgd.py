@@ -18,7 +18,9 @@ def flow_of(owed_BL: torch.Tensor) -> tuple[Flow, torch.Tensor]:
     """The flow and the update that it will write."""
     update = torch.full_like(owed_BL, torch.nan)
     scratch = Scratch(owed_BL.device)
-    context = Context(options={}, update=update, scratch=scratch, step=0, draw=lambda whose: torch.Generator())
+    context = Context(
+        options={}, update=update, scratch=scratch, step=0, draw=lambda whose: torch.Generator()
+    )
     return signsgd_flow(owed_BL, context), update
 
 
@@ -40,13 +42,16 @@ def test_an_update_is_the_sign_times_the_mean_magnitude_of_its_layer():
     assert owed.tolist() == [[-1, 0, 1], [0.25, -0.25, 0]]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 9), (5, 64), (1, BLOCK + 13), (2, BLOCK + 8), (7, BLOCK // 3)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (3, 9), (5, 64), (1, BLOCK + 13), (2, BLOCK + 8), (7, BLOCK // 3)]
+)
 def test_update_and_residual_are_those_of_the_formula_whatever_the_blocks(shape):
     given = normal(*shape)
     owed = given.clone()
     [update] = exchange(owed)
     scale = given.double().abs().mean(1, keepdim=True).float()
-    # The mean is summed in fp32 within a block: a few hundred thousand terms of equal sign in partial sums.
+    # The mean is summed in fp32 within a block: a few hundred thousand terms of equal sign in
+    # partial sums.
     torch.testing.assert_close(update, given.sign() * scale, rtol=1e-6, atol=0)
     assert torch.equal(owed, given - update)
 
@@ -80,7 +85,8 @@ def test_feedback_makes_the_sum_of_updates_follow_a_constant_gradient():
     for _ in range(400):
         owed += gradient
         received += exchange(owed)[0]
-    # Without feedback every value would be off by the distance of its magnitude to the scale: 0.25 at the ends.
+    # Without feedback every value would be off by the distance of its magnitude to the scale: 0.25
+    # at the ends.
     assert (received / 400 - gradient).abs().max() < 0.05
 
 

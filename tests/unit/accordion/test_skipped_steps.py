@@ -1,4 +1,6 @@
-"""What a step leaves behind that nobody took, or that took nothing from some layer: what was there before it."""
+"""What a step leaves behind that nobody took, or that took nothing from some layer: what was there
+before it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def test_a_layer_that_nobody_used_keeps_residual_and_warm_start_and_others_do_no
     engine.keep(["unused"])
     engine.commit()
     for layer, layers_before in before.items():
-        same = [torch.equal(old, new) for old, new in zip(layers_before, _kept(engine, layer), strict=True)]
+        same = [
+            torch.equal(old, new)
+            for old, new in zip(layers_before, _kept(engine, layer), strict=True)
+        ]
         assert same == [layer == "unused"] * 2
 
 
@@ -60,4 +65,7 @@ def test_a_step_that_is_skipped_after_one_in_which_nobody_used_a_layer_leaves_no
     engine.rollback()
     engine.commit()  # of a step that brought nothing
     for layer, layers_before in before.items():
-        assert all(torch.equal(old, new) for old, new in zip(layers_before, _kept(engine, layer), strict=True))
+        assert all(
+            torch.equal(old, new)
+            for old, new in zip(layers_before, _kept(engine, layer), strict=True)
+        )

@@ -16,7 +16,9 @@ from tests.unit.accordion.lockstep import Cluster
 from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
 
 SAMPLED = 300_001
-"""Entries of a layer whose threshold is sampled: more than one span of marks, and no multiple of eight."""
+"""Entries of a layer whose threshold is sampled: more than one span of marks, and no multiple of
+eight.
+"""
 
 
 def _normal(*shape: int) -> Tensor:
@@ -40,7 +42,9 @@ LAYERS = {
     "all zero": torch.zeros(SAMPLED),
     "few distinct values": _normal(SAMPLED).round(),
     "ties among the candidates": (20 * _normal(SAMPLED)).round(),
-    "fewer that are not zero than are sent": torch.where(torch.arange(SAMPLED) % 1000 == 7, 1.0, 0.0),
+    "fewer that are not zero than are sent": torch.where(
+        torch.arange(SAMPLED) % 1000 == 7, 1.0, 0.0
+    ),
     "tiny": _normal(SAMPLED) * 1e-30,
 }
 
@@ -64,7 +68,9 @@ def test_a_large_layer_sends_exactly_k_and_none_smaller_than_one_it_keeps(kind, 
     sent = torch.zeros(SAMPLED, dtype=torch.bool).index_fill_(0, places, True)
     least = before[0, sent].abs().min()
     assert sent.all() or least >= before[0, ~sent].abs().max()
-    torch.testing.assert_close(update, before * sent, rtol=1e-6, atol=0)  # 64-bit values travel in 32 bits
+    torch.testing.assert_close(
+        update, before * sent, rtol=1e-6, atol=0
+    )  # 64-bit values travel in 32 bits
     assert torch.equal(update + owed, before)
 
 
@@ -78,7 +84,9 @@ def test_a_large_layer_sends_exactly_k_and_none_smaller_than_one_it_keeps(kind, 
 def test_a_small_layer_sends_exactly_k_of_the_largest_entries(size, density, values, select):
     gradient = torch.randn(1, size, generator=torch.Generator().manual_seed(size))
     cluster = Cluster({"w": (1, size)}, 1)
-    cluster.switch(level_of("topk", {"density": density, "values": values, "select": select}, name="t"))
+    cluster.switch(
+        level_of("topk", {"density": density, "values": values, "select": select}, name="t")
+    )
     update = cluster.step([{"w": gradient}])[0]["w"]
     largest = gradient.abs().view(-1).topk(max(1, round(density * size))).indices.sort().values
     assert torch.equal(update.view(-1).nonzero().view(-1), largest)
@@ -96,12 +104,16 @@ def test_both_ways_to_select_send_the_same(density):
 @pytest.mark.parametrize("misled", ["too high", "too low"])
 def test_a_sample_that_misleads_changes_nothing(misled):
     size, count = 100_000, 20_000
-    sampled = draw_positions((1, size, size // 8), Alone.draw(5)("own"), Scratch(torch.device("cpu")))
+    sampled = draw_positions(
+        (1, size, size // 8), Alone.draw(5)("own"), Scratch(torch.device("cpu"))
+    )
     before = _normal(size)
     if misled == "too high":
         before[sampled] *= 1000.0
     else:  # only zeros are seen, and more than are sent are not zero
-        unseen = torch.ones(size, dtype=torch.bool).index_fill_(0, sampled, False).nonzero().view(-1)
+        unseen = (
+            torch.ones(size, dtype=torch.bool).index_fill_(0, sampled, False).nonzero().view(-1)
+        )
         before[torch.cat([sampled, unseen[30_000:]])] = 0.0
     alone = Alone("topk", {"density": count / size})
     alone.send(before.clone().unsqueeze(0), seed=5)
@@ -125,7 +137,9 @@ def test_each_layer_of_a_stack_sends_its_own_largest(size, select):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_values_that_are_not_finite_go_first_and_leave_the_count_as_it_is(size, bad, value):
     owed, count = _normal(1, size), round(0.05 * size)
-    places = torch.randperm(size, generator=seeded(1, "places"))[: bad if bad >= 1 else round(bad * size)]
+    places = torch.randperm(size, generator=seeded(1, "places"))[
+        : bad if bad >= 1 else round(bad * size)
+    ]
     owed[0, places] = value
     alone = Alone("topk", {"density": 0.05})
     alone.send(owed, seed=5)  # a single one is not in the sample of the large layer

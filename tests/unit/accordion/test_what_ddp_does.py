@@ -34,7 +34,9 @@ def group() -> Iterator[None]:
 def _trained() -> tuple[DistributedDataParallel, Session]:
     """A module and its session after one step."""
     ddp = DistributedDataParallel(nn.Linear(6, 6))
-    session = attach(ddp, Config(method="topk"), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+    session = attach(
+        ddp, Config(method="topk"), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1)
+    )
     _train(ddp, session)
     return ddp, session
 
@@ -52,14 +54,20 @@ def _saved_and_loaded(ddp: DistributedDataParallel) -> DistributedDataParallel:
     return torch.load(buffer, weights_only=False)
 
 
-COPIES = {"deepcopy": copy.deepcopy, "torch.save": _saved_and_loaded, "AveragedModel": AveragedModel}
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "torch.save": _saved_and_loaded,
+    "AveragedModel": AveragedModel,
+}
 
 
 @pytest.mark.parametrize("way", COPIES)
 def test_a_copy_of_the_module_is_plain_ddp_with_the_same_parameters(way):
     ddp, session = _trained()
     copied = COPIES[way](ddp)
-    assert all(torch.equal(a, b) for a, b in zip(ddp.parameters(), copied.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ddp.parameters(), copied.parameters(), strict=True)
+    )
     copied(torch.ones(2, 6)).sum().backward()
     assert session.steps == 1
     _train(ddp, session)
@@ -114,7 +122,11 @@ class Adversaries:
         self.fake, self.judge = (DistributedDataParallel(nn.Linear(4, size)) for size in (4, 1))
         optimizers = [torch.optim.SGD(ddp.parameters(), lr=0.1) for ddp in (self.fake, self.judge)]
         pairs = zip((self.fake, self.judge), optimizers, strict=True)
-        self.steppers = [attach(d, Config(method="none"), optimizer=o) for d, o in pairs] if attached else optimizers
+        self.steppers = (
+            [attach(d, Config(method="none"), optimizer=o) for d, o in pairs]
+            if attached
+            else optimizers
+        )
 
     def train(self, real: torch.Tensor) -> None:
         with self.judge.no_sync():
@@ -159,7 +171,9 @@ class Scaled(nn.Module):
 def test_ignored_parameters_of_the_root_module_work_with_unused_layers():
     model = Scaled()
     # DDP looks for ".scale" and "enter.bias", so that it ignores only the second.
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["scale", "enter.bias"])
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        model, ["scale", "enter.bias"]
+    )
     ddp = DistributedDataParallel(model, find_unused_parameters=True)
     session = attach(ddp, Config(), optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
     _train(ddp, session)
@@ -180,4 +194,8 @@ def test_every_row_of_the_readmes_table_names_a_test_that_is_there():
     sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
     places = {file: sources[file] + sources["compose.py"] for file, _ in rows}
     assert len(rows) == section.count("\n|") - 2  # less the head
-    assert [name for file, name in rows if f'"{name}"' not in places[file] and f"def {name}(" not in places[file]] == []
+    assert [
+        name
+        for file, name in rows
+        if f'"{name}"' not in places[file] and f"def {name}(" not in places[file]
+    ] == []

@@ -33,7 +33,9 @@ def test_a_run_without_a_checkpoint_begins_anew() -> None:
     assert load_state(session_of(nn.Linear(4, 4)), None) is None
 
 
-def test_a_checkpoint_without_a_state_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_without_a_state_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         assert load_state(session_of(nn.Linear(4, 4)), Checkpoint.from_directory(tmp_path)) is None
     assert "without residuals; call accordion_ray.save_state()" in caplog.text
@@ -42,7 +44,10 @@ def test_a_checkpoint_without_a_state_is_warned_of(tmp_path: Path, caplog: pytes
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     accordion_ray.save_state(session_of(nn.Linear(4, 4)), tmp_path)
     with pytest.raises(StateError, match="weight"):
-        load_state(session_of(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))), Checkpoint.from_directory(tmp_path))
+        load_state(
+            session_of(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))),
+            Checkpoint.from_directory(tmp_path),
+        )
 
 
 def test_a_session_of_the_library_is_told_of_attach(tmp_path: Path) -> None:
@@ -51,7 +56,9 @@ def test_a_session_of_the_library_is_told_of_attach(tmp_path: Path) -> None:
         accordion_ray.save_state(session, tmp_path)
 
 
-def test_only_the_state_of_a_remote_checkpoint_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_state_of_a_remote_checkpoint_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The download of the whole checkpoint, with the model, is not used."""
     stored = session_of(nn.Linear(4, 4))
     stored.steps = 7
@@ -66,7 +73,9 @@ def test_only_the_state_of_a_remote_checkpoint_is_downloaded(tmp_path: Path, mon
     assert session.steps == 7
 
 
-def test_a_state_is_mapped_into_memory_and_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_mapped_into_memory_and_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accordion_ray.save_state(session_of(nn.Linear(4, 4)), tmp_path)
     options: list[dict[str, object]] = []
     load = torch.load

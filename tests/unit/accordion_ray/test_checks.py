@@ -25,7 +25,9 @@ def group() -> Iterator[None]:
 
 
 def test_a_bare_model_of_several_workers_is_told_of_prepare_model() -> None:
-    with pytest.raises(AttachError, match=r"got a Linear on 2 workers; call model = .*prepare_model\(model\)"):
+    with pytest.raises(
+        AttachError, match=r"got a Linear on 2 workers; call model = .*prepare_model\(model\)"
+    ):
         check_model(nn.Linear(2, 2), world_size=2)
 
 
@@ -37,7 +39,9 @@ def test_a_prepared_model_is_taken(group: None) -> None:
     check_model(DistributedDataParallel(nn.Linear(2, 2)), world_size=2)
 
 
-@pytest.mark.parametrize("shard", [fully_shard, partial(FullyShardedDataParallel, device_id=torch.device("cpu"))])
+@pytest.mark.parametrize(
+    "shard", [fully_shard, partial(FullyShardedDataParallel, device_id=torch.device("cpu"))]
+)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_sharded_model_is_refused(group: None, shard, world_size: int) -> None:
     with pytest.raises(AttachError, match=r"FSDP shards.*without parallel_strategy="):

@@ -18,7 +18,14 @@ SPEC = JobSpec.model_validate({"task": {"name": "guest"}, "workers": {"min": 2, 
 
 
 def guest(job_id: str = "a", generation: int = 1) -> Guest:
-    return Guest(job_id=job_id, name="digits", generation=generation, train_run="r", ray_job_id="1", spec=SPEC)
+    return Guest(
+        job_id=job_id,
+        name="digits",
+        generation=generation,
+        train_run="r",
+        ray_job_id="1",
+        spec=SPEC,
+    )
 
 
 class World:
@@ -83,7 +90,9 @@ def test_a_service_that_is_silent_for_a_while_is_found_again(world: World) -> No
 
 
 def test_several_installations_ask_for_a_choice(world: World) -> None:
-    with pytest.raises(AttachError, match=r"2 Accordion installations .*'ab', 'cd'.* installation="):
+    with pytest.raises(
+        AttachError, match=r"2 Accordion installations .*'ab', 'cd'.* installation="
+    ):
         check_installations(["ab", "cd"])
     check_installations(["ab"])
     world.found = ["ab", "cd"]
@@ -139,7 +148,9 @@ def test_an_installation_that_is_not_there_is_told_once(world: World, caplog) ->
     connection.refresh()
     connection.refresh()
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "installation 'prod-typo' of Accordion is not on this Ray cluster (found: 'ab')" in warning
+    assert (
+        "installation 'prod-typo' of Accordion is not on this Ray cluster (found: 'ab')" in warning
+    )
 
 
 def test_of_several_installations_a_run_keeps_to_the_one_before_its_restart(world: World) -> None:
@@ -175,6 +186,8 @@ def test_an_actor_of_an_older_release_is_told(world: World, caplog) -> None:
     def call(method: str, *_: object, timeout_s: float) -> object:
         raise ActorOutdatedError(f"the Accordion actor has no method {method}")
 
-    connection = ServiceConnection(guest(), installation=None, find=lambda: ["ab"], connect=lambda _: call)
+    connection = ServiceConnection(
+        guest(), installation=None, find=lambda: ["ab"], connect=lambda _: call
+    )
     connection.refresh()
     assert "the service's actor of an older release (protocol 0)" in caplog.text

@@ -21,7 +21,9 @@ class Ranks:
         self.outcomes = OutcomeStore(HashStore(), "digits", world_size=world_size)
         self.ends: list[FailureRecord | None] = []
         self._returns = [threading.Event() for _ in range(world_size)]
-        self._threads = [threading.Thread(target=self._train, args=(rank,)) for rank in range(world_size)]
+        self._threads = [
+            threading.Thread(target=self._train, args=(rank,)) for rank in range(world_size)
+        ]
         for thread in self._threads:
             thread.start()
 

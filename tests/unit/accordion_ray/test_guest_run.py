@@ -61,8 +61,17 @@ class Trained:
         self.cluster, self.storage = cluster, storage
         self.found = ["ab"]
         generation = claim_generation(storage)
-        spec = known_spec(CONFIG, name="digits", world_size=1, global_batch=8, resources={"CPU": 1.0})
-        self.guest = Guest(job_id="a", name="digits", generation=generation, train_run="r", ray_job_id="1", spec=spec)
+        spec = known_spec(
+            CONFIG, name="digits", world_size=1, global_batch=8, resources={"CPU": 1.0}
+        )
+        self.guest = Guest(
+            job_id="a",
+            name="digits",
+            generation=generation,
+            train_run="r",
+            ray_job_id="1",
+            spec=spec,
+        )
         connection = ServiceConnection(
             self.guest, installation=None, find=lambda: self.found, connect=lambda _: cluster
         )
@@ -87,7 +96,9 @@ class Trained:
             decider=self.run.keep_statistic,
             global_batch=8,
         )
-        attached = Attached(session=self.session, optimizer=self.optimizer, parameters=20, steps_per_epoch=length)
+        attached = Attached(
+            session=self.session, optimizer=self.optimizer, parameters=20, steps_per_epoch=length
+        )
         self.epochs = EpochFollower(attached, self.run)
         self.session.on_boundary = self.epochs.pass_boundary
         self.run.begin(attached)
@@ -105,7 +116,11 @@ class Trained:
 
     def recorded(self, kind: type[Any]) -> list[Any]:
         """Payloads of a kind in the journal."""
-        return [record.payload for record in read_records(self.storage) if isinstance(record.payload, kind)]
+        return [
+            record.payload
+            for record in read_records(self.storage)
+            if isinstance(record.payload, kind)
+        ]
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +156,9 @@ def test_a_run_tells_of_its_start_its_windows_and_its_progress(trained: Trained)
     assert (progress.epochs, progress.steps_per_epoch, progress.global_batch) == (0, 0, 8)
 
 
-def test_training_goes_on_without_a_service_and_catches_up(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_training_goes_on_without_a_service_and_catches_up(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
     trained = Trained(cluster, tmp_path)
     trained.found = []
     trained.steps(4)
@@ -176,10 +193,17 @@ def test_an_override_takes_hold_at_a_step_boundary_and_is_acknowledged(trained: 
 
 def test_a_report_ends_an_epoch_with_the_numbers_of_its_metrics(trained: Trained) -> None:
     trained.steps(3)
-    trained.epochs.begin_report({"loss": 0.5, "accuracy": 1, "best": True, "note": "x", "nan": float("nan")})
+    trained.epochs.begin_report(
+        {"loss": 0.5, "accuracy": 1, "best": True, "note": "x", "nan": float("nan")}
+    )
     trained.epochs.begin_report({"loss": 0.1})
     [record] = trained.recorded(EpochRecord)
-    assert (record.epoch, record.step, record.loss, record.metrics) == (0, 3, 0.5, {"loss": 0.5, "accuracy": 1.0})
+    assert (record.epoch, record.step, record.loss, record.metrics) == (
+        0,
+        3,
+        0.5,
+        {"loss": 0.5, "accuracy": 1.0},
+    )
     assert (record.global_batch, record.samples, record.lr) == (8, 24, pytest.approx(0.1))
     assert record.statistic_by_layer is not None
     assert trained.session.epoch == 1
@@ -195,7 +219,9 @@ def test_the_epochs_of_a_run_add_up_to_its_bytes(trained: Trained) -> None:
     assert sum(one.bytes.dense for one in epochs) == trained.session.ledger.total.dense > 0
 
 
-def test_an_epoch_that_was_saved_but_not_reported_is_recorded_with_the_next_step(trained: Trained) -> None:
+def test_an_epoch_that_was_saved_but_not_reported_is_recorded_with_the_next_step(
+    trained: Trained,
+) -> None:
     trained.steps(2)
     trained.epochs.end_before_save()
     assert trained.recorded(EpochRecord) == []
@@ -203,7 +229,9 @@ def test_an_epoch_that_was_saved_but_not_reported_is_recorded_with_the_next_step
     assert [one.step for one in trained.recorded(EpochRecord)] == [2]
 
 
-def test_an_epoch_of_a_given_length_has_the_metrics_of_its_report(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_an_epoch_of_a_given_length_has_the_metrics_of_its_report(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
     trained = Trained(cluster, tmp_path, length=2)
     trained.steps(1)
     trained.epochs.begin_report({"warmup": 1.0, "loss": 3.0})
@@ -216,7 +244,9 @@ def test_an_epoch_of_a_given_length_has_the_metrics_of_its_report(cluster: FakeC
     trained.run.close()
 
 
-def test_the_last_epoch_of_a_given_length_is_recorded_when_training_ends(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_the_last_epoch_of_a_given_length_is_recorded_when_training_ends(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
     trained = Trained(cluster, tmp_path, length=2)
     trained.steps(2)
     assert trained.recorded(EpochRecord) == []
@@ -259,21 +289,31 @@ def test_a_failure_is_the_end_when_ray_train_gives_up(cluster: FakeCluster, tmp_
         before = trained.saved[-1]
     assert ended == [False, True]
     assert [one.final for one in trained.recorded(FailureRecord)] == [False, True]
-    assert trained.recorded(EndRecord) == [EndRecord(status="FAILED", reason="TASK_RAISED", message=FAILURE.message)]
+    assert trained.recorded(EndRecord) == [
+        EndRecord(status="FAILED", reason="TASK_RAISED", message=FAILURE.message)
+    ]
 
 
-def test_the_next_worker_group_tells_of_the_one_before(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_the_next_worker_group_tells_of_the_one_before(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
     first = Trained(cluster, tmp_path)
     first.steps(3)
     first.epochs.begin_report({})
     first.run.close()
     second = Trained(cluster, tmp_path, before=first.saved[-1])
     started = second.recorded(Started)[-1]
-    assert (started.cause, started.previous_world_size, started.steps_rolled_back) == ("recovery", 1, 3)
+    assert (started.cause, started.previous_world_size, started.steps_rolled_back) == (
+        "recovery",
+        1,
+        3,
+    )
     second.run.close()
 
 
-def test_a_journal_that_cannot_be_written_does_not_end_training(trained: Trained, caplog, monkeypatch) -> None:
+def test_a_journal_that_cannot_be_written_does_not_end_training(
+    trained: Trained, caplog, monkeypatch
+) -> None:
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -281,7 +321,9 @@ def test_a_journal_that_cannot_be_written_does_not_end_training(trained: Trained
     trained.epochs.end_before_save()
     trained.steps(4)
     assert trained.session.steps == 4
-    assert [record.getMessage() for record in caplog.records if "No space left" in record.getMessage()]
+    assert [
+        record.getMessage() for record in caplog.records if "No space left" in record.getMessage()
+    ]
 
 
 def test_the_end_is_saved_before_it_is_sent(trained: Trained, monkeypatch) -> None:

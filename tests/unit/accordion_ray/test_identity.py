@@ -68,7 +68,10 @@ def test_a_run_after_the_end_of_another_is_a_new_one(tmp_path: Path, is_local: b
 
 
 def test_names_have_identities_of_their_own(tmp_path: Path) -> None:
-    ids = {IdentityFile(run_in(tmp_path), name).claim().job_id for name in ("generator", "team/generator")}
+    ids = {
+        IdentityFile(run_in(tmp_path), name).claim().job_id
+        for name in ("generator", "team/generator")
+    }
     assert len(ids) == 2
 
 
@@ -87,7 +90,9 @@ def test_a_storage_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_a_recorded_end_counts_where_the_process_died_before_the_mark(tmp_path: Path, is_local: bool) -> None:
+def test_a_recorded_end_counts_where_the_process_died_before_the_mark(
+    tmp_path: Path, is_local: bool
+) -> None:
     file = IdentityFile(run_in(tmp_path, is_local=is_local), "digits")
     first = file.claim()
     write_record(first, EndRecord(status="SUCCEEDED", reason="COMPLETED"))

@@ -29,7 +29,13 @@ CONFIG = Config(
 
 
 def spec_of(config: Config = CONFIG, **changes: object) -> JobSpec:
-    known = {"name": "digits", "world_size": 2, "global_batch": 0, "resources": {"CPU": 2.0}, **changes}
+    known = {
+        "name": "digits",
+        "world_size": 2,
+        "global_batch": 0,
+        "resources": {"CPU": 2.0},
+        **changes,
+    }
     return known_spec(config, **known)
 
 
@@ -44,13 +50,21 @@ def test_only_fields_that_are_known_are_set() -> None:
 
 @pytest.mark.parametrize("window", [Window(steps=50), Window(epochs=3)])
 def test_the_spec_gives_the_settings_of_the_session(window: Window) -> None:
-    config = Config(method="qsgd", detector=DetectorConfig(window=window, threshold=0.3, lr_drop=0.2), seed=5)
+    config = Config(
+        method="qsgd", detector=DetectorConfig(window=window, threshold=0.3, lr_drop=0.2), seed=5
+    )
     there = spec_of(config).config()
-    assert (there.method, there.detector, there.seed) == (config.method, config.detector, config.seed)
+    assert (there.method, there.detector, there.seed) == (
+        config.method,
+        config.detector,
+        config.seed,
+    )
     assert there.ladder() == config.ladder()
 
 
-@pytest.mark.parametrize("resources", [{}, {"CPU": 0.0}, {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 2.0}])
+@pytest.mark.parametrize(
+    "resources", [{}, {"CPU": 0.0}, {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 2.0}]
+)
 def test_any_resources_of_a_worker_are_taken(resources: dict[str, float]) -> None:
     spec_of(resources=resources, world_size=8)
 
@@ -95,9 +109,12 @@ def test_the_training_loss_is_known_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "max_failures", "is_last"), [(0, 0, True), (0, 1, False), (1, 1, True), (9, -1, False)]
+    ("recorded", "max_failures", "is_last"),
+    [(0, 0, True), (0, 1, False), (1, 1, True), (9, -1, False)],
 )
-def test_a_failure_is_the_last_where_no_restart_is_left(recorded: int, max_failures: int, is_last: bool) -> None:
+def test_a_failure_is_the_last_where_no_restart_is_left(
+    recorded: int, max_failures: int, is_last: bool
+) -> None:
     assert is_last_failure(recorded, max_failures) == is_last
 
 

@@ -30,7 +30,10 @@ def test_all_ranks_pass_call_after_call() -> None:
 
 
 def test_ranks_that_do_not_call_are_named() -> None:
-    sentence = r"save_state\(\) was called on rank 0, but not on rank 1, 2 within 0.1 s; call it on every rank"
+    sentence = (
+        r"save_state\(\) was called on rank 0, but not on rank 1, 2 within 0.1 s; call it on every"
+        r" rank"
+    )
     with pytest.raises(AttachError, match=sentence):
         wait_for_ranks("save_state", rank=0, world_size=3, timeout_s=0.1)
 

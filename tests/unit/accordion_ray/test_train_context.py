@@ -13,7 +13,12 @@ import ray
 from accordion.training_warnings import TrainingWarning
 from accordion_ray import train_context
 from accordion_ray.errors import AttachError
-from accordion_ray.train_context import check_not_in_job, current_run, follow_reports, warn_of_other_ray
+from accordion_ray.train_context import (
+    check_not_in_job,
+    current_run,
+    follow_reports,
+    warn_of_other_ray,
+)
 from workers.ray_train import RAY_SERIES
 
 WAY_OUT = f"adapt accordion_ray/train_context.py, which was written for Ray {RAY_SERIES}"
@@ -25,18 +30,30 @@ def test_ray_train_has_the_private_names_that_are_used() -> None:
     assert fields >= {"train_run_context", "execution_context"}, WAY_OUT
     fields = {field.name for field in dataclasses.fields(context.TrainRunContext)}
     assert fields >= {"run_id", "run_config"}, WAY_OUT
-    members = {"report", "get_storage", "get_experiment_name", "get_world_rank", "get_synchronization_actor"}
+    members = {
+        "report",
+        "get_storage",
+        "get_experiment_name",
+        "get_world_rank",
+        "get_synchronization_actor",
+    }
     assert members <= set(dir(context.TrainContext)), WAY_OUT
     fields = {field.name for field in dataclasses.fields(context.ExecutionContext)}
     assert "training_thread_runner" in fields, WAY_OUT
-    runner = importlib.import_module("ray.train.v2._internal.execution.worker_group.thread_runner").ThreadRunner
+    runner = importlib.import_module(
+        "ray.train.v2._internal.execution.worker_group.thread_runner"
+    ).ThreadRunner
     assert hasattr(runner, "get_error"), WAY_OUT
-    wrapped = importlib.import_module("ray.train.v2._internal.exceptions").UserExceptionWithTraceback
+    wrapped = importlib.import_module(
+        "ray.train.v2._internal.exceptions"
+    ).UserExceptionWithTraceback
     assert wrapped(ValueError("x"), "")._base_exc.args == ("x",), WAY_OUT
 
 
 def test_a_call_outside_of_ray_train_names_the_way_out() -> None:
-    with pytest.raises(AttachError, match=r"outside of a Ray Train training function.*accordion\.attach"):
+    with pytest.raises(
+        AttachError, match=r"outside of a Ray Train training function.*accordion\.attach"
+    ):
         current_run()
 
 

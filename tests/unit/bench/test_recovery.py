@@ -24,7 +24,9 @@ def test_a_new_process_has_recovered_when_it_begins_its_second_step():
 
 
 def test_a_process_that_stays_has_recovered_at_its_second_step_in_another_world():
-    found = recovery_after([*steps(1, 100, [9.0, 11.0]), *steps(1, 101, [12.0, 12.5], world_size=1)], FAULT)
+    found = recovery_after(
+        [*steps(1, 100, [9.0, 11.0]), *steps(1, 101, [12.0, 12.5], world_size=1)], FAULT
+    )
     assert found == Recovery(seconds=2.5, stood_still_s=1.5, rolled_back=0, world_size=1)
 
 
@@ -38,7 +40,9 @@ def test_the_first_step_of_a_new_process_is_not_complete_before_the_next():
 
 def test_the_longest_pause_counts_where_the_same_processes_go_on():
     found = longest_pause(steps(1, 100, [9.0, 9.9, 10.4, 11.6, 11.7]), FAULT)
-    assert found == Recovery(seconds=pytest.approx(1.2), stood_still_s=pytest.approx(1.2), rolled_back=0, world_size=2)
+    assert found == Recovery(
+        seconds=pytest.approx(1.2), stood_still_s=pytest.approx(1.2), rolled_back=0, world_size=2
+    )
 
 
 def test_steps_that_both_a_new_and_an_old_process_made_are_made_again():

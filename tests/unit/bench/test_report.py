@@ -37,7 +37,13 @@ def test_the_multiple_of_the_floor_is_ours_over_the_floor_of_the_round():
 
 @pytest.mark.parametrize(
     ("target", "ratio", "met"),
-    [(FASTER, 2.0, True), (FASTER, 1.99, False), (CLOSER, 1.1, True), (CLOSER, 1.11, False), (TOLD, 9.0, None)],
+    [
+        (FASTER, 2.0, True),
+        (FASTER, 1.99, False),
+        (CLOSER, 1.1, True),
+        (CLOSER, 1.11, False),
+        (TOLD, 9.0, None),
+    ],
 )
 def test_a_ratio_meets_its_target_from_the_target_on(target, ratio, met):
     assert target.met_by(ratio) is met
@@ -50,7 +56,10 @@ def test_a_row_that_was_not_measured_is_not_met_and_says_why():
 
 
 def test_the_table_has_a_line_a_row_with_reach_ratio_and_verdict():
-    rows = [report.row_of(FASTER, measured([1.0], [3.0])), report.row_of(CLOSER, measured([3.0], [2.0]))]
+    rows = [
+        report.row_of(FASTER, measured([1.0], [3.0])),
+        report.row_of(CLOSER, measured([3.0], [2.0])),
+    ]
     _, _, first, second = report.table(rows).splitlines()
     assert "| >= 2 | **3.00** ✓ |" in first
     assert "| <= 1.1 | **1.50** ✗ |" in second
@@ -61,12 +70,17 @@ def test_the_file_holds_command_machine_versions_commit_and_rows(tmp_path):
     report.write(tmp_path, {"command": "the command", **report.surroundings(), "rows": rows})
     found = json.loads((tmp_path / "library.json").read_text())
     assert found.keys() == {"command", "commit", "machine", "versions", "load", "rows"}
-    assert [(row["row"], row["reach"], row["reached"]) for row in found["rows"]] == [("a", ">= 2", 3.0)]
+    assert [(row["row"], row["reach"], row["reached"]) for row in found["rows"]] == [
+        ("a", ">= 2", 3.0)
+    ]
     assert "the command" in (tmp_path / "library.md").read_text()
 
 
 def test_rows_are_chosen_by_how_their_names_begin():
-    assert [target.row for target in chosen(["statistic", "encode-t"])] == ["encode-topk", "statistic"]
+    assert [target.row for target in chosen(["statistic", "encode-t"])] == [
+        "encode-topk",
+        "statistic",
+    ]
     assert chosen([]) == list(TARGETS)
 
 
@@ -84,7 +98,9 @@ def test_contestants_take_turns_and_the_first_round_does_not_count():
     calls: list[str] = []
     works = {name: Work(run=lambda name=name: calls.append(name)) for name in "ab"}
     found = measured_rounds(works, rounds=2, calls=1)
-    assert [seconds.keys() for seconds in found] == [{"a", "b", "a in the kernel", "b in the kernel"}] * 2
+    assert [seconds.keys() for seconds in found] == [
+        {"a", "b", "a in the kernel", "b in the kernel"}
+    ] * 2
     assert calls == ["a", "b"] * 3
 
 

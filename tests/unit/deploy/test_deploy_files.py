@@ -1,4 +1,6 @@
-"""The files under deploy/: as far as they can be judged without a container engine and without Grafana."""
+"""The files under deploy/: as far as they can be judged without a container engine and without
+Grafana.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def compose():
 
 
 def test_the_compose_file_follows_the_specification():
-    run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
+    run(
+        BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml"
+    )
 
 
 def test_only_loopback_ports_are_published(compose):
@@ -39,7 +43,10 @@ def test_only_loopback_ports_are_published(compose):
 def test_every_service_is_checked_and_gives_up_its_privileges(compose):
     for name, service in compose["services"].items():
         assert "healthcheck" in service, name
-        assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"]), name
+        assert (service["cap_drop"], service["security_opt"]) == (
+            ["ALL"],
+            ["no-new-privileges:true"],
+        ), name
 
 
 def test_every_image_has_a_fixed_version(compose):
@@ -50,14 +57,19 @@ def test_every_image_has_a_fixed_version(compose):
 def test_tokens_come_from_files_only(compose):
     environments = [service.get("environment", {}) for service in compose["services"].values()]
     secret = {
-        name: value for names in environments for name, value in names.items() if re.search("TOKEN|PASSWORD", name)
+        name: value
+        for names in environments
+        for name, value in names.items()
+        if re.search("TOKEN|PASSWORD", name)
     }
     assert secret
     assert all(value.startswith("/run/secrets/") for value in secret.values())
 
 
 def test_what_compose_mounts_exists(compose):
-    mounts = [mount for service in compose["services"].values() for mount in service.get("volumes", [])]
+    mounts = [
+        mount for service in compose["services"].values() for mount in service.get("volumes", [])
+    ]
     sources = [DEPLOY / mount.split(":")[0] for mount in mounts if mount.startswith("./")]
     assert sources
     assert [path for path in sources if not path.exists()] == []
@@ -79,7 +91,12 @@ def test_images_install_pinned_versions_and_run_as_nobody_special(name):
 
 def test_the_api_image_holds_neither_torch_nor_ray():
     script = DEPLOY / "docker/service_requirements.py"
-    said = subprocess.run([sys.executable, script, ROOT / "pyproject.toml"], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, script, ROOT / "pyproject.toml"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     names = {re.split(r"[\[<>=!~]", line)[0] for line in said.stdout.split()}
     assert {"fastapi", "sqlalchemy", "prometheus-client"} <= names
     assert not names & {"torch", "ray", "scikit-learn"}
@@ -90,7 +107,13 @@ def test_the_scheduler_script_is_clean():
 
 
 def test_prometheus_takes_the_configuration_and_the_rules(require):
-    run(require("promtool"), "check", "config", "--syntax-only", DEPLOY / "prometheus/prometheus.yml")
+    run(
+        require("promtool"),
+        "check",
+        "config",
+        "--syntax-only",
+        DEPLOY / "prometheus/prometheus.yml",
+    )
     run(require("promtool"), "check", "rules", RULES)
 
 
@@ -99,9 +122,16 @@ def test_alerts_fire_when_they_should_and_not_before(require):
 
 
 def test_every_alert_has_a_test():
-    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    rules = [
+        rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+    ]
     tests = yaml.safe_load((DEPLOY / "prometheus/rules/accordion_test.yaml").read_text())["tests"]
-    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    fired = {
+        case["alertname"]
+        for test in tests
+        for case in test["alert_rule_test"]
+        if case["exp_alerts"]
+    }
     assert {rule["alert"] for rule in rules if "alert" in rule} == fired
 
 

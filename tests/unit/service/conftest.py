@@ -38,13 +38,16 @@ Accordion = Callable[..., Said]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     with pytest.MonkeyPatch.context() as patch:
-        # An earlier test may have left loggers of the standard library, and a handler whose stream is closed.
+        # An earlier test may have left loggers of the standard library, and a handler whose stream
+        # is closed.
         patch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
         yield from serve_live(tmp_path_factory.mktemp("service"))
 
 
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Accordion:
+def alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Accordion:
     """The command line in a home directory of its own, where nothing runs."""
     monkeypatch.setenv("ACCORDION_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ACCORDION_PORT", "1")

@@ -1,4 +1,6 @@
-"""The command line against a live service over the scripted cluster: what is printed, and the exit code."""
+"""The command line against a live service over the scripted cluster: what is printed, and the exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,14 @@ def test_submit_warns_of_a_job_that_can_never_fit(accordion: Accordion, spec: Pa
 def test_submit_takes_json_and_changed_values(accordion: Accordion, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text('{"task": {"name": "digits-mlp"}}')
-    changes = ["--set", "training.epochs=2", "--set", "compression.high={rank: 2}", "--set", "labels.team=vision"]
+    changes = [
+        "--set",
+        "training.epochs=2",
+        "--set",
+        "compression.high={rank: 2}",
+        "--set",
+        "labels.team=vision",
+    ]
     found = accordion("submit", file, *changes, "--json").json()["spec"]
     assert (found["training"]["epochs"], found["compression"]["high"], found["labels"]) == (
         2,
@@ -49,7 +58,9 @@ def test_submit_takes_json_and_changed_values(accordion: Accordion, tmp_path: Pa
     )
 
 
-def test_a_dry_run_shows_the_whole_spec_and_stores_nothing(accordion: Accordion, spec: Path, service: Live) -> None:
+def test_a_dry_run_shows_the_whole_spec_and_stores_nothing(
+    accordion: Accordion, spec: Path, service: Live
+) -> None:
     with Client(service.url) as client:
         before = len(list(client.all_jobs()))
         said = accordion("submit", spec, "--dry-run")
@@ -58,14 +69,20 @@ def test_a_dry_run_shows_the_whole_spec_and_stores_nothing(accordion: Accordion,
         assert len(list(client.all_jobs())) == before
 
 
-def test_following_a_job_tells_its_epochs_and_ends_with_its_outcome(accordion: Accordion, spec: Path) -> None:
+def test_following_a_job_tells_its_epochs_and_ends_with_its_outcome(
+    accordion: Accordion, spec: Path
+) -> None:
     said = accordion("submit", spec, "--follow")
     assert said.code == 0
     assert [f"epoch   {n} of 0-2" in said.out for n in (0, 1, 2)] == [True] * 3
-    assert all(word in said.out for word in ("loss", "accuracy", "saved", "critical low", "SUCCEEDED"))
+    assert all(
+        word in said.out for word in ("loss", "accuracy", "saved", "critical low", "SUCCEEDED")
+    )
 
 
-def test_watching_a_job_that_fails_gives_exit_code_1_and_the_reason(accordion: Accordion, spec: Path) -> None:
+def test_watching_a_job_that_fails_gives_exit_code_1_and_the_reason(
+    accordion: Accordion, spec: Path
+) -> None:
     raising = ["--set", "task={name: synthetic, options: {raise_at_step: 3}}"]
     said = accordion("submit", spec, *raising, "--follow")
     assert said.code == 1
@@ -82,9 +99,13 @@ def test_watch_as_json_gives_every_event_a_line(accordion: Accordion, spec: Path
     assert events[-1]["type"] == "end"
 
 
-def test_a_job_is_named_by_the_beginning_of_its_id_or_its_name(accordion: Accordion, spec: Path, request) -> None:
+def test_a_job_is_named_by_the_beginning_of_its_id_or_its_name(
+    accordion: Accordion, spec: Path, request
+) -> None:
     job_id = accordion("submit", spec, "--json").json()["id"]
-    by_start, by_name = (accordion("show", name, "--json").json()["job"] for name in (job_id[:18], job_name(request)))
+    by_start, by_name = (
+        accordion("show", name, "--json").json()["job"] for name in (job_id[:18], job_name(request))
+    )
     assert by_start["id"] == by_name["id"] == job_id
 
 
@@ -96,7 +117,9 @@ def test_list_shows_jobs_newest_first(accordion: Accordion, spec: Path) -> None:
     assert table.index(ids[1][:13]) < table.index(ids[0][:13])
 
 
-def test_show_tells_in_what_a_job_computes_where_that_is_not_fp32(accordion: Accordion, spec: Path) -> None:
+def test_show_tells_in_what_a_job_computes_where_that_is_not_fp32(
+    accordion: Accordion, spec: Path
+) -> None:
     job_id = accordion("submit", spec, "--set", "training.precision=bf16", "--json").json()["id"]
     assert "digits-mlp in bf16, powersgd" in accordion("show", job_id).out
 
@@ -105,12 +128,17 @@ def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, 
     job_id = accordion("submit", spec, "--json").json()["id"]
     assert accordion("watch", job_id).code == 0
     text, whole = accordion("show", job_id).out, accordion("show", job_id, "--json").json()
-    assert all(word in text for word in ("SUCCEEDED", "3 of 3 epochs done", "in force", "fc1.weight", "decisions"))
+    assert all(
+        word in text
+        for word in ("SUCCEEDED", "3 of 3 epochs done", "in force", "fc1.weight", "decisions")
+    )
     assert len(whole["epochs"]) == 3
     assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs"}
 
 
-def test_show_and_doctor_tell_where_checkpoints_are_and_who_saw_that_place(accordion: Accordion, spec: Path) -> None:
+def test_show_and_doctor_tell_where_checkpoints_are_and_who_saw_that_place(
+    accordion: Accordion, spec: Path
+) -> None:
     job_id = accordion("submit", spec, "--json").json()["id"]
     assert accordion("watch", job_id).code == 0
     used = accordion("show", job_id, "--json").json()["job"]["storage"]
@@ -175,16 +203,32 @@ def test_cancel_ends_a_running_job(accordion: Accordion, running: str) -> None:
 
 WRONG = [
     pytest.param("task: {name: digit}", "task: unknown task 'digit'; known are", id="task"),
-    pytest.param("task: {name: digits-mlp}\ncompression: {method: zip}", "compression: .*'zip'", id="method"),
-    pytest.param("task: {name: digits-mlp}\ntrainig: {}", "trainig: unknown key 'trainig'", id="field"),
-    pytest.param("task: {name: digits-mlp}\nworkers: {min: 3, max: 2}", "workers: workers.min is 3, above", id="min"),
+    pytest.param(
+        "task: {name: digits-mlp}\ncompression: {method: zip}", "compression: .*'zip'", id="method"
+    ),
+    pytest.param(
+        "task: {name: digits-mlp}\ntrainig: {}", "trainig: unknown key 'trainig'", id="field"
+    ),
+    pytest.param(
+        "task: {name: digits-mlp}\nworkers: {min: 3, max: 2}",
+        "workers: workers.min is 3, above",
+        id="min",
+    ),
     pytest.param("- a list", "holds a list; a spec is a mapping", id="list"),
     pytest.param("", "holds nothing", id="empty"),
-    pytest.param("task: {name: a}\ntask: {name: b}", "line 1, gives 'task' more than once; keep one", id="twice"),
     pytest.param(
-        "task: {name: a, options: {no: 1, false: 2}}", "gives False more than once", id="twice in other words"
+        "task: {name: a}\ntask: {name: b}",
+        "line 1, gives 'task' more than once; keep one",
+        id="twice",
     ),
-    pytest.param('{"task": {"name": "a", "name": "b"}}', "gives 'name' more than once", id="twice in JSON"),
+    pytest.param(
+        "task: {name: a, options: {no: 1, false: 2}}",
+        "gives False more than once",
+        id="twice in other words",
+    ),
+    pytest.param(
+        '{"task": {"name": "a", "name": "b"}}', "gives 'name' more than once", id="twice in JSON"
+    ),
     pytest.param("task: [", "neither YAML nor JSON: .* in line", id="syntax"),
 ]
 
@@ -203,13 +247,21 @@ def test_a_wrong_spec_is_a_usage_error_with_one_sentence(
 
 USAGE = [
     pytest.param(["submit", "nowhere.yaml"], "nowhere.yaml cannot be read", id="no file"),
-    pytest.param(["show", "nothing"], "there is no job 'nothing'; 'accordion list' shows all", id="no job"),
+    pytest.param(
+        ["show", "nothing"], "there is no job 'nothing'; 'accordion list' shows all", id="no job"
+    ),
     pytest.param(["list", "--status", "ODD"], "query.status.0: 'ODD' is refused", id="status"),
     pytest.param(["frobnicate"], "No such command 'frobnicate'", id="command"),
     pytest.param(["list", "--limit", "0"], "Invalid value for '--limit'", id="range"),
     pytest.param(["override", "x"], "give one of --level", id="no level"),
-    pytest.param(["override", "x", "--level", "low", "--batch", "low"], "give one of --level", id="two levels"),
-    pytest.param(["override", "x", "--level", "low", "--apply-at", "soon"], "--apply-at is 'soon'", id="when"),
+    pytest.param(
+        ["override", "x", "--level", "low", "--batch", "low"],
+        "give one of --level",
+        id="two levels",
+    ),
+    pytest.param(
+        ["override", "x", "--level", "low", "--apply-at", "soon"], "--apply-at is 'soon'", id="when"
+    ),
 ]
 
 
@@ -224,7 +276,9 @@ def test_a_usage_error_gives_exit_code_2_and_a_sentence(
 
 
 @pytest.mark.parametrize("level", ["strong", "rank=0", "rank=x", "7"])
-def test_a_level_that_the_job_does_not_have_is_refused(accordion: Accordion, running: str, level: str) -> None:
+def test_a_level_that_the_job_does_not_have_is_refused(
+    accordion: Accordion, running: str, level: str
+) -> None:
     said = accordion("override", running, "--level", level)
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("accordion: level: ")
@@ -245,7 +299,16 @@ def test_the_doctor_finds_a_healthy_service(accordion: Accordion, service: Live)
     said = accordion("doctor", "--json")
     states = {item["name"]: item["state"] for item in said.json()["findings"]}
     assert said.code == 0
-    assert {"python", "packages", "disk", "memory", "service", "database", "scheduler", "ray"} <= states.keys()
+    assert {
+        "python",
+        "packages",
+        "disk",
+        "memory",
+        "service",
+        "database",
+        "scheduler",
+        "ray",
+    } <= states.keys()
     assert set(states.values()) == {"ok"}
 
 
@@ -268,7 +331,9 @@ def test_the_doctor_finds_a_taken_port(alone: Accordion, monkeypatch: pytest.Mon
     assert "cannot be had (Address already in use); end what uses it" in said.out
 
 
-def test_the_doctor_reads_a_wrong_setting_aloud(alone: Accordion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reads_a_wrong_setting_aloud(
+    alone: Accordion, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACCORDION_PORT", "many")
     said = alone("doctor")
     assert said.code == 1
@@ -282,19 +347,25 @@ def fresh(code: str) -> subprocess.CompletedProcess[str]:
 def test_without_the_service_extra_the_command_says_what_to_install() -> None:
     done = fresh("import sys; sys.modules['typer'] = None; from service.cli import main; main()")
     assert done.returncode == 2
-    assert "'typer'; install the service with: pip install 'accordion-train[service]'" in done.stderr
+    assert (
+        "'typer'; install the service with: pip install 'accordion-train[service]'" in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
 def test_help_loads_nothing_heavy() -> None:
-    done = fresh("import sys; from service.commands.table import run; run(['--help']); print(*sys.modules)")
+    done = fresh(
+        "import sys; from service.commands.table import run; run(['--help']); print(*sys.modules)"
+    )
     assert "Exit codes" in done.stdout
     assert {"ray", "torch", "sqlalchemy", "fastapi", "httpx2"}.isdisjoint(done.stdout.split())
 
 
 def test_a_reader_that_leaves_early_is_no_error(service: Live) -> None:
     command = f"{sys.executable} -m service.cli list --json --url {service.url} | head -c 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -352,7 +423,9 @@ def test_a_home_that_is_a_file_is_said_in_a_sentence(
     assert "should not have happened" not in said.err
 
 
-def test_no_auth_beside_a_token_is_refused(alone: Accordion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_auth_beside_a_token_is_refused(
+    alone: Accordion, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACCORDION_ADMIN_TOKEN", "a-token-of-twenty-chars")
     said = alone("up", "--no-auth")
     assert said.code == 2

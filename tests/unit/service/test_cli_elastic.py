@@ -12,17 +12,29 @@ from service.domain.tally import Tally
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 
-STARTED = {"what": "started", "cause": "resize", "why": "joined", "previous_world_size": 2, "world_size": 3}
+STARTED = {
+    "what": "started",
+    "cause": "resize",
+    "why": "joined",
+    "previous_world_size": 2,
+    "world_size": 3,
+}
 
 
 def until(service: Live, job_id: str, status: str) -> None:
     """Follow the job's events to a state, after the ones there are."""
     with Client(service.url) as client:
         if client.job(job_id).status != status:
-            next(event for event in client.events(job_id) if getattr(event, "data", {}).get("status") == status)
+            next(
+                event
+                for event in client.events(job_id)
+                if getattr(event, "data", {}).get("status") == status
+            )
 
 
-def test_resize_gives_a_running_job_other_workers(accordion: Accordion, running: str, service: Live) -> None:
+def test_resize_gives_a_running_job_other_workers(
+    accordion: Accordion, running: str, service: Live
+) -> None:
     said = accordion("resize", running, 1, 3)
     assert said.code == 0
     assert "1 to 3 allowed" in said.out
@@ -35,7 +47,9 @@ def test_resize_gives_a_running_job_other_workers(accordion: Accordion, running:
     assert "1 resize (ordered 1), 0 steps rolled back, 0.8 s lost" in shown
 
 
-def test_a_size_that_the_job_cannot_have_is_a_usage_error(accordion: Accordion, running: str) -> None:
+def test_a_size_that_the_job_cannot_have_is_a_usage_error(
+    accordion: Accordion, running: str
+) -> None:
     said = accordion("resize", running, 1, 9)
     assert (said.code, said.out) == (2, "")
     assert "shares for workers.max 9; lower micro_batch or workers.max" in said.err
@@ -72,14 +86,29 @@ def test_watching_tells_of_workers_that_come_and_go(accordion: Accordion, runnin
             "2 → 3 workers: workers joined, 0 steps rolled back, 0.8 s lost",
         ),
         (
-            {**STARTED, "cause": "recovery", "why": "infrastructure", "steps_rolled_back": 1, "seconds_lost": 2.0},
+            {
+                **STARTED,
+                "cause": "recovery",
+                "why": "infrastructure",
+                "steps_rolled_back": 1,
+                "seconds_lost": 2.0,
+            },
             "2 → 3 workers: workers lost, 1 step rolled back, 2.0 s lost",
         ),
         (
-            {"what": "started", "cause": "start", "world_size": 1, "epoch": 2, "resumed_from": "epoch-00002"},
+            {
+                "what": "started",
+                "cause": "start",
+                "world_size": 1,
+                "epoch": 2,
+                "resumed_from": "epoch-00002",
+            },
             "1 worker trains from epoch 2, resumed from epoch-00002",
         ),
-        ({"what": "failed", "message": "a worker process ended"}, "workers ended: a worker process ended"),
+        (
+            {"what": "failed", "message": "a worker process ended"},
+            "workers ended: a worker process ended",
+        ),
     ],
 )
 def test_a_change_of_workers_is_told_with_its_cost(data: dict[str, Any], text: str) -> None:
@@ -87,7 +116,11 @@ def test_a_change_of_workers_is_told_with_its_cost(data: dict[str, Any], text: s
 
 
 def test_what_changes_cost_is_told_by_cause() -> None:
-    cost = Tally(resizes={"joined": 2}, recoveries={"job": 1}, seconds_lost=3.14, steps_rolled_back=5)
-    assert changes.tally(cost) == (
-        "2 resizes (workers joined 2), 1 recovery (the job failed 1), 5 steps rolled back, 3.1 s lost"
+    cost = Tally(
+        resizes={"joined": 2}, recoveries={"job": 1}, seconds_lost=3.14, steps_rolled_back=5
+    )
+    assert (
+        changes.tally(cost)
+        == "2 resizes (workers joined 2), 1 recovery (the job failed 1), 5 steps rolled back, 3.1 s"
+        " lost"
     )

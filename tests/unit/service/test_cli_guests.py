@@ -31,7 +31,9 @@ def wait_for_epochs(service: Live, job_id: str, count: int) -> None:
             time.sleep(0.05)
 
 
-def test_guest_is_listed_and_shown_without_figures_that_are_not_known(accordion: Accordion, guest: str) -> None:
+def test_guest_is_listed_and_shown_without_figures_that_are_not_known(
+    accordion: Accordion, guest: str
+) -> None:
     listed, shown = accordion("list").out, accordion("show", guest).out
     row = next(line for line in listed.splitlines() if line.startswith(guest[:13]))
     assert row.split()[2:4] == ["guest", "RUNNING"]

@@ -16,18 +16,29 @@ from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 
 
-def test_an_override_waits_until_every_rank_has_switched(accordion: Accordion, running: str) -> None:
+def test_an_override_waits_until_every_rank_has_switched(
+    accordion: Accordion, running: str
+) -> None:
     said = accordion("override", running, "--level", "high", "--layers", "fc1*", "--wait", "--json")
     made = said.json()
     assert said.code == 0
-    assert (made["state"], made["acks"], made["world_size"], made["layers"]) == ("APPLIED", 2, 2, ["fc1*"])
+    assert (made["state"], made["acks"], made["world_size"], made["layers"]) == (
+        "APPLIED",
+        2,
+        2,
+        ["fc1*"],
+    )
 
 
 @pytest.fixture
 def overridden(accordion: Accordion, running: str) -> str:
-    """The running job with four overrides: a newer one took all that #2 held; #4 holds a part of what #1 holds."""
+    """The running job with four overrides: a newer one took all that #2 held; #4 holds a part of
+    what #1 holds.
+    """
     for level, layers in (("low", "*"), ("rank=2", "fc2*"), ("low", "fc2*"), ("rank=3", "fc3*")):
-        assert accordion("override", running, "--level", level, "--layers", layers, "--wait").code == 0
+        assert (
+            accordion("override", running, "--level", level, "--layers", layers, "--wait").code == 0
+        )
     return running
 
 
@@ -41,9 +52,13 @@ def test_overrides_are_handed_back_by_their_numbers(accordion: Accordion, overri
     assert (said.code, said.out.splitlines()) == (0, told)
 
 
-def test_all_overrides_that_hold_something_are_handed_back_at_once(accordion: Accordion, overridden: str) -> None:
+def test_all_overrides_that_hold_something_are_handed_back_at_once(
+    accordion: Accordion, overridden: str
+) -> None:
     items = accordion("hand-back", overridden, "--json").json()["items"]
-    assert [(row["number"], row["state"]) for row in items] == [(n, "CANCELLED") for n in (1, 2, 3, 4)]
+    assert [(row["number"], row["state"]) for row in items] == [
+        (n, "CANCELLED") for n in (1, 2, 3, 4)
+    ]
     again = accordion("hand-back", overridden)
     assert (again.code, "has no override that holds anything" in again.out) == (0, True)
 
@@ -70,7 +85,9 @@ def test_show_names_overrides_by_their_numbers(accordion: Accordion, overridden:
     assert re.search(r"fc3.weight .* override #4\n", shown)
     assert "override #4 holds 1 of 3 layers" in shown
     assert "#1: low for *: APPLIED" in shown
-    below = "\n".join(line for line in shown.splitlines()[1:] if not line.startswith(("ray", "storage")))
+    below = "\n".join(
+        line for line in shown.splitlines()[1:] if not line.startswith(("ray", "storage"))
+    )
     assert re.search(r"[0-9a-f]{8}-[0-9a-f]{4}", below) is None
 
 
@@ -85,7 +102,9 @@ def test_a_person_sets_the_batch_of_a_job_that_has_levels(accordion: Accordion, 
         accordion("cancel", job_id)
 
 
-def test_an_override_that_is_not_applied_gives_exit_code_1(accordion: Accordion, running: str, service: Live) -> None:
+def test_an_override_that_is_not_applied_gives_exit_code_1(
+    accordion: Accordion, running: str, service: Live
+) -> None:
     service.runtime.mute.add(1)
     until = accordion("show", running, "--json").json()["job"]["progress"]["epoch"] + 40
     try:
@@ -117,19 +136,29 @@ def test_a_level_is_a_name_a_rung_or_options(text: str, level: object) -> None:
 
 
 def test_a_level_that_is_no_json_is_refused_with_the_way_out() -> None:
-    with pytest.raises(SettingsError, match=r"--level is '\{rank: 2\}', which is no JSON: .*; write it as rank=2"):
+    with pytest.raises(
+        SettingsError, match=r"--level is '\{rank: 2\}', which is no JSON: .*; write it as rank=2"
+    ):
         parse_level("{rank: 2}")
 
 
-def test_who_waits_for_a_paused_job_is_told_so(accordion: Accordion, running: str, service: Live) -> None:
+def test_who_waits_for_a_paused_job_is_told_so(
+    accordion: Accordion, running: str, service: Live
+) -> None:
     accordion("pause", running)
     with Client(service.url) as client:
-        next(event for event in client.events(running) if getattr(event, "data", {}).get("status") == "PAUSED")
+        next(
+            event
+            for event in client.events(running)
+            if getattr(event, "data", {}).get("status") == "PAUSED"
+        )
 
         def cancel_what_waits() -> None:
             while not client.overrides(running).items:
                 time.sleep(0.05)
-            time.sleep(0.5)  # the command line reads the job's state once more before it says what it waits for
+            time.sleep(
+                0.5
+            )  # the command line reads the job's state once more before it says what it waits for
             client.cancel(running)
 
         later = threading.Thread(target=cancel_what_waits)
@@ -137,4 +166,7 @@ def test_who_waits_for_a_paused_job_is_told_so(accordion: Accordion, running: st
         said = accordion("override", running, "--level", "low", "--wait")
         later.join()
     assert (said.code, "EXPIRED (the job ended)" in said.out) == (1, True)
-    assert re.search("waiting until every rank has taken override #1; '.*' is paused, and 'accordion resume", said.err)
+    assert re.search(
+        "waiting until every rank has taken override #1; '.*' is paused, and 'accordion resume",
+        said.err,
+    )

@@ -13,7 +13,13 @@ from service.client.client import UNFINISHED
 from service.domain.jobs import ENDED, Status
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
-PROBLEM = {"title": "Unprocessable", "status": 422, "detail": "all of it", "code": "invalid", "request_id": "r"}
+PROBLEM = {
+    "title": "Unprocessable",
+    "status": 422,
+    "detail": "all of it",
+    "code": "invalid",
+    "request_id": "r",
+}
 
 
 class Clock:
@@ -68,7 +74,10 @@ class Outbox:
 
 
 def test_a_refusal_is_one_line_for_each_wrong_value() -> None:
-    errors = [{"pointer": "/training/epochs", "detail": "too few"}, {"pointer": "", "detail": "does not fit"}]
+    errors = [
+        {"pointer": "/training/epochs", "detail": "too few"},
+        {"pointer": "", "detail": "does not fit"},
+    ]
     with pytest.raises(Refused, match=r"^training.epochs: too few\ndoes not fit$") as caught:
         client_of(answering(422, PROBLEM | {"errors": errors})).submit({})
     assert (caught.value.status, caught.value.code) == (422, "invalid")
@@ -126,7 +135,15 @@ def test_events_start_after_the_number_that_is_known() -> None:
 
 
 def test_progress_does_not_move_the_number() -> None:
-    numbers = {"epoch": 0, "epochs": 1, "step": 1, "steps": 2, "samples_per_s": 1.0, "eta_s": None, "loss": None}
+    numbers = {
+        "epoch": 0,
+        "epochs": 1,
+        "step": 1,
+        "steps": 2,
+        "samples_per_s": 1.0,
+        "eta_s": None,
+        "loss": None,
+    }
     view = numbers | {"lr": 0.1, "bytes": {}, "updated_at": "2026-01-01T00:00:00Z"}
     asked: list[str | None] = []
 
@@ -166,20 +183,39 @@ def test_a_stream_of_an_unknown_job_is_not_tried_again() -> None:
 def jobs_named(*names: str) -> Handler:
     """A service whose list has these jobs."""
     times = {"created_at": "2026-01-01T00:00:00Z", "started_at": None, "ended_at": None}
-    rest = {"desired": "RUN", "reason": "SUBMITTED", "message": "", "labels": {}, "priority": 50, "attempt": 0}
-    rest |= {"status": "QUEUED", "spec": {"task": {"name": "synthetic"}}, "world_size": 0, "metrics": {}}
+    rest = {
+        "desired": "RUN",
+        "reason": "SUBMITTED",
+        "message": "",
+        "labels": {},
+        "priority": 50,
+        "attempt": 0,
+    }
+    rest |= {
+        "status": "QUEUED",
+        "spec": {"task": {"name": "synthetic"}},
+        "world_size": 0,
+        "metrics": {},
+    }
     rest |= {"workers": 0, "min_workers": 1, "max_workers": 2, "tally": {}}
-    jobs = [{"id": f"0{n}-abc", "name": name, "progress": None} | rest | times for n, name in enumerate(names)]
+    jobs = [
+        {"id": f"0{n}-abc", "name": name, "progress": None} | rest | times
+        for n, name in enumerate(names)
+    ]
 
     def serve(request: httpx2.Request) -> httpx2.Response:
         name, beginning = request.url.params.get("name"), request.url.params.get("id", "")
-        found = [job for job in jobs if name in {None, job["name"]} and job["id"].startswith(beginning)]
+        found = [
+            job for job in jobs if name in {None, job["name"]} and job["id"].startswith(beginning)
+        ]
         return httpx2.Response(200, json={"items": found, "next_cursor": None})
 
     return serve
 
 
-@pytest.mark.parametrize(("reference", "found"), [("02", "02-abc"), ("01-abc", "01-abc"), ("b", "01-abc")])
+@pytest.mark.parametrize(
+    ("reference", "found"), [("02", "02-abc"), ("01-abc", "01-abc"), ("b", "01-abc")]
+)
 def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(reference: str, found: str) -> None:
     assert client_of(jobs_named("a", "b", "c")).find(reference).id == found
 
@@ -210,7 +246,9 @@ def test_of_several_ended_jobs_of_a_name_the_newest_is_known() -> None:
             }
         return httpx2.Response(200, json=answer)
 
-    with pytest.raises(NotOneJob, match=r"no unfinished job matches 'a'; .* is 00-abc \(SUCCEEDED\)") as caught:
+    with pytest.raises(
+        NotOneJob, match=r"no unfinished job matches 'a'; .* is 00-abc \(SUCCEEDED\)"
+    ) as caught:
         client_of(serve).find("a")
     assert caught.value.newest_ended == "00-abc"
 

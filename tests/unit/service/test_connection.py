@@ -34,16 +34,23 @@ def test_the_service_of_this_home_is_shown_its_token(home: Home, url: str) -> No
     assert token_for(home, url) == home.token.read_text()
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "http://example.org:9", "https://127.0.0.1:9", "nonsense"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8080", "http://example.org:9", "https://127.0.0.1:9", "nonsense"]
+)
 def test_no_other_service_is_shown_the_token_of_this_home(home: Home, url: str) -> None:
     assert token_for(home, url) is None
 
 
 def test_a_token_that_is_set_wins(home: Home) -> None:
-    assert token_for(home, "http://127.0.0.1:9", admin_token="a-token-of-twenty-chars") == "a-token-of-twenty-chars"
+    assert (
+        token_for(home, "http://127.0.0.1:9", admin_token="a-token-of-twenty-chars")
+        == "a-token-of-twenty-chars"
+    )
 
 
-def test_a_port_that_a_stranger_took_after_the_service_ended_is_shown_nothing(tmp_path: Path) -> None:
+def test_a_port_that_a_stranger_took_after_the_service_ended_is_shown_nothing(
+    tmp_path: Path,
+) -> None:
     home = Home(tmp_path)
     home.make()
     with home.locked():
@@ -51,10 +58,14 @@ def test_a_port_that_a_stranger_took_after_the_service_ended_is_shown_nothing(tm
     assert token_for(home, "http://127.0.0.1:9") is None
 
 
-def test_a_home_of_another_user_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_of_another_user_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: Path) -> bool:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "exists", refuse)
-    with pytest.raises(StartError, match=r"cannot be used \(Permission denied\); name another with ACCORDION_HOME"):
+    with pytest.raises(
+        StartError, match=r"cannot be used \(Permission denied\); name another with ACCORDION_HOME"
+    ):
         Home(tmp_path).running()

@@ -41,7 +41,9 @@ def serve() -> Iterator[Serve]:
     def serve(**limits: float) -> int:
         routes = [Route("/", answer, methods=["GET", "POST"]), Route("/stream", stream)]
         http = partial(BoundedConnection, limits=ConnectionLimits(**limits))
-        server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), http=http, log_config=None))
+        server = uvicorn.Server(
+            uvicorn.Config(Starlette(routes=routes), http=http, log_config=None)
+        )
         listener = socket.create_server(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -126,7 +128,9 @@ def test_a_client_beyond_the_limit_is_told_so(serve: Serve) -> None:
     assert "ACCORDION_MAX_CONNECTIONS" in refused.text
 
 
-def test_the_limit_follows_from_the_files_that_a_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_follows_from_the_files_that_a_process_may_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     set_to = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: set_to.append(limits))

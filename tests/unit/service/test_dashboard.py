@@ -42,7 +42,9 @@ def test_files_may_be_kept_for_ever_since_their_address_changes_with_them(client
     assert client.get("/").headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("name", ["../router.py", "..%2Frouter.py", "/etc/passwd", "js", "unknown.js"])
+@pytest.mark.parametrize(
+    "name", ["../router.py", "..%2Frouter.py", "/etc/passwd", "js", "unknown.js"]
+)
 def test_no_other_file_can_be_had(client, name):
     assert client.get(f"/static/pages/{fingerprint()}/{name}").status_code == 404
 
@@ -60,5 +62,7 @@ def test_what_a_person_typed_is_shown_as_text(client):
 
 
 def test_every_kind_of_file_is_part_of_the_package():
-    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]["*"]
     assert {f"*{suffix}" for suffix in (*MEDIA_TYPES, ".html")} <= set(packaged)

@@ -29,7 +29,9 @@ class _Job:
     def look(self, after: int) -> Look:
         if not self._is_readable:
             raise KeyError("attempt")
-        frames = tuple(Frame(number=number, text=f"frame {number}") for number in range(after + 1, 3))
+        frames = tuple(
+            Frame(number=number, text=f"frame {number}") for number in range(after + 1, 3)
+        )
         return Look(version=2, newest=2, frames=frames, progress="newer")
 
 

@@ -50,7 +50,14 @@ def test_a_job_grows_beside_a_draining_node_that_others_use() -> None:
 
 def test_a_dry_run_ignores_what_others_use_of_a_draining_node() -> None:
     rows = [
-        {"id": node.id, "alive": True, "draining": node.draining, "cpus": node.cpus, "gpus": 0.0, "memory_bytes": 0}
+        {
+            "id": node.id,
+            "alive": True,
+            "draining": node.draining,
+            "cpus": node.cpus,
+            "gpus": 0.0,
+            "memory_bytes": 0,
+        }
         | {"cpus_foreign": node.cpus_foreign, "gpus_foreign": 0.0}
         for node in _cluster().nodes
     ]

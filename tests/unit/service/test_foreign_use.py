@@ -9,7 +9,14 @@ from service.runtime.base import Node
 
 def node(number: int, *, free: float | None, cpus: float = 4.0) -> Node:
     return Node(
-        id=f"n{number}", address="", alive=True, cpus=cpus, gpus=0.0, memory_bytes=0, cpus_free=free, gpus_free=0.0
+        id=f"n{number}",
+        address="",
+        alive=True,
+        cpus=cpus,
+        gpus=0.0,
+        memory_bytes=0,
+        cpus_free=free,
+        gpus_free=0.0,
     )
 
 

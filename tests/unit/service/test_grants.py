@@ -15,14 +15,18 @@ from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, si
 from tests.unit.service.test_queue import ASKED, NODES, WAITING, asked
 
 HOLDING = st.lists(st.tuples(ASKED, st.integers(1, 8)), max_size=5).map(
-    lambda all_: [Holding(id=f"r{n}", asked=one, granted=granted) for n, (one, granted) in enumerate(all_)]
+    lambda all_: [
+        Holding(id=f"r{n}", asked=one, granted=granted) for n, (one, granted) in enumerate(all_)
+    ]
 )
 ONE = Size(cpus=1, gpus=0)
 
 
 def after(jobs: list[Holding], waiting: list[Waiting], nodes: list[Size]) -> list[Holding]:
     grants = plan_grants(jobs, waiting, nodes)
-    return [replace(job, granted=grants[job.id].workers) if job.id in grants else job for job in jobs]
+    return [
+        replace(job, granted=grants[job.id].workers) if job.id in grants else job for job in jobs
+    ]
 
 
 def taken(jobs: list[Holding]) -> list[Size]:
@@ -38,20 +42,26 @@ def job(name: str, least: int, most: int, granted: int) -> Holding:
 
 
 @given(HOLDING, WAITING, NODES)
-def test_a_grant_stays_within_what_people_allow(jobs: list[Holding], waiting: list[Waiting], nodes: list[Size]) -> None:
+def test_a_grant_stays_within_what_people_allow(
+    jobs: list[Holding], waiting: list[Waiting], nodes: list[Size]
+) -> None:
     for old, new in zip(jobs, after(jobs, waiting, nodes), strict=True):
         assert min(old.granted, old.asked.min) <= new.granted <= old.asked.max
 
 
 @given(HOLDING, WAITING, NODES)
-def test_nobody_grows_above_the_room(jobs: list[Holding], waiting: list[Waiting], nodes: list[Size]) -> None:
+def test_nobody_grows_above_the_room(
+    jobs: list[Holding], waiting: list[Waiting], nodes: list[Size]
+) -> None:
     new = after(jobs, waiting, nodes)
     if any(one.granted > old.granted for old, one in zip(jobs, new, strict=True)):
         assert num_homeless(taken(new), nodes) == 0
 
 
 @given(HOLDING, NODES)
-def test_nothing_is_taken_that_would_have_had_a_place(jobs: list[Holding], nodes: list[Size]) -> None:
+def test_nothing_is_taken_that_would_have_had_a_place(
+    jobs: list[Holding], nodes: list[Size]
+) -> None:
     kept = [replace(job, granted=min(job.granted, job.asked.max)) for job in jobs]
     new = after(kept, [], nodes)
     for place, (old, one) in enumerate(zip(kept, new, strict=True)):
@@ -70,7 +80,9 @@ def test_nobody_grows_while_one_waits_who_could_ever_have_room(
 
 
 @given(HOLDING, WAITING, NODES)
-def test_a_plan_takes_nothing_back_that_it_gave(jobs: list[Holding], waiting: list[Waiting], nodes: list[Size]) -> None:
+def test_a_plan_takes_nothing_back_that_it_gave(
+    jobs: list[Holding], waiting: list[Waiting], nodes: list[Size]
+) -> None:
     new = after(jobs, waiting, nodes)
     again = after(new, waiting, nodes)
     assert all(two.granted >= one.granted for one, two in zip(new, again, strict=True))
@@ -80,7 +92,9 @@ def test_a_plan_takes_nothing_back_that_it_gave(jobs: list[Holding], waiting: li
 def test_a_cluster_without_nodes_changes_only_what_people_asked_for(
     jobs: list[Holding], waiting: list[Waiting]
 ) -> None:
-    assert [one.granted for one in after(jobs, waiting, [])] == [min(one.granted, one.asked.max) for one in jobs]
+    assert [one.granted for one in after(jobs, waiting, [])] == [
+        min(one.granted, one.asked.max) for one in jobs
+    ]
 
 
 def test_the_first_in_order_grows_first() -> None:
@@ -108,7 +122,10 @@ def test_what_a_larger_jobs_shrinking_made_needless_is_given_back_as_far_as_it_f
 
 
 def test_the_first_in_order_is_given_back_first() -> None:
-    jobs = [Holding(id=str(cpus), asked=asked(1, 5, cpus), granted=held) for cpus, held in ((3, 2), (1, 2), (2, 3))]
+    jobs = [
+        Holding(id=str(cpus), asked=asked(1, 5, cpus), granted=held)
+        for cpus, held in ((3, 2), (1, 2), (2, 3))
+    ]
     assert grants(*jobs, nodes=[Size(cpus=8, gpus=0)]) == [1, 2, 1]
 
 
@@ -159,17 +176,28 @@ def test_the_reason_is_a_sentence() -> None:
 
 def test_only_a_job_that_trains_grows_and_one_that_leaves_is_left_alone() -> None:
     wanted = Asked(min=1, max=4, cpus=1, gpus=0)
-    jobs = [holding(status.value, status, wanted, granted=2) for status in (Status.STARTING, Status.PAUSING)]
+    jobs = [
+        holding(status.value, status, wanted, granted=2)
+        for status in (Status.STARTING, Status.PAUSING)
+    ]
     assert grants(*jobs, nodes=[Size(cpus=9, gpus=0)]) == [2, 2]
     assert grants(*jobs, nodes=[Size(cpus=3, gpus=0)]) == [1, 2]
-    assert grants(holding("r", Status.RUNNING, wanted, granted=2), nodes=[Size(cpus=9, gpus=0)]) == [4]
+    assert grants(
+        holding("r", Status.RUNNING, wanted, granted=2), nodes=[Size(cpus=9, gpus=0)]
+    ) == [4]
 
 
-def test_a_full_cluster_is_packed_a_few_times_however_many_jobs_could_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_cluster_is_packed_a_few_times_however_many_jobs_could_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls = []
     for name in ("fitting", "num_homeless"):
         counted = getattr(grants_module, name)
-        monkeypatch.setattr(grants_module, name, lambda *given, counted=counted: (calls.append(1), counted(*given))[1])
+        monkeypatch.setattr(
+            grants_module,
+            name,
+            lambda *given, counted=counted: (calls.append(1), counted(*given))[1],
+        )
     jobs = [Holding(id=str(n), asked=asked(1, 8, cpus=1 + n % 2), granted=1) for n in range(40)]
     waiting = [Waiting(id=f"w{n}", asked=asked(99, 99)) for n in range(40)]
     assert plan_grants(jobs, waiting, [Size(cpus=60, gpus=0)]) == {}

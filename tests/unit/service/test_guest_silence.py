@@ -50,7 +50,8 @@ def count(*turns: tuple[float, bool, float | None]) -> float:
     """Silence after turns of (time, responded, seconds since the cluster last heard of the run)."""
     timer = SilenceTimer(longest_turn_s=3.0)
     return [
-        timer.update("a", responded=responded, at_most_s=at_most_s, now=now) for now, responded, at_most_s in turns
+        timer.update("a", responded=responded, at_most_s=at_most_s, now=now)
+        for now, responded, at_most_s in turns
     ][-1]
 
 

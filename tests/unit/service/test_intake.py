@@ -1,4 +1,6 @@
-"""What reports of a running job change in its row: laws of the intake, one record after the other."""
+"""What reports of a running job change in its row: laws of the intake, one record after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,23 @@ from workers.contract import (
     Started,
 )
 
-RESIZE = ResizeRecord(cause="joined", old=2, new=3, step=9, message="processes that were missing are there")
+RESIZE = ResizeRecord(
+    cause="joined", old=2, new=3, step=9, message="processes that were missing are there"
+)
 FAILURE = FailureRecord(cause="job", rank=0, message="ValueError: broken on purpose")
 CHECKPOINT = CheckpointRecord(name="epoch-00001", epoch=1, step=9, size_bytes=1, seconds=0.1)
 WORKING = [Status.RUNNING, Status.RESIZING, Status.RECOVERING]
 
 
 def started(cause: str = "start", **more: Any) -> Started:
-    whole = {"world_size": 2, "epoch": 0, "step": 0, "resumed_from": None, "steps_per_epoch": 9, "layers": ()}
+    whole = {
+        "world_size": 2,
+        "epoch": 0,
+        "step": 0,
+        "resumed_from": None,
+        "steps_per_epoch": 9,
+        "layers": (),
+    }
     return Started(parameters=1, cause=cause, **{**whole, **more})  # type: ignore[arg-type]
 
 
@@ -64,12 +75,27 @@ def epoch(number: int, step: int) -> EpochRecord:
 
 def decision(epoch: int, step: int) -> DecisionRecord:
     nothing: dict[str, Any] = {"regime_by_layer": {}, "level_by_layer": {}, "change_by_layer": {}}
-    return DecisionRecord(decision=Decision(epoch=epoch, step=step, cause="hold", reason="", **nothing))
+    return DecisionRecord(
+        decision=Decision(epoch=epoch, step=step, cause="hold", reason="", **nothing)
+    )
 
 
 def progress(attempt: int, generation: int, time: float = 9.0, **more: Any) -> Progress:
-    whole = {"epoch": 0, "step": 1, "steps_per_epoch": 9, "epochs": 4, "world_size": 2, "loss": 1.0, "lr": 0.1}
-    rates = {"samples_per_s": 1.0, "bytes": Bytes(), "compute_s_by_rank": (), "seconds_by_phase": {}}
+    whole = {
+        "epoch": 0,
+        "step": 1,
+        "steps_per_epoch": 9,
+        "epochs": 4,
+        "world_size": 2,
+        "loss": 1.0,
+        "lr": 0.1,
+    }
+    rates = {
+        "samples_per_s": 1.0,
+        "bytes": Bytes(),
+        "compute_s_by_rank": (),
+        "seconds_by_phase": {},
+    }
     return Progress(attempt=attempt, generation=generation, time=time, **{**whole, **rates, **more})
 
 
@@ -81,10 +107,22 @@ class Row:
         self._database = database
         spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
         self.id = Commands(database, lambda: 0.0).submit(spec, None)[0].id
-        self.set(attempt=2, status="RUNNING", workers=2, world_size=2, cursor_attempt=1, reason="TRAINING", message="")
+        self.set(
+            attempt=2,
+            status="RUNNING",
+            workers=2,
+            world_size=2,
+            cursor_attempt=1,
+            reason="TRAINING",
+            message="",
+        )
         with database.write() as session:
             for number in (1, 2):
-                session.add(AttemptRow(job_id=self.id, number=number, workers=2, reason="TRAINING", created_at=0.0))
+                session.add(
+                    AttemptRow(
+                        job_id=self.id, number=number, workers=2, reason="TRAINING", created_at=0.0
+                    )
+                )
         self._seq = 0
 
     def _open(self, session: Session) -> JobRow:
@@ -96,11 +134,15 @@ class Row:
             for name, value in columns.items():
                 setattr(row, name, value)
 
-    def report(self, *payloads: Payload, attempt: int = 2, generation: int = 5, time: float = 1.0) -> None:
+    def report(
+        self, *payloads: Payload, attempt: int = 2, generation: int = 5, time: float = 1.0
+    ) -> None:
         records = []
         for payload in payloads:
             self._seq += 1
-            record = Record(attempt=attempt, generation=generation, seq=self._seq, time=time, payload=payload)
+            record = Record(
+                attempt=attempt, generation=generation, seq=self._seq, time=time, payload=payload
+            )
             records.append(record)
         self.take(Drained(records=tuple(records)))
 
@@ -109,7 +151,12 @@ class Row:
             take_over(session, self._open(session), drained, now=2.0)
 
     def override(self, until: int) -> str:
-        given: dict[str, Any] = {"target": "compression", "level": "low", "layers": ["*"], "apply_at": "next_step"}
+        given: dict[str, Any] = {
+            "target": "compression",
+            "level": "low",
+            "layers": ["*"],
+            "apply_at": "next_step",
+        }
         wish = OverrideWish(**given, until=until, reason="")
         commands = Commands(self._database, lambda: 0.0)
         return commands.add_override(self.id, wish, check=lambda _: None, idempotency=None)[0].id
@@ -147,8 +194,12 @@ def test_a_failure_that_ends_the_job_is_no_recovery(row: Row) -> None:
     assert (row.job.status, row.job.failures, row.job.world_size) == (Status.RUNNING, 1, 0)
 
 
-@pytest.mark.parametrize("payload", [RESIZE, FAILURE, started("recovery")], ids=lambda payload: payload.kind)
-def test_what_befell_an_earlier_attempt_is_told_and_does_not_move_the_job(row: Row, payload: Payload) -> None:
+@pytest.mark.parametrize(
+    "payload", [RESIZE, FAILURE, started("recovery")], ids=lambda payload: payload.kind
+)
+def test_what_befell_an_earlier_attempt_is_told_and_does_not_move_the_job(
+    row: Row, payload: Payload
+) -> None:
     before, world_size = row.state, row.job.world_size
     row.report(payload, attempt=1)
     assert (row.state, row.job.world_size) == (before, world_size)
@@ -156,15 +207,21 @@ def test_what_befell_an_earlier_attempt_is_told_and_does_not_move_the_job(row: R
 
 
 @pytest.mark.parametrize("status", sorted(LEAVING))
-@pytest.mark.parametrize("payload", [RESIZE, FAILURE, started("recovery")], ids=lambda payload: payload.kind)
-def test_nothing_that_befalls_workers_brings_a_leaving_job_back(row: Row, status: Status, payload: Payload) -> None:
+@pytest.mark.parametrize(
+    "payload", [RESIZE, FAILURE, started("recovery")], ids=lambda payload: payload.kind
+)
+def test_nothing_that_befalls_workers_brings_a_leaving_job_back(
+    row: Row, status: Status, payload: Payload
+) -> None:
     row.set(status=status.value, deadline=60.0)
     before = row.state
     row.report(payload)
     assert (row.state, row.job.deadline) == (before, 60.0)
 
 
-@pytest.mark.parametrize("status", sorted({Status.STARTING, Status.RECOVERING, Status.PAUSING, Status.STOPPING}))
+@pytest.mark.parametrize(
+    "status", sorted({Status.STARTING, Status.RECOVERING, Status.PAUSING, Status.STOPPING})
+)
 def test_only_a_job_that_trains_is_resized(row: Row, status: Status) -> None:
     row.set(status=status.value)
     row.report(RESIZE)
@@ -181,14 +238,18 @@ def test_only_a_job_that_trains_is_resized(row: Row, status: Status) -> None:
         ("leaving", Reason.WORKERS_LEAVING),
     ],
 )
-def test_a_resize_has_the_reason_that_the_workers_name(row: Row, status: Status, *, cause: str, reason: Reason) -> None:
+def test_a_resize_has_the_reason_that_the_workers_name(
+    row: Row, status: Status, *, cause: str, reason: Reason
+) -> None:
     row.set(status=status.value)
     row.report(RESIZE.model_copy(update={"cause": cause}))
     assert row.state == (Status.RESIZING, reason, RESIZE.message)
 
 
 @pytest.mark.parametrize("status", WORKING)
-@pytest.mark.parametrize(("cause", "reason"), [("job", Reason.RETRYING), ("infrastructure", Reason.WORKERS_LOST)])
+@pytest.mark.parametrize(
+    ("cause", "reason"), [("job", Reason.RETRYING), ("infrastructure", Reason.WORKERS_LOST)]
+)
 def test_a_group_that_broke_is_recovered_from_and_counted(
     row: Row, status: Status, *, cause: str, reason: Reason
 ) -> None:
@@ -204,7 +265,12 @@ def test_a_group_that_broke_is_recovered_from_and_counted(
 def test_a_group_that_began_trains_and_nothing_is_due_any_more(row: Row, status: Status) -> None:
     row.set(status=status.value, deadline=60.0, world_size=0)
     row.report(started(world_size=3))
-    assert (row.job.status, row.job.reason, row.job.world_size, row.job.deadline) == ("RUNNING", "TRAINING", 3, None)
+    assert (row.job.status, row.job.reason, row.job.world_size, row.job.deadline) == (
+        "RUNNING",
+        "TRAINING",
+        3,
+        None,
+    )
     first, second = row.repository.attempts(row.id)
     assert (second.message, second.generation, second.started_at) == ("3 workers train", 5, 1.0)
     assert (first.generation, first.started_at) == (0, None)
@@ -243,7 +309,11 @@ def test_changes_add_up(row: Row) -> None:
         again = started("recovery", seconds_lost=1.5, steps_rolled_back=4)
         row.report(again, generation=generation)
     tally = row.job.tally
-    assert (tally["recoveries"], tally["seconds_lost"], tally["steps_rolled_back"]) == ({"job": 2}, 3.0, 8)
+    assert (tally["recoveries"], tally["seconds_lost"], tally["steps_rolled_back"]) == (
+        {"job": 2},
+        3.0,
+        8,
+    )
 
 
 def test_a_start_costs_nothing_and_is_no_change(row: Row) -> None:
@@ -290,7 +360,9 @@ def test_the_last_progress_is_taken_with_the_end_that_comes_with_it(row: Row) ->
         Record(attempt=2, generation=generation, seq=9, time=3.0, payload=payload)
         for generation, payload in ((5, epoch(3, 36)), (6, end))
     )
-    row.take(Drained(records=records, progress=progress(2, 5, step=36, loss=0.3, bytes=Bytes(payload=7))))
+    row.take(
+        Drained(records=records, progress=progress(2, 5, step=36, loss=0.3, bytes=Bytes(payload=7)))
+    )
     last = row.job.progress
     assert last is not None
     assert (last["step"], last["loss"], last["bytes"]["payload"]) == (36, 1.0, 7)
@@ -340,8 +412,12 @@ def test_progress_of_a_group_before_the_newest_record_is_dropped(row: Row) -> No
     assert row.job.progress is not None
 
 
-@pytest.mark.parametrize(("attempt", "generation", "time"), [(1, 6, 20.0), (2, 4, 20.0), (2, 5, 9.0)])
-def test_older_progress_is_no_news_and_changes_nothing(row: Row, attempt: int, generation: int, time: float) -> None:
+@pytest.mark.parametrize(
+    ("attempt", "generation", "time"), [(1, 6, 20.0), (2, 4, 20.0), (2, 5, 9.0)]
+)
+def test_older_progress_is_no_news_and_changes_nothing(
+    row: Row, attempt: int, generation: int, time: float
+) -> None:
     row.take(Drained(progress=progress(2, 5, step=7)))
     late = Drained(progress=progress(attempt, generation, time, step=2))
     assert not holds_news(row.job, late)
@@ -359,7 +435,9 @@ def test_lines_and_lost_lines_are_kept_and_nothing_is_kept_of_nothing(row: Row) 
     row.take(Drained())
     row.take(Drained(logs_dropped=3))
     row.take(Drained(logs=(LogLine(attempt=2, rank=0, time=1.0, text="x"),)))
-    assert [(chunk.number, len(chunk.lines), chunk.dropped) for chunk in row.repository.logs(row.id)] == [
+    assert [
+        (chunk.number, len(chunk.lines), chunk.dropped) for chunk in row.repository.logs(row.id)
+    ] == [
         (1, 0, 3),
         (2, 1, 0),
     ]

@@ -20,7 +20,10 @@ def reachable(start: Status) -> set[Status]:
 
 def test_every_state_is_reached_from_the_queue_and_reaches_every_end() -> None:
     assert reachable(Status.QUEUED) == set(Status)
-    assert all(reachable(status) >= ENDED - {Status.FAILED, Status.SUCCEEDED} for status in set(Status) - ENDED)
+    assert all(
+        reachable(status) >= ENDED - {Status.FAILED, Status.SUCCEEDED}
+        for status in set(Status) - ENDED
+    )
 
 
 @given(st.sampled_from(sorted(ENDED)), st.sampled_from(Status))
@@ -34,7 +37,10 @@ def test_a_stopping_job_only_ends() -> None:
 
 def test_a_paused_job_goes_on_only_through_the_queue() -> None:
     assert STEPS[Status.PAUSED] == {Status.QUEUED, Status.CANCELLED}
-    assert {old for old in Status if may_step(old, Status.PAUSED)} == {Status.QUEUED, Status.PAUSING}
+    assert {old for old in Status if may_step(old, Status.PAUSED)} == {
+        Status.QUEUED,
+        Status.PAUSING,
+    }
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,9 @@ def test_a_paused_job_goes_on_only_through_the_queue() -> None:
         (Status.SUCCEEDED, set(Status) - ENDED - {Status.QUEUED, Status.PAUSED}),
     ],
 )
-def test_a_state_is_entered_only_from_where_it_makes_sense(status: Status, before: set[Status]) -> None:
+def test_a_state_is_entered_only_from_where_it_makes_sense(
+    status: Status, before: set[Status]
+) -> None:
     assert {old for old in Status if may_step(old, status)} == before
 
 

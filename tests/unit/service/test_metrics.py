@@ -24,7 +24,15 @@ from service.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
 from service.request_times import RequestTimes, TimedRequests
 from service.store.engine import Database
 from service.store.migrations import upgrade
-from service.store.models import CheckpointRow, ClusterRow, DecisionRow, EpochRow, JobRow, LeaseRow, OverrideRow
+from service.store.models import (
+    CheckpointRow,
+    ClusterRow,
+    DecisionRow,
+    EpochRow,
+    JobRow,
+    LeaseRow,
+    OverrideRow,
+)
 from service.store.repository import Repository
 from workers.contract import Bytes, EpochRecord, JobSpec, Progress
 
@@ -57,7 +65,12 @@ def job_row(job_id: str = "j", **values: Any) -> JobRow:
         "workers": 2,
         "min_workers": 1,
         "max_workers": 4,
-        "tally": {"resizes": {"joined": 2}, "recoveries": {"job": 1}, "seconds_lost": 3.5, "steps_rolled_back": 7},
+        "tally": {
+            "resizes": {"joined": 2},
+            "recoveries": {"job": 1},
+            "seconds_lost": 3.5,
+            "steps_rolled_back": 7,
+        },
         "world_size": 1,
         "failures": 3,
         "metrics": {"loss": 0.3, "accuracy": 0.9},
@@ -78,7 +91,9 @@ def progress(**values: Any) -> dict[str, Any]:
     counted = Bytes(payload=10, wire=11, dense=100, fp16=50)
     base = {"time": T - 1, "loss": 0.4, "lr": 0.1, "samples_per_s": 900.0, "bytes": counted}
     base["compute_s_by_rank"] = (0.1, 0.9)
-    return Progress(**(numbers | base | values), seconds_by_phase={"compute": 1.5}).model_dump(mode="json")
+    return Progress(**(numbers | base | values), seconds_by_phase={"compute": 1.5}).model_dump(
+        mode="json"
+    )
 
 
 def decision(epoch: int, change: dict[str, float | None]) -> DecisionRow:
@@ -96,7 +111,13 @@ def decision(epoch: int, change: dict[str, float | None]) -> DecisionRow:
         change_by_layer=change,
     )
     return DecisionRow(
-        job_id="j", epoch=epoch, step=epoch * 23, attempt=1, generation=1, time=T, decision=to_json(made)
+        job_id="j",
+        epoch=epoch,
+        step=epoch * 23,
+        attempt=1,
+        generation=1,
+        time=T,
+        decision=to_json(made),
     )
 
 
@@ -115,7 +136,14 @@ def epoch_row(epoch: int, statistic: dict[str, float] | None) -> EpochRow:
         level_by_layer={},
         statistic_by_layer=statistic,
     )
-    return EpochRow(job_id="j", epoch=epoch, attempt=1, generation=1, time=T, record=record.model_dump(mode="json"))
+    return EpochRow(
+        job_id="j",
+        epoch=epoch,
+        attempt=1,
+        generation=1,
+        time=T,
+        record=record.model_dump(mode="json"),
+    )
 
 
 def everything() -> list[Any]:
@@ -167,8 +195,14 @@ def scrape(database: Database, *rows: Any, extra: Sequence[Collector] = ()) -> s
 
 
 def value(text: str, name: str, **labels: str) -> float | None:
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    found = [sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()]
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    ]
+    found = [
+        sample.value
+        for sample in samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -187,7 +221,11 @@ def test_promtool_has_nothing_to_say(database, require):
     times.observe(0.1, method="GET", route="/", status=200)
     text = scrape(database, *everything(), extra=[times])
     said = subprocess.run(
-        [require("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        [require("promtool"), "check", "metrics"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (said.returncode, said.stdout + said.stderr) == (0, "")
 
@@ -222,7 +260,9 @@ def test_a_straggler_and_what_a_checkpoint_costs_are_seen(database):
 
 def test_a_job_is_in_exactly_one_state(database):
     text = scrape(database, job_row(status="STARTING"))
-    assert [state for state in Status if value(text, "accordion_job_state", state=state) == 1] == ["STARTING"]
+    assert [state for state in Status if value(text, "accordion_job_state", state=state) == 1] == [
+        "STARTING"
+    ]
 
 
 def test_a_group_is_critical_when_one_of_its_layers_is(database):
@@ -255,21 +295,34 @@ def test_change_and_norm_are_those_of_the_newest_closed_window(database):
 
 
 def test_a_loss_that_is_not_finite_is_nan(database):
-    loss = value(scrape(database, job_row(progress=progress(loss=None))), "accordion_job_loss", kind="training")
+    loss = value(
+        scrape(database, job_row(progress=progress(loss=None))),
+        "accordion_job_loss",
+        kind="training",
+    )
     assert loss is not None
     assert math.isnan(loss)
 
 
 def test_guest_has_no_figures_that_only_the_service_could_know(database):
     unknown = progress(epochs=0, steps_per_epoch=0, samples_per_s=0.0)
-    text = scrape(database, job_row("g", kind="guest", workers=0, world_size=2, progress=unknown), job_row("j"))
+    text = scrape(
+        database,
+        job_row("g", kind="guest", workers=0, world_size=2, progress=unknown),
+        job_row("j"),
+    )
     left_out = ("workers_wanted", "workers_allowed", "samples_per_second")
     assert [f'accordion_job_{name}{{job_id="g"' in text for name in left_out] == [False] * 3
-    assert [value(text, f"accordion_job_{kind}", job_id="g", state="planned") for kind in ("epochs", "steps")] == [
-        None
-    ] * 2
+    assert [
+        value(text, f"accordion_job_{kind}", job_id="g", state="planned")
+        for kind in ("epochs", "steps")
+    ] == [None] * 2
     assert value(text, "accordion_job_workers_alive", job_id="g") == 2
-    assert value(text, "accordion_guests", state="RUNNING") == value(text, "accordion_jobs", state="RUNNING") == 1
+    assert (
+        value(text, "accordion_guests", state="RUNNING")
+        == value(text, "accordion_jobs", state="RUNNING")
+        == 1
+    )
 
 
 def test_an_ended_job_leaves_after_its_retention(database):
@@ -291,7 +344,13 @@ def test_an_empty_service_counts_nothing_and_says_so(database):
     assert value(text, "accordion_scheduler_heartbeat_timestamp_seconds") is None
 
 
-@given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5).map(".".join), unique=True, max_size=300))
+@given(
+    st.lists(
+        st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5).map(".".join),
+        unique=True,
+        max_size=300,
+    )
+)
 def test_groups_are_few_and_hold_every_layer(layers):
     groups = groups_of(layers)
     assert list(groups) == layers
@@ -299,7 +358,9 @@ def test_groups_are_few_and_hold_every_layer(layers):
 
 
 def test_a_model_with_hundreds_of_blocks_is_grouped_by_what_its_blocks_belong_to():
-    layers = [f"{part}.{block}.linear.weight" for part in ("encoder", "decoder") for block in range(100)]
+    layers = [
+        f"{part}.{block}.linear.weight" for part in ("encoder", "decoder") for block in range(100)
+    ]
     assert set(groups_of(layers).values()) == {"encoder", "decoder"}
 
 

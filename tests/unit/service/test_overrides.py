@@ -16,19 +16,36 @@ from service.errors import Invalid
 
 LAYERS = ["fc1", "fc2", "fc3"]
 GLOBS = st.sampled_from([("*",), ("fc1",), ("fc2",), ("fc1", "fc2"), ("fc[23]",)])
-STATES_OF_ALL = ["PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"]
+STATES_OF_ALL = [
+    "PENDING",
+    "DELIVERED",
+    "APPLIED",
+    "REJECTED",
+    "SUPERSEDED",
+    "EXPIRED",
+    "CANCELLED",
+]
 STATES = st.sampled_from(STATES_OF_ALL)
 UNTIL = st.none() | st.integers(1, 30)
 STANDINGS = st.builds(
-    Standing, id=st.just("a"), number=st.just(1), layers=GLOBS, until=UNTIL, orders_version=st.just(1), state=STATES
+    Standing,
+    id=st.just("a"),
+    number=st.just(1),
+    layers=GLOBS,
+    until=UNTIL,
+    orders_version=st.just(1),
+    state=STATES,
 )
-ACKS = st.lists(st.builds(Ack, rank=st.integers(-1, 4), step=st.just(9), digest=st.sampled_from("de")), max_size=5).map(
-    tuple
-)
+ACKS = st.lists(
+    st.builds(Ack, rank=st.integers(-1, 4), step=st.just(9), digest=st.sampled_from("de")),
+    max_size=5,
+).map(tuple)
 
 
 def switched(world_size: int, acks: tuple[Ack, ...]) -> Switched:
-    return Switched(epoch=3, step=9, world_size=world_size, digest="d", override_ids=("a",), acks=acks)
+    return Switched(
+        epoch=3, step=9, world_size=world_size, digest="d", override_ids=("a",), acks=acks
+    )
 
 
 @given(STANDINGS, st.integers(1, 4), ACKS)
@@ -36,7 +53,9 @@ def test_it_is_applied_exactly_when_every_rank_runs_the_announced_plan(
     standing: Standing, world_size: int, acks: tuple[Ack, ...]
 ) -> None:
     new = overrides.acknowledge(standing, switched(world_size, acks))
-    complete = sorted((ack.rank, ack.digest) for ack in acks) == [(rank, "d") for rank in range(world_size)]
+    complete = sorted((ack.rank, ack.digest) for ack in acks) == [
+        (rank, "d") for rank in range(world_size)
+    ]
     if standing.state in ORDERED:
         assert new.state == ("APPLIED" if complete else "DELIVERED")
         assert bool(new.message) != complete
@@ -80,7 +99,9 @@ def test_only_what_newer_applied_ones_hold_to_the_end_is_superseded(
     for old, new in zip(standings, overrides.supersede(standings, LAYERS), strict=True):
         if new != old:
             assert new.state == "SUPERSEDED"
-            assert any(other.number > old.number and other.state == "APPLIED" for other in standings)
+            assert any(
+                other.number > old.number and other.state == "APPLIED" for other in standings
+            )
 
 
 def standing(number: int, state: str = "APPLIED", **more: Any) -> Standing:
@@ -88,14 +109,18 @@ def standing(number: int, state: str = "APPLIED", **more: Any) -> Standing:
     return Standing(number=number, state=state, **whole)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("confirmed", "state"), [(2, "PENDING"), (3, "DELIVERED"), (4, "DELIVERED")])
+@pytest.mark.parametrize(
+    ("confirmed", "state"), [(2, "PENDING"), (3, "DELIVERED"), (4, "DELIVERED")]
+)
 def test_it_is_delivered_with_the_first_orders_that_hold_it(confirmed: int, state: str) -> None:
     assert overrides.deliver(standing(3, "PENDING"), confirmed).state == state
 
 
 def test_a_plan_without_it_says_nothing_of_it() -> None:
     pending = standing(3, "PENDING")
-    assert overrides.acknowledge(pending, switched(1, (Ack(rank=0, step=9, digest="d"),))) == pending
+    assert (
+        overrides.acknowledge(pending, switched(1, (Ack(rank=0, step=9, digest="d"),))) == pending
+    )
 
 
 def test_a_rank_that_answers_twice_confirms_nothing() -> None:
@@ -106,15 +131,27 @@ def test_a_rank_that_answers_twice_confirms_nothing() -> None:
 
 @pytest.mark.parametrize("state", STATES_OF_ALL)
 def test_the_workers_reject_whatever_is_part_of_their_orders(state: str) -> None:
-    assert (overrides.reject(standing(1, state), "no").state == "REJECTED") == (state in ORDERED or state == "REJECTED")
+    assert (overrides.reject(standing(1, state), "no").state == "REJECTED") == (
+        state in ORDERED or state == "REJECTED"
+    )
 
 
 def test_what_one_held_goes_to_the_policy_and_to_none_that_it_had_superseded() -> None:
-    same, other = standing(1, "SUPERSEDED", layers=("fc1",)), standing(2, "SUPERSEDED", layers=("fc3",))
+    same, other = (
+        standing(1, "SUPERSEDED", layers=("fc1",)),
+        standing(2, "SUPERSEDED", layers=("fc3",)),
+    )
     batch, live = standing(3, "SUPERSEDED", target="batch"), standing(4, layers=("fc1",))
     handed, newer = standing(5, layers=("fc1", "fc2")), standing(6, "SUPERSEDED", layers=("fc1",))
     new = overrides.hand_back([same, other, batch, live, handed, newer], handed, LAYERS)
-    assert [one.state for one in new] == ["CANCELLED", "SUPERSEDED", "SUPERSEDED", "APPLIED", "CANCELLED", "SUPERSEDED"]
+    assert [one.state for one in new] == [
+        "CANCELLED",
+        "SUPERSEDED",
+        "SUPERSEDED",
+        "APPLIED",
+        "CANCELLED",
+        "SUPERSEDED",
+    ]
     assert new[0].message == "handed back with #5"
 
 
@@ -175,7 +212,9 @@ def test_the_first_switch_says_where_it_was_applied() -> None:
     assert overrides.acknowledge(first, later).epoch == 3
 
 
-@pytest.mark.parametrize(("apply_at", "until"), [("next_step", 5), ("next_epoch", 6), (8, 8), (2, 5)])
+@pytest.mark.parametrize(
+    ("apply_at", "until"), [("next_step", 5), ("next_epoch", 6), (8, 8), (2, 5)]
+)
 def test_an_interval_without_an_epoch_to_come_is_refused(apply_at: str | int, until: int) -> None:
     with pytest.raises(Invalid, match=f"until is {until}, but the override would begin in epoch"):
         check_interval(apply_at, until, epoch=5, epochs=30)

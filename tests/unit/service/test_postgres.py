@@ -1,4 +1,6 @@
-"""PostgreSQL: waits for locks are bounded, readers have their own connections, and long names fit."""
+"""PostgreSQL: waits for locks are bounded, readers have their own connections, and long
+names fit.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def connect(postgres_url: str) -> Iterator[Callable[..., Database]]:
         database.close()
 
 
-def test_a_scheduler_that_is_frozen_within_a_transaction_is_succeeded(connect: Callable[..., Database]) -> None:
+def test_a_scheduler_that_is_frozen_within_a_transaction_is_succeeded(
+    connect: Callable[..., Database],
+) -> None:
     frozen, successor = connect(), connect()
     assert Lease(frozen, owner="old", clock=lambda: 0.0, lease_s=3.0).hold() == 1
     with suppress(PendingRollbackError), frozen.write() as session:
@@ -69,7 +73,10 @@ def test_both_ends_notice_that_the_other_machine_is_gone(connect: Callable[..., 
         driver = session.connection().connection.driver_connection
         assert driver is not None
         asked = driver.info.get_parameters()
-        shown = {name: session.scalar(text(f"SHOW {name}")) for name in ("tcp_keepalives_idle", "tcp_user_timeout")}
+        shown = {
+            name: session.scalar(text(f"SHOW {name}"))
+            for name in ("tcp_keepalives_idle", "tcp_user_timeout")
+        }
     assert (asked["keepalives_idle"], asked["tcp_user_timeout"]) == ("10", "25000")
     assert shown == {"tcp_keepalives_idle": "10", "tcp_user_timeout": "25000"}
 
@@ -87,7 +94,9 @@ def test_a_migration_may_take_longer_than_any_request(connect: Callable[..., Dat
         connection.execute(text("SELECT pg_sleep(0.2)"))
 
 
-def test_readers_are_served_while_many_writers_wait_for_a_row(connect: Callable[..., Database]) -> None:
+def test_readers_are_served_while_many_writers_wait_for_a_row(
+    connect: Callable[..., Database],
+) -> None:
     database, other, begun = connect(), connect(), Event()
     job, _ = Commands(database, lambda: 1.0).submit(SPEC, None)
 
@@ -123,7 +132,9 @@ def test_a_name_of_190_characters_is_kept(connect: Callable[..., Database]) -> N
         assert session.scalar(text("SELECT owner FROM leases")) == owner
 
 
-def test_a_job_without_a_name_gets_one_that_can_be_looked_up(connect: Callable[..., Database]) -> None:
+def test_a_job_without_a_name_gets_one_that_can_be_looked_up(
+    connect: Callable[..., Database],
+) -> None:
     database = connect()
     spec = JobSpec.model_validate({"task": {"name": f"mine:{'Long' * 47}"}, "code": "0" * 64})
     job, _ = Commands(database, lambda: 1.0).submit(spec, None)

@@ -43,8 +43,15 @@ def selects(world: World) -> Iterator[list[tuple[str, Any]]]:
 def full_scans(world: World, found: list[tuple[str, Any]]) -> list[str]:
     """Statements that read all rows of a table."""
     with world.database.engine.connect() as connection:
-        plans = [(s, connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", values)) for s, values in found]
-        return [s for s, plan in plans if any(step[3].startswith("SCAN") and "INDEX" not in step[3] for step in plan)]
+        plans = [
+            (s, connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", values))
+            for s, values in found
+        ]
+        return [
+            s
+            for s, plan in plans
+            if any(step[3].startswith("SCAN") and "INDEX" not in step[3] for step in plan)
+        ]
 
 
 def test_a_turn_of_the_scheduler_reads_no_job_that_has_ended(world: World) -> None:
@@ -68,13 +75,17 @@ def test_a_turn_of_the_scheduler_reads_no_job_that_has_ended(world: World) -> No
         lambda repository: repository.count_by_status(),
     ],
 )
-def test_a_list_reads_no_more_rows_than_it_shows(world: World, read: Callable[[Repository], Any]) -> None:
+def test_a_list_reads_no_more_rows_than_it_shows(
+    world: World, read: Callable[[Repository], Any]
+) -> None:
     with selects(world) as found:
         read(world.repository)
     assert full_scans(world, found) == []
 
 
-@pytest.mark.parametrize("filters", [{"statuses": ["FAILED"]}, {"name": "n"}, {"id_prefix": "01a2"}])
+@pytest.mark.parametrize(
+    "filters", [{"statuses": ["FAILED"]}, {"name": "n"}, {"id_prefix": "01a2"}]
+)
 def test_a_filter_is_served_by_an_index(world: World, filters: dict[str, Any]) -> None:
     with selects(world) as found:
         world.repository.jobs(JobFilter(**filters))
@@ -104,7 +115,10 @@ def test_a_cluster_that_stays_away_rewrites_no_waiting_job(world: World) -> None
     world.turn(3)
     version = world.job(waiting).version
     world.turn(3)
-    assert (world.job(waiting).reason, world.job(waiting).version) == ("CLUSTER_UNREACHABLE", version)
+    assert (world.job(waiting).reason, world.job(waiting).version) == (
+        "CLUSTER_UNREACHABLE",
+        version,
+    )
 
 
 def test_a_scrape_asks_as_often_however_many_jobs_there_are(world: World) -> None:
@@ -121,11 +135,15 @@ def test_a_scrape_asks_as_often_however_many_jobs_there_are(world: World) -> Non
     assert scrape() == once
 
 
-def test_a_turn_without_a_change_plans_no_grants(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_without_a_change_plans_no_grants(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned: list[Any] = []
     plan = allocation.plan_grants
     monkeypatch.setattr(
-        allocation, "plan_grants", lambda *given, **more: (planned.append(given), plan(*given, **more))[1]
+        allocation,
+        "plan_grants",
+        lambda *given, **more: (planned.append(given), plan(*given, **more))[1],
     )
     job_id = world.submit(workers={"min": 4, "max": 4}, training={"epochs": 400})
     world.train(job_id)

@@ -13,7 +13,10 @@ from service.domain.snapshot import read_snapshot
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 NODES = st.lists(
-    st.builds(Size, cpus=st.sampled_from([1.0, 2.0, 4.0, 8.0]), gpus=st.sampled_from([0.0, 1.0, 4.0])), max_size=4
+    st.builds(
+        Size, cpus=st.sampled_from([1.0, 2.0, 4.0, 8.0]), gpus=st.sampled_from([0.0, 1.0, 4.0])
+    ),
+    max_size=4,
 )
 HELD = st.lists(st.builds(Size, cpus=SHARES, gpus=st.sampled_from([0.0, 1.0])), max_size=6)
 
@@ -29,7 +32,9 @@ ASKED = st.builds(
     SHARES,
     st.sampled_from([0.0, 1.0]),
 )
-WAITING = st.lists(ASKED, max_size=5).map(lambda all_: [Waiting(id=str(n), asked=one) for n, one in enumerate(all_)])
+WAITING = st.lists(ASKED, max_size=5).map(
+    lambda all_: [Waiting(id=str(n), asked=one) for n, one in enumerate(all_)]
+)
 
 
 @given(WAITING, NODES, HELD)
@@ -76,7 +81,9 @@ def test_a_job_that_never_fits_blocks_nobody() -> None:
 
 
 def test_a_worker_never_spans_nodes() -> None:
-    verdicts = plan_queue([Waiting(id="wide", asked=asked(1, 1, cpus=3))], [Size(cpus=2, gpus=0)] * 4, [])
+    verdicts = plan_queue(
+        [Waiting(id="wide", asked=asked(1, 1, cpus=3))], [Size(cpus=2, gpus=0)] * 4, []
+    )
     assert verdicts["wide"].reason is Reason.NEVER_FITS
 
 
@@ -117,9 +124,10 @@ def test_memory_that_no_node_has_is_refused_with_what_the_nodes_have() -> None:
     nodes = [Size(cpus=4, gpus=0, memory=8e9), Size(cpus=4, gpus=0, memory=16e9)]
     verdict = plan_queue([job], nodes, [])["a"]
     assert verdict.reason is Reason.NEVER_FITS
-    assert verdict.message == (
-        "needs 1 worker of 1 CPU and 64.0 GB, but the whole cluster (8 CPU on 2 nodes), whose largest node has "
-        "16.0 GB, holds at most 0; lower workers.memory, or add larger nodes"
+    assert (
+        verdict.message
+        == "needs 1 worker of 1 CPU and 64.0 GB, but the whole cluster (8 CPU on 2 nodes), whose"
+        " largest node has 16.0 GB, holds at most 0; lower workers.memory, or add larger nodes"
     )
 
 
@@ -137,7 +145,8 @@ def test_a_cluster_without_nodes_is_waited_for() -> None:
 def test_the_sentence_names_what_is_asked_what_there_is_and_the_way_out() -> None:
     nodes = [Size(cpus=4, gpus=0), Size(cpus=4, gpus=2)]
     verdict = plan_queue([Waiting(id="a", asked=asked(3, 3, cpus=2, gpus=1))], nodes, [])["a"]
-    assert verdict.message == (
-        "needs 3 workers of 2 CPU and 1 GPU each, but the whole cluster (8 CPU, 2 GPU on 2 nodes) holds at most 2; "
-        "lower workers.min or what each worker takes, or add nodes"
+    assert (
+        verdict.message
+        == "needs 3 workers of 2 CPU and 1 GPU each, but the whole cluster (8 CPU, 2 GPU on 2"
+        " nodes) holds at most 2; lower workers.min or what each worker takes, or add nodes"
     )

@@ -1,4 +1,6 @@
-"""What the Ray backend makes of Ray's answers; the cluster is patched out, tests/elastic asks a real one."""
+"""What the Ray backend makes of Ray's answers; the cluster is patched out, tests/elastic asks a
+real one.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Handle:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """By actor name: a state, an error of the call, or LookupError for an actor that ended before it was looked up."""
+    """By actor name: a state, an error of the call, or LookupError for an actor that ended before
+    it was looked up.
+    """
     held: dict[str, Any] = {}
 
     def get_actor(name: str, namespace: str) -> Handle:
@@ -45,7 +49,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray.util, "list_named_actors", lambda: list(held))
-    for name, function in {"get_actor": get_actor, "get": get, "wait": lambda calls, **_: None}.items():
+    for name, function in {
+        "get_actor": get_actor,
+        "get": get,
+        "wait": lambda calls, **_: None,
+    }.items():
         monkeypatch.setattr(ray, name, function)
     return held
 
@@ -53,7 +61,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str, Any]) -> None:
     answers |= {"job-a.2": ("running", "it trains", ("n1",)), "accordion-v1": None}
     [state] = RayBackend(address=None).supervisors()
-    assert (state.job_id, state.attempt, state.phase, state.message) == ("a", 2, "running", "it trains")
+    assert (state.job_id, state.attempt, state.phase, state.message) == (
+        "a",
+        2,
+        "running",
+        "it trains",
+    )
     assert state.placed == ("n1",)
 
 
@@ -66,24 +79,40 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_supervisors_of_other_installations_are_counted_and_never_asked(answers: dict[str, Any]) -> None:
-    answers |= {"accordion-ab-job-a.1": ("running", ""), "accordion-cd-job-b.1": RuntimeError("was asked")}
+def test_supervisors_of_other_installations_are_counted_and_never_asked(
+    answers: dict[str, Any],
+) -> None:
+    answers |= {
+        "accordion-ab-job-a.1": ("running", ""),
+        "accordion-cd-job-b.1": RuntimeError("was asked"),
+    }
     backend = RayBackend(address=None, installation="ab")
     assert [state.job_id for state in backend.supervisors()] == ["a"]
     assert backend.foreign() == {"cd": 1}
 
 
-def test_removing_a_job_leaves_the_same_job_of_another_installation_alone(answers, killed: list[str]) -> None:
-    names = ["accordion-ab-job-a.1", "accordion-ab-job-a.2", "accordion-cd-job-a.1", "accordion-ab-job-b.1"]
+def test_removing_a_job_leaves_the_same_job_of_another_installation_alone(
+    answers, killed: list[str]
+) -> None:
+    names = [
+        "accordion-ab-job-a.1",
+        "accordion-ab-job-a.2",
+        "accordion-cd-job-a.1",
+        "accordion-ab-job-b.1",
+    ]
     answers |= dict.fromkeys(names, ("running", ""))
     RayBackend(address=None, installation="ab").remove("a")
     assert killed == ["accordion-ab-job-a.1", "accordion-ab-job-a.2"]
 
 
-def test_job_started_before_there_were_ids_is_followed_through_the_actor_it_knows(answers, monkeypatch) -> None:
+def test_job_started_before_there_were_ids_is_followed_through_the_actor_it_knows(
+    answers, monkeypatch
+) -> None:
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        ray_backend.RayAsk, "__call__", lambda ask, *call, **_: asked.append((ask.installation, call[1]))
+        ray_backend.RayAsk,
+        "__call__",
+        lambda ask, *call, **_: asked.append((ask.installation, call[1])),
     )
     answers |= {"job-old.1": ("running", ""), "accordion-ab-job-new.1": ("running", "")}
     backend = RayBackend(address=None, installation="ab")
@@ -93,9 +122,13 @@ def test_job_started_before_there_were_ids_is_followed_through_the_actor_it_know
     assert asked == [("", "old"), ("ab", "new")]
 
 
-def test_a_supervisor_that_does_not_answer_is_starting_and_one_whose_end_is_final_is_gone(answers) -> None:
+def test_a_supervisor_that_does_not_answer_is_starting_and_one_whose_end_is_final_is_gone(
+    answers,
+) -> None:
     answers |= {"job-a.1": GetTimeoutError("slow"), "job-b.1": ActorDiedError()}
-    assert [(state.job_id, state.phase) for state in RayBackend(address=None).supervisors()] == [("a", "starting")]
+    assert [(state.job_id, state.phase) for state in RayBackend(address=None).supervisors()] == [
+        ("a", "starting")
+    ]
 
 
 def test_a_supervisor_that_ends_while_it_is_looked_up_is_left_out(answers: dict[str, Any]) -> None:
@@ -103,13 +136,19 @@ def test_a_supervisor_that_ends_while_it_is_looked_up_is_left_out(answers: dict[
     assert [state.job_id for state in RayBackend(address=None).supervisors()] == ["b"]
 
 
-@pytest.mark.parametrize("error", [ConnectionError("refused"), RuntimeError("gone"), GetTimeoutError("slow")])
-def test_every_error_of_the_cluster_is_that_it_cannot_be_reached(answers, monkeypatch, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [ConnectionError("refused"), RuntimeError("gone"), GetTimeoutError("slow")]
+)
+def test_every_error_of_the_cluster_is_that_it_cannot_be_reached(
+    answers, monkeypatch, error: Exception
+) -> None:
     def fail() -> None:
         raise error
 
     monkeypatch.setattr(ray, "nodes", fail)
-    with pytest.raises(RuntimeUnavailable, match=r"the Ray cluster at 10\.0\.0\.1:6379 does not answer"):
+    with pytest.raises(
+        RuntimeUnavailable, match=r"the Ray cluster at 10\.0\.0\.1:6379 does not answer"
+    ):
         RayBackend(address="10.0.0.1:6379").nodes()
 
 
@@ -132,17 +171,23 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_a_cluster_that_is_away_is_left_at_once_and_connected_anew_when_it_is_back(monkeypatch, listener) -> None:
+def test_a_cluster_that_is_away_is_left_at_once_and_connected_anew_when_it_is_back(
+    monkeypatch, listener
+) -> None:
     did: list[str] = []
     port = listener.getsockname()[1]
     monkeypatch.setattr(ray, "is_initialized", lambda: did[-1:] == ["init"])
-    monkeypatch.setattr(ray, "init", lambda **_: did.append("init") or SimpleNamespace(dashboard_url=None))
+    monkeypatch.setattr(
+        ray, "init", lambda **_: did.append("init") or SimpleNamespace(dashboard_url=None)
+    )
     monkeypatch.setattr(ray, "shutdown", lambda: did.append("shutdown"))
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray_backend, "draining_nodes", frozenset)
     monkeypatch.setattr(ray_backend, "free_resources", dict)
     monkeypatch.setattr(ray_backend, "ensure_actor", lambda _: None)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{port}"))
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{port}")
+    )
     backend = RayBackend(address="auto")
     assert backend.nodes() == backend.nodes() == []
     listener.close()

@@ -47,8 +47,12 @@ def test_dashboard_counts_only_where_it_serves_a_page(server: HTTPServer) -> Non
 
 def test_dashboard_is_probed_once_a_minute_and_at_a_new_address() -> None:
     now, probed = [0.0], []
-    probe = DashboardProbe(lambda address: probed.append(address) or address != "b:1", clock=lambda: now[0])
-    assert [probe.url("a:1"), probe.url("a:1"), probe.url("b:1"), probe.url(None)] == ["http://a:1"] * 2 + [None] * 2
+    probe = DashboardProbe(
+        lambda address: probed.append(address) or address != "b:1", clock=lambda: now[0]
+    )
+    assert [probe.url("a:1"), probe.url("a:1"), probe.url("b:1"), probe.url(None)] == [
+        "http://a:1"
+    ] * 2 + [None] * 2
     now[0] = PROBE_INTERVAL_S
     assert probe.url("b:1") is None
     assert probed == ["a:1", "b:1", "b:1"]

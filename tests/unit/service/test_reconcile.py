@@ -34,7 +34,9 @@ def test_two_attempts_are_never_followed_or_launched_beside_each_other(
 
 
 @given(LIVING, SUPERVISORS)
-def test_an_end_file_ends_every_job_that_was_started(status: Status, supervisor: Supervisor | None) -> None:
+def test_an_end_file_ends_every_job_that_was_started(
+    status: Status, supervisor: Supervisor | None
+) -> None:
     action = next_action(seen(status), supervisor, has_ended=True, now=0.0)
     assert isinstance(action, Finish) == (status not in HELD)
 

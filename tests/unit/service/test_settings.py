@@ -55,7 +55,9 @@ def test_a_wrong_value_is_named_with_its_variable(given: dict[str, object], sent
 
 
 def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"ACCORDION_ADMIN_TOKEN_FILE is .*none, which cannot be read"):
+    with pytest.raises(
+        SettingsError, match=r"ACCORDION_ADMIN_TOKEN_FILE is .*none, which cannot be read"
+    ):
         load_settings(admin_token_file=tmp_path / "none").token()
 
 
@@ -67,7 +69,13 @@ def test_a_token_is_not_shown_when_settings_are() -> None:
     ("host", "expected"),
     [
         *[("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True)],
-        *[("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False), ("", False)],
+        *[
+            ("0.0.0.0", False),
+            ("::", False),
+            ("10.0.0.1", False),
+            ("example.org", False),
+            ("", False),
+        ],
     ],
 )
 def test_only_loopback_is_loopback(host: str, expected: bool) -> None:
@@ -83,7 +91,12 @@ def test_with_a_token_any_name_is_served_unless_names_are_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["mysql://me:hidden@h/d", "postgresql+asyncpg://me:hidden@h/d", "postgresql://me:hidden@h:port/d"]
+    "url",
+    [
+        "mysql://me:hidden@h/d",
+        "postgresql+asyncpg://me:hidden@h/d",
+        "postgresql://me:hidden@h:port/d",
+    ],
 )
 def test_a_wrong_database_url_is_not_repeated(url: str) -> None:
     with pytest.raises(SettingsError, match="ACCORDION_DATABASE_URL: it") as raised:
@@ -98,7 +111,9 @@ def test_a_token_of_the_wrong_type_is_not_repeated() -> None:
 
 
 def test_a_token_that_no_header_can_carry_is_refused() -> None:
-    with pytest.raises(SettingsError, match="ACCORDION_ADMIN_TOKEN holds characters that no HTTP header can carry"):
+    with pytest.raises(
+        SettingsError, match="ACCORDION_ADMIN_TOKEN holds characters that no HTTP header can carry"
+    ):
         load_settings(admin_token="é" * 20).token()
 
 
@@ -108,9 +123,13 @@ def test_a_token_file_that_is_no_text_is_named(tmp_path: Path) -> None:
         load_settings(admin_token_file=tmp_path / "token").token()
 
 
-def test_a_service_without_a_token_does_not_start_unless_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_without_a_token_does_not_start_unless_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("ACCORDION_NO_AUTH")
-    with pytest.raises(SettingsError, match=r"every user of this machine could run code as you.*--no-auth"):
+    with pytest.raises(
+        SettingsError, match=r"every user of this machine could run code as you.*--no-auth"
+    ):
         access_of(load_settings())
     assert access_of(load_settings(no_auth=True)).token is None
 

@@ -51,7 +51,9 @@ def test_the_migrations_make_exactly_the_tables_of_the_models(database: Database
 
 
 @pytest.mark.each_database
-def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history(empty_url: str) -> None:
+def test_a_job_of_the_first_version_keeps_its_numbers_of_workers_and_its_history(
+    empty_url: str,
+) -> None:
     old = Database(empty_url)
     spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}, "workers": {"min": 2, "max": 4}})
     with old.connect_writer() as connection:
@@ -82,7 +84,8 @@ def test_guest_runs_have_ended_for_a_version_that_does_not_know_them(empty_url: 
     with database.write() as session:
         rows = [("a", "guest", "RUNNING"), ("b", "guest", "LOST"), ("c", "job", "RUNNING")]
         session.add_all(
-            JobRow(id=job_id, kind=kind, status=status, **texts, **columns) for job_id, kind, status in rows
+            JobRow(id=job_id, kind=kind, status=status, **texts, **columns)
+            for job_id, kind, status in rows
         )
     with database.connect_writer() as connection:
         config = alembic_config()
@@ -148,7 +151,9 @@ def test_a_reader_does_not_wait_for_a_writer(database: Database) -> None:
         assert reader.scalar(text("SELECT count(*) FROM jobs")) == 0
 
 
-def test_a_reader_does_not_wait_for_many_writers_who_wait(database: Database, tmp_path: Path) -> None:
+def test_a_reader_does_not_wait_for_many_writers_who_wait(
+    database: Database, tmp_path: Path
+) -> None:
     with database.write() as session:
         session.execute(text("CREATE TABLE counter (n INTEGER)"))
     begin, many = Barrier(31), 30
@@ -195,7 +200,9 @@ def test_of_many_schedulers_one_holds_the_lease(database: Database) -> None:
 @pytest.mark.each_database
 def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> None:
     now = [0.0]
-    old, new = (Lease(database, owner=name, clock=lambda: now[0], lease_s=3.0) for name in ("old", "new"))
+    old, new = (
+        Lease(database, owner=name, clock=lambda: now[0], lease_s=3.0) for name in ("old", "new")
+    )
     first = old.hold()
     now[0] = 3.0
     second = new.hold()
@@ -216,10 +223,16 @@ def test_a_late_holder_goes_on_where_nobody_took_over(database: Database) -> Non
     assert lease.hold() == first
 
 
-@pytest.mark.parametrize("url", ["sqlite:///{}/file/a.db", "postgresql+psycopg://me:hidden@127.0.0.1:1/d"])
-def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize(
+    "url", ["sqlite:///{}/file/a.db", "postgresql+psycopg://me:hidden@127.0.0.1:1/d"]
+)
+def test_a_database_that_cannot_be_used_is_named_without_its_password(
+    tmp_path: Path, url: str
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match=r"the database .* cannot be used \(.*ACCORDION_DATABASE_URL right") as raised:
+    with pytest.raises(
+        StartError, match=r"the database .* cannot be used \(.*ACCORDION_DATABASE_URL right"
+    ) as raised:
         upgrade(url.format(tmp_path))
     assert "hidden" not in str(raised.value)
 
@@ -228,7 +241,10 @@ def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path: 
 def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, key = JobSpec.model_validate({"task": {"name": "digits-mlp"}}), Idempotency(key="k", scope="s", body_hash="h")
+    spec, key = (
+        JobSpec.model_validate({"task": {"name": "digits-mlp"}}),
+        Idempotency(key="k", scope="s", body_hash="h"),
+    )
     first, _ = Commands(database, lambda: 1.0).submit(spec, key)
     look = iter([lambda *_: None])
     replayed = commands._replayed
@@ -239,7 +255,9 @@ def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
 
 @pytest.mark.each_database
 def test_a_metric_that_is_no_number_is_kept(database: Database) -> None:
-    job, _ = Commands(database, lambda: 1.0).submit(JobSpec.model_validate({"task": {"name": "digits-mlp"}}), None)
+    job, _ = Commands(database, lambda: 1.0).submit(
+        JobSpec.model_validate({"task": {"name": "digits-mlp"}}), None
+    )
     with database.write() as session:
         session.get_one(JobRow, job.id).metrics = {"loss": math.nan, "best": -math.inf, "last": 0.5}
     with database.read() as session:

@@ -69,7 +69,9 @@ def test_what_is_packed_is_accepted(folder: Path) -> None:
     assert [entry.name for entry in entries] == ["lib/more.py", "mine.py"]
 
 
-def test_a_job_file_names_its_code_relative_to_itself(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_file_names_its_code_relative_to_itself(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     job = submitted(capfd, folder / "job.yaml")
     assert job["spec"]["code"] == hashlib.sha256(pack(folder / "code")).hexdigest()
 
@@ -95,10 +97,17 @@ def test_an_upload_can_be_named_again(folder: Path, capfd: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("path", "sentence"),
-    [("nowhere", "code nowhere cannot be read (No such file or directory)"), ("code/mine.py", "this is no zip file")],
+    [
+        ("nowhere", "code nowhere cannot be read (No such file or directory)"),
+        ("code/mine.py", "this is no zip file"),
+    ],
 )
 def test_code_that_is_none_is_told_with_the_way_out(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str, sentence: str
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    sentence: str,
 ) -> None:
     monkeypatch.chdir(folder)
     assert run(["submit", "job.yaml", "--code", path]) == 2

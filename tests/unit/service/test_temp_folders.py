@@ -25,7 +25,9 @@ def test_a_folder_is_its_owners_only_and_goes_at_the_end(tmp_path: Path) -> None
 
 def test_a_folder_of_a_living_process_stays_and_goes_when_that_was_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDING, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         folder = Path(holder.stdout.readline().strip())
         remove_abandoned_folders("mine-", tmp_path, now=2e9)
         assert folder.exists()

@@ -1,4 +1,6 @@
-"""`accordion up` without Ray: programs that are kept running and never left behind, the home directory, its lock."""
+"""`accordion up` without Ray: programs that are kept running and never left behind, the home
+directory, its lock.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from service.up import last_words, up
 
 WAIT_S = 20.0
 SLEEP = "import time; time.sleep(600)"
-RECORD = Running(pid=7, url="http://127.0.0.1:9", ray_address="127.0.0.1:8", ray_dir="/tmp/none", pids={"api": 3})
+RECORD = Running(
+    pid=7, url="http://127.0.0.1:9", ray_address="127.0.0.1:8", ray_dir="/tmp/none", pids={"api": 3}
+)
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -45,7 +49,13 @@ def alive(pid: int) -> bool:
 def program(tmp_path: Path) -> Callable[..., Program]:
     def make(name: str, code: str = SLEEP, **more) -> Program:
         command = (sys.executable, "-c", code)
-        return Program(name=name, command=command, environment=dict(os.environ), log=tmp_path / f"{name}.log", **more)
+        return Program(
+            name=name,
+            command=command,
+            environment=dict(os.environ),
+            log=tmp_path / f"{name}.log",
+            **more,
+        )
 
     return make
 
@@ -68,7 +78,9 @@ def test_a_killed_program_is_started_again(keeper: Keeper, program: Callable[...
     assert alive(after["a"])
 
 
-def test_a_program_is_started_again_with_the_one_it_needs(keeper: Keeper, program: Callable[..., Program]) -> None:
+def test_a_program_is_started_again_with_the_one_it_needs(
+    keeper: Keeper, program: Callable[..., Program]
+) -> None:
     keeper.start([program("ray"), program("api"), program("scheduler", needs=("ray",))])
     before, started = keeper.pids(), []
     os.kill(before["ray"], signal.SIGKILL)
@@ -84,7 +96,9 @@ def test_the_wait_before_a_restart_grows_and_has_a_limit() -> None:
     assert delays[-1] == MAX_DELAY_S
 
 
-def test_deaths_are_counted_from_the_beginning_after_a_steady_life(program: Callable[..., Program]) -> None:
+def test_deaths_are_counted_from_the_beginning_after_a_steady_life(
+    program: Callable[..., Program],
+) -> None:
     now = [0.0]
     keeper = Keeper(clock=lambda: now[0])
     keeper.start([program("a", "pass")])
@@ -102,7 +116,8 @@ def test_stopping_ends_programs_that_do_not_listen(
     monkeypatch.setattr("service.processes.END_GRACE_S", 0.5)
     ready = tmp_path / "ready"
     deaf = (
-        f"import signal, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN); pathlib.Path({str(ready)!r}).touch();"
+        "import signal, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        f" pathlib.Path({str(ready)!r}).touch();"
     )
     keeper = Keeper()
     keeper.start([program("deaf", f"{deaf} {SLEEP}")])
@@ -122,7 +137,9 @@ def stranger() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_stopping_leaves_children_alone_that_were_there_before(
-    stranger: subprocess.Popen[str], program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+    stranger: subprocess.Popen[str],
+    program: Callable[..., Program],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("service.processes.END_GRACE_S", 0.5)
     keeper = Keeper()
@@ -153,7 +170,8 @@ import os, pathlib, sys
 from service.processes import Keeper, Program
 command = (sys.executable, "-c", {PARENT!r})
 keeper = Keeper()
-keeper.start([Program(name="a", command=command, environment=dict(os.environ), log=pathlib.Path("a.log"))])
+log = pathlib.Path("a.log")
+keeper.start([Program(name="a", command=command, environment=dict(os.environ), log=log)])
 print(keeper.pids()["a"], flush=True)
 sys.stdin.readline()
 keeper.stop(("a",))
@@ -162,9 +180,15 @@ keeper.stop(("a",))
 
 @pytest.fixture
 def keeping(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
-    """A process that keeps a program, which has a child: the process, the program's pid and the child's."""
+    """A process that keeps a program, which has a child: the process, the program's pid and the
+    child's.
+    """
     keeping = subprocess.Popen(
-        [sys.executable, "-c", KEEPING], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KEEPING],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     program = int(keeping.stdout.readline())
     wait_for(lambda: (tmp_path / "a.log").read_text().endswith("\n"))
@@ -175,13 +199,17 @@ def keeping(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     keeping.communicate()
 
 
-def test_programs_die_with_a_keeper_that_is_killed(keeping: tuple[subprocess.Popen[str], int, int]) -> None:
+def test_programs_die_with_a_keeper_that_is_killed(
+    keeping: tuple[subprocess.Popen[str], int, int],
+) -> None:
     process, program, _ = keeping
     process.kill()
     wait_for(lambda: not alive(program))
 
 
-def test_stopping_ends_what_programs_left_behind(keeping: tuple[subprocess.Popen[str], int, int]) -> None:
+def test_stopping_ends_what_programs_left_behind(
+    keeping: tuple[subprocess.Popen[str], int, int],
+) -> None:
     process, program, grandchild = keeping
     os.kill(program, signal.SIGKILL)
     process.communicate("stop\n", timeout=WAIT_S)
@@ -221,7 +249,10 @@ def test_a_second_holder_is_told_who_holds_it_and_the_way_out(home: Home) -> Non
     with home.locked():
         home.write(RECORD)
         with (
-            pytest.raises(StartError, match=r"process 7, at http://127.0.0.1:9; use that one, stop it with 'kill 7'"),
+            pytest.raises(
+                StartError,
+                match=r"process 7, at http://127.0.0.1:9; use that one, stop it with 'kill 7'",
+            ),
             home.locked(),
         ):
             pytest.fail("two hold it")
@@ -257,10 +288,14 @@ def test_a_bind_beyond_this_machine_needs_a_token(tmp_path: Path) -> None:
 
 def a_place(home: Home, **more) -> Place:
     folders = {"ray_dir": home.path, "temp_dir": home.path / "tmp"}
-    return Place(home=home, host="127.0.0.1", port=9, ray_port=free_port("127.0.0.1", 0), **folders, **more)
+    return Place(
+        home=home, host="127.0.0.1", port=9, ray_port=free_port("127.0.0.1", 0), **folders, **more
+    )
 
 
-def test_workers_put_temporary_files_into_a_private_folder(environments: dict[str, dict[str, str]], home: Home) -> None:
+def test_workers_put_temporary_files_into_a_private_folder(
+    environments: dict[str, dict[str, str]], home: Home
+) -> None:
     assert environments["ray"]["TMPDIR"] == str(home.path / "tmp")
 
 
@@ -274,7 +309,12 @@ def test_the_api_asks_for_the_token_of_the_home(home: Home) -> None:
 @pytest.fixture
 def environments(home: Home, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """What the three programs would see, where our own environment is full of secrets."""
-    for name in ("ACCORDION_ADMIN_TOKEN", "ACCORDION_DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN"):
+    for name in (
+        "ACCORDION_ADMIN_TOKEN",
+        "ACCORDION_DATABASE_URL",
+        "AWS_SECRET_ACCESS_KEY",
+        "RAY_AUTH_TOKEN",
+    ):
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
     place = a_place(home)
@@ -293,17 +333,24 @@ def test_workers_see_what_people_name(home: Home, monkeypatch: pytest.MonkeyPatc
     passed = load_settings().pass_to_workers
     place = a_place(home, passed=passed)
     seen = next(part.environment for part in parts(place) if part.name == "ray")
-    assert {name for name in seen if name.startswith("AWS_")} == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert {name for name in seen if name.startswith("AWS_")} == {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+    }
 
 
-def test_each_part_sees_what_it_needs_and_not_what_is_for_others(environments: dict[str, dict[str, str]]) -> None:
+def test_each_part_sees_what_it_needs_and_not_what_is_for_others(
+    environments: dict[str, dict[str, str]],
+) -> None:
     api, scheduler = environments["api"], environments["scheduler"]
     assert api["ACCORDION_ADMIN_TOKEN"] == scheduler["ACCORDION_DATABASE_URL"] == "secret"
     assert "ACCORDION_ADMIN_TOKEN" not in scheduler
     assert scheduler["RAY_ADDRESS"].startswith("127.0.0.1:")
     assert {name for name in api if name.startswith("RAY_")} == set()
     assert environments["ray"]["RAY_memory_monitor_refresh_ms"] == "0"
-    assert {name for name in scheduler.keys() & environments["ray"].keys() if name == "RAY_AUTH_TOKEN"} == set()
+    assert {
+        name for name in scheduler.keys() & environments["ray"].keys() if name == "RAY_AUTH_TOKEN"
+    } == set()
 
 
 @pytest.mark.parametrize(
@@ -320,13 +367,19 @@ def test_the_last_words_of_a_log_are_its_last_sentence(tmp_path: Path, log: str,
     assert last_words(tmp_path / "log") == said
 
 
-def test_a_dashboard_without_its_packages_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dashboard_without_its_packages_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("service.up.find_spec", lambda _: None)
-    with pytest.raises(StartError, match=r"ACCORDION_RAY_DASHBOARD is true.*pip install 'ray\[default\]=="):
+    with pytest.raises(
+        StartError, match=r"ACCORDION_RAY_DASHBOARD is true.*pip install 'ray\[default\]=="
+    ):
         up(Settings(home=tmp_path, port=0, ray_dashboard=True), print)
 
 
 def test_ray_starts_its_dashboard_on_loopback_where_one_is_wanted(home: Home) -> None:
-    ray, wanted = ("".join(parts(a_place(home, ray_dashboard_port=port))[0].command) for port in (0, 8265))
+    ray, wanted = (
+        "".join(parts(a_place(home, ray_dashboard_port=port))[0].command) for port in (0, 8265)
+    )
     assert "--include-dashboard=false" in ray
     assert "--include-dashboard=true--dashboard-host=127.0.0.1--dashboard-port=8265" in wanted

@@ -88,7 +88,9 @@ def test_an_interval_has_an_epoch_that_is_still_to_come(
     check(pointer, check_interval, apply_at, until, epoch=5, epochs=10)
 
 
-@pytest.mark.parametrize(("apply_at", "pointer"), [("next_step", None), ("next_epoch", "/apply_at")])
+@pytest.mark.parametrize(
+    ("apply_at", "pointer"), [("next_step", None), ("next_epoch", "/apply_at")]
+)
 def test_the_last_epoch_has_no_next_one(apply_at: str, pointer: str | None) -> None:
     check(pointer, check_interval, apply_at, None, epoch=9, epochs=10)
 

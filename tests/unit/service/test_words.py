@@ -8,7 +8,8 @@ from service.commands import words
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"), [(50, "2.0x less than dense"), (1000, "10.0x more than dense"), (100, "as much as dense")]
+    ("payload", "said"),
+    [(50, "2.0x less than dense"), (1000, "10.0x more than dense"), (100, "as much as dense")],
 )
 def test_bytes_are_compared_with_dense_in_the_right_direction(payload: int, said: str) -> None:
     assert words.sent({"payload": payload, "dense": 100, "fp16": 50}).endswith(said)

@@ -1,4 +1,6 @@
-"""Zip files as nobody should send them: each function makes one, byte by byte where `zipfile` would not."""
+"""Zip files as nobody should send them: each function makes one, byte by byte where `zipfile` would
+not.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,17 @@ _LOCAL_FLAGS, _LOCAL_METHOD, _LOCAL_SIZE = 6, 8, 22
 _LINK, _PIPE, _FOLDER = 0o120777, 0o010644, 0o040755
 
 
-def archive(*files: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED, mode: int = 0o100644) -> bytes:
+def archive(
+    *files: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED, mode: int = 0o100644
+) -> bytes:
     """An ordinary archive; a name that ends with a slash is a folder."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as zipped:
         for name, data in files:
             info = zipfile.ZipInfo(name)
-            info.external_attr = (_FOLDER if name.endswith("/") and mode == 0o100644 else mode) << 16
+            info.external_attr = (
+                _FOLDER if name.endswith("/") and mode == 0o100644 else mode
+            ) << 16
             zipped.writestr(info, data, method)
     return buffer.getvalue()
 
@@ -30,7 +36,9 @@ def named(name: str) -> bytes:
     return archive((name, CODE))
 
 
-def patched(data: bytes, central: Mapping[int, bytes], local: Mapping[int, bytes] | None = None) -> bytes:
+def patched(
+    data: bytes, central: Mapping[int, bytes], local: Mapping[int, bytes] | None = None
+) -> bytes:
     """The archive with other bytes in the list of files and in the header of its first entry."""
     changed = bytearray(data)
     for start, fields in ((data.index(b"PK\x01\x02"), central), (0, local or {})):
@@ -52,10 +60,29 @@ def deflated(data: bytes) -> bytes:
 def raw(packed: bytes, *, size: int, crc: int) -> bytes:
     """One deflated file whose bytes, size and checksum need not belong together."""
     name = b"m.py"
-    local = struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 8, 0, 0, crc, len(packed), size, len(name), 0)
+    local = struct.pack(
+        "<4s5H3L2H", b"PK\x03\x04", 20, 0, 8, 0, 0, crc, len(packed), size, len(name), 0
+    )
     body = local + name + packed
     central = struct.pack(
-        "<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 8, 0, 0, crc, len(packed), size, len(name), 0, 0, 0, 0, 0, 0
+        "<4s6H3L5H2L",
+        b"PK\x01\x02",
+        20,
+        20,
+        0,
+        8,
+        0,
+        0,
+        crc,
+        len(packed),
+        size,
+        len(name),
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
     )
     end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, len(central) + len(name), len(body), 0)
     return body + central + name + end
@@ -238,7 +265,9 @@ def one_file_listed_twice() -> bytes:
     inside = outer.index(packed)
     places = [place for place in range(len(outer)) if outer.startswith(b"PK\x01\x02", place)]
     changed = bytearray(outer)
-    changed[places[1] : places[1] + _CENTRAL_OFFSET] = inner[inner.index(b"PK\x01\x02") :][:_CENTRAL_OFFSET]
+    changed[places[1] : places[1] + _CENTRAL_OFFSET] = inner[inner.index(b"PK\x01\x02") :][
+        :_CENTRAL_OFFSET
+    ]
     changed[places[1] + _CENTRAL_OFFSET : places[1] + _CENTRAL_NAME] = struct.pack("<L", inside)
     return bytes(changed)
 

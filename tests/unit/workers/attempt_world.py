@@ -66,7 +66,9 @@ class World:
     desk: FakeDesk
 
     def run(self, *events: Callable[[FakeCrew], Any]) -> EndRecord | PausedRecord:
-        """Let one event happen after the other, some looks apart; after the last the group completes."""
+        """Let one event happen after the other, some looks apart; after the last the group
+        completes.
+        """
         left = list(events)
 
         def look(crew: FakeCrew) -> None:
@@ -85,13 +87,19 @@ class World:
 def worlds(tmp_path: Path) -> Callable[..., World]:
     """Makes attempts whose groups end like this."""
 
-    def make(*outcomes: Outcome | None, least: int = 1, most: int = 2, gpus: int = 0, **crew: Any) -> World:
+    def make(
+        *outcomes: Outcome | None, least: int = 1, most: int = 2, gpus: int = 0, **crew: Any
+    ) -> World:
         workers = WorkersSpec(min=least, max=most, gpus=gpus)
         started = launch(tmp_path, workers=workers).model_copy(update={"workers": most})
         made = FakeCrew(started, list(outcomes or (None,)), False, **crew)
         desk = FakeDesk()
         return World(
-            Attempt(launch=started, crew=made, desk=desk, failures=Failures(), clock=lambda: made.now), made, desk
+            Attempt(
+                launch=started, crew=made, desk=desk, failures=Failures(), clock=lambda: made.now
+            ),
+            made,
+            desk,
         )
 
     return make

@@ -58,12 +58,19 @@ class World:
         return [one.number for one in self.crew.processes]
 
 
-def crew_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, kind: type[RayCrew] = RayCrew, **spec: Any) -> World:
+def crew_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, kind: type[RayCrew] = RayCrew, **spec: Any
+) -> World:
     """A crew of a job with these parts of a spec; no node of its cluster is drained."""
     monkeypatch.setattr(crew_module, "draining_nodes", frozenset)
     fake = FakeRay()
     context = SimpleNamespace(get_node_id=lambda: HERE)
-    for name, do in {"remote": fake.remote, "wait": fake.wait, "get": fake.get, "kill": fake.killed.append}.items():
+    for name, do in {
+        "remote": fake.remote,
+        "wait": fake.wait,
+        "get": fake.get,
+        "kill": fake.killed.append,
+    }.items():
         monkeypatch.setattr(ray, name, do)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(os, "kill", fake.end)

@@ -15,7 +15,9 @@ from PIL import Image
 
 SIDE = 32
 CLASSES = ("cat", "dog", "frog")
-TEXT = "".join(f"the {word} ate line {number} and slept\n" for number in range(60) for word in CLASSES)
+TEXT = "".join(
+    f"the {word} ate line {number} and slept\n" for number in range(60) for word in CLASSES
+)
 
 
 def picture(label: int, number: int) -> np.ndarray:
@@ -54,7 +56,13 @@ def python2_batch(rows: list[tuple[int, np.ndarray]]) -> bytes:
         return b"J" + struct.pack("<i", value)
 
     labels = b"](" + b"".join(whole(label) for label, _ in rows) + b"e"
-    made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + whole(0) + b"\x85" + text(b"b") + b"tR"
+    made = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
+        + whole(0)
+        + b"\x85"
+        + text(b"b")
+        + b"tR"
+    )
     dtype = b"cnumpy\ndtype\n(" + text(b"u1") + whole(0) + whole(1) + b"tR"
     dtype += b"(" + whole(3) + text(b"|") + b"NNN" + whole(-1) + whole(-1) + whole(0) + b"tb"
     shape = whole(len(rows)) + whole(3 * SIDE * SIDE) + b"\x86"

@@ -15,7 +15,9 @@ from workers.journal import Journal
 from workers.starts import FailedStart
 
 Outcome = str | Mapping[int, str | BaseException]
-"""What all members come back with, or some of them with this and the others with a broken collective."""
+"""What all members come back with, or some of them with this and the others with a broken
+collective.
+"""
 BROKEN = RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer")
 
 
@@ -25,7 +27,9 @@ class FakeCrew:
 
     launch: Launch
     outcomes: list[Outcome | None]
-    """Of one group after the other, the last one for ever; None trains on until it is asked to resize."""
+    """Of one group after the other, the last one for ever; None trains on until it is asked to
+    resize.
+    """
     note_progress: bool = True
     deaf: bool = False
     """Whether groups train on that are asked to resize."""
@@ -67,7 +71,9 @@ class FakeCrew:
 
     def hire(self, avoid: Collection[str] = ()) -> None:
         node = self.nodes.get(self.hired, "a")
-        self.members[self.hired] = Process(number=self.hired, ready_since=None, node=node, host=f"host-{node}")
+        self.members[self.hired] = Process(
+            number=self.hired, ready_since=None, node=node, host=f"host-{node}"
+        )
         self.avoided.append(frozenset(avoid))
         self.hired += 1
         self.hired_at = self.now
@@ -90,7 +96,11 @@ class FakeCrew:
     def look(self, timeout_s: float) -> None:
         self.now += timeout_s
         for number, process in self.members.items():
-            if process.ready_since is None and number not in self.slow and self.now >= self.hired_at + self.start_s:
+            if (
+                process.ready_since is None
+                and number not in self.slow
+                and self.now >= self.hired_at + self.start_s
+            ):
                 self.members[number] = replace(process, ready_since=self.now)
         if self.on_look is not None:
             self.on_look(self)
@@ -104,7 +114,9 @@ class FakeCrew:
         failed, self.failed = self.failed, []
         return failed
 
-    def seat(self, group: Sequence[int], generation: int, interruption: Interruption | None) -> None:
+    def seat(
+        self, group: Sequence[int], generation: int, interruption: Interruption | None
+    ) -> None:
         self.seated.append(tuple(group))
         self.seated_when.append(self.now)
         self.generations.append(generation)
@@ -117,7 +129,9 @@ class FakeCrew:
         outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
         if self.note_progress:
             storage = Path(self.launch.storage)
-            Journal(storage, attempt=1, generation=generation, clock=lambda: 0.0).write(note(generation))
+            Journal(storage, attempt=1, generation=generation, clock=lambda: 0.0).write(
+                note(generation)
+            )
         if outcome is not None:
             self.come_back(outcome)
 

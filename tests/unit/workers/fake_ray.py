@@ -1,4 +1,6 @@
-"""Ray without processes: worker actors answer what the test says, and time passes where nothing comes back."""
+"""Ray without processes: worker actors answer what the test says, and time passes where nothing
+comes back.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,19 @@ class Call:
 
 
 class Actor:
-    """One worker process: `answers` by method, an exception is raised, `OPEN` for none; at first all but `train`'s."""
+    """One worker process: `answers` by method, an exception is raised, `OPEN` for none; at first
+    all but `train`'s.
+    """
 
     def __init__(self, number: int) -> None:
         place = Place(node=HERE, host="127.0.0.1", pid=number)
         pulse = Pulse(step=0, stepped_at=0.0, compute_s=0.0)
-        self.answers: dict[str, Any] = {"place": place, "open": ("127.0.0.1", 1), "prepare": None, "train": OPEN}
+        self.answers: dict[str, Any] = {
+            "place": place,
+            "open": ("127.0.0.1", 1),
+            "prepare": None,
+            "train": OPEN,
+        }
         self.answers |= {"pulse": pulse, "last_step": pulse, "resize": None, "join_run": None}
         self.calls: list[Call] = []
 
@@ -84,7 +93,9 @@ class FakeRay:
     """Who sent a SIGKILL, a task on a node or the crew itself; to which process."""
 
     def remote(self, what: Any) -> Any:
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=partial(self._start, what, options)))
+        return SimpleNamespace(
+            options=lambda **options: SimpleNamespace(remote=partial(self._start, what, options))
+        )
 
     def _start(self, what: Any, options: dict[str, Any], *arguments: Any) -> Any:
         if what is RayTrainController:
@@ -104,7 +115,9 @@ class FakeRay:
         self.signals.append((options["scheduling_strategy"].node_id, *arguments))
         return None
 
-    def wait(self, calls: list[Call], *, num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
+    def wait(
+        self, calls: list[Call], *, num_returns: int, timeout: float
+    ) -> tuple[list[Call], list[Call]]:
         done = [call for call in calls if call.answer is not OPEN][:num_returns]
         self.now += timeout if calls and len(done) < num_returns else 0.0
         return done, [call for call in calls if call not in done]

@@ -1,7 +1,9 @@
-"""An object store in memory, reached by fsspec, in which one call of one worker group fails; `faulty:///path`.
+"""An object store in memory, reached by fsspec, in which one call of one worker group fails;
+`faulty:///path`.
 
-Calls are counted for each group by itself. A call may fail, have its effect and lose its answer, kill its process, or
-be in flight until the test lets it arrive; what is in flight outlives the group that sent it.
+Calls are counted for each group by itself. A call may fail, have its effect and lose its answer,
+kill its process, or be in flight until the test lets it arrive; what is in flight outlives the
+group that sent it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ ARRIVED_S = 20.0
 
 
 class Gone(SystemExit):
-    """The process that called has been killed, or its group is lost; a thread ends without a word."""
+    """The process that called has been killed, or its group is lost; a thread ends without
+    a word.
+    """
 
 
 @dataclass
@@ -112,14 +116,20 @@ class FaultyFileSystem(fsspec.AbstractFileSystem):
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
         self._group.enter()
         root = self._strip_protocol(path).rstrip("/") + "/"
-        below = {name.removeprefix(root).partition("/") for name in self._store.files if name.startswith(root)}
+        below = {
+            name.removeprefix(root).partition("/")
+            for name in self._store.files
+            if name.startswith(root)
+        }
         found = {(first, "directory" if slash else "file") for first, slash, _ in below}
         return [{"name": root + name, "type": kind, "size": 0} for name, kind in sorted(found)]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         self.store(path, value)
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **options: Any
+    ) -> bytes:
         self._group.enter()
         try:
             return self._store.files[self._strip_protocol(path)]
@@ -129,7 +139,9 @@ class FaultyFileSystem(fsspec.AbstractFileSystem):
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
         loses_answer = self._group.enter()
         path = self._strip_protocol(path)
-        for name in [name for name in self._store.files if name == path or name.startswith(f"{path}/")]:
+        for name in [
+            name for name in self._store.files if name == path or name.startswith(f"{path}/")
+        ]:
             del self._store.files[name]
         if loses_answer:
             raise OSError("the answer was lost")

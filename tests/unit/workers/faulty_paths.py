@@ -1,4 +1,6 @@
-"""A directory in which one call of one worker group fails, as `faulty.py` does it for an object store."""
+"""A directory in which one call of one worker group fails, as `faulty.py` does it for an object
+store.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from workers.storage import LocalStorage
 
 
 class FaultyPath(PosixPath):
-    """A path whose calls are counted for one worker group; paths made from it are of the same group."""
+    """A path whose calls are counted for one worker group; paths made from it are of the same
+    group.
+    """
 
     group: Group
 

@@ -1,4 +1,6 @@
-"""A job whose groups of one worker train for real, one after the other, on an object store in memory that fails."""
+"""A job whose groups of one worker train for real, one after the other, on an object store in
+memory that fails.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ class Job:
         training = {"epochs": EPOCHS, "global_batch": 2, "micro_batch": 2}
         task = {"name": f"{__name__}:CountingTask"}
         parts = {"compression": {"method": "none"}, "workers": {"min": 1, "max": 1}}
-        spec = JobSpec.model_validate({"task": task, "training": training, "checkpoint": checkpoint, **parts})
+        spec = JobSpec.model_validate(
+            {"task": task, "training": training, "checkpoint": checkpoint, **parts}
+        )
         self.folder = folder
         self.launch = Launch(job_id="job-1", attempt=1, workers=1, storage=str(folder), spec=spec)
         STORE.files.clear()
@@ -161,7 +165,9 @@ class Job:
 
     def visits(self) -> Tensor:
         """How often the newest checkpoint was trained on which sample."""
-        files = {str(path): path.read_bytes() for path in self.folder.glob("checkpoints/*/shared.pt")} or STORE.files
+        files = {
+            str(path): path.read_bytes() for path in self.folder.glob("checkpoints/*/shared.pt")
+        } or STORE.files
         newest = max(name for name in files if name.endswith("shared.pt"))
         return torch.load(io.BytesIO(files[newest]), weights_only=True)["model"]["visits"]
 

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from accordion.controller import Controller
 from accordion.errors import StateError
 from accordion.messages import Report
-from tests.unit.workers.world import JOB, LAYERS, SPEC, FakeCluster, cursor_of, note, record, stamp, until
+from tests.unit.workers.world import (
+    JOB,
+    LAYERS,
+    SPEC,
+    FakeCluster,
+    cursor_of,
+    note,
+    record,
+    stamp,
+    until,
+)
 from workers import actor as actor_module
 from workers.calls import Decided, Question, Refused, Registration, Unknown
 from workers.contract import Cursor, LogLine, Orders, Progress
@@ -27,7 +37,14 @@ def report(epoch: int, norm: float = 1.0) -> Report:
     statistic = {layer.name: norm for layer in LAYERS}
     rates = {"lr": 0.1, "next_lr": 0.1}
     place = {"epoch": epoch, "step": 4 * (epoch + 1), "epoch_end": True}
-    return Report(**place, **rates, world_size=2, global_batch=64, window_steps=4, statistic_by_layer=statistic)
+    return Report(
+        **place,
+        **rates,
+        world_size=2,
+        global_batch=64,
+        window_steps=4,
+        statistic_by_layer=statistic,
+    )
 
 
 def registration(of: Controller) -> Registration:
@@ -64,12 +81,16 @@ def test_the_same_question_gets_the_same_answer(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("epoch", [1, 5])
-def test_a_question_of_a_job_that_went_on_without_the_actor_is_answered_with_unknown(cluster, epoch: int) -> None:
+def test_a_question_of_a_job_that_went_on_without_the_actor_is_answered_with_unknown(
+    cluster, epoch: int
+) -> None:
     cluster.call("register", JOB, stamp(), registration(controller()))
     assert cluster.call("decide", JOB, stamp(), question(epoch)) == Unknown()
 
 
-def test_a_question_older_than_the_actors_state_is_answered_with_unknown(cluster: FakeCluster) -> None:
+def test_a_question_older_than_the_actors_state_is_answered_with_unknown(
+    cluster: FakeCluster,
+) -> None:
     ahead = controller()
     ahead.decide(report(0))
     ahead.decide(report(1))
@@ -77,7 +98,9 @@ def test_a_question_older_than_the_actors_state_is_answered_with_unknown(cluster
     assert cluster.call("decide", JOB, stamp(), Question(report=report(0), number=2)) == Unknown()
 
 
-def test_after_its_restart_the_actor_asks_to_register_and_then_gives_the_recorded_decision(cluster) -> None:
+def test_after_its_restart_the_actor_asks_to_register_and_then_gives_the_recorded_decision(
+    cluster,
+) -> None:
     local = controller()
     proposal = local.decide(report(0))
     cluster.call("register", JOB, stamp(), registration(controller()))
@@ -96,7 +119,11 @@ def test_a_new_generation_has_to_register_its_own_controller(cluster: FakeCluste
 def test_nothing_of_an_older_generation_or_attempt_is_taken(cluster: FakeCluster, older) -> None:
     newest = stamp(7, attempt=2)
     cluster.call("register", JOB, newest, registration(controller()))
-    calls = [("register", registration(controller())), ("decide", question(0)), ("post", [record(0)])]
+    calls = [
+        ("register", registration(controller())),
+        ("decide", question(0)),
+        ("post", [record(0)]),
+    ]
     answers = [cluster.call(method, JOB, older, content) for method, content in calls]
     assert answers == [Refused(newest=newest)] * 3
     assert cluster.held() == []
@@ -108,8 +135,15 @@ def test_a_controller_state_of_another_model_is_refused(cluster: FakeCluster) ->
         cluster.call("register", JOB, stamp(), registration(other))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["post", "drain"]), st.integers(0, 20), st.integers(0, 20)), max_size=30))
-def test_whatever_is_posted_again_or_drained_between_every_record_arrives_once_and_in_order(steps) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["post", "drain"]), st.integers(0, 20), st.integers(0, 20)),
+        max_size=30,
+    )
+)
+def test_whatever_is_posted_again_or_drained_between_every_record_arrives_once_and_in_order(
+    steps,
+) -> None:
     received, posted = [], set()
     # a cluster for every example, with a thread of its own: what runs in this one does not matter
     with closing(FakeCluster()) as cluster:
@@ -124,7 +158,9 @@ def test_whatever_is_posted_again_or_drained_between_every_record_arrives_once_a
     assert received == [record(seq) for seq in sorted(posted)]
 
 
-def test_records_are_held_until_the_database_confirms_them_and_posters_learn_it(cluster: FakeCluster) -> None:
+def test_records_are_held_until_the_database_confirms_them_and_posters_learn_it(
+    cluster: FakeCluster,
+) -> None:
     cluster.call("post", JOB, stamp(), [record(seq) for seq in range(3)])
     assert cluster.held() == [note(0), note(1), note(2)]
     assert [item.seq for item in cluster.drain(cursor_of(record(1))).records] == [2]
@@ -132,7 +168,9 @@ def test_records_are_held_until_the_database_confirms_them_and_posters_learn_it(
     assert cluster.held() == [note(2)]
 
 
-def test_records_meant_for_an_actor_that_died_are_not_taken_and_the_receipt_tells_of_the_loss(cluster) -> None:
+def test_records_meant_for_an_actor_that_died_are_not_taken_and_the_receipt_tells_of_the_loss(
+    cluster,
+) -> None:
     believed = cluster.call("post", JOB, stamp(), [record(0)]).incarnation
     cluster.kill_actor()
     receipt = cluster.call("post", JOB, stamp(), [record(1)], incarnation=believed)
@@ -141,11 +179,20 @@ def test_records_meant_for_an_actor_that_died_are_not_taken_and_the_receipt_tell
     assert cluster.held() == [note(0), note(1)]
 
 
-def test_many_records_are_handed_over_in_portions(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_are_handed_over_in_portions(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(actor_module, "DRAIN_LIMIT", 4)
     cluster.call("post", JOB, stamp(), [record(seq) for seq in range(6)])
     first = cluster.drain().records
-    assert [item.seq for item in (*first, *cluster.drain(cursor_of(first[-1])).records)] == [0, 1, 2, 3, 4, 5]
+    assert [item.seq for item in (*first, *cluster.drain(cursor_of(first[-1])).records)] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 def test_the_newest_progress_is_kept_when_a_later_post_brings_none(cluster: FakeCluster) -> None:
@@ -155,7 +202,9 @@ def test_the_newest_progress_is_kept_when_a_later_post_brings_none(cluster: Fake
     assert cluster.drain().progress == progress(2)
 
 
-def test_log_lines_are_handed_over_once_with_the_count_of_those_dropped(cluster: FakeCluster) -> None:
+def test_log_lines_are_handed_over_once_with_the_count_of_those_dropped(
+    cluster: FakeCluster,
+) -> None:
     cluster.call("log", JOB, [line("one")], 3)
     cluster.call("log", JOB, [line("two")], 4)
     drained = cluster.drain()
@@ -164,7 +213,9 @@ def test_log_lines_are_handed_over_once_with_the_count_of_those_dropped(cluster:
 
 
 @pytest.mark.parametrize("text", ["x" * 99, "ü" * 49, ""])
-def test_the_oldest_lines_are_dropped_and_counted_where_nobody_drains(cluster, monkeypatch, text: str) -> None:
+def test_the_oldest_lines_are_dropped_and_counted_where_nobody_drains(
+    cluster, monkeypatch, text: str
+) -> None:
     monkeypatch.setattr(actor_module, "LOG_LIMIT_BYTES", 1000)
     for _ in range(30):
         cluster.call("log", JOB, [line(text)] * 99 + [line("newest")], 0)
@@ -177,7 +228,9 @@ def test_the_oldest_lines_are_dropped_and_counted_where_nobody_drains(cluster, m
 
 def test_whoever_watches_hears_of_new_orders_when_they_come(cluster: FakeCluster) -> None:
     heard: list[Orders] = []
-    watcher = threading.Thread(target=lambda: heard.append(cluster("watch", JOB, 0, 60.0, timeout_s=60.0)))
+    watcher = threading.Thread(
+        target=lambda: heard.append(cluster("watch", JOB, 0, 60.0, timeout_s=60.0))
+    )
     watcher.start()
     until(lambda: "watch" in cluster.calls)
     cluster.call("order", JOB, Orders(version=1, stop="cancel"))
@@ -207,11 +260,19 @@ def test_of_a_forgotten_job_nothing_is_held(cluster: FakeCluster) -> None:
 def test_several_jobs_are_drained_in_one_call_each_above_its_cursor(cluster: FakeCluster) -> None:
     for job_id in ("a", "b"):
         cluster.call("post", job_id, stamp(), [record(0), record(1)])
-    drained = cluster.call("drain_many", {"a": Cursor(), "b": cursor_of(record(0)), "unknown": Cursor()})
-    assert {job_id: len(found.records) for job_id, found in drained.items()} == {"a": 2, "b": 1, "unknown": 0}
+    drained = cluster.call(
+        "drain_many", {"a": Cursor(), "b": cursor_of(record(0)), "unknown": Cursor()}
+    )
+    assert {job_id: len(found.records) for job_id, found in drained.items()} == {
+        "a": 2,
+        "b": 1,
+        "unknown": 0,
+    }
 
 
-def test_jobs_that_a_large_answer_has_no_room_for_come_first_the_next_time(cluster: FakeCluster, monkeypatch) -> None:
+def test_jobs_that_a_large_answer_has_no_room_for_come_first_the_next_time(
+    cluster: FakeCluster, monkeypatch
+) -> None:
     monkeypatch.setattr(actor_module, "DRAIN_LIMIT", 1)
     cursors = {job_id: Cursor() for job_id in "abc"}
     for job_id in cursors:
@@ -221,7 +282,9 @@ def test_jobs_that_a_large_answer_has_no_room_for_come_first_the_next_time(clust
 
 
 @pytest.mark.parametrize("jobs", [1, 100, 1000])
-def test_jobs_together_do_not_call_more_often_than_the_actor_can_answer(cluster: FakeCluster, jobs: int) -> None:
+def test_jobs_together_do_not_call_more_often_than_the_actor_can_answer(
+    cluster: FakeCluster, jobs: int
+) -> None:
     receipts = [cluster.call("post", f"job-{number}", stamp(), ()) for number in range(jobs)]
     pause_s = max(TICK_S, receipts[-1].pause_s)
     assert jobs / pause_s <= actor_module.POSTS_PER_S

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.workers.archives import CODE, HOSTILE, Hostile, archive, bomb_that_says_it_is_small, named
+from tests.unit.workers.archives import (
+    CODE,
+    HOSTILE,
+    Hostile,
+    archive,
+    bomb_that_says_it_is_small,
+    named,
+)
 from workers.archive import CodeError, check_archive, entries_of, modules_of, unpack
 
 
@@ -28,7 +35,9 @@ def test_a_hostile_archive_is_refused_with_its_own_sentence(hostile: Hostile):
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.__name__)
-def test_nothing_is_written_outside_of_the_folder_where_a_hostile_archive_is_unpacked(tmp_path: Path, hostile: Hostile):
+def test_nothing_is_written_outside_of_the_folder_where_a_hostile_archive_is_unpacked(
+    tmp_path: Path, hostile: Hostile
+):
     inside = tmp_path / "inside"
     inside.mkdir()
     with pytest.raises(CodeError):
@@ -40,10 +49,14 @@ def test_nothing_is_written_outside_of_the_folder_where_a_hostile_archive_is_unp
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_an_ordinary_archive_is_unpacked_as_zipfile_does(tmp_path: Path, method: int):
     noise = random.Random(0).randbytes(300_000)
-    data = archive(("a/", b""), ("a/b/m.py", CODE), ("weights.bin", noise), ("\u00fc.py", b""), method=method)
+    data = archive(
+        ("a/", b""), ("a/b/m.py", CODE), ("weights.bin", noise), ("\u00fc.py", b""), method=method
+    )
     entries = unpack(opened(data), tmp_path)
     with zipfile.ZipFile(opened(data)) as zipped:
-        assert [entry.name for entry in entries] == [name.removesuffix("/") for name in zipped.namelist()]
+        assert [entry.name for entry in entries] == [
+            name.removesuffix("/") for name in zipped.namelist()
+        ]
         for entry in entries:
             if not entry.is_folder:
                 assert (tmp_path / entry.name).read_bytes() == zipped.read(entry.name)
@@ -112,5 +125,13 @@ def test_the_list_alone_says_what_there_is():
 
 
 def test_modules_are_found_by_what_import_would_take():
-    names = ["m.py", "lib/inner/n.py", "data/x.csv", "fast.abi3.so", "README.md", "__init__.py", "__main__.py"]
+    names = [
+        "m.py",
+        "lib/inner/n.py",
+        "data/x.csv",
+        "fast.abi3.so",
+        "README.md",
+        "__init__.py",
+        "__main__.py",
+    ]
     assert modules_of(names) == {"m": "m.py", "lib": "lib/inner/n.py", "fast": "fast.abi3.so"}

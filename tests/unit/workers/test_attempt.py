@@ -38,7 +38,12 @@ def test_a_survivor_goes_on_alone_and_takes_the_replacement_in(world: Callable[.
     recovery, resize = here.crew.interruptions[1:]
     assert recovery is not None
     assert resize is not None
-    assert (recovery.cause, recovery.world_size, resize.cause, resize.world_size) == ("recovery", 2, "resize", 1)
+    assert (recovery.cause, recovery.world_size, resize.cause, resize.world_size) == (
+        "recovery",
+        2,
+        "resize",
+        1,
+    )
 
 
 def test_a_group_of_fixed_size_waits_for_the_replacement(world: Callable[..., World]) -> None:
@@ -59,12 +64,17 @@ def test_people_resize_a_job_in_mid_run(world: Callable[..., World]) -> None:
     here = world(most=3)
 
     def order(version: int, target: int) -> Callable[[FakeCrew], None]:
-        return lambda _: setattr(here.desk, "wanted", Orders(version=version, size=Size(min=1, target=target)))
+        return lambda _: setattr(
+            here.desk, "wanted", Orders(version=version, size=Size(min=1, target=target))
+        )
 
     here.run(order(1, 1), order(2, 3))
     assert here.crew.seated == [(0, 1, 2), (0,), (0, 3, 4)]
     assert here.crew.dismissed == [1, 2]
-    assert [(note.cause, note.old, note.new) for note in here.crew.notes] == [("ordered", 3, 1), ("ordered", 1, 3)]
+    assert [(note.cause, note.old, note.new) for note in here.crew.notes] == [
+        ("ordered", 3, 1),
+        ("ordered", 1, 3),
+    ]
 
 
 def test_a_drained_node_is_left_before_it_goes(world: Callable[..., World]) -> None:
@@ -76,7 +86,9 @@ def test_a_drained_node_is_left_before_it_goes(world: Callable[..., World]) -> N
     assert here.desk.records == []
 
 
-def test_a_group_that_nobody_can_take_over_from_a_drained_node_saves_and_waits(world: Callable[..., World]) -> None:
+def test_a_group_that_nobody_can_take_over_from_a_drained_node_saves_and_waits(
+    world: Callable[..., World],
+) -> None:
     here = world(least=2, slow={2})
     stopped_at: list[float] = []
 
@@ -93,7 +105,9 @@ def test_a_group_that_nobody_can_take_over_from_a_drained_node_saves_and_waits(w
     assert here.crew.seated == [(0, 1), (1, 3)]
 
 
-def test_who_does_not_come_back_from_a_broken_group_is_ended_and_not_blamed(world: Callable[..., World]) -> None:
+def test_who_does_not_come_back_from_a_broken_group_is_ended_and_not_blamed(
+    world: Callable[..., World],
+) -> None:
     here = world(least=2)
     broken_at: list[float] = []
 
@@ -120,7 +134,9 @@ def test_processes_that_die_before_they_are_ready_end_the_job(world: Callable[..
 
 
 @pytest.mark.parametrize(("stop", "kind"), [("cancel", EndRecord), ("pause", PausedRecord)])
-def test_an_attempt_that_is_stopped_while_nobody_trains_starts_nothing(world, stop: Any, kind: type[Any]) -> None:
+def test_an_attempt_that_is_stopped_while_nobody_trains_starts_nothing(
+    world, stop: Any, kind: type[Any]
+) -> None:
     here = world()
     here.desk.wanted = Orders(version=1, stop=stop)
     assert isinstance(here.run(), kind)
@@ -133,33 +149,51 @@ def test_what_the_attempt_waits_for_is_said(world: Callable[..., World]) -> None
     assert "1 of 2 worker processes ready, 2 needed" in here.desk.said
 
 
-def test_the_reason_of_a_pause_is_shown_until_the_pause_is_over(world: Callable[..., World]) -> None:
+def test_the_reason_of_a_pause_is_shown_until_the_pause_is_over(
+    world: Callable[..., World],
+) -> None:
     here = world(*[{0: OSError(5, "Input/output error")}] * 4, None, least=2)
     here.desk.has_progressed = False
     here.run()
     shown = [message for message, _ in groupby(here.desk.said)]
     after = [later for earlier, later in pairwise(shown) if "Input/output error" in earlier]
-    assert [message.split(" with ")[0] for message in after] == [f"worker group {n} starts" for n in range(2, 6)]
+    assert [message.split(" with ")[0] for message in after] == [
+        f"worker group {n} starts" for n in range(2, 6)
+    ]
 
 
-def test_a_job_that_waits_for_workers_names_the_node_that_is_avoided(world: Callable[..., World]) -> None:
+def test_a_job_that_waits_for_workers_names_the_node_that_is_avoided(
+    world: Callable[..., World],
+) -> None:
     here = world(least=2, nodes={1: "b"}, slow={1, 2})
     blind = StorageError("node host-b does not see the storage of this job")
-    here.run(lambda crew: crew.cannot_start(1, blind), lambda crew: (crew.dismiss(2), crew.slow.clear()))
+    here.run(
+        lambda crew: crew.cannot_start(1, blind), lambda crew: (crew.dismiss(2), crew.slow.clear())
+    )
     shown = next(message for message in reversed(here.desk.said) if "processes ready" in message)
-    assert shown.startswith("1 of 2 worker processes ready, 2 needed; a worker process on node host-b cannot")
+    assert shown.startswith(
+        "1 of 2 worker processes ready, 2 needed; a worker process on node host-b cannot"
+    )
     assert "does not see the storage of this job" in shown
 
 
-def test_one_newcomer_that_lacks_something_does_not_end_a_job_that_has_trained(world: Callable[..., World]) -> None:
+def test_one_newcomer_that_lacks_something_does_not_end_a_job_that_has_trained(
+    world: Callable[..., World],
+) -> None:
     here = world(least=2)
-    end = here.run(lambda crew: crew.come_back({1: TaskRaised(None, None, "FileNotFoundError: no data here")}))
+    end = here.run(
+        lambda crew: crew.come_back({1: TaskRaised(None, None, "FileNotFoundError: no data here")})
+    )
     assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert [(record.cause, record.final) for record in here.desk.records] == [("job", False)]
 
 
-def test_a_task_that_was_built_before_the_supervisor_died_can_be_built(world: Callable[..., World]) -> None:
-    here = world({0: TaskRaised(None, None, "FileNotFoundError: no data here")}, "completed", least=2)
+def test_a_task_that_was_built_before_the_supervisor_died_can_be_built(
+    world: Callable[..., World],
+) -> None:
+    here = world(
+        {0: TaskRaised(None, None, "FileNotFoundError: no data here")}, "completed", least=2
+    )
     here.desk.has_progressed = False
     before = Interruption(cause="recovery", world_size=2, step=7, time=0.0)
     attempt = replace(here.attempt, interruption=before)
@@ -183,7 +217,9 @@ def test_a_storage_that_is_away_spends_nothing(world: Callable[..., World]) -> N
     assert {record.cause for record in here.desk.records} == {"infrastructure"}
 
 
-def test_processes_that_do_not_come_up_are_followed_by_others_after_a_pause_that_grows(world) -> None:
+def test_processes_that_do_not_come_up_are_followed_by_others_after_a_pause_that_grows(
+    world,
+) -> None:
     here = world(slow=set(range(1, 99)))
 
     def fail(crew: FakeCrew) -> None:
@@ -202,7 +238,9 @@ def test_processes_that_do_not_come_up_are_followed_by_others_after_a_pause_that
     assert gaps[-1] > 2 * gaps[0]
 
 
-def test_a_newcomer_that_never_comes_up_does_not_disturb_a_group_for_however_long_it_trains(world) -> None:
+def test_a_newcomer_that_never_comes_up_does_not_disturb_a_group_for_however_long_it_trains(
+    world,
+) -> None:
     here = world(slow=set(range(2, 9999)), most=3)
 
     def fail(crew: FakeCrew) -> None:
@@ -218,7 +256,9 @@ def test_a_newcomer_that_never_comes_up_does_not_disturb_a_group_for_however_lon
     assert here.crew.seated == [(0, 1)]
 
 
-def test_a_group_is_asked_to_make_room_once_however_long_it_takes(world: Callable[..., World]) -> None:
+def test_a_group_is_asked_to_make_room_once_however_long_it_takes(
+    world: Callable[..., World],
+) -> None:
     here = world(most=3, deaf=True)
     here.desk.wanted = Orders(version=1, size=Size(min=1, target=2))
     here.run(
@@ -230,7 +270,9 @@ def test_a_group_is_asked_to_make_room_once_however_long_it_takes(world: Callabl
     assert here.crew.seated == [(0, 1), (0,)]
 
 
-def test_another_group_begins_after_a_pause_that_grows_while_groups_are_lost_without_a_step(world) -> None:
+def test_another_group_begins_after_a_pause_that_grows_while_groups_are_lost_without_a_step(
+    world,
+) -> None:
     lost: list[Outcome] = [{0: NodeDiedError(""), 1: NodeDiedError("")}] * 9
     here = world(*lost, None, start_s=0.0)
     here.desk.has_progressed = False
@@ -240,7 +282,9 @@ def test_another_group_begins_after_a_pause_that_grows_while_groups_are_lost_wit
     assert all(pause <= gap <= pause + 1.0 for pause, gap in zip(least, gaps, strict=True)), gaps
 
 
-def test_processes_are_hired_after_the_pause_that_follows_failed_starts_and_not_before(world) -> None:
+def test_processes_are_hired_after_the_pause_that_follows_failed_starts_and_not_before(
+    world,
+) -> None:
     here = world(slow=set(range(99)), most=1)
 
     def fail(crew: FakeCrew) -> None:
@@ -257,7 +301,9 @@ def test_processes_are_hired_after_the_pause_that_follows_failed_starts_and_not_
     assert all(pause <= gap <= pause + 0.5 for pause, gap in zip(least, gaps, strict=True)), gaps
 
 
-def test_a_group_that_began_makes_the_pause_between_hirings_short_again(world: Callable[..., World]) -> None:
+def test_a_group_that_began_makes_the_pause_between_hirings_short_again(
+    world: Callable[..., World],
+) -> None:
     here = world(slow={0, 1, 2, 4}, most=1)
 
     def fail(crew: FakeCrew) -> None:
@@ -277,19 +323,26 @@ def test_a_group_that_began_makes_the_pause_between_hirings_short_again(world: C
 
 
 @pytest.mark.parametrize(("gpus", "second"), [(0, (0, 2)), (1, (2, 3))])
-def test_only_without_gpus_a_process_is_kept_that_lost_its_peer(world, gpus: int, second: tuple[int, ...]) -> None:
+def test_only_without_gpus_a_process_is_kept_that_lost_its_peer(
+    world, gpus: int, second: tuple[int, ...]
+) -> None:
     here = world(least=2, gpus=gpus)
     here.run(lambda crew: crew.come_back({1: DEAD}))
     assert here.crew.seated == [(0, 1), second]
 
 
-def test_a_leader_that_does_not_answer_costs_a_group_and_not_the_attempt(world: Callable[..., World]) -> None:
+def test_a_leader_that_does_not_answer_costs_a_group_and_not_the_attempt(
+    world: Callable[..., World],
+) -> None:
     here = world(least=2, unseated=1)
     assert here.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert here.crew.seated == [(0, 1), (1, 2)]
     [failure] = here.desk.records
     assert failure.cause == "infrastructure"
-    assert failure.message == "the worker group did not run: rank 0's process opened no store for its group"
+    assert (
+        failure.message
+        == "the worker group did not run: rank 0's process opened no store for its group"
+    )
 
 
 @pytest.mark.parametrize("outcome", ["completed", "resized", "stopped"])
@@ -310,7 +363,9 @@ def test_a_group_is_over_when_all_its_members_are_back(world: Callable[..., Worl
     assert (seen, here.crew.seated, here.crew.expelled) == ([1], [(0, 1)], [])
 
 
-def test_a_job_whose_group_stopped_for_a_pause_says_how_far_it_was(world: Callable[..., World]) -> None:
+def test_a_job_whose_group_stopped_for_a_pause_says_how_far_it_was(
+    world: Callable[..., World],
+) -> None:
     here = world()
 
     def pause(crew: FakeCrew) -> None:
@@ -321,13 +376,17 @@ def test_a_job_whose_group_stopped_for_a_pause_says_how_far_it_was(world: Callab
     assert end == PausedRecord(step=here.crew.step, saved_step=0)
 
 
-def test_of_members_that_say_different_things_the_first_rank_is_believed(world: Callable[..., World]) -> None:
+def test_of_members_that_say_different_things_the_first_rank_is_believed(
+    world: Callable[..., World],
+) -> None:
     here = world(least=2)
     here.run(lambda crew: setattr(crew, "back", {1: "completed", 0: "resized"}))
     assert here.crew.seated == [(0, 1), (0, 1)]
 
 
-def test_a_job_that_is_cancelled_while_it_cannot_be_saved_says_what_is_saved(world: Callable[..., World]) -> None:
+def test_a_job_that_is_cancelled_while_it_cannot_be_saved_says_what_is_saved(
+    world: Callable[..., World],
+) -> None:
     here = world()
     here.desk.saved = 30
 
@@ -335,7 +394,10 @@ def test_a_job_that_is_cancelled_while_it_cannot_be_saved_says_what_is_saved(wor
         here.desk.wanted = Orders(version=1, stop="cancel")
         crew.come_back("unsaved")
 
-    assert here.run(cancel).message == f"cancelled; its newest checkpoint holds 30 of {here.crew.step} steps"
+    assert (
+        here.run(cancel).message
+        == f"cancelled; its newest checkpoint holds 30 of {here.crew.step} steps"
+    )
 
 
 EXIT = ProcessCrashed("the process ended itself with os._exit(3) at task.py:9")
@@ -367,7 +429,10 @@ def test_a_job_that_trained_outlives_processes_that_end_while_they_load(world) -
 
 @pytest.mark.parametrize(
     ("saved", "told"),
-    [(0, "no checkpoint yet; the job restarts from the beginning"), (30, "goes on from its newest")],
+    [
+        (0, "no checkpoint yet; the job restarts from the beginning"),
+        (30, "goes on from its newest"),
+    ],
 )
 def test_what_follows_a_failure_is_said_as_it_is(world, saved: int, told: str) -> None:
     here: World = world(least=2)
@@ -387,8 +452,13 @@ def test_a_group_that_waits_for_its_storage_is_shown_until_it_goes_on(world) -> 
     made = world()
 
     def wait(crew: FakeCrew, text: str) -> None:
-        crew.progress_by_rank = {0: RankProgress(doing="training", waits_for=text), 1: RankProgress(doing="training")}
+        crew.progress_by_rank = {
+            0: RankProgress(doing="training", waits_for=text),
+            1: RankProgress(doing="training"),
+        }
 
     made.run(lambda crew: wait(crew, "the storage is away"), lambda crew: wait(crew, ""))
     first = made.desk.said.index("waits: the storage is away")
-    assert made.desk.said[first + 1 :] == ["worker group 1 continues: its storage is available again"]
+    assert made.desk.said[first + 1 :] == [
+        "worker group 1 continues: its storage is available again"
+    ]

@@ -23,10 +23,17 @@ from workers.storage import LocalStorage
 FILES = ("rank-0.pt", "rank-1.pt", "shared.pt")
 
 
-def write(root: Path, epoch: int, *, generation: int = 1, job_id: str = "job-1", finished: bool = True) -> Manifest:
+def write(
+    root: Path, epoch: int, *, generation: int = 1, job_id: str = "job-1", finished: bool = True
+) -> Manifest:
     storage, name = LocalStorage(root), checkpoint_name(generation, Position(epoch=epoch))
-    parts = [write_part(storage, f"{name}/{file}", {"values": torch.arange(100), "epoch": epoch}) for file in FILES]
-    manifest = Manifest(job_id=job_id, name=name, epoch=epoch, step=0, world_size=2, files=tuple(parts))
+    parts = [
+        write_part(storage, f"{name}/{file}", {"values": torch.arange(100), "epoch": epoch})
+        for file in FILES
+    ]
+    manifest = Manifest(
+        job_id=job_id, name=name, epoch=epoch, step=0, world_size=2, files=tuple(parts)
+    )
     if finished:
         write_manifest(storage, manifest)
     return manifest
@@ -41,13 +48,17 @@ def found(root: Path) -> tuple[list[int], list[str]]:
 
 def test_what_was_written_is_read_back(tmp_path):
     manifest = write(tmp_path, 3)
-    assert torch.equal(read_part(LocalStorage(tmp_path), manifest, "rank-1.pt")["values"], torch.arange(100))
+    assert torch.equal(
+        read_part(LocalStorage(tmp_path), manifest, "rank-1.pt")["values"], torch.arange(100)
+    )
     assert found(tmp_path) == ([3], [])
 
 
 def test_sums_and_sizes_are_those_of_the_files(tmp_path):
     manifest = write(tmp_path, 3)
-    sizes = {file.name: (tmp_path / manifest.name / file.name).stat().st_size for file in manifest.files}
+    sizes = {
+        file.name: (tmp_path / manifest.name / file.name).stat().st_size for file in manifest.files
+    }
     assert {file.name: file.size_bytes for file in manifest.files} == sizes
 
 
@@ -75,7 +86,9 @@ def test_a_file_that_was_torn_anywhere_is_refused(tmp_path, name, length):
     manifest = write(tmp_path, 2)
     part = tmp_path / manifest.name / name
     part.write_bytes(part.read_bytes()[:length])
-    with pytest.raises(CheckpointError, match=rf"{name} does not match its checksum; the one before"):
+    with pytest.raises(
+        CheckpointError, match=rf"{name} does not match its checksum; the one before"
+    ):
         read_part(LocalStorage(tmp_path), manifest, name)
 
 

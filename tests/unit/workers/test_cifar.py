@@ -55,20 +55,27 @@ def test_a_limit_takes_the_same_part_of_every_class(tmp_path):
     assert found.held_out.targets.bincount().tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("batch", [datasets.binary_batch, datasets.python2_batch, datasets.python3_batch])
+@pytest.mark.parametrize(
+    "batch", [datasets.binary_batch, datasets.python2_batch, datasets.python3_batch]
+)
 @pytest.mark.parametrize("pack", [datasets.folder, datasets.tarred])
 def test_the_official_archives_are_read(tmp_path, batch, pack):
     suffix = ".bin" if batch is datasets.binary_batch else ""
     names = [f"cifar-10/{name}{suffix}" for name in ("data_batch_2", "data_batch_1", "test_batch")]
     parts = dict(zip(names, (batch(ROWS[8:16]), batch(ROWS[:8]), batch(ROWS[16:])), strict=True))
-    found = load_images(pack(tmp_path / "data", {**parts, "cifar-10/batches.meta.txt": b"airplane"}))
+    found = load_images(
+        pack(tmp_path / "data", {**parts, "cifar-10/batches.meta.txt": b"airplane"})
+    )
     assert found.train.targets.tolist() == [label for label, _ in ROWS[:16]]
     assert found.held_out.targets.tolist() == [label for label, _ in ROWS[16:]]
     assert torch.equal(found.train.pixels[9], channels_first(ROWS[9][1]))
 
 
 def test_a_limit_holds_for_the_official_archives_too(tmp_path):
-    files = {"data_batch_1.bin": datasets.binary_batch(ROWS), "test_batch.bin": datasets.binary_batch(ROWS)}
+    files = {
+        "data_batch_1.bin": datasets.binary_batch(ROWS),
+        "test_batch.bin": datasets.binary_batch(ROWS),
+    }
     found = load_images(datasets.folder(tmp_path, files), samples=10)
     assert (sorted(found.train.targets.tolist()), len(found.held_out)) == ([*range(10)], 20)
 
@@ -93,9 +100,14 @@ class HostileArray:
 
 @pytest.mark.parametrize("value", [Hostile(), HostileArray(), {"labels": [0], "data": Hostile()}])
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_a_pickle_that_asks_for_anything_else_is_refused_and_nothing_runs(tmp_path, monkeypatch, value, protocol):
+def test_a_pickle_that_asks_for_anything_else_is_refused_and_nothing_runs(
+    tmp_path, monkeypatch, value, protocol
+):
     monkeypatch.chdir(tmp_path)
-    datasets.folder(tmp_path / "data", {"data_batch_1": pickle.dumps(value, protocol=protocol), "test_batch": b""})
+    datasets.folder(
+        tmp_path / "data",
+        {"data_batch_1": pickle.dumps(value, protocol=protocol), "test_batch": b""},
+    )
     assert "which no pickle of CIFAR needs" in refusal(tmp_path / "data")
     assert not (tmp_path / "hostile").exists()
 
@@ -126,16 +138,28 @@ def a_picture(side: int) -> bytes:
     ("files", "sentence"),
     [
         ({"readme.txt": b"x"}, "holds 1 files, and no pictures among them"),
-        ({"1.png": a_picture(32)}, "picture '1.png' of .* lies in no folder; make a folder for each class"),
+        (
+            {"1.png": a_picture(32)},
+            "picture '1.png' of .* lies in no folder; make a folder for each class",
+        ),
         ({"cat/1.png": a_picture(32)}, "lie in one folder, 'cat'; make a folder for each class"),
-        ({"cat/1.png": a_picture(32), "dog/1.png": a_picture(28)}, "'dog/1.png' has 28 x 28 pixels; .* takes 32 x 32"),
+        (
+            {"cat/1.png": a_picture(32), "dog/1.png": a_picture(28)},
+            "'dog/1.png' has 28 x 28 pixels; .* takes 32 x 32",
+        ),
         ({"cat/1.png": a_picture(32), "dog/1.png": b"not a png"}, "'dog/1.png' cannot be read"),
-        ({"cat/1.png": a_picture(32), "dog/1.png": a_picture(32)[:60]}, "'dog/1.png' cannot be read"),
+        (
+            {"cat/1.png": a_picture(32), "dog/1.png": a_picture(32)[:60]},
+            "'dog/1.png' cannot be read",
+        ),
         (
             {"data_batch_1.bin": b"x" * 3072, "test_batch.bin": b""},
             "data_batch_1.bin has 3072 bytes, no multiple of 3073",
         ),
-        ({"data_batch_1.bin": b"\x0a" + bytes(3072)}, "data_batch_1.bin has label 10; those of CIFAR-10 are 0 to 9"),
+        (
+            {"data_batch_1.bin": b"\x0a" + bytes(3072)},
+            "data_batch_1.bin has label 10; those of CIFAR-10 are 0 to 9",
+        ),
         ({"data_batch_1.bin": bytes(3073)}, "has no test_batch file"),
     ],
 )
@@ -174,8 +198,12 @@ def test_files_that_begin_with_a_dot_are_no_pictures(tmp_path):
 
 def test_training_pictures_have_mean_zero_and_deviation_one_in_each_channel(tmp_path):
     images = load_images(datasets.folder(tmp_path, datasets.pictures(8))).train
-    inputs, _ = ImageData(images=images, normalization=Normalization.of(images)).batch(torch.arange(len(images)))
-    assert torch.allclose(inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)  # float32, 20,000 values
+    inputs, _ = ImageData(images=images, normalization=Normalization.of(images)).batch(
+        torch.arange(len(images))
+    )
+    assert torch.allclose(
+        inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-5
+    )  # float32, 20,000 values
     assert torch.allclose(inputs.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
 
 
@@ -189,7 +217,9 @@ def windows_of(pixels: torch.Tensor) -> set[bytes]:
     padded = torch.nn.functional.pad(pixels, (PADDING,) * 4)
     places = [(top, left) for top in range(2 * PADDING + 1) for left in range(2 * PADDING + 1)]
     crops = [padded[:, top : top + 32, left : left + 32] for top, left in places]
-    return {crop.contiguous().numpy().tobytes() for whole in crops for crop in (whole, whole.flip(2))}
+    return {
+        crop.contiguous().numpy().tobytes() for whole in crops for crop in (whole, whole.flip(2))
+    }
 
 
 def test_augmentation_gives_every_crop_and_every_mirrored_one_and_nothing_else():

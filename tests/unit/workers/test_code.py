@@ -1,4 +1,6 @@
-"""People's own modules in a worker process, each test in a process of its own: `sys.path` is the process's."""
+"""People's own modules in a worker process, each test in a process of its own: `sys.path` is the
+process's.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def order(folder: Path, sources: dict[str, str], name: str = "tiny:Tiny", **opti
 def said(*orders: Launch) -> str:
     """A line for each, from one process that loads their tasks."""
     command = [sys.executable, "-c", LOAD, *(order.model_dump_json() for order in orders)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
+    )
     return done.stdout.strip()
 
 
@@ -66,7 +70,9 @@ def test_a_class_of_ones_own_gets_its_options_in_a_folder_of_this_process(tmp_pa
     assert (name, options, mode) == ("Tiny", "{'depth': 3}", "0o40700")
 
 
-def test_folders_of_processes_that_were_ended_by_force_are_removed_and_no_others(tmp_path, monkeypatch):
+def test_folders_of_processes_that_were_ended_by_force_are_removed_and_no_others(
+    tmp_path, monkeypatch
+):
     temporary = tmp_path / "temporary"
     monkeypatch.setenv("TMPDIR", str(temporary))
     held, gone, pipe = (temporary / f"accordion-code-{name}" for name in ("held", "gone", "pipe"))
@@ -97,12 +103,16 @@ def held_open(folder: Path) -> Iterator[None]:
 
 
 MISSING = {
-    "nowhere:Tiny": "CodeError: there is no module 'nowhere' in the uploaded code or among what is installed",
+    "nowhere:Tiny": (
+        "CodeError: there is no module 'nowhere' in the uploaded code or among what is installed"
+    ),
     "lib.nowhere:Tiny": "CodeError: there is no module 'lib.nowhere' in the uploaded code",
     "tiny:Tiney": "CodeError: module 'tiny' has no class 'Tiney'; it has Half, Tiny",
     "tiny:thing": "CodeError: module 'tiny' has no class 'thing'; it has Half, Tiny",
-    "tiny:Half": "CodeError: class tiny:Half has no train_data, eval_data, metrics; "
-    "a task has model, train_data, eval_data, loss, metrics",
+    "tiny:Half": (
+        "CodeError: class tiny:Half has no train_data, eval_data, metrics; "
+        "a task has model, train_data, eval_data, loss, metrics"
+    ),
     "needy:Needy": "ModuleNotFoundError: No module named 'something_else'",
 }
 """What a spec names, and what it is told."""
@@ -111,14 +121,22 @@ MISSING = {
 def test_what_is_missing_is_named(tmp_path):
     sources = {"tiny.py": TASK, "lib/__init__.py": "", "needy.py": "import something_else"}
     lines = said(*(order(tmp_path, sources, name) for name in MISSING)).splitlines()
-    assert [line[: len(told)] for line, told in zip(lines, MISSING.values(), strict=True)] == list(MISSING.values())
+    assert [line[: len(told)] for line, told in zip(lines, MISSING.values(), strict=True)] == list(
+        MISSING.values()
+    )
 
 
 def test_a_module_of_the_image_needs_no_code(tmp_path):
     spec = {"task": {"name": "workers.tasks.digits:DigitsMlp", "options": {"hidden": 8}}}
-    command = [sys.executable, "-c", "import sys; from workers.contract import *; from workers.tasks.base import *;"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from workers.contract import *; from workers.tasks.base import *;",
+    ]
     command[-1] += "print(load_task(JobSpec.model_validate_json(sys.argv[1]).task).model())"
-    done = subprocess.run([*command, json.dumps(spec)], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    done = subprocess.run(
+        [*command, json.dumps(spec)], capture_output=True, text=True, check=True, cwd=Path.cwd()
+    )
     assert "out_features=8" in done.stdout
 
 

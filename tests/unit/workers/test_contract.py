@@ -38,27 +38,59 @@ def test_there_are_job_files():
 
 
 def test_a_spec_survives_json():
-    spec = JobSpec.model_validate({**DIGITS, "labels": {"team": "vision"}, "compression": {"method": "topk"}})
+    spec = JobSpec.model_validate(
+        {**DIGITS, "labels": {"team": "vision"}, "compression": {"method": "topk"}}
+    )
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"task": {"name": "digits"}}, "unknown task 'digits'; known are digits-mlp, cifar-resnet18"),
-        ({"task": {"name": "digits-mlp", "options": {"hiden": 3}}}, "has no option 'hiden'; known are hidden"),
+        (
+            {"task": {"name": "digits"}},
+            "unknown task 'digits'; known are digits-mlp, cifar-resnet18",
+        ),
+        (
+            {"task": {"name": "digits-mlp", "options": {"hiden": 3}}},
+            "has no option 'hiden'; known are hidden",
+        ),
         ({"task": {"name": "digits-mlp", "options": {"hidden": 0}}}, "is 0; it must be at least 1"),
-        ({"workers": {"memory": "lots"}}, "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB"),
-        ({"workers": {"memory": 4}}, "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB"),
-        ({"workers": {"min": 3, "max": 2}}, "workers.min is 3, above workers.max 2; lower min or raise max"),
+        (
+            {"workers": {"memory": "lots"}},
+            "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB",
+        ),
+        (
+            {"workers": {"memory": 4}},
+            "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB",
+        ),
+        (
+            {"workers": {"min": 3, "max": 2}},
+            "workers.min is 3, above workers.max 2; lower min or raise max",
+        ),
         ({"compression": {"method": "zip"}}, "unknown compression method 'zip'; known are none"),
-        ({"compression": {"method": "powersgd", "low": {"rang": 1}}}, "has no option 'rang'; known are factors, rank"),
+        (
+            {"compression": {"method": "powersgd", "low": {"rang": 1}}},
+            "has no option 'rang'; known are factors, rank",
+        ),
         ({"policy": {"name": "mine"}}, "unknown policy 'mine'; known are two_level"),
-        ({"policy": {"window": {"epochs": 1, "steps": 1}}}, "window has epochs=1 and steps=1; give exactly one"),
-        ({"batch": {"low": 32, "high": 128}, "training": {"global_batch": 64}}, "batch.low is 32 and training.gl"),
+        (
+            {"policy": {"window": {"epochs": 1, "steps": 1}}},
+            "window has epochs=1 and steps=1; give exactly one",
+        ),
+        (
+            {"batch": {"low": 32, "high": 128}, "training": {"global_batch": 64}},
+            "batch.low is 32 and training.gl",
+        ),
         ({"batch": {"high": 64}}, "low=64 and high=64; give two whole numbers of samples"),
-        ({"batch": {"low": 64, "high": 512}, "workers": {"max": 5}}, "gives 4 shares for workers.max 5"),
-        ({"workers": {"max": 5}}, "gives 4 shares for workers.max 5; lower micro_batch or workers.max"),
+        (
+            {"batch": {"low": 64, "high": 512}, "workers": {"max": 5}},
+            "gives 4 shares for workers.max 5",
+        ),
+        (
+            {"workers": {"max": 5}},
+            "gives 4 shares for workers.max 5; lower micro_batch or workers.max",
+        ),
         ({"training": {"precision": "fp8"}}, "Input should be 'fp32', 'bf16' or 'fp16'"),
         (
             {"task": {"name": "script"}, "code": "0" * 64, "training": {"precision": "bf16"}},
@@ -66,7 +98,10 @@ def test_a_spec_survives_json():
         ),
         (
             {"training": {"precision": "fp16"}},
-            "precision is fp16 and workers.gpus is 0; processors lack parts of fp16, so take bf16 or fp32",
+            (
+                "precision is fp16 and workers.gpus is 0; processors lack parts of fp16, so take"
+                " bf16 or fp32"
+            ),
         ),
         ({"policy": {"statistic": "sum"}}, "Input should be 'mean' or 'paper'"),
         ({"speling": 1}, "Extra inputs are not permitted"),
@@ -86,7 +121,11 @@ def test_a_spec_gives_the_librarys_settings():
     config = JobSpec.model_validate(
         {**DIGITS, "policy": {"threshold": 0.3, "lr_drop": 0.2, "statistic": "paper"}}
     ).config()
-    assert (config.detector.threshold, config.detector.lr_drop, config.detector.window.epochs) == (0.3, 0.2, 2)
+    assert (config.detector.threshold, config.detector.lr_drop, config.detector.window.epochs) == (
+        0.3,
+        0.2,
+        2,
+    )
     assert config.detector.statistic == "paper"
 
 
@@ -125,7 +164,10 @@ def test_a_record_comes_back_from_json_as_what_it_was(payload):
         ({"training": {"epochs": True}}, "valid integer"),
         ({"training": {"optimizer": {"nesterov": True, "momentum": 0}}}, "give a momentum above 0"),
         ({"training": {"optimizer": {"name": "adamw", "momentum": 0.5}}}, "adamw has no momentum"),
-        ({"compression": {"method": "topk", "low": {"density": 10**400}}}, "give one that a float can hold"),
+        (
+            {"compression": {"method": "topk", "low": {"density": 10**400}}},
+            "give one that a float can hold",
+        ),
     ],
 )
 def test_numbers_that_nobody_can_mean_are_refused_in_a_sentence(change, sentence):
@@ -135,7 +177,9 @@ def test_numbers_that_nobody_can_mean_are_refused_in_a_sentence(change, sentence
 
 def test_a_stored_spec_reads_back_as_it_was():
     for optimizer in ({"name": "adamw", "lr": 0.001}, {"nesterov": True}):
-        spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}, "training": {"optimizer": optimizer}})
+        spec = JobSpec.model_validate(
+            {"task": {"name": "digits-mlp"}, "training": {"optimizer": optimizer}}
+        )
         assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
@@ -157,4 +201,6 @@ def test_the_low_batch_and_the_global_batch_are_one_number_wherever_it_is_given(
 
 def test_every_worker_gets_a_part_from_the_least_batch_on():
     spec = JobSpec.model_validate({**DIGITS, "workers": {"max": 3}})
-    assert [len(cut(range(spec.least_batch + more), spec.training.micro_batch)) for more in (-1, 0)] == [2, 3]
+    assert [
+        len(cut(range(spec.least_batch + more), spec.training.micro_batch)) for more in (-1, 0)
+    ] == [2, 3]

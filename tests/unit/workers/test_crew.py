@@ -1,4 +1,6 @@
-"""Worker processes as the supervisor sees them, over a Ray whose actors answer what the test says."""
+"""Worker processes as the supervisor sees them, over a Ray whose actors answer what the
+test says.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_a_process_that_hangs_on_another_machine_is_ended_there(here: World) -> 
     assert (here.ray.signals, here.numbers) == ([(THERE, 77)], [])
 
 
-def test_a_process_that_hangs_while_it_prepares_is_given_longer_and_is_a_failed_start(here: World) -> None:
+def test_a_process_that_hangs_while_it_prepares_is_given_longer_and_is_a_failed_start(
+    here: World,
+) -> None:
     actor = here.starting(prepare=OPEN, pulse=OPEN)
     here.look(PREPARING_S - 1.0)
     assert (here.numbers, here.ray.signals) == ([0], [])
@@ -90,7 +94,9 @@ def test_a_process_that_prepares_for_long_and_answers_is_waited_for(here: World)
     assert here.ready == [0]
 
 
-def test_who_was_silent_while_it_prepared_is_not_blamed_for_it_when_it_is_ready(here: World) -> None:
+def test_who_was_silent_while_it_prepared_is_not_blamed_for_it_when_it_is_ready(
+    here: World,
+) -> None:
     actor = here.starting(prepare=OPEN, pulse=OPEN)
     here.look(PREPARING_S - 5.0)
     actor.answer("prepare", None)
@@ -151,10 +157,16 @@ def test_members_come_back_by_rank_with_what_they_say_or_with_what_ended_them(he
     actors[2].answer("train", raised(error))
     here.look()
     assert here.crew.returned() == {0: "completed", 1: DEAD, 2: error}
-    assert (here.numbers, here.ray.killed, here.crew.failed_starts()) == ([1, 2, 3], [actors[0]], [])
+    assert (here.numbers, here.ray.killed, here.crew.failed_starts()) == (
+        [1, 2, 3],
+        [actors[0]],
+        [],
+    )
 
 
-def test_a_process_that_is_lost_while_it_starts_is_a_failed_start_however_far_it_was(here: World) -> None:
+def test_a_process_that_is_lost_while_it_starts_is_a_failed_start_however_far_it_was(
+    here: World,
+) -> None:
     for method in ("place", "prepare", "pulse"):
         here.starting(**{"prepare": OPEN, method: DEAD})
         here.look()
@@ -181,7 +193,10 @@ def test_a_process_that_cannot_build_the_task_says_so_with_its_node(here: World)
 def test_a_process_is_kept_away_from_nodes_that_are_avoided(here: World) -> None:
     here.crew.hire()
     here.crew.hire({"b", "a"})
-    assert [options.get("label_selector") for options in here.ray.options] == [None, {"ray.io/node-id": "!in(a,b)"}]
+    assert [options.get("label_selector") for options in here.ray.options] == [
+        None,
+        {"ray.io/node-id": "!in(a,b)"},
+    ]
 
 
 def test_a_process_that_is_lost_while_it_waits_is_no_failed_start(here: World) -> None:
@@ -197,13 +212,18 @@ def test_every_member_is_told_its_rank_and_where_the_first_one_waits(here: World
     here.crew.seat((2, 0), 5, None)
     assert [call.arguments for call in actors[2].asked("open")] == [(5,)]
     seats = [actor.asked("train")[0].arguments[0] for actor in (actors[2], actors[0])]
-    assert [(seat.generation, seat.rank, seat.world_size) for seat in seats] == [(5, 0, 2), (5, 1, 2)]
+    assert [(seat.generation, seat.rank, seat.world_size) for seat in seats] == [
+        (5, 0, 2),
+        (5, 1, 2),
+    ]
     assert {seat.store for seat in seats} == {("10.0.0.3", 4711)}
     assert actors[1].asked("train") == actors[0].asked("open") == []
 
 
 @pytest.mark.parametrize("answer", [OPEN, DEAD, raised(OSError("no port is free"))])
-def test_a_leader_that_opens_no_store_is_dismissed_and_nobody_is_seated(here: World, answer: Any) -> None:
+def test_a_leader_that_opens_no_store_is_dismissed_and_nobody_is_seated(
+    here: World, answer: Any
+) -> None:
     actors = here.hired(0, 1)
     actors[1].answers["open"] = answer
     with pytest.raises(ProcessLost):
@@ -261,7 +281,9 @@ def test_the_newest_step_is_known_though_the_one_that_made_it_is_gone(here: Worl
 
 def test_a_step_is_heard_from_whoever_answers_in_time(here: World) -> None:
     actors = here.seated(3)
-    for actor, answer in zip(actors, (OPEN, DEAD, Pulse(step=7, stepped_at=70.0, compute_s=0.0)), strict=True):
+    for actor, answer in zip(
+        actors, (OPEN, DEAD, Pulse(step=7, stepped_at=70.0, compute_s=0.0)), strict=True
+    ):
         actor.answers["last_step"] = answer
     assert here.crew.last_step() == (7, 70.0)
 
@@ -275,7 +297,9 @@ def test_a_new_group_has_made_no_step_until_it_says_so(here: World) -> None:
     assert here.crew.last_step() is None
 
 
-def test_processes_of_drained_nodes_leave_those_that_prepare_too(here: World, draining: set[str]) -> None:
+def test_processes_of_drained_nodes_leave_those_that_prepare_too(
+    here: World, draining: set[str]
+) -> None:
     elsewhere = Place(node=THERE, host="10.0.0.1", pid=77)
     here.hired(0)
     here.starting(place=elsewhere)
@@ -293,12 +317,16 @@ def test_processes_of_drained_nodes_leave_those_that_prepare_too(here: World, dr
 
 def test_nodes_are_looked_at_twice_a_second(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     surveys: list[float] = []
-    monkeypatch.setattr(crew_module, "draining_nodes", lambda: surveys.append(here.ray.now) or frozenset())
+    monkeypatch.setattr(
+        crew_module, "draining_nodes", lambda: surveys.append(here.ray.now) or frozenset()
+    )
     here.look(10.0)
     assert 15 <= len(surveys) <= 10.0 / SURVEY_S
 
 
-def test_a_cluster_that_cannot_say_who_leaves_disturbs_nobody(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_cannot_say_who_leaves_disturbs_nobody(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away() -> frozenset[str]:
         raise ray.exceptions.RaySystemError("the GCS is away")
 
@@ -327,7 +355,9 @@ def test_processes_are_dismissed_once_and_all_at_the_end(here: World) -> None:
     assert (here.ray.killed, here.numbers) == ([actors[1], actors[0], actors[2]], [])
 
 
-def test_what_a_process_wrote_down_before_it_died_is_why_it_came_back(here: World, tmp_path: Path) -> None:
+def test_what_a_process_wrote_down_before_it_died_is_why_it_came_back(
+    here: World, tmp_path: Path
+) -> None:
     actors = here.seated(2)
     file = note_file(str(tmp_path), HERE, 1)
     file.parent.mkdir()
@@ -336,7 +366,11 @@ def test_what_a_process_wrote_down_before_it_died_is_why_it_came_back(here: Worl
     actors[1].die()
     here.look()
     [(rank, why)] = here.crew.returned().items()
-    assert (rank, type(why), str(why)) == (1, ProcessCrashed, "the process ended itself with os._exit(3) at train.py:7")
+    assert (rank, type(why), str(why)) == (
+        1,
+        ProcessCrashed,
+        "the process ended itself with os._exit(3) at train.py:7",
+    )
     assert not file.exists()
 
 

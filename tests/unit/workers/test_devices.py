@@ -37,4 +37,9 @@ def test_tensors_are_found_in_tuples_lists_and_dicts() -> None:
 def test_only_lower_precision_is_cast_to_fp32() -> None:
     kinds = (torch.float16, torch.bfloat16, torch.float64, torch.int64)
     cast = to_float32([torch.ones(1, dtype=kind) for kind in kinds])
-    assert [tensor.dtype for tensor in cast] == [torch.float32, torch.float32, torch.float64, torch.int64]
+    assert [tensor.dtype for tensor in cast] == [
+        torch.float32,
+        torch.float32,
+        torch.float64,
+        torch.int64,
+    ]

@@ -35,7 +35,9 @@ def leaving(number: int, since: float = 0.0) -> Process:
     return Process(number=number, ready_since=0.0, leaving_since=since)
 
 
-def planned(processes: list[Process], size: Size, group: tuple[int, ...] = (), **more: object) -> Plan:
+def planned(
+    processes: list[Process], size: Size, group: tuple[int, ...] = (), **more: object
+) -> Plan:
     fields: dict[str, object] = {"training": bool(group), "now": 0.0, **more}
     return plan(Situation(processes=processes, size=size, group=group, **fields))  # type: ignore[arg-type]
 
@@ -56,10 +58,15 @@ def test_survivors_that_are_enough_go_on_at_once_and_the_lost_one_is_replaced() 
     assert (todo.group, todo.hire) == ((0, 2), 1)
 
 
-def test_where_all_were_lost_the_first_new_ones_do_not_wait_long_for_others_that_may_find_no_room() -> None:
+def test_after_losing_all_workers_the_first_new_ones_wait_briefly_for_others() -> None:
     some = [*ready(3, since=5.0), *starting(4)]
-    assert planned(some, ONE_TO_THREE, (0, 1), training=False, now=5.0 + JOIN_PATIENCE_S / 2).group == ()
-    assert planned(some, ONE_TO_THREE, (0, 1), training=False, now=5.0 + JOIN_PATIENCE_S).group == (3,)
+    assert (
+        planned(some, ONE_TO_THREE, (0, 1), training=False, now=5.0 + JOIN_PATIENCE_S / 2).group
+        == ()
+    )
+    assert planned(some, ONE_TO_THREE, (0, 1), training=False, now=5.0 + JOIN_PATIENCE_S).group == (
+        3,
+    )
 
 
 def test_survivors_that_are_too_few_wait_for_the_one_that_takes_the_place() -> None:
@@ -75,10 +82,14 @@ def test_newcomers_join_together_where_they_come_nearly_together() -> None:
     some = [*ready(0), *ready(1, since=5.0), *starting(2)]
     assert planned(some, ONE_TO_THREE, (0,), now=5.0 + JOIN_PATIENCE_S / 2).group == (0,)
     assert planned(some, ONE_TO_THREE, (0,), now=5.0 + JOIN_PATIENCE_S).group == (0, 1)
-    assert planned([*ready(0), *ready(1, 2, since=5.0)], ONE_TO_THREE, (0,), now=5.0).group == (0, 1, 2)
+    assert planned([*ready(0), *ready(1, 2, since=5.0)], ONE_TO_THREE, (0,), now=5.0).group == (
+        0,
+        1,
+        2,
+    )
 
 
-def test_a_smaller_size_lets_the_last_ranks_go_and_dismisses_them_when_they_do_not_train_any_more() -> None:
+def test_a_smaller_size_removes_the_highest_ranks_once_they_stop_training() -> None:
     todo = planned(ready(0, 1, 2), Size(min=1, target=1), (2, 0, 1))
     assert (todo.group, todo.dismiss) == ((2,), ())
     todo = planned(ready(0, 1, 2), Size(min=1, target=1), (2,))
@@ -96,12 +107,14 @@ def test_a_group_leaves_a_drained_node_at_once_where_enough_stay() -> None:
     assert planned([*ready(0), leaving(1)], Size(min=1, target=2), (0,)).dismiss == (1,)
 
 
-def test_a_group_that_leaves_a_drained_node_takes_those_with_it_that_are_ready_and_waits_for_no_others() -> None:
+def test_a_group_leaving_a_drained_node_takes_ready_workers_and_waits_for_no_others() -> None:
     some = [*ready(0), leaving(1), *ready(2, since=5.0), *starting(3)]
     assert planned(some, ONE_TO_THREE, (0, 1), now=5.0).group == (0, 2)
 
 
-def test_a_group_that_would_be_too_small_waits_for_another_process_and_then_saves_and_stops() -> None:
+def test_a_group_that_would_be_too_small_waits_for_another_process_and_then_saves_and_stops() -> (
+    None
+):
     some = [*ready(0), leaving(1), *starting(2)]
     assert planned(some, TWO, (0, 1), now=LEAVE_PATIENCE_S - 1).group == (0, 1)
     assert planned(some, TWO, (0, 1), now=LEAVE_PATIENCE_S).group == ()
@@ -116,7 +129,9 @@ def test_of_processes_too_many_those_go_that_only_start_and_then_the_newest() ->
     assert planned(ready(8, 1), TWO).group == (1, 8)
 
 
-def test_a_group_has_the_patience_from_the_first_notice_on_that_one_of_its_own_processes_goes() -> None:
+def test_a_group_has_the_patience_from_the_first_notice_on_that_one_of_its_own_processes_goes() -> (
+    None
+):
     some = [leaving(0, since=10.0), leaving(1, since=14.0), *starting(2)]
     assert planned(some, TWO, (0, 1), now=10.0 + LEAVE_PATIENCE_S - 0.5).group == (0, 1)
     assert planned(some, TWO, (0, 1), now=10.0 + LEAVE_PATIENCE_S).group == ()
@@ -128,19 +143,29 @@ PROCESSES = st.builds(
         Process(number=number, ready_since=ready_at, leaving_since=leaving_at)
         for number, (ready_at, leaving_at) in enumerate(states)
     ],
-    st.lists(st.tuples(st.sampled_from([None, 0.0, 3.0]), st.sampled_from([None, None, 1.0])), max_size=7),
+    st.lists(
+        st.tuples(st.sampled_from([None, 0.0, 3.0]), st.sampled_from([None, None, 1.0])), max_size=7
+    ),
 )
-SIZES = st.tuples(st.integers(1, 4), st.integers(0, 4)).map(lambda pair: Size(min=pair[0], target=sum(pair)))
+SIZES = st.tuples(st.integers(1, 4), st.integers(0, 4)).map(
+    lambda pair: Size(min=pair[0], target=sum(pair))
+)
 
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
     processes = draw(PROCESSES)
     able = [process.number for process in processes if process.ready_since is not None]
-    group = draw(st.permutations(able).flatmap(lambda order: st.integers(0, len(order)).map(lambda n: order[:n])))
+    group = draw(
+        st.permutations(able).flatmap(
+            lambda order: st.integers(0, len(order)).map(lambda n: order[:n])
+        )
+    )
     now = draw(st.floats(3.0, 30.0))
     training = bool(group) and draw(st.booleans())
-    return Situation(processes=processes, size=draw(SIZES), group=tuple(group), training=training, now=now)
+    return Situation(
+        processes=processes, size=draw(SIZES), group=tuple(group), training=training, now=now
+    )
 
 
 @given(situations())
@@ -151,7 +176,11 @@ def test_whatever_happens_the_plan_is_sound(seen: Situation) -> None:
     assert training.isdisjoint(todo.dismiss)
     assert len(todo.group) == len(set(todo.group))
     assert all(alive[number].ready_since is not None for number in todo.group)
-    staying = [one for one in seen.processes if one.leaving_since is None and one.number not in todo.dismiss]
+    staying = [
+        one
+        for one in seen.processes
+        if one.leaving_since is None and one.number not in todo.dismiss
+    ]
     assert len(staying) + todo.hire >= seen.size.target
     assert not (todo.hire and len(staying) > seen.size.target)
     if todo.group and todo.group != tuple(seen.group):
@@ -162,13 +191,21 @@ def test_whatever_happens_the_plan_is_sound(seen: Situation) -> None:
 
 @given(situations())
 def test_following_a_plan_comes_to_rest(seen: Situation) -> None:
-    """Where nothing more happens and all that was hired comes up, a few rounds lead to the size that is wanted."""
+    """Where nothing more happens and all that was hired comes up, a few rounds lead to the size
+    that is wanted.
+    """
     for _ in range(4):
         todo = plan(seen)
-        kept = [replace(one, ready_since=0.0) for one in seen.processes if one.number not in todo.dismiss]
+        kept = [
+            replace(one, ready_since=0.0)
+            for one in seen.processes
+            if one.number not in todo.dismiss
+        ]
         first = max((one.number for one in seen.processes), default=-1) + 1
         kept += ready(*range(first, first + todo.hire))
-        seen = replace(seen, processes=kept, group=todo.group, training=bool(todo.group), now=seen.now + 60.0)
+        seen = replace(
+            seen, processes=kept, group=todo.group, training=bool(todo.group), now=seen.now + 60.0
+        )
     assert len(seen.group) == seen.size.target
     assert plan(seen) == Plan(hire=0, dismiss=(), group=tuple(seen.group))
 
@@ -176,5 +213,11 @@ def test_following_a_plan_comes_to_rest(seen: Situation) -> None:
 def test_nodes_of_processes_come_in_the_order_in_which_these_are_kept() -> None:
     starting = Process(number=0, ready_since=None, node="starts")
     unplaced = Process(number=1, ready_since=None)
-    members = [Process(number=number, ready_since=1.0, node=f"rank-{3 - number}") for number in (2, 3)]
-    assert placed_nodes([starting, unplaced, *members], group=(3, 2)) == ("rank-0", "rank-1", "starts")
+    members = [
+        Process(number=number, ready_since=1.0, node=f"rank-{3 - number}") for number in (2, 3)
+    ]
+    assert placed_nodes([starting, unplaced, *members], group=(3, 2)) == (
+        "rank-0",
+        "rank-1",
+        "starts",
+    )

@@ -35,13 +35,18 @@ def note_of(folder: Path, body: str) -> str | None:
     ("body", "told"),
     [
         ("import os; os._exit(3)", "the process ended itself with os._exit(3) at task.py:4"),
-        ("import ctypes; ctypes.string_at(0)", "the process crashed with segmentation fault at task.py:4"),
+        (
+            "import ctypes; ctypes.string_at(0)",
+            "the process crashed with segmentation fault at task.py:4",
+        ),
         ("import os; os.abort()", "the process crashed with aborted at task.py:4"),
         (f"import os; os.kill(os.getpid(), {signal.SIGKILL:d})", None),
         ("import os\nif os.fork():\n    os.wait()\nelse:\n    os._exit(1)", None),
     ],
 )
-def test_what_ended_a_process_is_told_with_its_line(tmp_path: Path, body: str, told: str | None) -> None:
+def test_what_ended_a_process_is_told_with_its_line(
+    tmp_path: Path, body: str, told: str | None
+) -> None:
     assert note_of(tmp_path, body) == told
     assert list((tmp_path / "exits").iterdir()) == []
 
@@ -71,9 +76,13 @@ os._exit(3)
 """
 
 
-def test_process_that_ends_itself_calls_the_hook_first_and_its_children_do_not(tmp_path: Path) -> None:
+def test_process_that_ends_itself_calls_the_hook_first_and_its_children_do_not(
+    tmp_path: Path,
+) -> None:
     flushed = tmp_path / "flushed"
     code = FLUSHED.format(flushed=str(flushed), note=str(tmp_path / "exits" / "note.txt"))
     root = Path(__file__).parents[3]
-    ended = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, check=False, capture_output=True, text=True
+    )
     assert (flushed.read_text(), ended.returncode) == (ended.stdout, 3)

@@ -27,7 +27,9 @@ from workers.failure import (
 from workers.failure_causes import CONTROLLER, failure_of, fatal_reason
 
 RAISED = TaskRaised(3, 0, "ValueError: no such label")
-GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4")
+GLOO = RuntimeError(
+    "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4"
+)
 LOST = FailureRecord(cause="infrastructure", rank=1, message="the process of rank 1 is gone")
 DIED = LOST.model_copy(update={"process_died": True})
 
@@ -44,7 +46,9 @@ def live(*failures: FailureRecord, most_own: int = 3, progressed: bool = True, f
     """The last move after these failures."""
     state, move = Failures(), None
     for failure in failures:
-        state, move = next_move(state, failure, progressed=progressed, most_own=most_own, fatal=fatal)
+        state, move = next_move(
+            state, failure, progressed=progressed, most_own=most_own, fatal=fatal
+        )
     return move
 
 
@@ -60,9 +64,13 @@ def test_a_storage_that_cannot_serve_the_job_ends_it_before_it_begins() -> None:
     assert fatal_reason({0: refused, 1: GLOO}) == "START_FAILED"
 
 
-@pytest.mark.parametrize("death", [ActorDiedError(), ActorUnavailableError("", b"0" * 16), NodeDiedError("")])
+@pytest.mark.parametrize(
+    "death", [ActorDiedError(), ActorUnavailableError("", b"0" * 16), NodeDiedError("")]
+)
 @pytest.mark.parametrize("collateral", [GLOO, RAISED, DistBackendError("NCCL error")])
-def test_a_dead_worker_explains_whatever_its_peers_raised(death: Exception, collateral: Exception) -> None:
+def test_a_dead_worker_explains_whatever_its_peers_raised(
+    death: Exception, collateral: Exception
+) -> None:
     failure = failure_of({0: collateral, 1: death})
     assert (failure.cause, failure.rank) == ("infrastructure", 1)
     assert failure.message.startswith("the process of rank 1 is gone")
@@ -98,7 +106,9 @@ def test_a_gpu_that_is_full_is_no_dead_process() -> None:
     assert failure_of({0: OutOfMemoryError("Ray killed the worker")}).cause == "infrastructure"
 
 
-@pytest.mark.parametrize(("error", "cause"), [(ActorDiedError(), "infrastructure"), (ValueError("no"), "job")])
+@pytest.mark.parametrize(
+    ("error", "cause"), [(ActorDiedError(), "infrastructure"), (ValueError("no"), "job")]
+)
 def test_a_failure_of_the_controller_names_no_rank(error: Exception, cause: str) -> None:
     failure = failure_of({CONTROLLER: error})
     assert (failure.cause, failure.rank) == (cause, None)
@@ -111,7 +121,9 @@ def test_the_same_error_at_the_same_step_twice_in_a_row_ends_the_job() -> None:
     assert move == GiveUp(reason="TASK_RAISED", message="twice in a row: it raised")
 
 
-@pytest.mark.parametrize("failures", [[own(3), own(4)], [own(3), own(3, "other")], [own(3), own(4), own(3)]])
+@pytest.mark.parametrize(
+    "failures", [[own(3), own(4)], [own(3), own(3, "other")], [own(3), own(4), own(3)]]
+)
 def test_other_errors_and_other_steps_are_tried_again(failures) -> None:
     assert live(*failures) == Retry(pause_s=FIRST_PAUSE_S)
 
@@ -142,7 +154,9 @@ def test_a_job_without_a_budget_ends_with_its_first_failure() -> None:
 
 
 def test_an_error_that_no_retry_can_cure_ends_the_job_at_once() -> None:
-    assert live(own(9), fatal="LOSS_NOT_FINITE") == GiveUp(reason="LOSS_NOT_FINITE", message="it raised")
+    assert live(own(9), fatal="LOSS_NOT_FINITE") == GiveUp(
+        reason="LOSS_NOT_FINITE", message="it raised"
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,11 +193,18 @@ def at(step: int, doing: Doing = "training", epoch: int = 0) -> RankProgress:
 
 
 @pytest.mark.parametrize("doing", ["epoch end", "finished"])
-@pytest.mark.parametrize("errors", [{0: GLOO}, {0: GLOO, 1: GLOO}, {0: GLOO, 1: EOFError("Ran out of input")}])
-def test_a_rank_that_left_its_loop_early_is_named_with_the_one_that_waits(errors, doing: Doing) -> None:
+@pytest.mark.parametrize(
+    "errors", [{0: GLOO}, {0: GLOO, 1: GLOO}, {0: GLOO, 1: EOFError("Ran out of input")}]
+)
+def test_a_rank_that_left_its_loop_early_is_named_with_the_one_that_waits(
+    errors, doing: Doing
+) -> None:
     failure = failure_of(errors, {0: at(18), 1: at(18, doing)})
     assert (failure.cause, failure.rank, failure.step) == ("job", 1, 18)
-    assert "rank 1 left its loop after step 17 (epoch 0), and rank 0 waits for it in step 18" in failure.message
+    assert (
+        "rank 1 left its loop after step 17 (epoch 0), and rank 0 waits for it in step 18"
+        in failure.message
+    )
 
 
 @pytest.mark.parametrize("others", [at(17), at(18), at(18, epoch=1)])
@@ -202,17 +223,27 @@ def test_a_process_that_its_own_code_ended_is_the_jobs_failure_with_its_line() -
     crashed = ProcessCrashed("the process crashed with segmentation fault at train.py:17")
     failure = failure_of({0: GLOO, 1: crashed}, {0: at(4), 1: at(2)})
     assert (failure.cause, failure.rank, failure.step) == ("job", 1, 4)
-    assert failure.message == "rank 1, in step 4: the process crashed with segmentation fault at train.py:17"
+    assert (
+        failure.message
+        == "rank 1, in step 4: the process crashed with segmentation fault at train.py:17"
+    )
 
 
 def test_a_dead_process_without_a_survivor_is_told_with_its_last_known_step() -> None:
     crashed = ProcessCrashed("the process crashed with aborted at train.py:17")
-    assert failure_of({0: crashed}, {0: at(2)}).message.startswith("rank 0, last seen in step 2: the process crashed")
-    assert "rank 0 is gone, last seen in step 2" in failure_of({0: ActorDiedError()}, {0: at(2)}).message
+    assert failure_of({0: crashed}, {0: at(2)}).message.startswith(
+        "rank 0, last seen in step 2: the process crashed"
+    )
+    assert (
+        "rank 0 is gone, last seen in step 2"
+        in failure_of({0: ActorDiedError()}, {0: at(2)}).message
+    )
 
 
 def test_a_process_that_crashes_while_it_starts_is_the_jobs_failure() -> None:
-    failure = failure_of({CONTROLLER: ProcessCrashed("the process ended itself with os._exit(3) at task.py:9")})
+    failure = failure_of(
+        {CONTROLLER: ProcessCrashed("the process ended itself with os._exit(3) at task.py:9")}
+    )
     assert (failure.cause, failure.rank) == ("job", None)
     assert "os._exit(3) at task.py:9" in failure.message
 
@@ -223,14 +254,20 @@ def test_groups_that_lose_a_process_again_and_again_without_progress_end_the_job
         state, move = next_move(state, DIED, progressed=False, most_own=3, fatal=None)
     assert isinstance(move, GiveUp)
     assert move.reason == "NO_PROGRESS"
-    assert move.message.startswith("6 worker groups in a row lost a process without a new checkpoint or epoch")
+    assert move.message.startswith(
+        "6 worker groups in a row lost a process without a new checkpoint or epoch"
+    )
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.booleans())
-def test_however_groups_are_lost_the_job_ends_unless_it_gets_further(deaths: list[bool], progressed: bool) -> None:
+def test_however_groups_are_lost_the_job_ends_unless_it_gets_further(
+    deaths: list[bool], progressed: bool
+) -> None:
     state, moves = Failures(), []
     for died in deaths:
-        state, move = next_move(state, DIED if died else LOST, progressed=progressed, most_own=3, fatal=None)
+        state, move = next_move(
+            state, DIED if died else LOST, progressed=progressed, most_own=3, fatal=None
+        )
         moves.append(isinstance(move, GiveUp))
     assert any(moves) <= (not progressed)
     assert progressed or len(deaths) <= MOST_LOST_GROUPS or any(moves)
@@ -241,7 +278,10 @@ def test_however_groups_are_lost_the_job_ends_unless_it_gets_further(deaths: lis
     [
         ("The actor died because its node has died. Node Id: 5", "its node is gone"),
         ("Worker exit detail: Worker exits with an exit code 4.", "it ended with exit code 4"),
-        ("unexpectedly exits with a connection error code 2. End of file.", "it was killed, usually by the kernel"),
+        (
+            "unexpectedly exits with a connection error code 2. End of file.",
+            "it was killed, usually by the kernel",
+        ),
     ],
 )
 def test_what_ray_knows_of_a_death_is_told(notice: str, told: str) -> None:

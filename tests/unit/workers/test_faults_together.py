@@ -20,7 +20,9 @@ NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
 COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 
 
-def test_a_newcomer_that_cannot_build_the_task_after_a_drain_does_not_end_the_job(world: Callable[..., World]) -> None:
+def test_a_newcomer_that_cannot_build_the_task_after_a_drain_does_not_end_the_job(
+    world: Callable[..., World],
+) -> None:
     here = world(least=1, most=1, slow={1}, nodes={1: "b"})
 
     def fail(crew: FakeCrew) -> None:
@@ -46,7 +48,10 @@ def test_a_rank_that_hangs_after_its_peer_returned_is_ended(world: Callable[...,
 
 
 def test_a_process_that_died_while_it_started_leaves_the_task_untried() -> None:
-    failed = [FailedStart(error=NO_DATA, node="a", host="a"), FailedStart(error=NodeDiedError(""), node="b", host="b")]
+    failed = [
+        FailedStart(error=NO_DATA, node="a", host="a"),
+        FailedStart(error=NodeDiedError(""), node="b", host="b"),
+    ]
     for order in (failed, failed[::-1]):
         verdict = judge_starts(order, [], has_trained=False)
         assert verdict is not None
@@ -54,14 +59,18 @@ def test_a_process_that_died_while_it_started_leaves_the_task_untried() -> None:
         assert verdict.failure.cause == "infrastructure"
 
 
-def test_a_spot_fleet_that_leaves_checkpoints_may_lose_nodes_for_ever(world: Callable[..., World]) -> None:
+def test_a_spot_fleet_that_leaves_checkpoints_may_lose_nodes_for_ever(
+    world: Callable[..., World],
+) -> None:
     here = world(least=2)
     gone = {0: NodeDiedError(""), 1: NodeDiedError("")}
     assert here.run(*[lambda crew: crew.come_back(gone)] * (3 * MOST_LOST_GROUPS)) == COMPLETED
     assert len(here.desk.records) == 3 * MOST_LOST_GROUPS
 
 
-def test_processes_that_die_on_stable_nodes_without_a_checkpoint_end_the_job(world: Callable[..., World]) -> None:
+def test_processes_that_die_on_stable_nodes_without_a_checkpoint_end_the_job(
+    world: Callable[..., World],
+) -> None:
     here = world({1: ActorDiedError()}, least=2)
     here.desk.has_progressed = False
     end = here.run()
@@ -72,7 +81,10 @@ def test_processes_that_die_on_stable_nodes_without_a_checkpoint_end_the_job(wor
 def test_a_supervisor_that_starts_again_knows_how_often_processes_died() -> None:
     died = FailureRecord(cause="infrastructure", rank=1, message="gone", process_died=True)
     assert Failures.recorded([died] * 3).deaths_in_a_row == 3
-    assert Failures.recorded([died, died.model_copy(update={"process_died": False})]).deaths_in_a_row == 0
+    assert (
+        Failures.recorded([died, died.model_copy(update={"process_died": False})]).deaths_in_a_row
+        == 0
+    )
 
 
 @pytest.mark.parametrize("doing", ["epoch end", "finished"])

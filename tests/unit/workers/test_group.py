@@ -19,7 +19,9 @@ def new_store() -> Store:
 
 def test_a_process_whose_group_never_formed_meets_newcomers_as_if_new() -> None:
     """torch names a group by how many came before it, and counts those that never formed."""
-    alone = process_group(new_store(), (0, 2), device="cpu", host="127.0.0.1", timeout=timedelta(seconds=1))
+    alone = process_group(
+        new_store(), (0, 2), device="cpu", host="127.0.0.1", timeout=timedelta(seconds=1)
+    )
     with pytest.raises(RuntimeError), alone:
         pass
     with process_group(new_store(), (0, 1), device="cpu", host="127.0.0.1"):

@@ -11,10 +11,20 @@ from pydantic import ValidationError
 
 from workers.actor import GUEST_SILENCE_S, AccordionActor
 from workers.calls import Receipt, Refused, Stamp
-from workers.contract import GUEST_ATTEMPT, GUEST_PROTOCOL, Cursor, EndRecord, Guest, JobSpec, Record
+from workers.contract import (
+    GUEST_ATTEMPT,
+    GUEST_PROTOCOL,
+    Cursor,
+    EndRecord,
+    Guest,
+    JobSpec,
+    Record,
+)
 from workers.names import actor_name, installation_of
 
-SPEC = JobSpec.model_validate({"name": "digits", "task": {"name": "guest"}, "workers": {"min": 8, "max": 8}})
+SPEC = JobSpec.model_validate(
+    {"name": "digits", "task": {"name": "guest"}, "workers": {"min": 8, "max": 8}}
+)
 
 
 class Clock:
@@ -38,7 +48,14 @@ def actor(clock: Clock) -> AccordionActor:
 
 
 def guest(job_id: str = "a", *, generation: int = 1, name: str = "digits") -> Guest:
-    return Guest(job_id=job_id, name=name, generation=generation, train_run="r", ray_job_id="01000000", spec=SPEC)
+    return Guest(
+        job_id=job_id,
+        name=name,
+        generation=generation,
+        train_run="r",
+        ray_job_id="01000000",
+        spec=SPEC,
+    )
 
 
 def enlist(actor: AccordionActor, run: Guest) -> Any:

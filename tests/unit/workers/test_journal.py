@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from tests.unit.workers.world import journal, note
 from workers import journal as journal_module
 from workers.contract import Cursor, EndRecord, FailureRecord
-from workers.journal import Journal, claim_generation, is_superseded, read_end, read_records, write_end
+from workers.journal import (
+    Journal,
+    claim_generation,
+    is_superseded,
+    read_end,
+    read_records,
+    write_end,
+)
 
 END = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 
@@ -99,7 +106,9 @@ def test_a_job_that_goes_on_has_no_end(tmp_path: Path) -> None:
     assert read_end(tmp_path) is None
 
 
-def test_the_end_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_file_is_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def torn(content: object, file) -> None:
         file.write('{"end": {"sta')
         raise OSError("No space left on device")

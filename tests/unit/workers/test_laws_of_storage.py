@@ -1,7 +1,8 @@
-"""The history of a job is the samples of its surviving line, whatever its storage does at whichever call.
+"""The history of a job is the samples of its surviving line, whatever its storage does at whichever
+call.
 
-One call of the first group's goes wrong: it fails, loses its answer, kills the process, or arrives when the next group
-already trains.
+One call of the first group's goes wrong: it fails, loses its answer, kills the process, or arrives
+when the next group already trains.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def test_the_history_is_the_samples_of_the_surviving_line_in_a_directory(
 
 
 @pytest.mark.parametrize("at", [0, 12, 20])
-def test_a_storage_that_is_full_for_a_while_makes_nothing_be_trained_again(job: Job, at: int) -> None:
+def test_a_storage_that_is_full_for_a_while_makes_nothing_be_trained_again(
+    job: Job, at: int
+) -> None:
     link = job.run(Group(at=at, times=60))
     assert link.outcome == "completed"
     assert any("No space left on device" in line for line in link.lines)
@@ -87,16 +90,24 @@ def test_a_storage_that_is_full_for_a_while_makes_nothing_be_trained_again(job: 
 def test_a_storage_that_hangs_costs_checkpoints_and_the_job_waits_at_its_end(job: Job) -> None:
     job = Job(job.folder, every_steps=1)
     group = Group(at=12, fault="hang")
-    link = job.run(group, on_line=lambda _, line: group.arrives.set() if "training is paused" in line else None)
+    link = job.run(
+        group, on_line=lambda _, line: group.arrives.set() if "training is paused" in line else None
+    )
     assert link.outcome == "completed"
-    assert "due after step 2 is skipped: g000000000001-e000000-s0000000002 has been on its way" in link.lines[0]
+    assert (
+        "due after step 2 is skipped: g000000000001-e000000-s0000000002 has been on its way"
+        in link.lines[0]
+    )
     assert "while saving checkpoint" in link.lines[-1]
     assert torch.equal(job.visits(), torch.ones(EPOCHS, SAMPLES))
 
 
 def test_a_job_that_is_cancelled_does_not_wait_for_a_storage_that_hangs(job: Job) -> None:
     group = Group(at=12, fault="hang")
-    link = job.run(group, on_line=lambda link, line: link.order("cancel") if "training is paused" in line else None)
+    link = job.run(
+        group,
+        on_line=lambda link, line: link.order("cancel") if "training is paused" in line else None,
+    )
     assert link.outcome == "unsaved"
     group.let_arrive()
 
@@ -122,7 +133,9 @@ def _waits(job: Job, group: Group, **settings: Any) -> tuple[set[str], JournalLi
     ],
     ids=["at its start", "at its end", "hanging"],
 )
-def test_a_group_that_waits_for_its_storage_shows_that_and_takes_it_back(job: Job, group: Group, text: str) -> None:
+def test_a_group_that_waits_for_its_storage_shows_that_and_takes_it_back(
+    job: Job, group: Group, text: str
+) -> None:
     seen, link = _waits(job, group, every_steps=1)
     assert any(text in waited for waited in seen)
     assert link.outcome == "completed"

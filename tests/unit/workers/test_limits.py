@@ -1,4 +1,6 @@
-"""How long worker processes may take: per job, and longer after each that was ended for its silence."""
+"""How long worker processes may take: per job, and longer after each that was ended for its
+silence.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_peers_wait_for_longer_than_a_process_may_be_silent(here: Callable[..., 
         assert actor.asked("train")[0].arguments[0].peer_timeout_s == timeout_s
 
 
-def test_a_process_that_answers_may_load_for_as_long_as_the_job_says(here: Callable[..., World]) -> None:
+def test_a_process_that_answers_may_load_for_as_long_as_the_job_says(
+    here: Callable[..., World],
+) -> None:
     world = here(start_seconds=1000)
     world.starting(prepare=OPEN)
     world.look(max(990.0, PREPARING_S))
@@ -66,7 +70,10 @@ def test_a_process_that_answers_may_load_for_as_long_as_the_job_says(here: Calla
     world.look(15.0)
     [failed] = world.crew.failed_starts()
     assert isinstance(failed.error, TaskNotReady)
-    assert str(failed.error) == "task and data were not loaded within 1000 s; raise limits.start_seconds"
+    assert (
+        str(failed.error)
+        == "task and data were not loaded within 1000 s; raise limits.start_seconds"
+    )
 
 
 def test_a_group_is_idle_from_its_last_sign_of_training_on(here: Callable[..., World]) -> None:
@@ -118,4 +125,6 @@ def test_a_worker_computes_with_the_cpus_that_it_reserves(cpus: float, threads: 
 
 def test_a_group_that_hangs_before_it_trains_is_told_the_limit_of_its_start() -> None:
     failure = hang_of({0: RankProgress()}, {}, 60.0)
-    assert failure.message.endswith("rank 0 is at its start; if that is expected, raise limits.start_seconds")
+    assert failure.message.endswith(
+        "rank 0 is at its start; if that is expected, raise limits.start_seconds"
+    )

@@ -17,12 +17,21 @@ def name(generation: int, epoch: int) -> str:
 
 
 def started(epoch: int, resumed_from: str | None = None) -> Payload:
-    return STARTED.model_copy(update={"epoch": epoch, "step": 4 * epoch, "resumed_from": resumed_from})
+    return STARTED.model_copy(
+        update={"epoch": epoch, "step": 4 * epoch, "resumed_from": resumed_from}
+    )
 
 
 def trained(epoch: int) -> EpochRecord:
     none = {"lr": 0.1, "global_batch": 4, "samples": 16, "seconds_by_phase": {}, "bytes": {}}
-    content = {"epoch": epoch, "step": 4, "world_size": 1, "loss": None, "regime_by_layer": {}, "level_by_layer": {}}
+    content = {
+        "epoch": epoch,
+        "step": 4,
+        "world_size": 1,
+        "loss": None,
+        "regime_by_layer": {},
+        "level_by_layer": {},
+    }
     return EpochRecord.model_validate({**none, **content})
 
 
@@ -43,7 +52,12 @@ def test_the_line_runs_back_through_the_checkpoints_that_groups_resumed_from():
     line = lineage((1, started(0)), (2, started(2, name(1, 2))), (3, started(3, name(2, 3))))
     names = [name(generation, epoch) for generation in (1, 2, 3) for epoch in (1, 2, 3, 4)]
     newest = [name(3, epoch) for epoch in (4, 3, 2, 1)]
-    assert line.survivors(names) == [*newest, *(name(2, epoch) for epoch in (3, 2, 1)), name(1, 2), name(1, 1)]
+    assert line.survivors(names) == [
+        *newest,
+        *(name(2, epoch) for epoch in (3, 2, 1)),
+        name(1, 2),
+        name(1, 1),
+    ]
 
 
 def test_a_group_whose_generation_is_a_lower_number_comes_first_when_it_started_later():
@@ -78,4 +92,9 @@ def test_the_line_runs_through_attempts_and_past_generations_that_no_group_used(
     claim_generation(tmp_path)
     line = Lineage.of_records(read_records(tmp_path))
     names = [name(generation, epoch) for generation in (1, 3, 7) for epoch in (2, 3, 4)]
-    assert line.survivors(names) == [*(name(7, epoch) for epoch in (4, 3, 2)), name(3, 3), name(3, 2), name(1, 2)]
+    assert line.survivors(names) == [
+        *(name(7, epoch) for epoch in (4, 3, 2)),
+        name(3, 3),
+        name(3, 2),
+        name(1, 2),
+    ]

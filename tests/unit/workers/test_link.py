@@ -12,7 +12,18 @@ import pytest
 from accordion.controller import Controller
 from accordion.messages import Override
 from tests.unit.workers.test_actor import controller, progress, report
-from tests.unit.workers.world import JOB, LAYERS, SPEC, STARTED, FakeCluster, journal, launch, note, stamp, until
+from tests.unit.workers.world import (
+    JOB,
+    LAYERS,
+    SPEC,
+    STARTED,
+    FakeCluster,
+    journal,
+    launch,
+    note,
+    stamp,
+    until,
+)
 from workers import link as link_module
 from workers import orders
 from workers.contract import Orders
@@ -35,7 +46,9 @@ def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def start(**spec: Any) -> ActorLink:
         shipper = LogShipper(Source(job_id=JOB, attempt=1, rank=0), cluster, lambda: 0.0)
-        made.append(ActorLink(launch(tmp_path, **spec), journal(tmp_path), ask=cluster, shipper=shipper))
+        made.append(
+            ActorLink(launch(tmp_path, **spec), journal(tmp_path), ask=cluster, shipper=shipper)
+        )
         made[-1].start()
         return made[-1]
 
@@ -46,7 +59,9 @@ def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def decisions(link: ActorLink, of: Any, epochs: range) -> list[Any]:
     """What holds after each epoch; `of` is rank 0's controller."""
-    return [link.decide(report(epoch), of.decide(report(epoch)), of.state_dict()) for epoch in epochs]
+    return [
+        link.decide(report(epoch), of.decide(report(epoch)), of.state_dict()) for epoch in epochs
+    ]
 
 
 def undisturbed(epochs: int) -> list[Any]:
@@ -61,7 +76,9 @@ def test_decisions_come_from_the_actor(opened: Open, cluster: FakeCluster) -> No
     assert [cluster.calls.count(method) for method in ("register", "decide")] == [1, 4]
 
 
-def test_an_actor_that_was_killed_in_mid_run_gives_the_same_decisions(opened: Open, cluster: FakeCluster) -> None:
+def test_an_actor_that_was_killed_in_mid_run_gives_the_same_decisions(
+    opened: Open, cluster: FakeCluster
+) -> None:
     link, local = opened(), controller()
     link.started(STARTED, local.state_dict())
     made = decisions(link, local, range(2))
@@ -72,7 +89,9 @@ def test_an_actor_that_was_killed_in_mid_run_gives_the_same_decisions(opened: Op
 
 
 @pytest.mark.parametrize("road", ["silent", "deaf"])
-def test_rank_0_decides_by_itself_while_the_actor_is_silent_and_the_actor_takes_it_over(opened, cluster, road) -> None:
+def test_rank_0_decides_by_itself_while_the_actor_is_silent_and_the_actor_takes_it_over(
+    opened, cluster, road
+) -> None:
     link, local = opened(), controller()
     link.started(STARTED, local.state_dict())
     setattr(cluster, road, {"decide", "register"})
@@ -81,7 +100,9 @@ def test_rank_0_decides_by_itself_while_the_actor_is_silent_and_the_actor_takes_
     assert made + decisions(link, local, range(2, 5)) == undisturbed(5)
 
 
-def test_an_actor_that_is_silent_at_the_start_is_told_with_the_first_decision(opened: Open, cluster) -> None:
+def test_an_actor_that_is_silent_at_the_start_is_told_with_the_first_decision(
+    opened: Open, cluster
+) -> None:
     cluster.silent = {"register"}
     link, local = opened(), controller()
     link.started(STARTED, local.state_dict())
@@ -89,7 +110,9 @@ def test_an_actor_that_is_silent_at_the_start_is_told_with_the_first_decision(op
     assert decisions(link, local, range(2)) == undisturbed(2)
 
 
-def test_overrides_reach_the_actors_controller_with_the_next_decision(opened: Open, cluster: FakeCluster) -> None:
+def test_overrides_reach_the_actors_controller_with_the_next_decision(
+    opened: Open, cluster: FakeCluster
+) -> None:
     link, local = opened(), controller()
     link.started(STARTED, local.state_dict())
     local.override([Override(id="by-hand", level="low")], epoch=0, step=1)
@@ -108,7 +131,9 @@ def test_an_override_of_the_batch_alone_reaches_it_too(opened: Open) -> None:
     assert (made.global_batch, made.batch_override) == (128, "by-hand")
 
 
-def test_the_link_of_an_older_generation_learns_that_it_is_over(opened: Open, cluster: FakeCluster) -> None:
+def test_the_link_of_an_older_generation_learns_that_it_is_over(
+    opened: Open, cluster: FakeCluster
+) -> None:
     link, local = opened(), controller()
     link.started(STARTED, local.state_dict())
     cluster.call("post", JOB, stamp(9), [])
@@ -125,7 +150,9 @@ def test_orders_reach_the_callback_when_they_are_given(opened: Open, cluster: Fa
     until(lambda: heard == [CANCEL])
 
 
-def test_orders_known_before_there_is_a_callback_reach_it_at_once(opened: Open, cluster: FakeCluster) -> None:
+def test_orders_known_before_there_is_a_callback_reach_it_at_once(
+    opened: Open, cluster: FakeCluster
+) -> None:
     cluster.call("order", JOB, CANCEL)
     link, heard = opened(), []
     until(lambda: cluster.calls.count("watch") > 1)
@@ -133,7 +160,9 @@ def test_orders_known_before_there_is_a_callback_reach_it_at_once(opened: Open, 
     assert heard == [CANCEL]
 
 
-def test_orders_are_heard_again_after_the_actor_was_silent_and_lost_its_memory(opened: Open, cluster) -> None:
+def test_orders_are_heard_again_after_the_actor_was_silent_and_lost_its_memory(
+    opened: Open, cluster
+) -> None:
     cluster.silent = {"watch"}
     link, heard = opened(), []
     link.on_orders(heard.append)
@@ -144,7 +173,9 @@ def test_orders_are_heard_again_after_the_actor_was_silent_and_lost_its_memory(o
     until(lambda: heard == [CANCEL])
 
 
-def test_orders_that_could_not_be_obeyed_do_not_keep_the_next_ones_away(opened: Open, cluster: FakeCluster) -> None:
+def test_orders_that_could_not_be_obeyed_do_not_keep_the_next_ones_away(
+    opened: Open, cluster: FakeCluster
+) -> None:
     link, heard = opened(), []
 
     def obey(orders: Orders) -> None:
@@ -159,7 +190,9 @@ def test_orders_that_could_not_be_obeyed_do_not_keep_the_next_ones_away(opened: 
     until(lambda: heard == [1, 2])
 
 
-def test_an_error_that_nobody_expected_does_not_end_the_listening(opened: Open, cluster, monkeypatch) -> None:
+def test_an_error_that_nobody_expected_does_not_end_the_listening(
+    opened: Open, cluster, monkeypatch
+) -> None:
     watches = cluster.actor.watch
     monkeypatch.setattr(cluster.actor, "watch", None)
     link, heard = opened(), []
@@ -176,7 +209,10 @@ def test_records_progress_and_lines_arrive(opened: Open, cluster: FakeCluster) -
     link.progress(progress(3))
     assert link.flush(LONG_S)
     drained = cluster.drain()
-    assert ([item.payload for item in drained.records], drained.progress) == ([note(1)], progress(3))
+    assert ([item.payload for item in drained.records], drained.progress) == (
+        [note(1)],
+        progress(3),
+    )
 
 
 def test_a_link_that_is_closed_keeps_nothing_of_who_listened(opened: Open) -> None:

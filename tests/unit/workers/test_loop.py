@@ -20,13 +20,19 @@ class Hand:
         self.communicated = 0.0
 
     def phases(self) -> Phases:
-        return Phases(clock=Clock(elapsed=lambda: self.time), communicated=lambda: self.communicated)
+        return Phases(
+            clock=Clock(elapsed=lambda: self.time), communicated=lambda: self.communicated
+        )
 
 
 def summary(loss: float, samples: int, **metrics: float) -> Summary:
     totals = {name: value * samples for name, value in metrics.items()}
     return Summary(
-        loss_total=loss * samples, loss_samples=samples, metric_totals=totals, eval_samples=samples, parameters="x"
+        loss_total=loss * samples,
+        loss_samples=samples,
+        metric_totals=totals,
+        eval_samples=samples,
+        parameters="x",
     )
 
 
@@ -62,7 +68,10 @@ def test_a_mean_loss_that_is_not_finite_is_none():
 
 
 def test_metrics_are_averaged_over_samples_though_a_worker_had_none():
-    parts = [summary(0.0, 30, accuracy=0.9), Summary(loss_total=0.0, loss_samples=0, parameters="x")]
+    parts = [
+        summary(0.0, 30, accuracy=0.9),
+        Summary(loss_total=0.0, loss_samples=0, parameters="x"),
+    ]
     assert mean_metrics(parts) == {"accuracy": pytest.approx(0.9)}
 
 
@@ -129,7 +138,10 @@ def test_seeded_draws_repeat_and_leave_the_generator_where_it_was():
             TaskRaised(3, 0, "ZeroDivisionError: division by zero"),
             "raised in step 3 (epoch 0): ZeroDivisionError: division by zero",
         ),
-        (TaskRaised(None, None, "OSError: no file"), "the task raised while it was being built: OSError: no file"),
+        (
+            TaskRaised(None, None, "OSError: no file"),
+            "the task raised while it was being built: OSError: no file",
+        ),
         (
             LossNotFinite(12, 0, 10),
             "not finite in 10 steps in a row, up to step 12 (epoch 0); lower training.optimizer.lr",

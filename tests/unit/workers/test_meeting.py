@@ -46,7 +46,10 @@ def test_nobody_can_connect_once_all_members_are_there(meeting: Meeting) -> None
 
 
 def test_a_group_does_not_form_while_a_stranger_is_connected(meeting: Meeting) -> None:
-    with stranger(meeting), pytest.raises(DistStoreError, match="2 connections to the store of a group of 1"):
+    with (
+        stranger(meeting),
+        pytest.raises(DistStoreError, match="2 connections to the store of a group of 1"),
+    ):
         meeting.admit(1, WAIT)
 
 
@@ -57,7 +60,9 @@ def test_who_does_not_know_the_secret_is_no_member(meeting: Meeting) -> None:
         meeting.admit(2, WAIT)
 
 
-def test_a_member_is_not_led_astray_by_somebody_who_does_not_know_the_secret(meeting: Meeting) -> None:
+def test_a_member_is_not_led_astray_by_somebody_who_does_not_know_the_secret(
+    meeting: Meeting,
+) -> None:
     host, port, _ = meeting.address
     TCPStore(host, port, is_master=False).set("closed", "guess")
     with pytest.raises(DistStoreError, match="does not know its secret"):

@@ -23,7 +23,14 @@ from workers.context import RankProgress
 from workers.crew import PULSE_S, RayCrew
 from workers.errors import OutOfMemory
 from workers.failure_causes import failure_of
-from workers.memory import MOST_READINGS, SHORTAGE_GRACE_S, MemoryGrowth, MemoryUse, MemoryWatch, read_memory_use
+from workers.memory import (
+    MOST_READINGS,
+    SHORTAGE_GRACE_S,
+    MemoryGrowth,
+    MemoryUse,
+    MemoryWatch,
+    read_memory_use,
+)
 from workers.spec import WorkersSpec
 from workers.worker import Place, Pulse
 
@@ -37,9 +44,16 @@ Make = Callable[..., RayCrew]
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
-    for name, do in {"remote": made.remote, "wait": made.wait, "get": made.get, "kill": made.killed.append}.items():
+    for name, do in {
+        "remote": made.remote,
+        "wait": made.wait,
+        "get": made.get,
+        "kill": made.killed.append,
+    }.items():
         monkeypatch.setattr(ray, name, do)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HERE))
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HERE)
+    )
     monkeypatch.setattr(crew_module, "draining_nodes", frozenset)
     monkeypatch.setattr(os, "kill", made.end)
     return made
@@ -76,7 +90,9 @@ def test_process_above_its_limit_is_ended_as_out_of_memory(fake: FakeRay, seated
     assert fake.killed == fake.actors
 
 
-def test_process_on_another_node_tells_what_it_uses_with_its_sign_of_life(fake: FakeRay, seated: Make) -> None:
+def test_process_on_another_node_tells_what_it_uses_with_its_sign_of_life(
+    fake: FakeRay, seated: Make
+) -> None:
     crew = seated(1, {}, memory="4GB")
     crew.hire()
     use = replace(PRESSED, process=5 * GB, node=6 * GB)
@@ -87,7 +103,9 @@ def test_process_on_another_node_tells_what_it_uses_with_its_sign_of_life(fake: 
     assert [one.number for one in crew.processes] == [0]
 
 
-def test_only_the_largest_process_of_a_node_short_of_memory_is_ended(fake: FakeRay, seated: Make) -> None:
+def test_only_the_largest_process_of_a_node_short_of_memory_is_ended(
+    fake: FakeRay, seated: Make
+) -> None:
     crew = seated(2, used := {})
     used |= {0: replace(PRESSED, process=GB, is_largest=False), 1: PRESSED}
     look(crew, fake)
@@ -122,18 +140,26 @@ def test_small_processes_are_killed_one_at_a_time(fake: FakeRay, seated: Make) -
 
 
 def seen_by_small_ranks(node_bytes: list[int]) -> list[MemoryWatch]:
-    """Eight almost equal ranks on a node of 100 GB, a reading a second; a new one is the largest each time."""
+    """Eight almost equal ranks on a node of 100 GB, a reading a second; a new one is the largest
+    each time.
+    """
     watches = [MemoryWatch() for _ in range(8)]
     for second, node in enumerate(node_bytes):
         for number, watch in enumerate(watches):
             largest = second % 8 == number
-            use = MemoryUse(process=12 * GB + largest, node=node, node_total=100 * GB, is_largest=largest)
+            use = MemoryUse(
+                process=12 * GB + largest, node=node, node_total=100 * GB, is_largest=largest
+            )
             watch.add(float(second), use)
     return watches
 
 
 def test_one_of_several_equal_ranks_that_fill_a_node_is_killed() -> None:
-    killed = [watch for watch in seen_by_small_ranks([96 * GB + n % 2 * 10**8 for n in range(60)]) if watch.judge(None)]
+    killed = [
+        watch
+        for watch in seen_by_small_ranks([96 * GB + n % 2 * 10**8 for n in range(60)])
+        if watch.judge(None)
+    ]
     assert len(killed) == 1
 
 
@@ -142,7 +168,9 @@ def test_equal_ranks_live_on_while_a_killed_process_gives_its_memory_back() -> N
     assert not any(watch.judge(None) for watch in seen_by_small_ranks(giving_back))
 
 
-def test_process_is_the_largest_if_no_other_used_more_when_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_is_the_largest_if_no_other_used_more_when_it_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memory_module, "_node_memory", lambda: (95 * GB, 100 * GB))
     monkeypatch.setattr(memory_module, "_worker_pids", lambda: [1, 2])
     sizes = {1: iter([12 * GB, 13 * GB]), 2: iter([11 * GB])}
@@ -152,13 +180,17 @@ def test_process_is_the_largest_if_no_other_used_more_when_it_was_read(monkeypat
     assert use.is_largest
 
 
-def test_process_that_the_kernel_ended_on_a_full_node_is_told_as_out_of_memory(fake: FakeRay, seated: Make) -> None:
+def test_process_that_the_kernel_ended_on_a_full_node_is_told_as_out_of_memory(
+    fake: FakeRay, seated: Make
+) -> None:
     crew = seated(1, used := {})
     used[0] = replace(PRESSED, is_largest=False)
     look(crew, fake)
     fake.actors[0].die()
     look(crew, fake)
-    assert str(crew.returned()[0]).startswith("out of memory (4.0 GB; its node used 15.0 of 16.0 GB)")
+    assert str(crew.returned()[0]).startswith(
+        "out of memory (4.0 GB; its node used 15.0 of 16.0 GB)"
+    )
 
 
 def test_process_within_its_limit_trains_on(fake: FakeRay, seated: Make) -> None:
@@ -187,7 +219,8 @@ def test_limit_of_memory_that_makes_no_sense_is_refused(text: Any) -> None:
 
 def test_use_of_a_process_holds_what_it_has_allocated() -> None:
     before = read_memory_use(os.getpid())
-    # New pages from the kernel: `bytes` of this size may lie in memory that earlier tests have freed.
+    # New pages from the kernel: `bytes` of this size may lie in memory that earlier tests have
+    # freed.
     with mmap(-1, ALLOCATED, flags=MAP_PRIVATE | MAP_ANONYMOUS) as held:
         held.write(b"x" * ALLOCATED)
         after = read_memory_use(os.getpid())
@@ -225,13 +258,17 @@ def test_process_that_grows_step_by_step_is_told_as_a_leak(fake: FakeRay, seated
 
 
 @pytest.mark.parametrize("readings", [[3, 9, 9, 9, 9, 9, 11], [3, 3, 3, 3, 3, 3, 11], [11]])
-def test_process_that_needs_much_at_once_is_not_told_as_a_leak(fake, seated: Make, readings) -> None:
+def test_process_that_needs_much_at_once_is_not_told_as_a_leak(
+    fake, seated: Make, readings
+) -> None:
     told = train_with(seated(1, {}, memory="1GB"), fake, [n * 10**8 for n in readings])
     assert "lower training.micro_batch" in told
     assert "grew" not in told
 
 
-def test_memory_that_one_long_step_takes_bit_by_bit_is_not_told_as_a_leak(fake, seated: Make) -> None:
+def test_memory_that_one_long_step_takes_bit_by_bit_is_not_told_as_a_leak(
+    fake, seated: Make
+) -> None:
     crew = seated(1, {}, memory="1GB")
     for used in range(3, 12):
         fake.actors[0].answers["pulse"] = training(0, used * 10**8)
@@ -241,13 +278,16 @@ def test_memory_that_one_long_step_takes_bit_by_bit_is_not_told_as_a_leak(fake, 
 
 
 @pytest.mark.parametrize(
-    ("gb_a_minute", "told"), [(110.0, "110.0 GB a minute"), (0.25, "0.25 GB a minute"), (0.004, "0.24 GB an hour")]
+    ("gb_a_minute", "told"),
+    [(110.0, "110.0 GB a minute"), (0.25, "0.25 GB a minute"), (0.004, "0.24 GB an hour")],
 )
 def test_growth_is_told_in_digits_that_people_read(gb_a_minute: float, told: str) -> None:
     assert f"its memory grew by {told};" in str(OutOfMemory("2 GB", gb_a_minute * 1e9 / 60))
 
 
-def test_figures_of_a_shortage_have_as_many_digits_as_they_need(fake: FakeRay, seated: Make) -> None:
+def test_figures_of_a_shortage_have_as_many_digits_as_they_need(
+    fake: FakeRay, seated: Make
+) -> None:
     told = train_with(seated(1, {}, memory="1GB"), fake, [1_004_000_000])
     assert told.startswith("out of memory (1.004 GB; workers.memory is 1.000 GB)")
 

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from tests.unit.workers.test_actor import progress
-from tests.unit.workers.world import JOB, FakeCluster, cursor_of, journal, note, record, stamp, until
+from tests.unit.workers.world import (
+    JOB,
+    FakeCluster,
+    cursor_of,
+    journal,
+    note,
+    record,
+    stamp,
+    until,
+)
 from workers import outbox as outbox_module
 from workers.contract import Record
 from workers.journal import read_records
@@ -23,7 +32,9 @@ Open = Callable[[], Outbox]
 
 @dataclass
 class DrainedRoad:
-    """An `Ask` on which the actor is killed after the posts of these numbers, and the scheduler drains after every."""
+    """An `Ask` on which the actor is killed after the posts of these numbers, and the scheduler
+    drains after every.
+    """
 
     cluster: FakeCluster
     kills: Sequence[int]
@@ -33,7 +44,9 @@ class DrainedRoad:
         answer = self.cluster(method, *arguments, timeout_s=timeout_s, **named)
         if len(self.cluster.calls) in self.kills:
             self.cluster.kill_actor()
-        self.received += self.cluster.drain(cursor_of(self.received[-1]) if self.received else None).records
+        self.received += self.cluster.drain(
+            cursor_of(self.received[-1]) if self.received else None
+        ).records
         return answer
 
 
@@ -53,7 +66,9 @@ def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         outbox.close()
 
 
-def test_what_was_put_is_in_the_journal_on_return_and_soon_at_the_actor(opened: Open, cluster, tmp_path) -> None:
+def test_what_was_put_is_in_the_journal_on_return_and_soon_at_the_actor(
+    opened: Open, cluster, tmp_path
+) -> None:
     outbox = opened()
     outbox.put(note(1))
     assert [item.payload for item in read_records(tmp_path)] == [note(1)]
@@ -61,7 +76,9 @@ def test_what_was_put_is_in_the_journal_on_return_and_soon_at_the_actor(opened: 
     assert cluster.held() == [note(1)]
 
 
-def test_flush_says_when_the_actor_did_not_take_everything(opened: Open, cluster: FakeCluster) -> None:
+def test_flush_says_when_the_actor_did_not_take_everything(
+    opened: Open, cluster: FakeCluster
+) -> None:
     cluster.silent = {"post"}
     outbox = opened()
     outbox.put(note(1))
@@ -79,7 +96,9 @@ def test_a_silent_actor_gets_everything_once_it_answers(opened: Open, cluster: F
     assert cluster.held() == [note(number) for number in range(5)]
 
 
-def test_an_actor_that_lost_its_memory_gets_all_that_was_not_confirmed_once_more(opened: Open, cluster) -> None:
+def test_an_actor_that_lost_its_memory_gets_all_that_was_not_confirmed_once_more(
+    opened: Open, cluster
+) -> None:
     outbox = opened()
     outbox.put(note(0))
     outbox.put(note(1))
@@ -91,7 +110,9 @@ def test_an_actor_that_lost_its_memory_gets_all_that_was_not_confirmed_once_more
     until(lambda: cluster.held() == [note(1)])
 
 
-@pytest.mark.parametrize("kills", [(), (1,), (2,), (1, 2), (1, 3), tuple(range(1, 40, 3)), tuple(range(2, 40, 2))])
+@pytest.mark.parametrize(
+    "kills", [(), (1,), (2,), (1, 2), (1, 3), tuple(range(1, 40, 3)), tuple(range(2, 40, 2))]
+)
 def test_nothing_is_lost_or_doubled_wherever_the_actor_is_killed_between_a_post_and_a_drain(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, ...]
 ) -> None:
@@ -107,7 +128,9 @@ def test_nothing_is_lost_or_doubled_wherever_the_actor_is_killed_between_a_post_
     assert [item.payload for item in road.received] == [note(number) for number in range(6)]
 
 
-def test_a_forgotten_job_gets_all_that_was_not_confirmed_once_more(opened: Open, cluster: FakeCluster) -> None:
+def test_a_forgotten_job_gets_all_that_was_not_confirmed_once_more(
+    opened: Open, cluster: FakeCluster
+) -> None:
     outbox = opened()
     outbox.put(note(0))
     assert outbox.flush(LONG_S)
@@ -116,7 +139,9 @@ def test_a_forgotten_job_gets_all_that_was_not_confirmed_once_more(opened: Open,
     until(lambda: len(cluster.held()) == 2)
 
 
-def test_an_error_that_nobody_expected_does_not_end_the_sending(opened: Open, cluster, monkeypatch) -> None:
+def test_an_error_that_nobody_expected_does_not_end_the_sending(
+    opened: Open, cluster, monkeypatch
+) -> None:
     posts = cluster.actor.post
     monkeypatch.setattr(cluster.actor, "post", None)
     outbox = opened()
@@ -139,7 +164,9 @@ def test_confirmed_records_are_dropped(opened: Open, cluster: FakeCluster) -> No
     assert cluster.held() == [note(3)]
 
 
-def test_a_new_generation_delivers_what_the_one_before_could_not(opened: Open, cluster: FakeCluster) -> None:
+def test_a_new_generation_delivers_what_the_one_before_could_not(
+    opened: Open, cluster: FakeCluster
+) -> None:
     cluster.silent = {"post"}
     opened().put(note(1))
     cluster.silent = set()
@@ -149,7 +176,9 @@ def test_a_new_generation_delivers_what_the_one_before_could_not(opened: Open, c
     until(lambda: cluster.held() == [note(1), note(2)])
 
 
-def test_a_group_that_a_newer_one_replaced_stops_sending(opened: Open, cluster: FakeCluster) -> None:
+def test_a_group_that_a_newer_one_replaced_stops_sending(
+    opened: Open, cluster: FakeCluster
+) -> None:
     cluster.call("post", JOB, stamp(99), [])
     outbox = opened()
     outbox.put(note(1))
@@ -185,7 +214,9 @@ class PacedRoad:
     cluster: FakeCluster
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
-        return replace(self.cluster(method, *arguments, timeout_s=timeout_s, **named), pause_s=1000.0)
+        return replace(
+            self.cluster(method, *arguments, timeout_s=timeout_s, **named), pause_s=1000.0
+        )
 
 
 def test_a_busy_actor_is_called_again_when_it_wants_to_be_unless_somebody_waits(

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from accordion.messages import LayerInfo
-from workers.contract import Bytes, EndRecord, EpochRecord, FailureRecord, JobSpec, LogLine, Record, Started
+from workers.contract import (
+    Bytes,
+    EndRecord,
+    EpochRecord,
+    FailureRecord,
+    JobSpec,
+    LogLine,
+    Record,
+    Started,
+)
 from workers.errors import TaskRaised
 from workers.plain_text import clean_text, clean_texts, describe_refused_text
 from workers.symptoms import sendable_errors, sentence_of
@@ -19,7 +28,15 @@ from workers.symptoms import sendable_errors, sentence_of
 BAD = "caf\udce9\0"
 CLEAN = "caf\ufffd\ufffd"
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()))
-EPOCH = {"epoch": 0, "step": 1, "world_size": 1, "loss": None, "lr": 0.1, "global_batch": 1, "samples": 1}
+EPOCH = {
+    "epoch": 0,
+    "step": 1,
+    "world_size": 1,
+    "loss": None,
+    "lr": 0.1,
+    "global_batch": 1,
+    "samples": 1,
+}
 
 
 def raised_by(error: Exception, cause: Exception | None = None) -> Exception:
@@ -48,7 +65,12 @@ def test_texts_are_cleaned_wherever_they_are_in_a_value() -> None:
         lambda: FailureRecord(cause="job", rank=0, message=BAD),
         lambda: EndRecord(status="FAILED", reason="TASK_RAISED", message=BAD),
         lambda: EpochRecord(
-            **EPOCH, metrics={BAD: 1.0}, bytes=Bytes(), seconds_by_phase={}, regime_by_layer={}, level_by_layer={}
+            **EPOCH,
+            metrics={BAD: 1.0},
+            bytes=Bytes(),
+            seconds_by_phase={},
+            regime_by_layer={},
+            level_by_layer={},
         ),
         lambda: Started(
             world_size=1,
@@ -80,12 +102,16 @@ def test_a_line_of_output_with_any_text_can_be_kept() -> None:
         (TaskRaised(3, 0, BAD), CLEAN),
     ],
 )
-def test_an_error_with_any_text_can_be_sent_and_keeps_its_type(error: Exception, sentence: str) -> None:
+def test_an_error_with_any_text_can_be_sent_and_keeps_its_type(
+    error: Exception, sentence: str
+) -> None:
     sent = raised_by(error)
     assert type(sent) is type(error)
     assert sentence in sentence_of(sent)
     assert sentence_of(pickle.loads(pickle.dumps(sent))) == sentence_of(sent)
-    assert clean_text("".join(traceback.format_exception(sent))) == "".join(traceback.format_exception(sent))
+    assert clean_text("".join(traceback.format_exception(sent))) == "".join(
+        traceback.format_exception(sent)
+    )
 
 
 def test_what_led_to_an_error_is_not_sent_where_its_text_cannot_be() -> None:
@@ -96,4 +122,7 @@ def test_what_led_to_an_error_is_not_sent_where_its_text_cannot_be() -> None:
 def test_a_spec_names_the_place_of_each_text_that_is_refused() -> None:
     with pytest.raises(ValidationError) as caught:
         JobSpec.model_validate({"task": {"name": "mine:Task", "options": {"a": BAD, "b": "\0"}}})
-    assert [error["loc"] for error in caught.value.errors()] == [("task", "options", "a"), ("task", "options", "b")]
+    assert [error["loc"] for error in caught.value.errors()] == [
+        ("task", "options", "a"),
+        ("task", "options", "b"),
+    ]

@@ -1,4 +1,6 @@
-"""What cluster.py, asking.py and failure.py of the workers take from Ray's insides: fails when Ray changes it."""
+"""What cluster.py, asking.py and failure.py of the workers take from Ray's insides: fails when Ray
+changes it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def test_the_errors_by_which_we_know_a_dead_process_are_rays(name: str) -> None:
 
 
 def test_the_nodes_that_are_being_drained_can_be_asked_for() -> None:
-    assert "hex ids of nodes that are being drained" in inspect.getdoc(GlobalState.get_draining_nodes)
+    assert "hex ids of nodes that are being drained" in inspect.getdoc(
+        GlobalState.get_draining_nodes
+    )
 
 
 def test_the_heads_node_is_known_by_a_resource() -> None:
@@ -27,4 +31,6 @@ def test_the_heads_node_is_known_by_a_resource() -> None:
 
 
 def test_the_free_resources_of_each_node_can_be_asked_for() -> None:
-    assert "mapping node hex id to available resources" in inspect.getdoc(available_resources_per_node)
+    assert "mapping node hex id to available resources" in inspect.getdoc(
+        available_resources_per_node
+    )

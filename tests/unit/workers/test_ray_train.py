@@ -1,4 +1,6 @@
-"""The worker processes of an attempt as workers of a Ray Train run, over a Ray that answers what the test says."""
+"""The worker processes of an attempt as workers of a Ray Train run, over a Ray that answers what
+the test says.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ from workers.ray_train import (
     check_ray_train,
 )
 from workers.ray_train_internals import _TrainFunctions
-from workers.ray_train_worker import MOST_METRICS, WorkerInRayTrain, build_torchrun_env, keep_finite_numbers
+from workers.ray_train_worker import (
+    MOST_METRICS,
+    WorkerInRayTrain,
+    build_torchrun_env,
+    keep_finite_numbers,
+)
 from workers.spec import TaskSpec
 from workers.worker import Seat
 
@@ -92,7 +99,9 @@ def test_only_a_scripts_controller_starts_before_a_process_is_prepared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str, number: int
 ) -> None:
     script = {"task": TaskSpec(name="script", options={"file": "train.py"}), "code": "0" * 64}
-    world = crew_of(monkeypatch, tmp_path, kind=RayTrainCrew, **(script if task == "script" else {}))
+    world = crew_of(
+        monkeypatch, tmp_path, kind=RayTrainCrew, **(script if task == "script" else {})
+    )
     actor = world.starting(prepare=OPEN)
     world.look()
     assert len(world.ray.controllers) == number
@@ -110,7 +119,9 @@ def test_a_controller_that_never_comes_up_ends_the_attempt_with_its_error(world:
         world.ray.controllers[number].answer("run", error)
         world.look(RETRY_S * 2.0**number)
     world.ray.controllers[-1].answer("run", error)
-    with pytest.raises(EngineUnavailable, match=r"No module named 'pyarrow'; set workers\.engine to actors"):
+    with pytest.raises(
+        EngineUnavailable, match=r"No module named 'pyarrow'; set workers\.engine to actors"
+    ):
         world.look()
 
 
@@ -142,7 +153,9 @@ def test_controllers_that_die_at_once_are_replaced_ever_more_slowly(world: World
     assert len(world.ray.controllers) <= 8
 
 
-def test_a_process_that_starts_without_a_controller_joins_the_newest_run_by_itself(world: World) -> None:
+def test_a_process_that_starts_without_a_controller_joins_the_newest_run_by_itself(
+    world: World,
+) -> None:
     world.seated(1)
     for _ in range(MOST_FAILED_CONTROLLERS):
         world.ray.controllers[-1].answer("run", refused(RuntimeError("not this time")))
@@ -189,7 +202,9 @@ def test_a_refused_process_asks_again(world: World) -> None:
     assert world.ready == [0]
 
 
-def test_a_process_that_is_refused_again_and_again_trains_without_being_listed(world: World) -> None:
+def test_a_process_that_is_refused_again_and_again_trains_without_being_listed(
+    world: World,
+) -> None:
     world.ray.admission = refused(RuntimeError("never"))
     world.crew.hire()
     world.look(MOST_FAILED_JOINS * (RETRY_S + PULSE_S))
@@ -218,12 +233,16 @@ def test_ray_train_notes_how_the_attempt_ended(
 
 
 def test_another_version_of_ray_is_refused_with_both_versions_and_the_way_out() -> None:
-    with pytest.raises(EngineUnavailable, match=rf"needs Ray {RAY_SERIES}\.\*, and 2\.61\.0 is installed.*actors"):
+    with pytest.raises(
+        EngineUnavailable, match=rf"needs Ray {RAY_SERIES}\.\*, and 2\.61\.0 is installed.*actors"
+    ):
         check_ray_train("2.61.0")
 
 
 def test_a_ray_without_what_ray_train_imports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pyarrow" else SimpleNamespace())
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "pyarrow" else SimpleNamespace()
+    )
     with pytest.raises(EngineUnavailable, match=r"needs pyarrow; pip install 'ray\[train\]"):
         check_ray_train(ray.__version__)
 
@@ -253,7 +272,13 @@ def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
         nodes=("a", "b", "a", "b"),
     )
     told = build_torchrun_env(seat, gpus=False)
-    assert told == {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"}
+    assert told == {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "1",
+    }
     assert build_torchrun_env(seat, gpus=True)["LOCAL_RANK"] == "0"
 
 
@@ -266,14 +291,19 @@ def test_a_report_is_kept_for_the_epoch_and_a_warning_names_what_is_not(
     assert worker._helm.take_metrics() == {"accuracy": 0.75}
     assert worker._helm.take_metrics() == {}
     kinds = ("only finite numbers are kept; left out: 1, note", "the checkpoint is not kept")
-    assert [kind in record.message for kind, record in zip(kinds, caplog.records, strict=True)] == [True, True]
+    assert [kind in record.message for kind, record in zip(kinds, caplog.records, strict=True)] == [
+        True,
+        True,
+    ]
 
 
 def test_an_epochs_record_holds_a_limited_number_of_reported_metrics(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = WorkerInRayTrain(launch(tmp_path).model_dump_json())
-    worker.report({f"layer{number}": number for number in range(MOST_METRICS + 2)}, has_checkpoint=False)
+    worker.report(
+        {f"layer{number}": number for number in range(MOST_METRICS + 2)}, has_checkpoint=False
+    )
     worker.report({"layer0": 7.0}, has_checkpoint=False)
     kept = worker._helm.take_metrics()
     assert (len(kept), kept["layer0"]) == (MOST_METRICS, 7.0)
@@ -282,7 +312,9 @@ def test_an_epochs_record_holds_a_limited_number_of_reported_metrics(
 
 def test_functions_of_ray_train_wait_for_nobody_in_a_process_without_a_group() -> None:
     reported: list[tuple[dict[str, Any], bool]] = []
-    functions = _TrainFunctions(lambda metrics, *, has_checkpoint: reported.append((metrics, has_checkpoint)))
+    functions = _TrainFunctions(
+        lambda metrics, *, has_checkpoint: reported.append((metrics, has_checkpoint))
+    )
     functions.report({"a": 1}, object())
     functions.barrier()
     assert reported == [({"a": 1}, True)]

@@ -1,4 +1,6 @@
-"""Private names of Ray Train that `workers/ray_train_internals.py` extends; a new Ray that moves one fails here."""
+"""Private names of Ray Train that `workers/ray_train_internals.py` extends; a new Ray that moves
+one fails here.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +18,52 @@ V2 = "ray.train.v2"
 EXECUTION = f"{V2}._internal.execution"
 MEMBERS: Mapping[str, set[str]] = {
     f"{EXECUTION}.worker_group:WorkerGroup": {
-        "_start_impl", "_poll_workers_and_collect_errors", "_assign_worker_ranks", "get_resources_per_worker",
-        "get_workers", "poll_status", "execute_single", "abort", "shutdown",
+        "_start_impl",
+        "_poll_workers_and_collect_errors",
+        "_assign_worker_ranks",
+        "get_resources_per_worker",
+        "get_workers",
+        "poll_status",
+        "execute_single",
+        "abort",
+        "shutdown",
     },
     f"{EXECUTION}.worker_group.worker:RayTrainWorker": {"init_train_context"},
-    f"{EXECUTION}.controller:TrainController": {"worker_group_cls", "run", "_step", "_poll_workers", "get_state"},
+    f"{EXECUTION}.controller:TrainController": {
+        "worker_group_cls",
+        "run",
+        "_step",
+        "_poll_workers",
+        "get_state",
+    },
     f"{EXECUTION}.scaling_policy:ScalingPolicy": {
-        "make_decision_for_non_running_worker_group", "make_decision_for_running_worker_group",
+        "make_decision_for_non_running_worker_group",
+        "make_decision_for_running_worker_group",
         "_get_num_workers_for_resource_request",
     },
     f"{EXECUTION}.train_fn_utils:DistributedTrainFnUtils": {
-        "report", "get_checkpoint", "get_all_reported_checkpoints", "get_preemption_info", "get_dataset_shard",
-        "barrier", "broadcast_from_rank_zero", "get_context",
+        "report",
+        "get_checkpoint",
+        "get_all_reported_checkpoints",
+        "get_preemption_info",
+        "get_dataset_shard",
+        "barrier",
+        "broadcast_from_rank_zero",
+        "get_context",
     },
     f"{V2}.api.data_parallel_trainer:DataParallelTrainer": {
-        "fit", "_create_default_callbacks", "_initialize_and_run_controller",
+        "fit",
+        "_create_default_callbacks",
+        "_initialize_and_run_controller",
     },
     f"{V2}.api.config:ScalingConfig": {"_resources_per_worker_not_none"},
     "ray.train.backend:BackendConfig": {"framework"},
-}  # fmt: skip
+}
 """Classes as `module:name`, each with the members that are overridden or called."""
 WAY_OUT = (
-    f"adapt workers/ray_train_internals.py, which was written for Ray {RAY_SERIES}, and raise RAY_SERIES in "
-    "workers/ray_train.py with the pin in pyproject.toml; until then jobs run with workers.engine: actors"
+    f"adapt workers/ray_train_internals.py, which was written for Ray {RAY_SERIES}, and raise"
+    " RAY_SERIES in workers/ray_train.py with the pin in pyproject.toml; until then jobs run with"
+    " workers.engine: actors"
 )
 
 
@@ -51,36 +76,68 @@ def test_ray_train_has_the_private_names_that_the_engine_extends(path: str) -> N
 
 
 def test_the_pinned_ray_is_the_one_that_the_engine_was_made_for() -> None:
-    assert ray.__version__.startswith(f"{RAY_SERIES}."), f"Ray {ray.__version__} is installed; {WAY_OUT}"
+    assert ray.__version__.startswith(f"{RAY_SERIES}."), (
+        f"Ray {ray.__version__} is installed; {WAY_OUT}"
+    )
 
 
 ARGUMENTS: Mapping[str, set[str]] = {
     f"{EXECUTION}.controller:TrainController": {
-        "train_fn_ref", "train_run_context", "scaling_policy", "failure_policy", "callbacks",
+        "train_fn_ref",
+        "train_run_context",
+        "scaling_policy",
+        "failure_policy",
+        "callbacks",
     },
     f"{EXECUTION}.worker_group.worker:ActorMetadata": {
-        "hostname", "node_id", "node_ip", "pid", "accelerator_ids",
+        "hostname",
+        "node_id",
+        "node_ip",
+        "pid",
+        "accelerator_ids",
     },
     f"{EXECUTION}.worker_group.worker:Worker": {"actor", "metadata", "resources"},
     f"{EXECUTION}.worker_group.poll:WorkerStatus": {"running", "error"},
-    f"{EXECUTION}.worker_group:WorkerGroupPollStatus": {"worker_statuses", "worker_rank_to_replica_group_rank"},
-    f"{EXECUTION}.worker_group:WorkerGroupState": {"start_time", "placement_group_handle", "workers", "sync_actor"},
-    f"{EXECUTION}.context:DistributedContext": {
-        "world_rank", "world_size", "local_rank", "local_world_size", "node_rank",
+    f"{EXECUTION}.worker_group:WorkerGroupPollStatus": {
+        "worker_statuses",
+        "worker_rank_to_replica_group_rank",
     },
-}  # fmt: skip
+    f"{EXECUTION}.worker_group:WorkerGroupState": {
+        "start_time",
+        "placement_group_handle",
+        "workers",
+        "sync_actor",
+    },
+    f"{EXECUTION}.context:DistributedContext": {
+        "world_rank",
+        "world_size",
+        "local_rank",
+        "local_world_size",
+        "node_rank",
+    },
+}
 """Arguments by which Ray Train's classes are made here."""
 SOURCES: Mapping[str, set[str]] = {
     f"{EXECUTION}.worker_group:WorkerGroup": {
-        "self._callbacks", "self._worker_group_context", "self._worker_group_state", "self._train_run_context",
-        "self._storage_context", "self._worker_callbacks_to_propagate", "self._world_rank_to_ongoing_poll",
+        "self._callbacks",
+        "self._worker_group_context",
+        "self._worker_group_state",
+        "self._train_run_context",
+        "self._storage_context",
+        "self._worker_callbacks_to_propagate",
+        "self._world_rank_to_ongoing_poll",
         "self._latest_poll_status",
     },
-    f"{EXECUTION}.controller:TrainController": {"self._worker_group", "self._health_check_interval_s"},
-    f"{V2}.api.data_parallel_trainer:DataParallelTrainer": {
-        "DatasetsCallback", "WorkingDirectorySetupCallback", "PlacementGroupCleanerCallback",
+    f"{EXECUTION}.controller:TrainController": {
+        "self._worker_group",
+        "self._health_check_interval_s",
     },
-}  # fmt: skip
+    f"{V2}.api.data_parallel_trainer:DataParallelTrainer": {
+        "DatasetsCallback",
+        "WorkingDirectorySetupCallback",
+        "PlacementGroupCleanerCallback",
+    },
+}
 """Words of a class's source: attributes and callbacks that are used here by name."""
 
 
@@ -95,7 +152,9 @@ def ray_train_class(path: str) -> Any:
 @pytest.mark.parametrize("path", ARGUMENTS)
 def test_ray_trains_classes_take_the_arguments_that_are_given(path: str) -> None:
     missing = ARGUMENTS[path] - inspect.signature(ray_train_class(path)).parameters.keys()
-    assert not missing, f"{path} of Ray {ray.__version__} takes no {', '.join(sorted(missing))}; {WAY_OUT}"
+    assert not missing, (
+        f"{path} of Ray {ray.__version__} takes no {', '.join(sorted(missing))}; {WAY_OUT}"
+    )
 
 
 @pytest.mark.parametrize("path", SOURCES)
@@ -108,9 +167,13 @@ def test_ray_trains_classes_hold_what_is_used_by_name(path: str) -> None:
 def test_a_worker_takes_the_context_that_the_controller_sends() -> None:
     worker = ray_train_class(f"{EXECUTION}.worker_group.worker:RayTrainWorker")
     named = {
-        "train_run_context", "distributed_context", "synchronization_actor", "storage_context", "worker_callbacks",
+        "train_run_context",
+        "distributed_context",
+        "synchronization_actor",
+        "storage_context",
+        "worker_callbacks",
         "controller_actor",
-    }  # fmt: skip
+    }
     missing = named - inspect.signature(worker.init_train_context).parameters.keys()
     assert not missing, f"init_train_context takes no {', '.join(sorted(missing))}; {WAY_OUT}"
 

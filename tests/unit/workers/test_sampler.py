@@ -7,7 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sampler import Position, batch_at, cut, epoch_order, loss_weight, num_batches, seed_of, share
+from workers.sampler import (
+    Position,
+    batch_at,
+    cut,
+    epoch_order,
+    loss_weight,
+    num_batches,
+    seed_of,
+    share,
+)
 
 SAMPLES = st.integers(1, 300)
 BATCH = st.integers(1, 80)
@@ -25,7 +34,9 @@ def shares(batch: range, micro: int, world: int):
 
 
 @given(SAMPLES, BATCH, MICRO, st.lists(WORLD, min_size=1, max_size=8), st.integers(0, 50))
-def test_any_sequence_of_resizes_visits_every_sample_of_an_epoch_exactly_once(samples, batch, micro, worlds, epoch):
+def test_any_sequence_of_resizes_visits_every_sample_of_an_epoch_exactly_once(
+    samples, batch, micro, worlds, epoch
+):
     order, done, seen = epoch_order(samples, seed=3, epoch=epoch), 0, []
     for step in range(num_batches(samples, batch)):
         now = batch_at(done, num_samples=samples, global_batch=batch)
@@ -37,7 +48,9 @@ def test_any_sequence_of_resizes_visits_every_sample_of_an_epoch_exactly_once(sa
 
 @dataclass
 class Job:
-    """A job whose groups end, grow, shrink and crash; its history is what the surviving parameters have seen."""
+    """A job whose groups end, grow, shrink and crash; its history is what the surviving parameters
+    have seen.
+    """
 
     samples: int
     micro: int
@@ -50,7 +63,10 @@ class Job:
     """Of the newest checkpoint: where it goes on, and how much of the history it holds."""
 
     def step(self) -> None:
-        epoch, order = self.position.epoch, epoch_order(self.samples, seed=3, epoch=self.position.epoch)
+        epoch, order = (
+            self.position.epoch,
+            epoch_order(self.samples, seed=3, epoch=self.position.epoch),
+        )
         now = batch_at(self.position.samples, num_samples=self.samples, global_batch=self.batch)
         for mine in shares(now, self.micro, self.world):
             taken = order[torch.tensor(places(mine), dtype=torch.long)].tolist()
@@ -73,9 +89,12 @@ class Job:
 
 STEP, CRASH, CHECKPOINT = (st.tuples(st.just(name)) for name in ("step", "crash", "checkpoint"))
 RESIZE, LOSE, REBATCH = (
-    st.tuples(st.just(name), size) for name, size in (("resize", WORLD), ("lose", WORLD), ("batch", BATCH))
+    st.tuples(st.just(name), size)
+    for name, size in (("resize", WORLD), ("lose", WORLD), ("batch", BATCH))
 )
-EVENTS = st.lists(st.one_of(STEP, STEP, STEP, CRASH, CHECKPOINT, RESIZE, LOSE, REBATCH), max_size=40)
+EVENTS = st.lists(
+    st.one_of(STEP, STEP, STEP, CRASH, CHECKPOINT, RESIZE, LOSE, REBATCH), max_size=40
+)
 
 
 def happen(job: Job, event: str, *size: int) -> None:
@@ -92,14 +111,18 @@ def happen(job: Job, event: str, *size: int) -> None:
 
 
 @given(st.integers(1, 80), MICRO, EVENTS)
-def test_whatever_happens_the_surviving_history_holds_every_sample_of_an_epoch_exactly_once(samples, micro, events):
+def test_whatever_happens_the_surviving_history_holds_every_sample_of_an_epoch_exactly_once(
+    samples, micro, events
+):
     job = Job(samples=samples, micro=micro, world=2, batch=17)
     for event in events:
         happen(job, *event)
     last = job.position.epoch
     while job.position.epoch == last:
         job.step()
-    assert sorted(job.history) == [(epoch, sample) for epoch in range(last + 1) for sample in range(samples)]
+    assert sorted(job.history) == [
+        (epoch, sample) for epoch in range(last + 1) for sample in range(samples)
+    ]
     assert [epoch for epoch, _ in job.history] == sorted(epoch for epoch, _ in job.history)
 
 
@@ -131,7 +154,10 @@ def test_weighted_and_averaged_micro_batches_give_the_mean_over_the_batch(sample
     batch = range(samples)
     values = [0.5 * place for place in batch]
     sums = [
-        sum(sum(values[p] for p in piece) / len(piece) * loss_weight(piece, batch, world_size=world) for piece in part)
+        sum(
+            sum(values[p] for p in piece) / len(piece) * loss_weight(piece, batch, world_size=world)
+            for piece in part
+        )
         for part in shares(batch, micro, world)
     ]
     assert sum(sums) / world == pytest.approx(sum(values) / samples, rel=1e-12, abs=1e-12)
@@ -167,7 +193,9 @@ def test_drawing_an_order_leaves_the_global_generator_alone():
 
 
 def test_neighbouring_seeds_share_nothing():
-    assert len({seed_of("sample", seed, epoch, 0) for seed in range(10) for epoch in range(10)}) == 100
+    assert (
+        len({seed_of("sample", seed, epoch, 0) for seed in range(10) for epoch in range(10)}) == 100
+    )
 
 
 @given(st.integers(2, 300), st.integers(2, 40))
@@ -185,7 +213,9 @@ def test_a_last_piece_of_one_sample_takes_one_of_the_piece_before() -> None:
 
 
 @given(st.integers(2, 300), st.lists(st.integers(3, 80), min_size=1))
-def test_no_batch_has_one_sample_whatever_sizes_batches_have(samples: int, sizes: list[int]) -> None:
+def test_no_batch_has_one_sample_whatever_sizes_batches_have(
+    samples: int, sizes: list[int]
+) -> None:
     done, batches = 0, []
     while done < samples:
         size = sizes[len(batches) % len(sizes)]

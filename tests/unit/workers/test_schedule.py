@@ -44,7 +44,9 @@ def test_a_spec_names_the_schedule():
     training = TrainingSpec.model_validate(
         {"optimizer": {"lr": 0.4}, "lr_decay": {"at": [4], "factor": 0.2}, "warmup": {"epochs": 3}}
     )
-    assert schedule_of(training) == Schedule(lr=0.4, decay_at=(4,), decay_factor=0.2, warmup_epochs=3)
+    assert schedule_of(training) == Schedule(
+        lr=0.4, decay_at=(4,), decay_factor=0.2, warmup_epochs=3
+    )
 
 
 def factors(scaling: BatchScaling, sizes: list[int]) -> list[float]:
@@ -58,7 +60,12 @@ def factors(scaling: BatchScaling, sizes: list[int]) -> list[float]:
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
 def test_the_rate_follows_the_batch_by_the_rule_of_the_job(rule, factor):
-    assert factors(BatchScaling(low=64, rule=rule), [64, 64, 256, 256]) == [1.0, 1.0, factor, factor]
+    assert factors(BatchScaling(low=64, rule=rule), [64, 64, 256, 256]) == [
+        1.0,
+        1.0,
+        factor,
+        factor,
+    ]
 
 
 def test_after_the_batch_has_grown_the_rate_grows_by_equal_steps_and_is_whole_at_the_last_one():

@@ -16,12 +16,17 @@ def test_a_node_that_sees_the_jobs_directory_may_take_part(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("has_such_a_directory", [True, False])
-def test_a_node_with_a_directory_of_that_name_to_itself_is_refused(tmp_path: Path, has_such_a_directory: bool) -> None:
+def test_a_node_with_a_directory_of_that_name_to_itself_is_refused(
+    tmp_path: Path, has_such_a_directory: bool
+) -> None:
     token = write_token(tmp_path / "shared", 1)
     own = tmp_path / "own"
     if has_such_a_directory:
         write_token(own, 1)
-    with pytest.raises(StorageError, match=r"node 10\.0\.0\.3 does not see the storage of this job, .*own: .* mount"):
+    with pytest.raises(
+        StorageError,
+        match=r"node 10\.0\.0\.3 does not see the storage of this job, .*own: .* mount",
+    ):
         check_token(own, 1, token=token, host="10.0.0.3", pause=lambda _: None)
 
 

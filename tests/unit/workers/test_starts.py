@@ -15,7 +15,9 @@ from workers.starts import AVOID_S
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
 
 
-def test_a_newcomer_that_cannot_build_the_task_is_a_failed_start_and_the_job_trains_on(world) -> None:
+def test_a_newcomer_that_cannot_build_the_task_is_a_failed_start_and_the_job_trains_on(
+    world,
+) -> None:
     here = world(most=3, slow={2, 3}, nodes={2: "b"})
 
     def cannot(crew: FakeCrew) -> None:
@@ -30,7 +32,9 @@ def test_a_newcomer_that_cannot_build_the_task_is_a_failed_start_and_the_job_tra
     assert "FileNotFoundError: no data here" in told
 
 
-def test_a_node_that_lacks_something_at_the_first_start_is_avoided_too(world: Callable[..., World]) -> None:
+def test_a_node_that_lacks_something_at_the_first_start_is_avoided_too(
+    world: Callable[..., World],
+) -> None:
     here = world(nodes={1: "b"}, slow={1})
     here.crew.on_look = None
     here.run(lambda crew: crew.cannot_start(1, NO_DATA))
@@ -38,7 +42,9 @@ def test_a_node_that_lacks_something_at_the_first_start_is_avoided_too(world: Ca
     assert here.crew.seated[-1] == (0, 2)
 
 
-def test_a_task_that_no_process_can_build_ends_the_job_when_all_have_tried(world: Callable[..., World]) -> None:
+def test_a_task_that_no_process_can_build_ends_the_job_when_all_have_tried(
+    world: Callable[..., World],
+) -> None:
     here = world(slow={0, 1})
     tried: list[float] = []
 
@@ -56,7 +62,9 @@ def test_a_task_that_no_process_can_build_ends_the_job_when_all_have_tried(world
     assert "no worker process could build the task; on node host-a: " in end.message
 
 
-def test_a_process_that_fails_where_another_succeeded_does_not_cost_the_node(world: Callable[..., World]) -> None:
+def test_a_process_that_fails_where_another_succeeded_does_not_cost_the_node(
+    world: Callable[..., World],
+) -> None:
     here = world(slow={1})
     here.run(lambda crew: crew.cannot_start(1, NO_DATA))
     assert here.crew.avoided[-1] == frozenset()
@@ -83,17 +91,23 @@ def test_a_node_is_avoided_for_a_time_only(world: Callable[..., World]) -> None:
     assert here.crew.avoided[2:] == [{"b"}, frozenset()]
 
 
-NOT_SHARED = StorageError("node 10.0.0.3 does not see the storage of this job, /data; mount the same directory")
+NOT_SHARED = StorageError(
+    "node 10.0.0.3 does not see the storage of this job, /data; mount the same directory"
+)
 
 
-def test_a_node_that_does_not_see_the_storage_is_avoided_and_the_job_trains_on(world: Callable[..., World]) -> None:
+def test_a_node_that_does_not_see_the_storage_is_avoided_and_the_job_trains_on(
+    world: Callable[..., World],
+) -> None:
     here = world(nodes={1: "b"}, slow={1})
     here.run(lambda crew: crew.cannot_start(1, NOT_SHARED))
     assert here.crew.avoided[-1] == {"b"}
     assert any("cannot take part: node 10.0.0.3 does not see" in said for said in here.desk.said)
 
 
-def test_a_job_whose_storage_no_process_sees_ends_with_the_way_out(world: Callable[..., World]) -> None:
+def test_a_job_whose_storage_no_process_sees_ends_with_the_way_out(
+    world: Callable[..., World],
+) -> None:
     here = world(least=1, most=1, slow={0})
     here.crew.on_look = lambda crew: crew.cannot_start(0, NOT_SHARED) if 0 in crew.members else None
     end = here.attempt.run()
@@ -105,13 +119,17 @@ def test_a_job_whose_storage_no_process_sees_ends_with_the_way_out(world: Callab
 UNREACHABLE = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
 
-def test_a_job_waits_for_a_directory_that_its_first_processes_cannot_read(world: Callable[..., World]) -> None:
+def test_a_job_waits_for_a_directory_that_its_first_processes_cannot_read(
+    world: Callable[..., World],
+) -> None:
     here = world("completed", most=1, slow=set(range(8)))
     here.crew.on_look = lambda crew: [
         crew.cannot_start(number, UNREACHABLE) for number in crew.slow & set(crew.members)
     ]
     assert here.attempt.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
-    assert [(record.cause, record.is_storage) for record in here.desk.records] == [("infrastructure", True)] * 8
+    assert [(record.cause, record.is_storage) for record in here.desk.records] == [
+        ("infrastructure", True)
+    ] * 8
     assert any("cannot reach the directory of this job" in said for said in here.desk.said)
 
 
@@ -125,7 +143,9 @@ def test_a_node_whose_mount_is_broken_is_avoided(world: Callable[..., World]) ->
 def test_process_that_crashes_on_one_node_does_not_end_a_job_that_loads_elsewhere(world) -> None:
     here = world(least=2, nodes={1: "b", 2: "b"}, slow={1, 2})
     crash = ProcessCrashed("the process crashed with illegal instruction at kernel.py:3")
-    end = here.run(*[lambda crew: [crew.cannot_start(n, crash) for n in {1, 2} & set(crew.members)]] * 20)
+    end = here.run(
+        *[lambda crew: [crew.cannot_start(n, crash) for n in {1, 2} & set(crew.members)]] * 20
+    )
     assert end == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert here.crew.avoided[-1] == {"b"}
     assert [(record.cause, record.step) for record in here.desk.records] == [("job", None)] * 2

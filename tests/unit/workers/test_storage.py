@@ -1,4 +1,6 @@
-"""Where checkpoints lie: URLs that are refused before a job begins, and what each kind of storage promises."""
+"""Where checkpoints lie: URLs that are refused before a job begins, and what each kind of storage
+promises.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,14 @@ from workers.storage import LocalStorage, check_url, storage_of
         ("https://host/path", "cannot be written; known are"),
         ("s4://bucket", "has the protocol 's4', which cannot be written; known are abfs, "),
         ("ftp://people:secret@host/path", "carries a password"),
-        ("oss://bucket/path", "needs the package ossfs, which is not installed; run pip install ossfs"),
-        ("sftp://host/path", "needs the package paramiko, which is not installed; run pip install paramiko"),
+        (
+            "oss://bucket/path",
+            "needs the package ossfs, which is not installed; run pip install ossfs",
+        ),
+        (
+            "sftp://host/path",
+            "needs the package paramiko, which is not installed; run pip install paramiko",
+        ),
     ],
 )
 def test_a_place_that_cannot_hold_checkpoints_is_refused_with_the_way_out(url, sentence):
@@ -36,7 +44,9 @@ def test_a_place_that_cannot_hold_checkpoints_is_refused_with_the_way_out(url, s
     assert "secret" not in str(caught.value.errors()[0]["msg"])
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/path", "file:///mnt/shared", "ftp://people@host/path"])
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/path", "file:///mnt/shared", "ftp://people@host/path"]
+)
 def test_a_place_that_can_hold_checkpoints_is_taken(url):
     assert CheckpointSpec(storage=url).storage == url
 
@@ -49,8 +59,13 @@ def test_distances_between_checkpoints_are_numbers_above_zero(field, value):
 
 
 def test_a_url_is_checked_without_torch_ray_or_the_storages_own_library():
-    code = "import sys; from workers.storage import check_url; check_url('s3://b/p'); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = (
+        "import sys; from workers.storage import check_url; check_url('s3://b/p');"
+        " print(*sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert {"torch", "ray", "s3fs", "botocore", "numpy", "aiohttp"}.isdisjoint(loaded)
 
 
@@ -60,7 +75,10 @@ def test_jobs_that_share_a_url_do_not_share_a_directory(tmp_path):
     assert all(isinstance(storage, LocalStorage) for storage in storages)
     for storage in storages:
         storage.put("checkpoint/manifest.json", b"{}")
-    assert [sorted(path.name for path in tmp_path.iterdir()), storages[0].names()] == [["a", "b"], ["checkpoint"]]
+    assert [sorted(path.name for path in tmp_path.iterdir()), storages[0].names()] == [
+        ["a", "b"],
+        ["checkpoint"],
+    ]
 
 
 def test_without_a_url_checkpoints_lie_in_the_jobs_directory(tmp_path):

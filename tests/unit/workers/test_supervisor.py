@@ -45,7 +45,9 @@ def run(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def stop_when_seated(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+def stop_when_seated(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Any], None]:
     """People stop the job while its first group trains."""
 
     def arrange(stop: Any) -> None:
@@ -70,7 +72,9 @@ def recorded(storage: Path, kind: str) -> list[Any]:
     return [item.payload for item in read_records(storage) if item.payload.kind == kind]
 
 
-def test_a_group_that_completes_ends_the_job(run: Run, cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_group_that_completes_ends_the_job(
+    run: Run, cluster: FakeCluster, tmp_path: Path
+) -> None:
     crew = run("completed")
     assert (the_end(tmp_path), crew.generations) == (COMPLETED, [1])
     assert cluster.held() == [note(1), COMPLETED]
@@ -79,13 +83,24 @@ def test_a_group_that_completes_ends_the_job(run: Run, cluster: FakeCluster, tmp
 def test_the_end_file_holds_all_records_of_all_generations(run: Run, tmp_path: Path) -> None:
     run(LOST, LOST, "completed")
     _, history = read_end(tmp_path)
-    assert [record.payload.kind for record in history.records] == ["checkpoint", "failure"] * 2 + ["checkpoint", "end"]
+    assert [record.payload.kind for record in history.records] == ["checkpoint", "failure"] * 2 + [
+        "checkpoint",
+        "end",
+    ]
 
 
-def test_every_group_is_a_generation_newer_than_what_was_said_of_the_last(run: Run, tmp_path: Path) -> None:
+def test_every_group_is_a_generation_newer_than_what_was_said_of_the_last(
+    run: Run, tmp_path: Path
+) -> None:
     crew = run(LOST, RAISED, "completed")
-    failures = [item.generation for item in read_records(tmp_path) if item.payload.kind == "failure"]
-    told = [generation for pair in zip(crew.generations, [*failures, 99], strict=True) for generation in pair]
+    failures = [
+        item.generation for item in read_records(tmp_path) if item.payload.kind == "failure"
+    ]
+    told = [
+        generation
+        for pair in zip(crew.generations, [*failures, 99], strict=True)
+        for generation in pair
+    ]
     assert told == sorted(set(told))
 
 
@@ -118,14 +133,21 @@ def test_groups_that_lose_a_process_again_and_again_end_the_job(run: Run, tmp_pa
     assert (the_end(tmp_path).reason, len(crew.generations)) == ("NO_PROGRESS", 6)
 
 
-def test_a_group_that_was_stopped_for_a_cancel_ends_the_job(run: Run, tmp_path: Path, stop_when_seated: Any) -> None:
+def test_a_group_that_was_stopped_for_a_cancel_ends_the_job(
+    run: Run, tmp_path: Path, stop_when_seated: Any
+) -> None:
     stop_when_seated("cancel")
     crew = run("stopped")
-    assert (the_end(tmp_path).status, the_end(tmp_path).message) == ("CANCELLED", "cancelled; its state was saved")
+    assert (the_end(tmp_path).status, the_end(tmp_path).message) == (
+        "CANCELLED",
+        "cancelled; its state was saved",
+    )
     assert crew.generations == [1]
 
 
-def test_a_group_that_was_stopped_for_a_pause_ends_the_attempt(run, cluster, tmp_path, stop_when_seated) -> None:
+def test_a_group_that_was_stopped_for_a_pause_ends_the_attempt(
+    run, cluster, tmp_path, stop_when_seated
+) -> None:
     stop_when_seated("pause")
     run("stopped")
     assert read_end(tmp_path) is None
@@ -133,20 +155,26 @@ def test_a_group_that_was_stopped_for_a_pause_ends_the_attempt(run, cluster, tmp
     assert run("completed").generations == []  # a supervisor that Ray restarts does not go on
 
 
-def test_a_cancelled_job_starts_no_worker_group(run: Run, cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_cancelled_job_starts_no_worker_group(
+    run: Run, cluster: FakeCluster, tmp_path: Path
+) -> None:
     cluster.call("order", JOB, Orders(version=1, stop="cancel"))
     assert run("completed").generations == []
     assert the_end(tmp_path).reason == "CANCELLED_BY_USER"
 
 
-def test_a_supervisor_that_starts_again_after_the_end_does_nothing(run: Run, tmp_path: Path) -> None:
+def test_a_supervisor_that_starts_again_after_the_end_does_nothing(
+    run: Run, tmp_path: Path
+) -> None:
     run(RAISED)
     before = (tmp_path / "end.json").read_bytes()
     assert run("completed").generations == []
     assert (tmp_path / "end.json").read_bytes() == before
 
 
-def test_a_supervisor_that_died_before_the_end_file_only_writes_it(run: Run, tmp_path: Path) -> None:
+def test_a_supervisor_that_died_before_the_end_file_only_writes_it(
+    run: Run, tmp_path: Path
+) -> None:
     journal(tmp_path).write(EndRecord(status="FAILED", reason="TASK_RAISED"))
     assert run("completed").generations == []
     assert the_end(tmp_path).reason == "TASK_RAISED"
@@ -154,23 +182,36 @@ def test_a_supervisor_that_died_before_the_end_file_only_writes_it(run: Run, tmp
 
 
 def test_a_supervisor_that_starts_again_remembers_what_was_spent(run: Run, tmp_path: Path) -> None:
-    journal(tmp_path).write(FailureRecord(cause="job", rank=1, epoch=0, step=3, message=f"rank 1: {TASK_ERROR}"))
+    journal(tmp_path).write(
+        FailureRecord(cause="job", rank=1, epoch=0, step=3, message=f"rank 1: {TASK_ERROR}")
+    )
     assert len(run(RAISED).generations) == 1
     assert the_end(tmp_path).reason == "TASK_RAISED"
 
 
-def test_a_supervisor_that_starts_again_says_what_its_workers_had_been_doing(run: Run, tmp_path: Path) -> None:
+def test_a_supervisor_that_starts_again_says_what_its_workers_had_been_doing(
+    run: Run, tmp_path: Path
+) -> None:
     before = journal(tmp_path)
     before.write(STARTED)
     before.write(note(7))
     [interruption] = run("completed").interruptions
     assert interruption is not None
-    assert (interruption.cause, interruption.world_size, interruption.step) == ("recovery", STARTED.world_size, 7)
+    assert (interruption.cause, interruption.world_size, interruption.step) == (
+        "recovery",
+        STARTED.world_size,
+        7,
+    )
     [failure] = recorded(tmp_path, "failure")
-    assert (failure.cause, failure.message.partition(",")[0]) == ("infrastructure", "the supervisor's process is gone")
+    assert (failure.cause, failure.message.partition(",")[0]) == (
+        "infrastructure",
+        "the supervisor's process is gone",
+    )
 
 
-def test_a_supervisor_that_starts_again_asks_how_far_its_workers_had_been(run, cluster, tmp_path: Path) -> None:
+def test_a_supervisor_that_starts_again_asks_how_far_its_workers_had_been(
+    run, cluster, tmp_path: Path
+) -> None:
     before = journal(tmp_path)
     before.write(STARTED)
     cluster.call("post", JOB, stamp(before.generation), (), progress=progress(5))
@@ -178,7 +219,9 @@ def test_a_supervisor_that_starts_again_asks_how_far_its_workers_had_been(run, c
     assert interruption.step == progress(5).step
 
 
-def test_a_supervisor_whose_storage_is_full_says_so_and_ends_the_job_when_it_is_not(run, tmp_path, monkeypatch) -> None:
+def test_a_supervisor_whose_storage_is_full_says_so_and_ends_the_job_when_it_is_not(
+    run, tmp_path, monkeypatch
+) -> None:
     refusals = [OSError("No space left on device")]
 
     def write(storage: Path, end: EndRecord) -> None:
@@ -195,20 +238,29 @@ def test_a_supervisor_whose_storage_is_full_says_so_and_ends_the_job_when_it_is_
 def test_what_the_supervisor_says_is_in_the_jobs_log(run: Run, cluster: FakeCluster) -> None:
     run(LOST, "completed")
     lines = [line.text for line in cluster.drain().logs if line.rank is None]
-    assert any("the process of rank 0 is gone; the job goes on from its newest checkpoint" in line for line in lines)
+    assert any(
+        "the process of rank 0 is gone; the job goes on from its newest checkpoint" in line
+        for line in lines
+    )
 
 
 RETRY = {"attempt": 2, "retried_attempt": 1}
 """Fields of the launch of an attempt that people ordered after the first one had ended the job."""
 
 
-def test_a_retried_job_trains_on_after_its_end_and_ends_anew_with_its_whole_history(run: Run, tmp_path: Path) -> None:
+def test_a_retried_job_trains_on_after_its_end_and_ends_anew_with_its_whole_history(
+    run: Run, tmp_path: Path
+) -> None:
     ended = run(RAISED).generations
     retried = run("completed", **RETRY).generations
     assert (the_end(tmp_path), len(retried)) == (COMPLETED, 1)
     assert retried[0] > ended[-1]
     _, history = read_end(tmp_path)
-    ends = [(record.attempt, record.payload.status) for record in history.records if record.payload.kind == "end"]
+    ends = [
+        (record.attempt, record.payload.status)
+        for record in history.records
+        if record.payload.kind == "end"
+    ]
     assert ends == [(1, "FAILED"), (2, "SUCCEEDED")]
 
 
@@ -248,6 +300,10 @@ def test_an_engine_that_cannot_run_ends_the_job_with_its_sentence(
     def fail(timeout_s: float) -> None:
         raise EngineUnavailable("needs Ray 2.60.*")
 
-    supervisor = Supervisor(started.model_dump_json(), crew=create, ask=cluster, pause=PAUSES.append)
+    supervisor = Supervisor(
+        started.model_dump_json(), crew=create, ask=cluster, pause=PAUSES.append
+    )
     until(lambda: supervisor.state()[0] == "ended")
-    assert the_end(tmp_path) == EndRecord(status="FAILED", reason="START_FAILED", message="needs Ray 2.60.*")
+    assert the_end(tmp_path) == EndRecord(
+        status="FAILED", reason="START_FAILED", message="needs Ray 2.60.*"
+    )

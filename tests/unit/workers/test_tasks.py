@@ -16,7 +16,14 @@ from workers.tasks.base import load_task
 SMALL = {
     "cifar-resnet18": {"channels": 4, "augment": False},
     "lm-lstm": {"tokens": "chars", "sequence": 8, "width": 8, "layers": 2, "samples": 64},
-    "lm-transformer": {"tokens": "chars", "sequence": 8, "width": 8, "layers": 2, "heads": 2, "samples": 64},
+    "lm-transformer": {
+        "tokens": "chars",
+        "sequence": 8,
+        "width": 8,
+        "layers": 2,
+        "heads": 2,
+        "samples": 64,
+    },
 }
 """Options of tasks that are large by default."""
 
@@ -59,7 +66,10 @@ def test_loss_and_metrics_are_means_so_that_parts_can_be_weighted_by_their_size(
     inputs, targets = made.eval_data().batch(torch.arange(30))
     outputs = made.model()(inputs).detach()
     whole = made.metrics(outputs, targets)["loss"]
-    parts = [made.metrics(outputs[s], targets[s])["loss"] * n for s, n in ((slice(10), 10), (slice(10, 30), 20))]
+    parts = [
+        made.metrics(outputs[s], targets[s])["loss"] * n
+        for s, n in ((slice(10), 10), (slice(10, 30), 20))
+    ]
     assert float(sum(parts) / 30) == pytest.approx(float(whole), rel=1e-5)
 
 
@@ -77,9 +87,14 @@ def test_one_task_serves_one_worker_group_after_the_other(every_task):
     assert losses[0] == losses[1]
 
 
-def test_the_data_are_the_same_for_every_worker_and_building_a_task_touches_no_generator(every_task):
+def test_the_data_are_the_same_for_every_worker_and_building_a_task_touches_no_generator(
+    every_task,
+):
     before = torch.get_rng_state()
-    for data in zip(*((made.train_data(), made.eval_data()) for made in (every_task(), every_task())), strict=True):
+    for data in zip(
+        *((made.train_data(), made.eval_data()) for made in (every_task(), every_task())),
+        strict=True,
+    ):
         one, other = (part.batch(torch.arange(len(part))) for part in data)
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
@@ -93,7 +108,8 @@ def test_perplexity_is_a_geometric_mean_over_samples(data_of, name):
     outputs = made.model()(inputs).detach()
     whole = made.metrics(outputs, targets)["perplexity"]
     parts = [
-        made.metrics(outputs[s], targets[s])["perplexity"].log() * n for s, n in ((slice(5), 5), (slice(5, 20), 15))
+        made.metrics(outputs[s], targets[s])["perplexity"].log() * n
+        for s, n in ((slice(5), 5), (slice(5, 20), 15))
     ]
     assert made.geometric == ("perplexity",)
     assert float((sum(parts) / 20).exp()) == pytest.approx(float(whole), rel=1e-5)
@@ -113,7 +129,9 @@ def test_an_option_of_choices_names_them(data_of):
 
 def test_heads_that_do_not_share_the_width_are_refused(data_of):
     with pytest.raises(ValueError, match="width is 8, which 3 heads cannot share"):
-        task("lm-transformer", **data_of("lm-transformer"), **SMALL["lm-transformer"] | {"heads": 3})
+        task(
+            "lm-transformer", **data_of("lm-transformer"), **SMALL["lm-transformer"] | {"heads": 3}
+        )
 
 
 def test_the_vocabulary_is_the_training_texts_and_as_large_as_asked(data_of):
@@ -139,8 +157,12 @@ def test_only_training_pictures_are_augmented(data_of):
 def test_the_digits_are_those_of_scikit_learn():
     theirs = sklearn_digits()
     ours = [*load_digits()]
-    rows = torch.cat([torch.cat([data.inputs * 16, data.targets[:, None].float()], dim=1) for data in ours])
-    expected = torch.cat([torch.tensor(theirs.data), torch.tensor(theirs.target)[:, None]], dim=1).float()
+    rows = torch.cat(
+        [torch.cat([data.inputs * 16, data.targets[:, None].float()], dim=1) for data in ours]
+    )
+    expected = torch.cat(
+        [torch.tensor(theirs.data), torch.tensor(theirs.target)[:, None]], dim=1
+    ).float()
     assert sorted(rows.tolist()) == sorted(expected.tolist())
 
 
@@ -152,16 +174,25 @@ def test_the_digits_are_split_1437_to_360_the_same_way_every_time():
 
 def test_every_digit_keeps_its_part_in_the_held_out_samples():
     train, held_out = load_digits()
-    all_counts = torch.bincount(train.targets, minlength=10) + torch.bincount(held_out.targets, minlength=10)
+    all_counts = torch.bincount(train.targets, minlength=10) + torch.bincount(
+        held_out.targets, minlength=10
+    )
     counts = torch.bincount(held_out.targets, minlength=10)
     assert (counts - all_counts * 360 / 1797).abs().max() < 1
 
 
 def test_the_held_out_samples_are_spread_over_the_whole_file():
     inputs = load_digits()[1].inputs
-    rows = {tuple(row): place for place, row in enumerate((torch.tensor(sklearn_digits().data) / 16).float().tolist())}
-    quarters = torch.bincount(torch.tensor([rows[tuple(row)] * 4 // 1797 for row in inputs.tolist()]), minlength=4)
-    assert quarters.min() > 60  # 90 each if spread evenly; four standard deviations of a fair draw are 33
+    rows = {
+        tuple(row): place
+        for place, row in enumerate((torch.tensor(sklearn_digits().data) / 16).float().tolist())
+    }
+    quarters = torch.bincount(
+        torch.tensor([rows[tuple(row)] * 4 // 1797 for row in inputs.tolist()]), minlength=4
+    )
+    assert (
+        quarters.min() > 60
+    )  # 90 each if spread evenly; four standard deviations of a fair draw are 33
 
 
 def test_digits_lie_between_zero_and_one():

@@ -41,7 +41,9 @@ def test_lines_arrive_with_their_source_and_time(shipper: LogShipper, cluster: F
 
 
 @pytest.mark.parametrize("text", ["x" * 1000, "ü" * 1000])
-def test_lines_leave_in_batches_of_limited_size(shipper: LogShipper, cluster, monkeypatch, text: str) -> None:
+def test_lines_leave_in_batches_of_limited_size(
+    shipper: LogShipper, cluster, monkeypatch, text: str
+) -> None:
     sizes: list[int] = []
 
     async def log(job_id: str, lines, dropped: int) -> None:
@@ -57,7 +59,9 @@ def test_lines_leave_in_batches_of_limited_size(shipper: LogShipper, cluster, mo
 
 
 @pytest.mark.parametrize("text", ["x" * 999, "ü" * 500, ""])
-def test_lines_that_come_too_fast_are_dropped_and_counted(shipper: LogShipper, cluster, monkeypatch, text: str) -> None:
+def test_lines_that_come_too_fast_are_dropped_and_counted(
+    shipper: LogShipper, cluster, monkeypatch, text: str
+) -> None:
     counts = {"lines": 0, "dropped": 0}
 
     async def log(job_id: str, lines, dropped: int) -> None:
@@ -74,7 +78,9 @@ def test_lines_that_come_too_fast_are_dropped_and_counted(shipper: LogShipper, c
     assert counts["lines"] + counts["dropped"] == written
 
 
-def test_lines_lost_on_the_way_are_counted_with_the_next_batch(shipper: LogShipper, cluster: FakeCluster) -> None:
+def test_lines_lost_on_the_way_are_counted_with_the_next_batch(
+    shipper: LogShipper, cluster: FakeCluster
+) -> None:
     cluster.silent = {"log"}
     shipper.start()
     shipper.write("one\ntwo")
@@ -93,7 +99,9 @@ def test_the_rest_of_a_long_line_is_cut(shipper: LogShipper, cluster: FakeCluste
     assert texts(cluster) == ["ü" * (LINE_BYTES // 2)]
 
 
-def test_text_that_is_no_unicode_travels_with_question_marks(shipper: LogShipper, cluster: FakeCluster) -> None:
+def test_text_that_is_no_unicode_travels_with_question_marks(
+    shipper: LogShipper, cluster: FakeCluster
+) -> None:
     shipper.start()
     shipper.write("file \udcff is missing")
     assert shipper.flush(LONG_S)
@@ -138,7 +146,9 @@ def test_a_last_line_without_an_end_is_captured() -> None:
         (["x" * LINE_BYTES, "y", "\n", "next\n"], ["x" * LINE_BYTES + "y", "next"]),
     ],
 )
-def test_a_line_ends_where_it_is_overwritten_or_grows_too_long(writes: list[str], expected: list[str]) -> None:
+def test_a_line_ends_where_it_is_overwritten_or_grows_too_long(
+    writes: list[str], expected: list[str]
+) -> None:
     lines: list[str] = []
     with captured(lines.append):
         for text in writes:
@@ -157,7 +167,10 @@ def test_text_that_no_newline_ends_is_not_kept(text: str) -> None:
 
 
 def test_an_error_that_nobody_expected_is_told_on_stderr_and_does_not_end_the_sending(
-    shipper: LogShipper, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    shipper: LogShipper,
+    cluster: FakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     takes = cluster.actor.log
     monkeypatch.setattr(cluster.actor, "log", None)

@@ -34,7 +34,11 @@ def test_a_text_of_one_line_is_split_all_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("names", "train", "held_out"),
     [
-        (["wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"], "wiki.train.tokens", "wiki.valid.tokens"),
+        (
+            ["wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"],
+            "wiki.train.tokens",
+            "wiki.valid.tokens",
+        ),
         (["train.txt", "test.txt", "README"], "train.txt", "test.txt"),
         (["ptb.train.txt", "ptb.val.txt", "notes.txt"], "ptb.train.txt", "ptb.val.txt"),
         (["valid.txt", "test.txt", "SOURCE.txt"], "test.txt", "valid.txt"),
@@ -49,7 +53,9 @@ def test_texts_that_nobody_can_use_are_refused_with_the_way_out(tmp_path):
         read_texts(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"\(found: none\)"):
         read_texts(tmp_path)
-    with pytest.raises(DataError, match=r"\(found: one.txt, two.txt\); call two of them train.txt and valid.txt"):
+    with pytest.raises(
+        DataError, match=r"\(found: one.txt, two.txt\); call two of them train.txt and valid.txt"
+    ):
         read_texts(written(tmp_path, "one.txt", "two.txt"))
     (tmp_path / "latin").write_bytes("é".encode("latin1"))
     with pytest.raises(DataError, match=r"is no text in UTF-8 .*; convert it"):
@@ -96,9 +102,13 @@ def test_samples_can_be_read_in_any_order():
 
 
 def test_a_limit_takes_the_first_sequences_and_no_more_than_there_are():
-    assert [len(SequenceData.cut(torch.arange(23), length=5, samples=most)) for most in (2, 99, 0)] == [2, 4, 4]
+    assert [
+        len(SequenceData.cut(torch.arange(23), length=5, samples=most)) for most in (2, 99, 0)
+    ] == [2, 4, 4]
 
 
 def test_a_text_too_short_for_one_sequence_is_refused():
-    with pytest.raises(DataError, match="has 5 tokens, too few for one sequence of 5; take a shorter sequence"):
+    with pytest.raises(
+        DataError, match="has 5 tokens, too few for one sequence of 5; take a shorter sequence"
+    ):
         SequenceData.cut(torch.arange(5), length=5)

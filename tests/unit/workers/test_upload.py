@@ -88,7 +88,12 @@ def test_a_group_that_was_over_once_stays_so(group, monkeypatch):
     """A look into a folder that is away for a moment says that nobody has taken over."""
     monkeypatch.setattr(upload, "LOOKS_AT_GROUP", 1)
     answers = iter([True])
-    monkeypatch.setattr(Group, "superseded", property(lambda _: next(answers, False), lambda *_: None), raising=False)
+    monkeypatch.setattr(
+        Group,
+        "superseded",
+        property(lambda _: next(answers, False), lambda *_: None),
+        raising=False,
+    )
     (written,) = group.write(0)
     assert "another worker group runs the job" in written.error
     assert group.done == []

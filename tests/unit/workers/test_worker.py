@@ -21,7 +21,9 @@ def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BaseException:
     spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
     launch = Launch(job_id="a", attempt=1, workers=2, storage="", spec=spec)
     link = NoLink(print)
-    context = WorkerContext(launch=launch, generation=1, rank=1, world_size=2, device="cpu", link=link)
+    context = WorkerContext(
+        launch=launch, generation=1, rank=1, world_size=2, device="cpu", link=link
+    )
     with pytest.raises((type(error), TaskRaised)) as caught:
         worker._run(context)
     return caught.value
@@ -52,6 +54,8 @@ def test_a_worker_that_failed_by_itself_shows_where(monkeypatch, caplog):
 
 
 def test_a_closed_descriptor_is_told_as_what_the_code_of_the_job_did(monkeypatch):
-    raised = run(RuntimeError("[gloo/transport/tcp/pair.cc:534] writev: Bad file descriptor"), monkeypatch)
+    raised = run(
+        RuntimeError("[gloo/transport/tcp/pair.cc:534] writev: Bad file descriptor"), monkeypatch
+    )
     assert isinstance(raised, TaskRaised)
     assert "a file descriptor that training uses was closed by code in this process" in str(raised)

@@ -1,4 +1,6 @@
-"""A cluster without Ray for the processes of one job: its Accordion actor runs in an event loop of its own."""
+"""A cluster without Ray for the processes of one job: its Accordion actor runs in an event loop of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,21 @@ from workers.journal import Journal, claim_generation
 JOB = "job-1"
 SPEC = JobSpec.model_validate({"task": {"name": "synthetic"}, "policy": {"window": {"epochs": 1}}})
 LAYERS = tuple(LayerInfo(name=name, shape=(8, 8)) for name in ("0.weight", "2.weight"))
-STARTED = Started(world_size=2, epoch=0, step=0, resumed_from=None, steps_per_epoch=4, layers=LAYERS, parameters=2 * 64)
+STARTED = Started(
+    world_size=2,
+    epoch=0,
+    step=0,
+    resumed_from=None,
+    steps_per_epoch=4,
+    layers=LAYERS,
+    parameters=2 * 64,
+)
 
 
 class FakeCluster:
-    """Implements `Ask`. `silent` methods never reach the actor; of `deaf` ones the answer is lost."""
+    """Implements `Ask`. `silent` methods never reach the actor; of `deaf` ones the answer
+    is lost.
+    """
 
     def __init__(self) -> None:
         self.actor = AccordionActor()
@@ -105,9 +117,13 @@ def stamp(generation: int = 1, attempt: int = 1) -> Stamp:
 
 
 def launch(storage: Path, **spec: Any) -> Launch:
-    return Launch(job_id=JOB, attempt=1, workers=2, storage=str(storage), spec=SPEC.model_copy(update=spec))
+    return Launch(
+        job_id=JOB, attempt=1, workers=2, storage=str(storage), spec=SPEC.model_copy(update=spec)
+    )
 
 
 def journal(storage: Path, *, attempt: int = 1) -> Journal:
     """Of the next generation."""
-    return Journal(storage, attempt=attempt, generation=claim_generation(storage), clock=lambda: 0.0)
+    return Journal(
+        storage, attempt=attempt, generation=claim_generation(storage), clock=lambda: 0.0
+    )

@@ -1,4 +1,6 @@
-"""A task of one's own: tell the arms of a spiral apart. Any class with these five methods will do."""
+"""A task of one's own: tell the arms of a spiral apart. Any class with these five methods
+will do.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ class Spirals:
     def model(self) -> nn.Module:
         hidden = self._hidden
         return nn.Sequential(
-            nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, self._arms)
+            nn.Linear(2, hidden),
+            nn.Tanh(),
+            nn.Linear(hidden, hidden),
+            nn.Tanh(),
+            nn.Linear(hidden, self._arms),
         )
 
     def train_data(self) -> TensorData:
@@ -40,5 +46,9 @@ class Spirals:
         chance = torch.Generator().manual_seed(seed)
         arm = torch.arange(number) % self._arms
         radius = torch.rand(number, generator=chance)
-        angle = 4 * radius + 2 * math.pi * arm / self._arms + 0.1 * torch.randn(number, generator=chance)
+        angle = (
+            4 * radius
+            + 2 * math.pi * arm / self._arms
+            + 0.1 * torch.randn(number, generator=chance)
+        )
         return TensorData(torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), arm)

@@ -65,7 +65,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     with op.batch_alter_table("jobs", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_jobs_created_at_id"), ["created_at", "id"], unique=False)
+        batch_op.create_index(
+            batch_op.f("ix_jobs_created_at_id"), ["created_at", "id"], unique=False
+        )
         batch_op.create_index(batch_op.f("ix_jobs_status"), ["status"], unique=False)
 
     op.create_table(
@@ -88,7 +90,9 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("started_at", sa.Double(), nullable=True),
         sa.Column("ended_at", sa.Double(), nullable=True),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_attempts_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_attempts_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("job_id", "number", name=op.f("pk_attempts")),
     )
     op.create_table(
@@ -102,7 +106,9 @@ def upgrade() -> None:
         sa.Column("size_bytes", sa.BigInteger(), nullable=False),
         sa.Column("seconds", sa.Double(), nullable=False),
         sa.Column("time", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_checkpoints_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_checkpoints_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("job_id", "name", name=op.f("pk_checkpoints")),
     )
     op.create_table(
@@ -114,7 +120,9 @@ def upgrade() -> None:
         sa.Column("generation", sa.BigInteger(), nullable=False),
         sa.Column("time", sa.Double(), nullable=False),
         sa.Column("decision", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_decisions_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_decisions_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("job_id", "epoch", "step", name=op.f("pk_decisions")),
     )
     op.create_table(
@@ -125,7 +133,9 @@ def upgrade() -> None:
         sa.Column("generation", sa.BigInteger(), nullable=False),
         sa.Column("time", sa.Double(), nullable=False),
         sa.Column("record", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_epochs_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_epochs_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("job_id", "epoch", name=op.f("pk_epochs")),
     )
     op.create_table(
@@ -135,7 +145,9 @@ def upgrade() -> None:
         sa.Column("type", sa.String(length=16), nullable=False),
         sa.Column("time", sa.Double(), nullable=False),
         sa.Column("data", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_events_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_events_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("job_id", "seq", name=op.f("pk_events")),
     )
     op.create_table(
@@ -145,7 +157,9 @@ def upgrade() -> None:
         sa.Column("time", sa.Double(), nullable=False),
         sa.Column("lines", sa.JSON(), nullable=False),
         sa.Column("dropped", sa.Integer(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_log_chunks_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_log_chunks_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("job_id", "number", name=op.f("pk_log_chunks")),
     )
     op.create_table(
@@ -167,11 +181,15 @@ def upgrade() -> None:
         sa.Column("world_size", sa.Integer(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("applied_at", sa.Double(), nullable=True),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_overrides_job_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name=op.f("fk_overrides_job_id"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_overrides")),
     )
     with op.batch_alter_table("overrides", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_overrides_job_id_number"), ["job_id", "number"], unique=True)
+        batch_op.create_index(
+            batch_op.f("ix_overrides_job_id_number"), ["job_id", "number"], unique=True
+        )
 
     op.create_table(
         "acks",

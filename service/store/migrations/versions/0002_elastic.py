@@ -10,12 +10,19 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # Columns are added in place: SQLite would copy the table else, and dropping the old one empties those that name it.
-    op.add_column("jobs", sa.Column("min_workers", sa.Integer(), nullable=False, server_default="1"))
-    op.add_column("jobs", sa.Column("max_workers", sa.Integer(), nullable=False, server_default="1"))
+    # Columns are added in place: SQLite would copy the table else, and dropping the old one empties
+    # those that name it.
+    op.add_column(
+        "jobs", sa.Column("min_workers", sa.Integer(), nullable=False, server_default="1")
+    )
+    op.add_column(
+        "jobs", sa.Column("max_workers", sa.Integer(), nullable=False, server_default="1")
+    )
     op.add_column("jobs", sa.Column("tally", sa.JSON(), nullable=False, server_default="{}"))
     op.add_column("attempts", sa.Column("tally", sa.JSON(), nullable=False, server_default="{}"))
-    op.add_column("checkpoints", sa.Column("blocked_s", sa.Double(), nullable=False, server_default="0"))
+    op.add_column(
+        "checkpoints", sa.Column("blocked_s", sa.Double(), nullable=False, server_default="0")
+    )
     names = ("id", "min_workers", "max_workers")
     jobs = sa.table("jobs", sa.column("spec", sa.JSON), *(sa.column(name) for name in names))
     rows = op.get_bind().execute(sa.select(jobs.c.id, jobs.c.spec)).all()

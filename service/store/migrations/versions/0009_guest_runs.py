@@ -15,12 +15,13 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # An older version would take a guest run for a job of its own whose supervisor is gone, and start it.
+    # An older version would take a guest run for a job of its own whose supervisor is gone, and
+    # start it.
     op.execute(
-        "UPDATE jobs SET status = 'FAILED', reason = 'LOST', world_size = 0, version = version + 1, "
-        "ended_at = COALESCE(started_at, created_at), "
-        "message = 'a guest run, which this version of the service does not follow' "
-        "WHERE kind = 'guest' AND status NOT IN ('SUCCEEDED', 'FAILED', 'CANCELLED')"
+        "UPDATE jobs SET status = 'FAILED', reason = 'LOST', world_size = 0, version = version + 1,"
+        " ended_at = COALESCE(started_at, created_at), message = 'a guest run, which this version"
+        " of the service does not follow' WHERE kind = 'guest' AND status NOT IN ('SUCCEEDED',"
+        " 'FAILED', 'CANCELLED')"
     )
     op.drop_column("jobs", "ray_run")
     op.drop_column("jobs", "kind")
