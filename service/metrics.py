@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from service.api.override_schemas import OverrideState
+from service.api.views import progress_view
 from service.domain.jobs import Kind, Status
 from service.domain.tally import RECOVERY_CAUSES, RESIZE_CAUSES, Tally
 from service.store.models import JobRow
@@ -311,13 +312,11 @@ def _extent(facts: _Facts) -> Iterator[_Sample]:
     if facts.row.kind == Kind.JOB:
         planned = spec_value(facts.row, "training.epochs", math.nan)
         yield _Sample("accordion_job_epochs", planned, {"state": "planned"})
-    progress = facts.progress
+    progress = progress_view(facts.row)
     if progress is not None:
         yield _Sample("accordion_job_steps", progress.step, {"state": "finished"})
-    if progress is not None and progress.epochs:
-        yield _Sample(
-            "accordion_job_steps", progress.steps_per_epoch * progress.epochs, {"state": "planned"}
-        )
+    if progress is not None and progress.steps is not None:
+        yield _Sample("accordion_job_steps", progress.steps, {"state": "planned"})
 
 
 def _service_of(facts: _Facts) -> Iterator[_Sample]:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from accordion.messages import Decision, Level, to_json
+from service.api.views import progress_view
 from service.domain.jobs import Status
 from service.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
 from service.request_times import RequestTimes, TimedRequests
@@ -239,6 +240,17 @@ def test_figures_of_a_job_are_those_of_its_rows(database):
     assert value(text, "accordion_job_restarts_total", job_id="j") == 3
     assert value(text, "accordion_job_checkpoint_timestamp_seconds", job_id="j") == T - 9
     assert value(text, "accordion_job_overrides", job_id="j", state="APPLIED") == 1
+
+
+def test_planned_steps_follow_a_batch_that_has_grown(database):
+    """200 steps of the small batch, then epochs of 10 larger ones: more than 10 × 20 in all."""
+    grown = progress(epoch=10, step=250, steps_per_epoch=10, steps=300)
+    row = job_row(progress=grown)
+    text = scrape(database, row)
+    planned = value(text, "accordion_job_steps", state="planned")
+    shown = progress_view(row)
+    assert shown is not None
+    assert planned == shown.steps == 300
 
 
 def test_changes_of_workers_are_counted_by_cause_from_the_start(database):
