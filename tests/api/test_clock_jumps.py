@@ -56,7 +56,7 @@ def test_a_start_has_its_whole_time_however_the_clock_jumps(world: World, jump_s
 
 
 @pytest.mark.parametrize("takes_over", [False, True])
-def test_a_job_that_does_not_stop_is_ended_in_its_grace_though_the_clock_was_set_back(
+def test_a_job_that_does_not_stop_ends_after_its_grace_though_the_clock_went_back(
     world: World, takes_over: bool
 ) -> None:
     job_id = world.submit()

@@ -295,7 +295,7 @@ def deny(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, suffix: str) ->
     monkeypatch.setattr(where, name, denied)
 
 
-def test_an_upload_that_the_scheduler_may_not_read_is_not_told_as_a_fault_of_the_storage(
+def test_an_upload_the_scheduler_may_not_read_is_not_reported_as_a_storage_fault(
     client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload(client, GOOD)

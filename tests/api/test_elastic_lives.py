@@ -286,7 +286,7 @@ def test_a_job_that_had_paused_when_it_was_cancelled_is_cancelled(world: World) 
     assert world.finish(job_id).status == Status.CANCELLED
 
 
-def test_an_attempt_that_pauses_although_nobody_wants_it_any_more_is_followed_by_another(
+def test_an_attempt_whose_pause_was_withdrawn_is_followed_by_another(
     world: World,
 ) -> None:
     job_id = world.submit(**LONG)

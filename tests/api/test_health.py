@@ -79,7 +79,7 @@ def test_methods_that_nobody_knows_make_no_new_series(client: TestClient) -> Non
     assert "FOO" not in exposed
 
 
-def test_a_statement_that_the_database_does_not_understand_is_our_fault_and_not_its_absence(
+def test_a_statement_the_database_rejects_is_our_error_and_not_an_outage(
     client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Repository, "jobs", lambda it, _: it._all(text("SELECT nonsense")))

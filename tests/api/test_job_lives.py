@@ -289,7 +289,7 @@ def test_decisions_and_epochs_of_work_that_is_repeated_are_void(world: World) ->
     assert {row.generation for row in world.repository.epochs(job_id)} == {2}
 
 
-def test_records_of_the_end_file_that_never_arrived_are_stored_before_the_end_is_shown(
+def test_records_found_only_in_the_end_file_are_stored_before_the_end_is_shown(
     world: World,
 ) -> None:
     job_id = world.submit()

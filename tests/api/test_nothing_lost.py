@@ -49,7 +49,7 @@ def has_end(drained: Drained) -> bool:
     return any(isinstance(record.payload, EndRecord) for record in drained.records)
 
 
-def test_an_override_in_the_instant_of_the_end_is_over_with_the_job_and_costs_no_line(
+def test_an_override_submitted_as_the_job_ends_expires_and_no_record_is_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = world.submit()
@@ -161,7 +161,7 @@ def test_a_pause_in_the_instant_of_the_end_does_not_keep_the_job(
     assert lines(world, job_id) == expected(4)
 
 
-def test_a_job_that_is_resized_while_it_pauses_and_stands_still_goes_on_with_the_new_numbers(
+def test_a_job_resized_while_pausing_and_paused_resumes_with_the_new_numbers(
     world: World,
 ) -> None:
     job_id = world.submit(**LONG)
@@ -176,7 +176,7 @@ def test_a_job_that_is_resized_while_it_pauses_and_stands_still_goes_on_with_the
     assert world.epochs(job_id) == list(range(40))
 
 
-def test_two_schedulers_that_take_turns_start_each_attempt_once_and_store_every_line_once(
+def test_two_alternating_schedulers_start_each_attempt_and_store_each_line_once(
     world: World,
 ) -> None:
     job_id = world.submit()

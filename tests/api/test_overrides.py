@@ -183,7 +183,7 @@ def test_work_that_is_rolled_back_before_the_newer_override_runs_under_the_older
     ]
 
 
-def test_cancelling_the_newer_override_gives_the_layers_to_the_policy_not_to_the_older(
+def test_layers_of_a_cancelled_newer_override_return_to_the_policy_not_the_older_one(
     world: World,
 ) -> None:
     job_id, older, newer = _superseded_from_5(world)
@@ -215,7 +215,7 @@ def test_an_override_of_the_batch_is_applied_once_every_rank_runs_it(
     assert world.repository.epochs(job_id)[-1].record["global_batch"] == 512
 
 
-def test_an_override_of_the_batch_is_superseded_by_the_next_and_by_none_of_the_layers(
+def test_a_batch_override_is_superseded_by_the_next_one_and_by_no_layer_override(
     world: World,
 ) -> None:
     job_id = world.submit(**LEVELS)

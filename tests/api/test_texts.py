@@ -114,7 +114,7 @@ def test_a_stored_spec_that_this_version_refuses_fails_no_page_and_can_be_cancel
 
 
 @pytest.mark.parametrize("spec", REFUSED_SPECS)
-def test_a_waiting_job_whose_stored_spec_is_refused_fails_with_a_sentence_and_holds_nobody_up(
+def test_a_queued_job_with_an_invalid_stored_spec_fails_and_blocks_no_other_job(
     world: World, spec: Any
 ) -> None:
     bad, good = world.submit(), world.submit()
@@ -147,7 +147,7 @@ def test_a_row_whose_other_columns_make_no_sense_fails_no_page(
     assert {client.get(f"/jobs/{job_id}").status_code for job_id in bad} == {200}
 
 
-def test_texts_of_workers_that_are_not_unicode_are_stored_with_a_replacement_character(
+def test_worker_texts_that_are_not_unicode_are_stored_with_replacement_characters(
     client: TestClient, world: World
 ) -> None:
     job_id = world.submit()

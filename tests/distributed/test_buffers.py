@@ -69,7 +69,7 @@ def uneven(rank: int) -> Any:
     )
 
 
-def test_buffers_become_the_mean_over_the_samples_and_a_worker_without_any_weighs_nothing(
+def test_buffers_are_averaged_by_samples_so_a_worker_without_any_has_no_weight(
     run_group,
 ):
     ends = run_group(3, uneven)
@@ -166,9 +166,7 @@ def through_the_loop(rank: int, storage: Path, data: Path) -> list[list[float]]:
     return [buffer.flatten().tolist() for buffer in run.ddp.module.buffers()]
 
 
-def test_all_workers_end_a_job_with_the_same_statistics_though_one_had_no_share_of_the_last_batch(
-    run_group, tmp_path
-):
+def test_all_workers_end_with_equal_statistics_though_one_had_no_last_batch(run_group, tmp_path):
     """Ten samples a step are three micro-batches, the last two samples one: two of three workers
     have no part in it.
     """

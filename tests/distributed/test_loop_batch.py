@@ -48,7 +48,7 @@ def rates(result: Result) -> list[float]:
     return [round(rate, 12) for rate in column(result, "lr")]
 
 
-def test_the_batch_grows_where_the_whole_model_is_stable_while_each_layer_keeps_its_own_level(
+def test_the_batch_grows_when_the_whole_model_is_stable_and_layers_keep_their_levels(
     grown,
 ):
     assert column(grown, "global_batch") == [64, 64] + [256] * 5
@@ -88,7 +88,7 @@ def test_a_drop_of_the_rate_makes_the_batch_small_again_only_where_it_may_shrink
     assert set(column(free, "regime_by_layer")[5].values()) == {"critical"}
 
 
-def test_the_detector_sees_the_schedules_rate_and_skips_the_window_in_which_the_batch_grew(grown):
+def test_the_detector_reads_the_schedules_rate_and_skips_the_window_of_a_new_batch(grown):
     decisions = [record.decision for record in grown.link.of("decision")]
     assert [decision.cause for decision in decisions] == [
         "window",
@@ -118,7 +118,7 @@ def stopped_in_warmup(run_group: Any, storage: Any) -> Result:
     return result
 
 
-def test_a_job_stopped_while_its_rate_follows_the_batch_ends_with_the_bits_of_one_never_stopped(
+def test_a_job_stopped_while_its_rate_follows_the_batch_ends_with_the_same_bits(
     grown, run_group, tmp_path
 ):
     stopped = stopped_in_warmup(run_group, tmp_path)
@@ -168,9 +168,7 @@ def test_people_set_the_batch_from_the_next_step_until_the_epoch_they_name(run_g
     assert link.of("epoch")[1].samples == 1437
 
 
-def test_a_batch_may_change_in_the_middle_of_an_epoch_and_no_sample_is_lost_or_doubled(
-    run_group, tmp_path
-):
+def test_a_batch_that_changes_mid_epoch_loses_and_repeats_no_sample(run_group, tmp_path):
     result = run_group(2, run_job, tmp_path, job(window={"steps": 10}))[0]
     assert column(result, "samples") == [1437] * 7
     inside = [

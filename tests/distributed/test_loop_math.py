@@ -219,9 +219,7 @@ def test_the_demo_reads_95_of_100_digits_right_and_shows_both_regimes(run_group,
     assert levels(result) == "llllllhhhhhhllhhllhh"
 
 
-def test_the_watched_demo_is_light_at_first_and_after_each_drop_of_the_rate_and_strong_elsewhere(
-    run_group, tmp_path
-):
+def test_the_demo_compresses_lightly_at_first_and_after_each_rate_drop_only(run_group, tmp_path):
     run = levels(run_group(2, run_job, tmp_path, job_file("digits-watch.yaml"))[0])
     assert run[:20] == "l" * 6 + "h" * 14
     # in between the gradients say how long the first drop is felt: changes near the threshold

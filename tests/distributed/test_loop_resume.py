@@ -146,7 +146,7 @@ def test_the_mean_loss_of_an_epoch_survives_a_change_of_workers_in_its_middle(ru
     )
 
 
-def test_a_window_counted_in_steps_that_was_open_at_the_stop_closes_where_it_would_have(
+def test_a_window_of_steps_left_open_at_a_stop_closes_at_the_same_step_after_resume(
     run_group, tmp_path
 ):
     job = spec(training={"epochs": 3}, policy={"window": {"steps": 10}})

@@ -121,9 +121,7 @@ def train_beside_a_write(rank: int, storage: Path, job: JobSpec) -> dict[str, An
     }
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_the_checkpoint_is_of_its_moment(
-    run_group, tmp_path
-):
+def test_a_checkpoint_written_during_training_holds_the_state_of_its_step(run_group, tmp_path):
     job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
     for seen in run_group(2, train_beside_a_write, tmp_path, job):
         assert (seen["unfinished"], seen["error"]) == (True, None)
@@ -131,9 +129,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_checkpoint_is_of
         assert (seen["moved"], seen["same"]) == (True, True)
 
 
-def test_a_checkpoint_is_told_when_it_is_complete_with_the_time_that_training_stood_still(
-    run_group, tmp_path
-):
+def test_a_checkpoint_is_reported_once_complete_with_the_time_training_stopped(run_group, tmp_path):
     job = checkpointed(synthetic(), storage=f"gate://{tmp_path}")
     seen = run_group(2, train_beside_a_write, tmp_path, job)[0]
     assert seen["told"] == []
@@ -218,7 +214,7 @@ def fail_and_go_on(rank: int, storage: Path) -> tuple[str | None, list[str], lis
     return error, left, link.lines, link.of("checkpoint")
 
 
-def test_a_write_that_fails_on_one_rank_is_told_removed_and_tried_again_with_the_next(
+def test_a_write_that_fails_on_one_rank_is_reported_removed_and_retried_at_the_next(
     run_group, tmp_path
 ):
     (error, left, (line,), (record,)), (other, *_) = run_group(2, fail_and_go_on, tmp_path)

@@ -39,9 +39,7 @@ def _every_level(rank, overlap):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_beside_the_backward_pass_and_inside_it_give_the_same_bits_through_every_level(
-    run_group, world_size
-):
+def test_exchanges_beside_and_inside_the_backward_pass_give_the_same_bits(run_group, world_size):
     beside, inside = (
         run_group(world_size, _every_level, True),
         run_group(world_size, _every_level, False),
@@ -95,9 +93,7 @@ def _raise(layers):
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["beside", "inside"])
-def test_an_exchange_that_fails_on_one_rank_raises_there_with_its_cause_and_its_peer_gives_up(
-    run_group, overlap
-):
+def test_an_exchange_that_fails_on_one_rank_raises_its_cause_and_ends_the_peer(run_group, overlap):
     peer, failing = run_group(2, _fail_on, 1, overlap)
     assert "planted in" in failing[0]
     assert peer

@@ -192,7 +192,7 @@ def test_an_override_reaches_a_script(run_group, tmp_path):
     assert [record.level_by_layer["weight"] for record in records] == ["low", "high", "high"]
 
 
-def test_a_script_with_a_loss_scale_learns_and_reports_what_one_without_does_and_goes_on_with_it(
+def test_a_script_with_a_loss_scale_learns_reports_and_resumes_like_one_without(
     run_group, tmp_path
 ):
     # a scale that is a power of two rounds nothing in fp32.

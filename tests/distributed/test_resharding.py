@@ -142,7 +142,7 @@ def test_a_group_of_the_same_size_reads_its_own_parts_only(run_group, saved_by_t
         assert found["names"] == ["shared.pt", f"rank-{rank}.pt"]
 
 
-def test_a_part_that_is_damaged_is_told_and_the_checkpoint_before_is_resumed_from_by_all(
+def test_a_damaged_part_is_reported_and_all_resume_from_the_checkpoint_before(
     run_group, saved_by_three
 ):
     before, newest = sorted((saved_by_three / "checkpoints").iterdir())

@@ -48,7 +48,7 @@ def _gradients(rank: int) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("statistic", ["mean", "paper"])
-def test_ours_is_the_norm_of_the_mean_and_the_published_one_that_of_the_sum_of_rank_0(
+def test_our_statistic_is_the_norm_of_the_mean_and_the_papers_that_of_rank_0s_sum(
     run_group, statistic
 ):
     (report,) = run_group(2, _reported, statistic)[0]

@@ -113,7 +113,7 @@ def test_an_override_is_applied_when_every_rank_says_so(up: Up, overridden: str)
     assert len({ack.digest for ack in override.ack_list}) == 1
 
 
-def test_the_epochs_show_the_level_that_a_person_chose_until_the_policy_has_the_wheel_again(
+def test_the_epochs_show_the_level_of_an_override_until_it_is_cancelled(
     up: Up, calm: str, overridden: str
 ) -> None:
     applied = up.client.overrides(overridden).items[0].epoch

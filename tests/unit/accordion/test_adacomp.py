@@ -159,7 +159,7 @@ def test_a_short_last_bin_never_sends_its_padding():
 @pytest.mark.parametrize(
     ("size", "steps", "least", "most"), [(50, 30, 37, 43), (500, 100, 155, 195)]
 )
-def test_on_gaussian_gradients_it_reaches_the_published_rates_once_residuals_have_settled(
+def test_gaussian_gradients_reach_the_published_rates_once_residuals_are_stationary(
     size, steps, least, most
 ):
     """About 40 and 169 to 185 times smaller than fp32; the band is the spread over seeds and steps,

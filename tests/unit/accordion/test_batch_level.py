@@ -55,7 +55,7 @@ def test_the_model_is_judged_by_all_layers_together() -> None:
     assert decision.batch_level == "high"
 
 
-def test_a_rate_that_drops_takes_the_small_batch_again_where_it_may_shrink_and_only_there() -> None:
+def test_a_dropped_rate_returns_to_the_small_batch_only_where_it_may_shrink() -> None:
     reports = [report(0, 1.0), report(1, 1.0), report(2, 1.0, global_batch=512, next_lr=0.01)]
     assert levels(controller(batch=FREE), reports) == ["low", "high", "low"]
     assert levels(controller(batch=GROWS), reports) == ["low", "high", "high"]

@@ -62,7 +62,7 @@ def test_a_norm_that_leaves_zero_is_critical_and_one_that_stays_zero_is_stable()
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_norm_that_is_not_finite_makes_only_its_layer_critical_until_two_finite_windows_follow(
+def test_a_non_finite_norm_keeps_its_layer_critical_until_two_finite_windows_follow(
     broken,
 ) -> None:
     windows = [report(0, 1.0), report(1, dict.fromkeys(NAMES, 1.0) | {"fc1.weight": broken})]

@@ -217,7 +217,7 @@ def test_a_step_that_was_rolled_back_is_not_counted():
     assert _norm(sums) == pytest.approx(8.0)
 
 
-def test_an_open_window_continues_after_a_change_of_world_size_with_the_mean_of_its_sums():
+def test_an_open_window_continues_with_the_mean_of_its_sums_when_the_world_resizes():
     old = [_sums((2, 2), [torch.full((2, 2), float(rank))]) for rank in range(2)]
     new = _sums((2, 2), [])
     empty = {"residuals": {}}

@@ -55,7 +55,7 @@ def test_a_layer_that_nobody_used_keeps_residual_and_warm_start_and_others_do_no
         assert same == [layer == "unused"] * 2
 
 
-def test_a_step_that_is_skipped_after_one_in_which_nobody_used_a_layer_leaves_no_trace(cluster):
+def test_a_skipped_step_after_one_without_a_layer_leaves_no_trace(cluster):
     [engine] = cluster.engines
     cluster.exchange(draw_gradients(SHAPES, 1, seed=1))
     engine.keep(["unused"])

@@ -141,7 +141,7 @@ def test_a_job_grows_by_as_many_as_have_room_when_all_are_packed_anew() -> None:
     assert grants(grows, beside, nodes=nodes) == [2, 2]
 
 
-def test_a_job_does_not_grow_where_packing_anew_leaves_a_larger_worker_without_a_place() -> None:
+def test_a_job_does_not_grow_where_repacking_leaves_a_larger_worker_unplaced() -> None:
     large = Holding(id="a", asked=asked(2, 3, cpus=5), granted=2)
     on_gpus = Holding(id="b", asked=asked(2, 3, cpus=1, gpus=1), granted=1)
     assert grants(large, on_gpus, nodes=[Size(cpus=6, gpus=2), Size(cpus=8, gpus=2)]) == [2, 1]

@@ -156,7 +156,7 @@ def test_what_one_held_goes_to_the_policy_and_to_none_that_it_had_superseded() -
 
 
 @pytest.mark.parametrize(("step", "place"), [(8, (None, None)), (9, (3, 9)), (12, (3, 9))])
-def test_a_new_group_has_acknowledged_nothing_and_rolls_back_what_came_after_its_start(
+def test_a_new_group_has_acknowledged_nothing_and_rolls_back_what_followed_its_start(
     step: int, place: tuple[int | None, int | None]
 ) -> None:
     acks = (Ack(rank=0, step=9, digest="d"),)

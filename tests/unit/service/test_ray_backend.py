@@ -122,7 +122,7 @@ def test_job_started_before_there_were_ids_is_followed_through_the_actor_it_know
     assert asked == [("", "old"), ("ab", "new")]
 
 
-def test_a_supervisor_that_does_not_answer_is_starting_and_one_whose_end_is_final_is_gone(
+def test_a_silent_supervisor_is_starting_and_one_whose_end_is_final_is_gone(
     answers,
 ) -> None:
     answers |= {"job-a.1": GetTimeoutError("slow"), "job-b.1": ActorDiedError()}

@@ -98,7 +98,7 @@ def test_a_question_older_than_the_actors_state_is_answered_with_unknown(
     assert cluster.call("decide", JOB, stamp(), Question(report=report(0), number=2)) == Unknown()
 
 
-def test_after_its_restart_the_actor_asks_to_register_and_then_gives_the_recorded_decision(
+def test_a_restarted_actor_asks_to_register_and_returns_the_recorded_decision(
     cluster,
 ) -> None:
     local = controller()
@@ -141,7 +141,7 @@ def test_a_controller_state_of_another_model_is_refused(cluster: FakeCluster) ->
         max_size=30,
     )
 )
-def test_whatever_is_posted_again_or_drained_between_every_record_arrives_once_and_in_order(
+def test_every_record_arrives_once_and_in_order_despite_repeated_posts_and_drains(
     steps,
 ) -> None:
     received, posted = [], set()
@@ -168,7 +168,7 @@ def test_records_are_held_until_the_database_confirms_them_and_posters_learn_it(
     assert cluster.held() == [note(2)]
 
 
-def test_records_meant_for_an_actor_that_died_are_not_taken_and_the_receipt_tells_of_the_loss(
+def test_records_meant_for_a_dead_actor_are_refused_and_the_receipt_reports_the_loss(
     cluster,
 ) -> None:
     believed = cluster.call("post", JOB, stamp(), [record(0)]).incarnation

@@ -35,7 +35,7 @@ def test_a_hostile_archive_is_refused_with_its_own_sentence(hostile: Hostile):
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.__name__)
-def test_nothing_is_written_outside_of_the_folder_where_a_hostile_archive_is_unpacked(
+def test_a_hostile_archive_writes_nothing_outside_the_folder_it_is_unpacked_in(
     tmp_path: Path, hostile: Hostile
 ):
     inside = tmp_path / "inside"

@@ -217,7 +217,7 @@ def test_a_storage_that_is_away_spends_nothing(world: Callable[..., World]) -> N
     assert {record.cause for record in here.desk.records} == {"infrastructure"}
 
 
-def test_processes_that_do_not_come_up_are_followed_by_others_after_a_pause_that_grows(
+def test_processes_that_fail_to_start_are_replaced_after_a_growing_pause(
     world,
 ) -> None:
     here = world(slow=set(range(1, 99)))
@@ -238,7 +238,7 @@ def test_processes_that_do_not_come_up_are_followed_by_others_after_a_pause_that
     assert gaps[-1] > 2 * gaps[0]
 
 
-def test_a_newcomer_that_never_comes_up_does_not_disturb_a_group_for_however_long_it_trains(
+def test_a_newcomer_that_never_starts_does_not_disturb_the_group(
     world,
 ) -> None:
     here = world(slow=set(range(2, 9999)), most=3)
@@ -270,7 +270,7 @@ def test_a_group_is_asked_to_make_room_once_however_long_it_takes(
     assert here.crew.seated == [(0, 1), (0,)]
 
 
-def test_another_group_begins_after_a_pause_that_grows_while_groups_are_lost_without_a_step(
+def test_groups_lost_without_a_step_are_followed_by_another_after_a_growing_pause(
     world,
 ) -> None:
     lost: list[Outcome] = [{0: NodeDiedError(""), 1: NodeDiedError("")}] * 9
@@ -282,7 +282,7 @@ def test_another_group_begins_after_a_pause_that_grows_while_groups_are_lost_wit
     assert all(pause <= gap <= pause + 1.0 for pause, gap in zip(least, gaps, strict=True)), gaps
 
 
-def test_processes_are_hired_after_the_pause_that_follows_failed_starts_and_not_before(
+def test_processes_start_only_after_the_pause_that_follows_failed_starts(
     world,
 ) -> None:
     here = world(slow=set(range(99)), most=1)

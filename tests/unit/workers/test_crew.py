@@ -73,7 +73,7 @@ def test_a_process_that_hangs_on_another_machine_is_ended_there(here: World) -> 
     assert (here.ray.signals, here.numbers) == ([(THERE, 77)], [])
 
 
-def test_a_process_that_hangs_while_it_prepares_is_given_longer_and_is_a_failed_start(
+def test_a_process_that_hangs_while_preparing_gets_longer_and_is_a_failed_start(
     here: World,
 ) -> None:
     actor = here.starting(prepare=OPEN, pulse=OPEN)

@@ -112,9 +112,7 @@ def test_a_group_leaving_a_drained_node_takes_ready_workers_and_waits_for_no_oth
     assert planned(some, ONE_TO_THREE, (0, 1), now=5.0).group == (0, 2)
 
 
-def test_a_group_that_would_be_too_small_waits_for_another_process_and_then_saves_and_stops() -> (
-    None
-):
+def test_a_group_about_to_be_too_small_waits_for_a_process_then_saves_and_stops() -> None:
     some = [*ready(0), leaving(1), *starting(2)]
     assert planned(some, TWO, (0, 1), now=LEAVE_PATIENCE_S - 1).group == (0, 1)
     assert planned(some, TWO, (0, 1), now=LEAVE_PATIENCE_S).group == ()
@@ -129,9 +127,7 @@ def test_of_processes_too_many_those_go_that_only_start_and_then_the_newest() ->
     assert planned(ready(8, 1), TWO).group == (1, 8)
 
 
-def test_a_group_has_the_patience_from_the_first_notice_on_that_one_of_its_own_processes_goes() -> (
-    None
-):
+def test_the_patience_of_a_group_starts_at_the_first_notice_for_one_of_its_processes() -> None:
     some = [leaving(0, since=10.0), leaving(1, since=14.0), *starting(2)]
     assert planned(some, TWO, (0, 1), now=10.0 + LEAVE_PATIENCE_S - 0.5).group == (0, 1)
     assert planned(some, TWO, (0, 1), now=10.0 + LEAVE_PATIENCE_S).group == ()

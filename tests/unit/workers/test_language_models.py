@@ -72,7 +72,7 @@ def test_the_transformer_tells_the_same_tokens_at_other_places_apart():
     assert not torch.allclose(scores[0, 0], scores[0, 2])
 
 
-def test_the_lstm_of_the_recipe_holds_one_embedding_a_bias_for_each_word_and_three_layers():
+def test_the_lstm_of_the_recipe_has_one_embedding_a_bias_per_word_and_three_layers():
     model = LstmModel(28_869, width=650, layers=3, dropout=0.4, tied=True)
     layer = 4 * 650 * (650 + 650) + 8 * 650
     assert (

@@ -60,7 +60,7 @@ def test_the_line_runs_back_through_the_checkpoints_that_groups_resumed_from():
     ]
 
 
-def test_a_group_whose_generation_is_a_lower_number_comes_first_when_it_started_later():
+def test_a_group_that_started_later_comes_first_though_its_generation_is_lower():
     """A job whose records were lost counts its generations anew."""
     line = lineage((1, started(3, name(7, 3))))
     assert line.survivors([name(7, 4), name(7, 3), name(1, 4)]) == [name(1, 4), name(7, 3)]

@@ -89,7 +89,7 @@ def test_an_actor_that_was_killed_in_mid_run_gives_the_same_decisions(
 
 
 @pytest.mark.parametrize("road", ["silent", "deaf"])
-def test_rank_0_decides_by_itself_while_the_actor_is_silent_and_the_actor_takes_it_over(
+def test_rank_0_decides_while_the_actor_is_silent_and_the_actor_adopts_the_decision(
     opened, cluster, road
 ) -> None:
     link, local = opened(), controller()

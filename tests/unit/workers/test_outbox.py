@@ -113,7 +113,7 @@ def test_an_actor_that_lost_its_memory_gets_all_that_was_not_confirmed_once_more
 @pytest.mark.parametrize(
     "kills", [(), (1,), (2,), (1, 2), (1, 3), tuple(range(1, 40, 3)), tuple(range(2, 40, 2))]
 )
-def test_nothing_is_lost_or_doubled_wherever_the_actor_is_killed_between_a_post_and_a_drain(
+def test_no_record_is_lost_or_doubled_wherever_the_actor_is_killed(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(outbox_module, "TICK_S", 0.0)

@@ -111,9 +111,7 @@ def happen(job: Job, event: str, *size: int) -> None:
 
 
 @given(st.integers(1, 80), MICRO, EVENTS)
-def test_whatever_happens_the_surviving_history_holds_every_sample_of_an_epoch_exactly_once(
-    samples, micro, events
-):
+def test_the_surviving_history_holds_every_sample_of_an_epoch_exactly_once(samples, micro, events):
     job = Job(samples=samples, micro=micro, world=2, batch=17)
     for event in events:
         happen(job, *event)
@@ -127,7 +125,7 @@ def test_whatever_happens_the_surviving_history_holds_every_sample_of_an_epoch_e
 
 
 @given(SAMPLES, MICRO, BATCH, WORLD)
-def test_a_crash_costs_the_steps_since_the_newest_checkpoint_and_they_are_made_again_alike(
+def test_a_crash_costs_the_steps_since_the_last_checkpoint_which_repeat_identically(
     samples, micro, batch, world
 ):
     job = Job(samples=samples, micro=micro, world=world, batch=batch)
@@ -169,7 +167,7 @@ def test_the_weight_is_exactly_one_when_every_worker_has_one_equal_piece(micro, 
     assert {loss_weight(piece, batch, world_size=world) for piece in cut(batch, micro)} == {1.0}
 
 
-def test_a_worker_gets_an_empty_share_when_there_are_fewer_micro_batches_than_workers():
+def test_a_worker_gets_an_empty_shard_when_workers_outnumber_micro_batches():
     assert [len(part) for part in shares(range(20), 16, 3)] == [1, 1, 0]
 
 

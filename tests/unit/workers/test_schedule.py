@@ -19,7 +19,7 @@ def test_the_rate_is_multiplied_by_the_factor_at_the_start_of_each_named_epoch()
     assert [schedule.epoch_rate(epoch) for epoch in range(5)] == [1.0, 1.0, 0.5, 0.25, 0.25]
 
 
-def test_the_rate_grows_by_equal_steps_over_the_warm_up_and_reaches_the_whole_rate_at_its_end():
+def test_the_rate_grows_by_equal_steps_and_is_whole_at_the_end_of_the_warm_up():
     warm = rates(Schedule(lr=0.1, warmup_epochs=2), 3)
     growth = {round(later - earlier, 12) for earlier, later in pairwise(warm[: 2 * STEPS])}
     assert growth == {round(0.1 / (2 * STEPS), 12)}
@@ -68,12 +68,12 @@ def test_the_rate_follows_the_batch_by_the_rule_of_the_job(rule, factor):
     ]
 
 
-def test_after_the_batch_has_grown_the_rate_grows_by_equal_steps_and_is_whole_at_the_last_one():
+def test_the_rate_grows_by_equal_steps_after_the_batch_grew_and_ends_whole():
     made = factors(BatchScaling(low=64, rule="linear", warmup_steps=4), [64] * 2 + [320] * 6)
     assert made == [1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0]
 
 
-def test_a_batch_that_shrinks_takes_the_rate_down_at_once_though_it_was_still_growing():
+def test_a_shrinking_batch_lowers_the_rate_at_once_though_it_was_still_growing():
     made = factors(BatchScaling(low=64, rule="linear", warmup_steps=4), [64] + [320] * 2 + [64] * 2)
     assert made == [1.0, 2.0, 3.0, 1.0, 1.0]
 

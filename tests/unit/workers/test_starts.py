@@ -15,7 +15,7 @@ from workers.starts import AVOID_S
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
 
 
-def test_a_newcomer_that_cannot_build_the_task_is_a_failed_start_and_the_job_trains_on(
+def test_a_newcomer_that_cannot_build_the_task_is_a_failed_start_only(
     world,
 ) -> None:
     here = world(most=3, slow={2, 3}, nodes={2: "b"})

@@ -87,7 +87,7 @@ def test_one_task_serves_one_worker_group_after_the_other(every_task):
     assert losses[0] == losses[1]
 
 
-def test_the_data_are_the_same_for_every_worker_and_building_a_task_touches_no_generator(
+def test_the_data_is_equal_on_all_workers_and_building_a_task_touches_no_generator(
     every_task,
 ):
     before = torch.get_rng_state()

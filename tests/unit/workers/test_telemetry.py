@@ -166,7 +166,7 @@ def test_text_that_no_newline_ends_is_not_kept(text: str) -> None:
     assert held <= LINE_BYTES
 
 
-def test_an_error_that_nobody_expected_is_told_on_stderr_and_does_not_end_the_sending(
+def test_an_unexpected_error_is_printed_to_stderr_and_does_not_stop_the_sending(
     shipper: LogShipper,
     cluster: FakeCluster,
     monkeypatch: pytest.MonkeyPatch,

@@ -84,7 +84,7 @@ def test_a_text_that_says_unknown_itself_has_it_once_in_its_vocabulary():
     assert dict(vocabulary.numbers) == {"<unk>": 0, "a": 1, "b": 2}
 
 
-def test_every_sequence_continues_where_the_one_before_ended_and_its_target_is_one_token_on():
+def test_every_sequence_continues_the_one_before_and_targets_are_shifted_by_one():
     data = SequenceData.cut(torch.arange(23), length=5)
     inputs, targets = data.batch(torch.arange(len(data)))
     assert inputs.flatten().tolist() == [*range(20)]
