@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGES, ROOT, module_name, source_files
+from tests.architecture.source import PACKAGES, ROOT, module_name, parse, source_files
 
 PLANTED = [
     ("one-way", "accordion/planted.py", "import workers.contract"),
@@ -107,7 +107,7 @@ def test_every_contract_is_proved_by_a_planted_import() -> None:
 
 def foreign_imports(paths: Iterable[Path]) -> set[str]:
     """Top-level names that files import from outside of the standard library."""
-    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [node for path in paths for node in ast.walk(parse(path))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
@@ -172,8 +172,7 @@ def strangers(tree: ast.AST, module: str) -> set[str]:
 
 def test_what_ray_train_keeps_private_has_one_home() -> None:
     found = {
-        module_name(path): strangers(ast.parse(path.read_text()), module_name(path))
-        for path in source_files()
+        module_name(path): strangers(parse(path), module_name(path)) for path in source_files()
     }
     assert {module: names for module, names in found.items() if names} == {}
     assert strangers(

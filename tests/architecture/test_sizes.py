@@ -8,7 +8,7 @@ import ast
 
 import pytest
 
-from tests.architecture.source import ROOT, functions, module_name, source_files
+from tests.architecture.source import ROOT, functions, module_name, parse, source_files
 
 FILE_LINES, BODY_LINES, POSITIONAL, NESTING, PUBLIC_NAMES = 500, 40, 3, 3, 10
 TABLES_OF_RECORDS = {
@@ -36,7 +36,7 @@ _BLOCKS = (
 
 
 def trees() -> list[tuple[str, ast.Module]]:
-    return [(module_name(path), ast.parse(path.read_text())) for path in source_files()]
+    return [(module_name(path), parse(path)) for path in source_files()]
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -1,0 +1,148 @@
+"""Names and prose: what a module, a function, a docstring and a test may be called or begin with.
+An exception needs a row in a list here, with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tests.architecture.source import ROOT, functions, module_name, parse, source_files
+from tests.architecture.words_left import ELLIPTICAL_LEFT, HOMONYMS_LEFT, ONE_WORD_LEFT
+
+TEST_NAME_LENGTH = 80
+SHARED_MODULE_NAMES = {
+    "cifar": "a data set and the task that trains on it",
+    "digits": "a data set and the task that trains on it",
+    "errors": "the errors of a package",
+    "guests": "guests: their rules, routes and start",
+    "history": "the history of a job: its routes and command",
+    "jobs": "jobs: their rules, routes and commands",
+    "language": "language models and the tasks that train them",
+    "login_links": "login links: their table and routes",
+    "overrides": "overrides: their checks, states and routes",
+}
+"""Base names that several modules may have, because all of them deal with the same thing."""
+ONE_WORD_FUNCTIONS = {
+    "accordion.attach": "the call a training script adds; the library's public entry point",
+    "accordion_ray.attach": "the same call for scripts of Ray Train",
+}
+"""Functions of one word that may be imported without their module."""
+
+ELLIPTICAL = re.compile(r"(also|and|as|but|likewise|of|or|same|so|the same|those|too)\b", re.I)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def trees(folder: str = "") -> Iterator[tuple[str, ast.Module]]:
+    """Modules and syntax trees of the packages, or of the Python files in `folder`."""
+    paths = sorted((ROOT / folder).rglob("*.py")) if folder else source_files()
+    return ((module_name(path), parse(path)) for path in paths)
+
+
+def package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def homonyms(modules: list[str]) -> dict[str, list[str]]:
+    """Base names that several modules have, and those modules."""
+    homes = defaultdict(list)
+    for module in modules:
+        homes[module.rpartition(".")[2]].append(module)
+    return {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def elliptical_docstrings(tree: ast.Module) -> list[str]:
+    """First lines of docstrings, attribute docstrings too, that need the line above them."""
+    texts = [
+        statement.value.value.strip()
+        for node in ast.walk(tree)
+        for statement in (node.body if isinstance(getattr(node, "body", None), list) else [])
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    ]
+    return [text.splitlines()[0] for text in texts if ELLIPTICAL.match(text)]
+
+
+def one_word_functions(module: str, tree: ast.Module) -> set[str]:
+    """Public functions of one word, unless the module has that name."""
+    names = {node.name for node in tree.body if isinstance(node, Function)}
+    return {f"{module}.{name}" for name in names - {module.rpartition(".")[2]} if name.isalpha()}
+
+
+def imported_names(tree: ast.Module) -> set[str]:
+    """Dotted names that a module imports from others."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+
+
+def one_word_imports(modules: list[tuple[str, ast.Module]]) -> set[str]:
+    """Functions of one word that some module imports without their module."""
+    words = {name for module, tree in modules for name in one_word_functions(module, tree)}
+    return words & {name for _, tree in modules for name in imported_names(tree)}
+
+
+def by_package(name: str) -> str:
+    """`package.function` of a dotted name: stable when the module moves."""
+    return f"{package(name)}.{name.rpartition('.')[2]}"
+
+
+def long_test_names(tree: ast.Module) -> list[str]:
+    names = [function.name for function in functions(tree)]
+    return [n for n in names if n.startswith("test_") and len(n) > TEST_NAME_LENGTH]
+
+
+def test_modules_of_one_name_deal_with_one_thing() -> None:
+    found = homonyms([module_name(path) for path in source_files() if path.stem != "__init__"])
+    allowed = SHARED_MODULE_NAMES.keys() | HOMONYMS_LEFT
+    assert {name: modules for name, modules in found.items() if name not in allowed} == {}
+    assert SHARED_MODULE_NAMES.keys() <= found.keys()
+
+
+def test_docstrings_stand_alone() -> None:
+    found = defaultdict(list)
+    for module, tree in [*trees(), *trees("tests")]:
+        found[package(module)] += [f"{module}: {text}" for text in elliptical_docstrings(tree)]
+    assert {
+        name: texts for name, texts in found.items() if len(texts) > ELLIPTICAL_LEFT[name]
+    } == {}
+
+
+def test_functions_of_one_word_are_called_through_their_module() -> None:
+    found = {by_package(name) for name in one_word_imports(list(trees()))}
+    assert found - ONE_WORD_FUNCTIONS.keys() - ONE_WORD_LEFT == set()
+    assert ONE_WORD_FUNCTIONS.keys() <= found
+
+
+def test_names_of_tests_fit_into_a_report() -> None:
+    long = {module: long_test_names(tree) for module, tree in trees("tests")}
+    assert {module: names for module, names in long.items() if names} == {}
+
+
+def test_a_planted_homonym_is_found() -> None:
+    assert homonyms(["workers.ledger", "service.store.ledger", "service.app"]) == {
+        "ledger": ["workers.ledger", "service.store.ledger"]
+    }
+
+
+def test_planted_elliptical_docstrings_are_found() -> None:
+    planted = '"""Of a job."""\nA = 1\n"""Offset."""\nclass B:\n    c: int\n    """Likewise."""\n'
+    assert elliptical_docstrings(ast.parse(planted)) == ["Of a job.", "Likewise."]
+
+
+def test_a_planted_import_of_a_one_word_function_is_found() -> None:
+    archive = (
+        "workers.archive",
+        ast.parse("def pack(): ...\ndef unpack(): ...\ndef archive(): ..."),
+    )
+    user = ("workers.code", ast.parse("from workers.archive import archive, pack"))
+    through_module = ("workers.job", ast.parse("from workers import archive\narchive.unpack()"))
+    assert one_word_imports([archive, user, through_module]) == {"workers.archive.pack"}
+
+
+def test_a_planted_long_test_name_is_found() -> None:
+    names = ["test_" + "x" * 75, "test_" + "y" * 76]
+    tree = ast.parse("".join(f"def {name}(): ...\n" for name in names))
+    assert long_test_names(tree) == names[1:]
