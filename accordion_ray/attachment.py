@@ -33,9 +33,9 @@ from accordion_ray.identity import IdentityFile
 from accordion_ray.records import Attached, known_spec, make_label
 from accordion_ray.rendezvous import TIMEOUT_S, default_store, wait_for_ranks
 from accordion_ray.train_context import TrainRun, current_run, follow_reports
-from workers.clock import Clock
 from workers.contract import GUEST_ATTEMPT, FailureRecord, Guest, JobSpec
-from workers.journal import Journal
+from workers.hub.journal import Journal
+from workers.training.clock import Clock
 
 DEFAULT_CONFIG = Config(detector=DetectorConfig(window=Window(steps=100)))
 """PowerSGD with windows of 100 steps: a loop that never reports has no epochs to count."""

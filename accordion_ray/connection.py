@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from accordion_ray.errors import AttachError
-from workers.asking import ActorSilentError, Ask
-from workers.calls import Receipt, Refused
 from workers.contract import GUEST_PROTOCOL, Guest
+from workers.hub.actor_client import ActorSilentError, Ask
+from workers.hub.actor_messages import Receipt, Refused
 from workers.names import NAMESPACE, actor_name, installation_of, package_version
 
 ENLIST_TIMEOUT_S = 5.0

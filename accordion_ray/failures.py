@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from accordion_ray.train_context import read_training_error
 from workers.contract import FailureRecord
-from workers.symptoms import is_collateral, raised_at
+from workers.error_kinds import is_collateral, raised_at
 
 POLL_S = 0.5
 """Pause between two reads of the store while training; Ray Train polls its workers every 2 s."""

@@ -28,7 +28,6 @@ from accordion_ray.records import (
     keep_finite_numbers,
     read_totals,
 )
-from workers.clock import Clock
 from workers.contract import (
     GUEST_ATTEMPT,
     EndReason,
@@ -40,10 +39,11 @@ from workers.contract import (
     Progress,
     RejectedRecord,
 )
-from workers.journal import Journal
-from workers.orders import Watch
-from workers.outbox import Outbox
-from workers.reporting import PROGRESS_EVERY_S, switch_records
+from workers.hub.journal import Journal
+from workers.hub.order_watcher import Watch
+from workers.hub.record_sender import Outbox
+from workers.training.clock import Clock
+from workers.training.reports import PROGRESS_EVERY_S, switch_records
 
 REFRESH_S = 3.0
 """Pause between two registrations; the service takes a run that is silent for much longer for lost.

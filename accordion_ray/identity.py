@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from accordion_ray.train_context import TrainRun
 from workers.contract import EndRecord, Record
-from workers.journal import claim_generation, newest_generation
+from workers.hub.journal import claim_generation, newest_generation
 
 KEPT_DAYS = 30.0
 """Records in temporary directories are removed after this long without a new one."""

@@ -12,7 +12,7 @@ import ray
 
 from accordion.training_warnings import TrainingWarning
 from accordion_ray.errors import AttachError
-from workers.ray_train import RAY_SERIES
+from workers.controller.ray_train_pool import RAY_SERIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

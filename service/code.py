@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from service.errors import Invalid, NotFound, TooLarge, Unavailable
-from workers.archive import CodeError, Entry, check_archive, entries_of, modules_of
+from workers.user_code.archive import CodeError, Entry, check_archive, entries_of, modules_of
 
 OURS = ("accordion", "service", "workers")
 _HOOKS = ("sitecustomize", "usercustomize")

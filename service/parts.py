@@ -68,8 +68,8 @@ _RAY_ENVIRONMENT = {
     # Child processes of a task end with its worker, even if the worker is killed.
     "RAY_process_group_cleanup_enabled": "1",
     # Ray's memory monitor ends restartable actors first: supervisors, before the worker that leaks.
-    # All are on one node here. Supervisors end the largest worker earlier (workers/memory.py), and
-    # the kernel takes the largest process.
+    # All are on one node here. Supervisors end the largest worker earlier
+    # (workers/worker/memory.py), and the kernel takes the largest process.
     "RAY_memory_monitor_refresh_ms": "0",
 }
 

@@ -25,8 +25,8 @@ from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
+from workers.checkpoint.storage import check_url
 from workers.plain_text import check_texts
-from workers.storage import check_url
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
 
 Label = Annotated[

@@ -14,12 +14,12 @@ import ray
 from service.errors import RuntimeUnavailable
 from service.runtime.base import Node, SupervisorState
 from service.runtime.ray_dashboard import DashboardProbe
-from workers.asking import ActorSilentError, RayAsk, ensure_actor
-from workers.cluster import draining_nodes, free_resources
 from workers.contract import Cursor, Drained, EndRecord, Guest, Launch, Orders
-from workers.journal import read_end, read_records
+from workers.controller.ray_nodes import draining_nodes, free_resources
+from workers.controller.supervisor import start_supervisor
+from workers.hub.actor_client import ActorSilentError, RayAsk, ensure_actor
+from workers.hub.journal import read_end, read_records
 from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
-from workers.supervisor import start_supervisor
 
 PROBE_TIMEOUT_S = 2.0
 """To see whether anybody listens at the cluster's address; a network answers in a fraction of it.

@@ -34,7 +34,7 @@ PLANTED = [
     ("client", "service/client/planted.py", "import workers.contract"),
     ("view", "service/planted.py", "from accordion import session"),
     ("view", "service/planted.py", "from accordion.compressors import none"),
-    ("view", "service/planted.py", "from workers import loop"),
+    ("view", "service/planted.py", "from workers.training import loop"),
 ]
 
 
@@ -136,16 +136,18 @@ def test_the_api_process_loads_neither_torch_nor_ray() -> None:
 
 
 def test_the_supervisor_loads_neither_ray_train_nor_torch() -> None:
-    assert loaded_by(["workers.supervisor", "workers.ray_train"]).isdisjoint(
-        {"pandas", "pyarrow", "torch"}
-    )
+    assert loaded_by(
+        ["workers.controller.supervisor", "workers.controller.ray_train_pool"]
+    ).isdisjoint({"pandas", "pyarrow", "torch"})
 
 
 def test_the_process_of_ray_trains_controller_loads_no_torch() -> None:
-    assert "torch" not in loaded_by(["workers.ray_train_internals"])
+    assert "torch" not in loaded_by(["workers.controller.ray_train_internals"])
 
 
-PRIVATE_HOMES = {"ray.train.v2": {"accordion_ray.train_context", "workers.ray_train_internals"}}
+PRIVATE_HOMES = {
+    "ray.train.v2": {"accordion_ray.train_context", "workers.controller.ray_train_internals"}
+}
 """Private names of other packages by their beginning, and the modules that may import them: one a
 package of ours.
 """
@@ -176,7 +178,8 @@ def test_what_ray_train_keeps_private_has_one_home() -> None:
     }
     assert {module: names for module, names in found.items() if names} == {}
     assert strangers(
-        ast.parse((ROOT / "workers/ray_train_internals.py").read_text()), "workers.planted"
+        ast.parse((ROOT / "workers/controller/ray_train_internals.py").read_text()),
+        "workers.planted",
     )
 
 

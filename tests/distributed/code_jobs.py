@@ -20,15 +20,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tests.distributed.loop_jobs import RecordingLink
-from workers.code import install
-from workers.context import NoLink, RankProgress, WorkerContext
 from workers.contract import JobSpec, Launch
 from workers.errors import WorkerError
-from workers.loop import Outcome, train
-from workers.process_damage import note_destroyed_groups
-from workers.script import run_script
 from workers.session import session
-from workers.worker import _run
+from workers.training.context import NoLink, RankProgress, WorkerContext
+from workers.training.loop import Outcome, train
+from workers.training.script_runner import run_script
+from workers.user_code.install import install
+from workers.worker.process import _run
+from workers.worker.process_damage import note_destroyed_groups
 
 
 @dataclass

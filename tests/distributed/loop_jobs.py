@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from accordion.messages import Decision, Report
-from workers.clock import Clock
-from workers.context import NoLink, WorkerContext
 from workers.contract import JobSpec, Launch, Orders, Payload, Progress, Started
-from workers.loop import Outcome, train
-from workers.run import Run, build
-from workers.state import restore
+from workers.training.checkpointing import restore
+from workers.training.clock import Clock
+from workers.training.context import NoLink, WorkerContext
+from workers.training.loop import Outcome, train
+from workers.training.train_state import Run, build
 
 READING = 10**6
 """Generation of the group that only looks at what a job saved."""

@@ -13,7 +13,7 @@ import pytest
 from tests.distributed.code_jobs import how_it_ended
 from tests.distributed.test_own_code import order_of, script
 from workers.contract import FailureRecord
-from workers.failure_causes import failure_of
+from workers.controller.failure_causes import failure_of
 
 
 def failure(run_group: Any, folder: Path, body: str) -> FailureRecord:

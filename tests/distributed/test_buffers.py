@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion.ledger import Ledger
 from tests.distributed.loop_jobs import RecordingLink, context, spec
 from tests.unit.workers import datasets
-from workers.buffers import average_buffers, begin_window
-from workers.clock import Clock
-from workers.loop import train_epochs
-from workers.run import build
+from workers.training.clock import Clock
+from workers.training.loop import train_epochs
+from workers.training.running_statistics import average_buffers, begin_window
+from workers.training.train_state import build
 
 
 class Model(nn.Module):

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.distributed.loop_jobs import RecordingLink, context, parameters, run_job, synthetic
-from workers.clock import Clock
 from workers.errors import LossNotFinite, TaskRaised
-from workers.evaluation import agree, summaries
-from workers.loop import MAX_SKIPPED_IN_A_ROW
-from workers.run import build
+from workers.training.clock import Clock
+from workers.training.evaluation import agree, summaries
+from workers.training.loop import MAX_SKIPPED_IN_A_ROW
+from workers.training.train_state import build
 
 
 @pytest.mark.parametrize(("step", "epoch"), [(3, 0), (5, 1)])

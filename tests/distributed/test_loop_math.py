@@ -23,9 +23,17 @@ from tests.distributed.loop_jobs import (
 )
 from tests.distributed.loop_tasks import run_task
 from workers.contract import EpochRecord, JobSpec, Orders
-from workers.run import seeded
-from workers.sampler import batch_at, cut, epoch_order, loss_weight, num_batches, seed_of, share
 from workers.tasks.base import load_task
+from workers.training.sampler import (
+    batch_at,
+    cut,
+    epoch_order,
+    loss_weight,
+    num_batches,
+    seed_of,
+    share,
+)
+from workers.training.train_state import seeded
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 PLAIN = spec(training={"epochs": 2, "warmup": {"epochs": 1}}, compression={"method": "none"})

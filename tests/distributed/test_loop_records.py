@@ -11,11 +11,11 @@ import pytest
 
 from accordion.control import Word
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec, synthetic
-from workers.clock import PHASES, Clock
 from workers.contract import StorageUse
-from workers.loop import train, train_epochs
-from workers.reporting import PROGRESS_EVERY_S
-from workers.run import build
+from workers.training.clock import PHASES, Clock
+from workers.training.loop import train, train_epochs
+from workers.training.reports import PROGRESS_EVERY_S
+from workers.training.train_state import build
 
 
 @dataclass

@@ -29,13 +29,13 @@ from tests.distributed.loop_jobs import (
     saved,
     synthetic,
 )
-from workers.clock import Clock
 from workers.contract import JobSpec
 from workers.errors import WorkerError
-from workers.loop import train, train_batch
-from workers.run import Run, build
-from workers.sampler import epoch_order
-from workers.state import restore, save, settle
+from workers.training.checkpointing import restore, save, settle
+from workers.training.clock import Clock
+from workers.training.loop import train, train_batch
+from workers.training.sampler import epoch_order
+from workers.training.train_state import Run, build
 
 WAITED_S = 5.0
 LARGE = synthetic(width=256)

@@ -26,7 +26,7 @@ from tests.distributed.code_jobs import (
 from tests.distributed.loop_jobs import RecordingLink
 from workers.contract import Launch, Orders
 from workers.errors import CodeError, LossNotFinite, TaskRaised
-from workers.journal import SupersededError
+from workers.hub.journal import SupersededError
 from workers.session import session
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
@@ -365,7 +365,7 @@ def test_a_script_outside_of_a_job_logs_where_it_resumes_and_that_it_is_done(run
 
 
 def test_a_script_outside_of_a_job_ends_if_another_run_uses_its_storage(run_group, tmp_path):
-    imports = "from pathlib import Path\nfrom workers.journal import claim_generation\n"
+    imports = "from pathlib import Path\nfrom workers.hub.journal import claim_generation\n"
     file = Path(stored(tmp_path, "train", "if epoch == 1: claim_generation(Path(STORAGE))"))
     file.write_text(imports + file.read_text())
     for said in run_group(2, logged_without_us, str(file)):

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec
-from workers import broadcast, resume
-from workers.checkpoint import read_part
-from workers.clock import Clock
+from workers.checkpoint import broadcast
+from workers.checkpoint.checkpoint_files import read_part
 from workers.contract import Orders
-from workers.run import build
-from workers.state import restore
+from workers.training import resume
+from workers.training.checkpointing import restore
+from workers.training.clock import Clock
+from workers.training.train_state import build
 
 JOB = spec(
     training={"epochs": 3},

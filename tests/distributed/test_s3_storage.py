@@ -12,10 +12,17 @@ import torch
 
 from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, synthetic
 from tests.distributed.s3 import BUCKET, s3_server
-from workers.checkpoint import Manifest, candidates, prune, read_part, write_manifest, write_part
+from workers.checkpoint.checkpoint_files import (
+    Manifest,
+    candidates,
+    prune,
+    read_part,
+    write_manifest,
+    write_part,
+)
+from workers.checkpoint.storage import Storage, storage_of
 from workers.contract import JobSpec, Orders
 from workers.errors import CheckpointError
-from workers.storage import Storage, storage_of
 
 STOP_IN_EPOCH_1 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 0))
 NOWHERE = Path("/nowhere")
@@ -75,7 +82,7 @@ def test_one_that_was_never_finished_is_refused_and_the_one_before_is_offered(st
 
 
 def test_pieces_of_killed_uploads_go_with_the_checkpoint_they_belong_to(storage, monkeypatch):
-    monkeypatch.setattr("workers.storage.DEAD_UPLOAD_S", float("inf"))
+    monkeypatch.setattr("workers.checkpoint.storage.DEAD_UPLOAD_S", float("inf"))
     path, s3 = storage._root.partition("/")[2], storage._filesystem
     for key in (f"{path}/g1/rank-0.pt", f"{path}/g2/rank-0.pt", "another-job/g1/rank-0.pt"):
         s3.call_s3("create_multipart_upload", Bucket=BUCKET, Key=key)

@@ -20,7 +20,6 @@ import ray
 
 from accordion.messages import Override
 from tests.e2e.guest_driver import EPOCHS, NAME
-from workers.asking import RayAsk
 from workers.contract import (
     AcksRecord,
     Cursor,
@@ -32,6 +31,7 @@ from workers.contract import (
     RejectedRecord,
     Started,
 )
+from workers.hub.actor_client import RayAsk
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 

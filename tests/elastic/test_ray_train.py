@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.elastic.in_ray_train import EPOCHS
-from workers.sampler import batch_at, epoch_order
+from workers.training.sampler import batch_at, epoch_order
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 

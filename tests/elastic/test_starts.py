@@ -12,11 +12,11 @@ import pytest
 
 from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import everything_is_free, job_spec, processes, wait_for
-from workers import crew as crew_module
 from workers.contract import Launch
+from workers.controller import actor_pool as crew_module
+from workers.controller.start_failures import FailedStart
+from workers.controller.worker_pool import Crew, create_crew
 from workers.errors import ProcessLost
-from workers.process_pool import Crew, create_crew
-from workers.starts import FailedStart
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 LIMIT_S = 5.0

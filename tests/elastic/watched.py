@@ -25,7 +25,8 @@ IN_FLIGHT_S = 0.5
 """How long the peers of a worker that is to die in a collective stay away from it."""
 HELD_S = 2.5
 """Least seconds of a step of a job that is held: its groups come to step boundaries, and in time
-back from a broken one (`RETURN_S` of workers/attempt.py), and it takes minutes to its end.
+back from a broken one (`RETURN_S` of workers/controller/attempt.py), and it takes minutes to its
+end.
 """
 LOOK_S = 0.02
 """Distance between two looks whether a job is still held."""

@@ -128,7 +128,7 @@ SCRIPT = "script"
 """A whole training script of the user's, in uploaded code."""
 SCRIPT_ROW = TaskRow(
     summary="a training script of your own from uploaded code; it calls workers.session",
-    task="workers.script:run_script",
+    task="workers.training.script_runner:run_script",
     options={
         "file": Option(default="train.py", help="path of the script inside the code"),
         "args": Option(default="", help="its command line, as in a shell"),

@@ -8,11 +8,11 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from accordion.messages import OptionValue
-from workers.code import own_class
 from workers.data import Data
 from workers.errors import CodeError
 from workers.spec import TaskSpec
 from workers.tasks import TASKS
+from workers.user_code.install import own_class
 
 
 class Task(Protocol):

@@ -11,8 +11,8 @@ import pytest
 from accordion_ray.connection import ActorOutdatedError, ServiceConnection, check_installations
 from accordion_ray.errors import AttachError
 from tests.unit.workers.world import FakeCluster
-from workers.asking import ActorSilentError
 from workers.contract import Guest, JobSpec
+from workers.hub.actor_client import ActorSilentError
 
 SPEC = JobSpec.model_validate({"task": {"name": "guest"}, "workers": {"min": 2, "max": 2}})
 

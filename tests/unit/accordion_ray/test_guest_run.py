@@ -22,7 +22,6 @@ from accordion_ray.guest_run import GuestRun
 from accordion_ray.identity import GuestState
 from accordion_ray.records import Attached, known_spec
 from tests.unit.workers.world import FakeCluster, until
-from workers.clock import Clock
 from workers.contract import (
     GUEST_ATTEMPT,
     AcksRecord,
@@ -36,8 +35,9 @@ from workers.contract import (
     RejectedRecord,
     Started,
 )
-from workers.journal import Journal, claim_generation, read_records
-from workers.outbox import Outbox
+from workers.hub.journal import Journal, claim_generation, read_records
+from workers.hub.record_sender import Outbox
+from workers.training.clock import Clock
 
 CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
 NO_STATE = GuestState()
@@ -347,7 +347,7 @@ def test_a_state_that_is_saved_late_does_not_undo_the_end(trained: Trained) -> N
 
 def test_the_end_of_a_long_run_reads_no_history(trained: Trained, monkeypatch) -> None:
     until(functools.partial(held, trained, Started))
-    monkeypatch.setattr("workers.outbox.read_records", None)
+    monkeypatch.setattr("workers.hub.record_sender.read_records", None)
     assert trained.run.record_end(FAILURE)
     assert [one.final for one in trained.recorded(FailureRecord)] == [True]
 
@@ -358,7 +358,7 @@ def test_a_history_that_cannot_be_read_does_not_end_training(
     def fail(*_: Any) -> None:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr("workers.outbox.read_records", fail)
+    monkeypatch.setattr("workers.hub.record_sender.read_records", fail)
     trained = Trained(cluster, tmp_path)
     trained.steps(4)
     until(functools.partial(held, trained, Started))

@@ -13,7 +13,7 @@ import pytest
 from accordion_ray.identity import KEPT_DAYS, GuestState, Identity, IdentityFile
 from accordion_ray.train_context import TrainRun
 from workers.contract import GUEST_ATTEMPT, EndRecord, FailureRecord
-from workers.journal import Journal
+from workers.hub.journal import Journal
 
 
 def run_in(storage: Path, *, is_local: bool = True, fit: str = "1") -> TrainRun:

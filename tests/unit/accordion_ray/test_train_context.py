@@ -19,7 +19,7 @@ from accordion_ray.train_context import (
     follow_reports,
     warn_of_other_ray,
 )
-from workers.ray_train import RAY_SERIES
+from workers.controller.ray_train_pool import RAY_SERIES
 
 WAY_OUT = f"adapt accordion_ray/train_context.py, which was written for Ray {RAY_SERIES}"
 

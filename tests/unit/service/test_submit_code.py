@@ -15,7 +15,7 @@ import pytest
 from service.commands.pack import pack
 from service.commands.table import run
 from tests.api.conftest import Live, serve_live
-from workers.archive import check_archive
+from workers.user_code.archive import check_archive
 
 SPEC = "name: own\ncode: ./code\ntask: {name: 'mine:Mine'}\ntraining: {epochs: 1}\n"
 

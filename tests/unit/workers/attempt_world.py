@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.unit.workers.fake_crew import FakeCrew, Outcome
+from tests.unit.workers.fake_pool import FakeCrew, Outcome
 from tests.unit.workers.world import launch
-from workers.attempt import Attempt
 from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord
-from workers.failure import Failures
+from workers.controller.attempt import Attempt
+from workers.controller.failure_policy import Failures
 from workers.spec import WorkersSpec
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
-from workers.ray_train_controller import RayTrainController
-from workers.worker import Place, Pulse, Worker
+from workers.controller.ray_train_controller import RayTrainController
+from workers.worker.process import Place, Pulse, Worker
 
 DEAD = ActorDiedError()
 OPEN = object()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.workers.faulty import STORE, Group
-from workers.storage import LocalStorage
+from workers.checkpoint.storage import LocalStorage
 
 
 class FaultyPath(PosixPath):

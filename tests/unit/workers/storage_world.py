@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.workers.faulty import STORE, Fault, Gone, Group
-from workers.clock import Clock
-from workers.context import Helm, NoLink, WorkerContext
 from workers.contract import EpochRecord, JobSpec, Launch, Orders, Payload, Record, Started
-from workers.journal import Journal, claim_generation, read_records
-from workers.loop import train
+from workers.hub.journal import Journal, claim_generation, read_records
+from workers.training.clock import Clock
+from workers.training.context import Helm, NoLink, WorkerContext
+from workers.training.loop import train
 
 EPOCHS, SAMPLES = 2, 4
 TICK_S = 0.1

@@ -19,7 +19,7 @@ from tests.unit.workers.archives import (
     bomb_that_says_it_is_small,
     named,
 )
-from workers.archive import CodeError, check_archive, entries_of, modules_of, unpack
+from workers.user_code.archive import CodeError, check_archive, entries_of, modules_of, unpack
 
 
 def opened(data: bytes) -> io.BytesIO:

@@ -11,14 +11,14 @@ import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError
 
 from tests.unit.workers.attempt_world import World
-from tests.unit.workers.fake_crew import FakeCrew, Outcome
-from workers.attempt import RETURN_S
-from workers.context import Interruption, RankProgress
+from tests.unit.workers.fake_pool import FakeCrew, Outcome
 from workers.contract import EndRecord, Orders, PausedRecord, Size
-from workers.elastic import LEAVE_PATIENCE_S
+from workers.controller.attempt import RETURN_S
+from workers.controller.failure_policy import FIRST_PAUSE_S, MOST_PAUSE_S
+from workers.controller.scaling_policy import LEAVE_PATIENCE_S
+from workers.controller.start_failures import FailedStart
 from workers.errors import ProcessCrashed, StorageError, TaskRaised
-from workers.failure import FIRST_PAUSE_S, MOST_PAUSE_S
-from workers.starts import FailedStart
+from workers.training.context import Interruption, RankProgress
 
 DEAD = ActorDiedError()
 

@@ -14,7 +14,7 @@ from workers.data.cifar import load_images
 from workers.data.files import DataError
 from workers.data.images import PADDING, ImageData, Images, Normalization, augmented
 from workers.models.resnet import PARAMETERS, ResNet18
-from workers.run import seeded
+from workers.training.train_state import seeded
 
 ROWS = [(number % 10, datasets.picture(number % 10, number)) for number in range(20)]
 

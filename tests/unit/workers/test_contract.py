@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from accordion.config import BatchConfig
 from workers.contract import EndRecord, EpochRecord, JobSpec, Record
-from workers.sampler import cut
+from workers.training.sampler import cut
 
 JOBS = Path(__file__).parents[3] / "deploy" / "jobs"
 DIGITS = {"task": {"name": "digits-mlp"}}

@@ -8,13 +8,13 @@ import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError
 
 from tests.unit.workers.attempt_world import World
-from tests.unit.workers.fake_crew import BROKEN, FakeCrew
-from workers.attempt import DISAGREEMENT_S
-from workers.context import Doing, RankProgress
+from tests.unit.workers.fake_pool import BROKEN, FakeCrew
 from workers.contract import EndRecord, FailureRecord
+from workers.controller.attempt import DISAGREEMENT_S
+from workers.controller.failure_policy import MOST_DEATHS, MOST_LOST_GROUPS, Failures
+from workers.controller.start_failures import FailedStart, judge_starts
 from workers.errors import TaskRaised
-from workers.failure import MOST_DEATHS, MOST_LOST_GROUPS, Failures
-from workers.starts import FailedStart, judge_starts
+from workers.training.context import Doing, RankProgress
 
 NO_DATA = TaskRaised(None, None, "FileNotFoundError: no data here")
 COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")

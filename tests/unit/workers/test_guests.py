@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.actor import GUEST_SILENCE_S, AccordionActor
-from workers.calls import Receipt, Refused, Stamp
 from workers.contract import (
     GUEST_ATTEMPT,
     GUEST_PROTOCOL,
@@ -20,6 +18,8 @@ from workers.contract import (
     JobSpec,
     Record,
 )
+from workers.hub.accordion_actor import GUEST_SILENCE_S, AccordionActor
+from workers.hub.actor_messages import Receipt, Refused, Stamp
 from workers.names import actor_name, installation_of
 
 SPEC = JobSpec.model_validate(

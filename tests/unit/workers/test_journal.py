@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.workers.world import journal, note
-from workers import journal as journal_module
 from workers.contract import Cursor, EndRecord, FailureRecord
-from workers.journal import (
+from workers.hub import journal as journal_module
+from workers.hub.journal import (
     Journal,
     claim_generation,
     is_superseded,

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from tests.unit.workers.faulty import FAULTS, Fault, Group
 from tests.unit.workers.faulty_paths import make_paths_faulty
 from tests.unit.workers.storage_world import EPOCHS, SAMPLES, Job, JournalLink
-from workers import state, together
+from workers.training import checkpointing as state
+from workers.training import slow_work as together
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 """A killed process's threads end in the middle of what they do."""

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workers.attempt_world import World as AttemptWorld
-from tests.unit.workers.crew_world import World, crew_of
-from tests.unit.workers.fake_crew import FakeCrew
+from tests.unit.workers.fake_pool import FakeCrew
 from tests.unit.workers.fake_ray import OPEN
-from workers import crew as crew_module
-from workers.context import RankProgress
+from tests.unit.workers.pool_world import World, crew_of
 from workers.contract import EndRecord
-from workers.crew import PREPARING_S
+from workers.controller import actor_pool as crew_module
+from workers.controller.actor_pool import PREPARING_S
+from workers.controller.failure_causes import hang_of
 from workers.errors import TaskNotReady, TaskRaised
-from workers.failure_causes import hang_of
 from workers.spec import LimitsSpec, WorkersSpec
-from workers.worker import Pulse
+from workers.training.context import RankProgress
+from workers.worker.process import Pulse
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pickle
 import pytest
 import torch
 
-from workers.clock import Clock, Phases
 from workers.errors import CheckpointError, LossNotFinite, TaskRaised
-from workers.evaluation import Summary, mean_loss, mean_metrics, parameter_digest
-from workers.run import LossSum, seeded
+from workers.training.clock import Clock, Phases
+from workers.training.evaluation import Summary, mean_loss, mean_metrics, parameter_digest
+from workers.training.train_state import LossSum, seeded
 
 
 class Hand:

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from tests.unit.workers.fake_ray import HERE, THERE, FakeRay
 from tests.unit.workers.world import launch
-from workers import crew as crew_module
-from workers import memory as memory_module
-from workers.context import RankProgress
-from workers.crew import PULSE_S, RayCrew
+from workers.controller import actor_pool as crew_module
+from workers.controller.actor_pool import PULSE_S, RayCrew
+from workers.controller.failure_causes import failure_of
 from workers.errors import OutOfMemory
-from workers.failure_causes import failure_of
-from workers.memory import (
+from workers.spec import WorkersSpec
+from workers.training.context import RankProgress
+from workers.worker import memory as memory_module
+from workers.worker.memory import (
     MOST_READINGS,
     SHORTAGE_GRACE_S,
     MemoryGrowth,
@@ -31,8 +32,7 @@ from workers.memory import (
     MemoryWatch,
     read_memory_use,
 )
-from workers.spec import WorkersSpec
-from workers.worker import Place, Pulse
+from workers.worker.process import Place, Pulse
 
 GB = 10**9
 ALLOCATED = 50_000_000

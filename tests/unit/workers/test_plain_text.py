@@ -21,9 +21,9 @@ from workers.contract import (
     Record,
     Started,
 )
+from workers.error_kinds import sendable_errors, sentence_of
 from workers.errors import TaskRaised
 from workers.plain_text import clean_text, clean_texts, describe_refused_text
-from workers.symptoms import sendable_errors, sentence_of
 
 BAD = "caf\udce9\0"
 CLEAN = "caf\ufffd\ufffd"

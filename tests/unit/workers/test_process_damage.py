@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workers import process_damage
-from workers.process_damage import explain_damage, note_destroyed_groups
+from workers.worker import process_damage
+from workers.worker.process_damage import explain_damage, note_destroyed_groups
 
 
 @pytest.fixture

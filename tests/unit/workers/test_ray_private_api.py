@@ -11,8 +11,8 @@ import ray.exceptions
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray._private.state import GlobalState, available_resources_per_node
 
-from workers import asking
-from workers.symptoms import _SIGNS_OF_DEATH
+from workers.error_kinds import _SIGNS_OF_DEATH
+from workers.hub import actor_client as asking
 
 
 @pytest.mark.parametrize("name", sorted(_SIGNS_OF_DEATH))

@@ -1,5 +1,5 @@
-"""Private names of Ray Train that `workers/ray_train_internals.py` extends; a new Ray that moves
-one fails here.
+"""Private names of Ray Train that `workers/controller/ray_train_internals.py` extends; a new Ray
+that moves one fails here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from workers.ray_train import RAY_SERIES
+from workers.controller.ray_train_pool import RAY_SERIES
 
 V2 = "ray.train.v2"
 EXECUTION = f"{V2}._internal.execution"
@@ -61,9 +61,9 @@ MEMBERS: Mapping[str, set[str]] = {
 }
 """Classes as `module:name`, each with the members that are overridden or called."""
 WAY_OUT = (
-    f"adapt workers/ray_train_internals.py, which was written for Ray {RAY_SERIES}, and raise"
-    " RAY_SERIES in workers/ray_train.py with the pin in pyproject.toml; until then jobs run with"
-    " workers.engine: actors"
+    f"adapt workers/controller/ray_train_internals.py, which was written for Ray {RAY_SERIES}, and"
+    " raise RAY_SERIES in workers/controller/ray_train_pool.py with the pin in pyproject.toml;"
+    " until then jobs run with workers.engine: actors"
 )
 
 
@@ -180,6 +180,6 @@ def test_a_worker_takes_the_context_that_the_controller_sends() -> None:
 
 def test_every_name_that_the_engine_imports_is_there() -> None:
     try:
-        importlib.import_module("workers.ray_train_internals")
+        importlib.import_module("workers.controller.ray_train_internals")
     except ImportError as error:
         pytest.fail(f"{error}; {WAY_OUT}")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sampler import (
+from workers.training.sampler import (
     Position,
     batch_at,
     cut,

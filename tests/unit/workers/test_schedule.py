@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from workers.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
 from workers.spec import JobSpec, TrainingSpec
+from workers.training.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
 
 STEPS = 23
 

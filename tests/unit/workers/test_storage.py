@@ -10,8 +10,8 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from workers.checkpoint.storage import LocalStorage, check_url, storage_of
 from workers.spec import CheckpointSpec
-from workers.storage import LocalStorage, check_url, storage_of
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_distances_between_checkpoints_are_numbers_above_zero(field, value):
 
 def test_a_url_is_checked_without_torch_ray_or_the_storages_own_library():
     code = (
-        "import sys; from workers.storage import check_url; check_url('s3://b/p');"
+        "import sys; from workers.checkpoint.storage import check_url; check_url('s3://b/p');"
         " print(*sys.modules)"
     )
     loaded = subprocess.run(

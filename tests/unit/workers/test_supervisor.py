@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from tests.unit.workers.fake_crew import FakeCrew, Outcome
-from tests.unit.workers.test_actor import progress
+from tests.unit.workers.fake_pool import FakeCrew, Outcome
+from tests.unit.workers.test_accordion_actor import progress
 from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, stamp, until
-from workers import supervisor as supervisor_module
 from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord
+from workers.controller import supervisor as supervisor_module
+from workers.controller.supervisor import Supervisor
 from workers.errors import EngineUnavailable, LossNotFinite, TaskRaised
-from workers.journal import read_end, read_records, write_end
-from workers.supervisor import Supervisor
+from workers.hub.journal import read_end, read_records, write_end
 
 TASK_ERROR = TaskRaised(3, 0, "ValueError: no such label")
 RAISED: Outcome = {1: TASK_ERROR}
@@ -29,7 +29,7 @@ Run = Callable[..., FakeCrew]
 @pytest.fixture
 def run(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs one supervisor to its end; pauses between groups are not waited for."""
-    monkeypatch.setattr("workers.failure.MOST_PAUSE_S", 0.0)
+    monkeypatch.setattr("workers.controller.failure_policy.MOST_PAUSE_S", 0.0)
     PAUSES.clear()
 
     def to_the_end(*outcomes: Outcome, note_progress: bool = True, **spec: Any) -> FakeCrew:

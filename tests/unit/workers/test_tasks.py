@@ -8,10 +8,10 @@ from sklearn.datasets import load_digits as sklearn_digits
 
 from tests.unit.workers import datasets
 from workers.data.digits import load_digits
-from workers.run import seeded
 from workers.spec import TaskSpec
 from workers.tasks import TASKS
 from workers.tasks.base import load_task
+from workers.training.train_state import seeded
 
 SMALL = {
     "cifar-resnet18": {"channels": 4, "augment": False},

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from accordion.messages import LayerInfo
-from workers.actor import AccordionActor
-from workers.asking import ActorSilentError
-from workers.calls import Stamp
 from workers.contract import CheckpointRecord, Cursor, Drained, JobSpec, Launch, Record, Started
-from workers.journal import Journal, claim_generation
+from workers.hub.accordion_actor import AccordionActor
+from workers.hub.actor_client import ActorSilentError
+from workers.hub.actor_messages import Stamp
+from workers.hub.journal import Journal, claim_generation
 
 JOB = "job-1"
 SPEC = JobSpec.model_validate({"task": {"name": "synthetic"}, "policy": {"window": {"epochs": 1}}})

@@ -1,0 +1,170 @@
+"""Worker processes without Ray: they soon are ready, and their groups end as the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.unit.workers.world import note
+from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
+from workers.controller.scaling_policy import Process
+from workers.controller.start_failures import FailedStart
+from workers.errors import ProcessLost
+from workers.hub.journal import Journal
+from workers.training.context import Interruption, RankProgress
+
+Outcome = str | Mapping[int, str | BaseException]
+"""What all members come back with, or some of them with this and the others with a broken
+collective.
+"""
+BROKEN = RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer")
+
+
+@dataclass
+class FakeCrew:
+    """Implements `Crew`. Time passes only in `look`."""
+
+    launch: Launch
+    outcomes: list[Outcome | None]
+    """Of one group after the other, the last one for ever; None trains on until it is asked to
+    resize.
+    """
+    note_progress: bool = True
+    deaf: bool = False
+    """Whether groups train on that are asked to resize."""
+    hangs: bool = False
+    """Whether no rank of a group gives a sign of training."""
+    unseated: int = 0
+    """How many of the next groups are not seated, since their leader does not answer."""
+    nodes: dict[int, str] = field(default_factory=dict)
+    """Where processes are placed, by number; the others on `a`."""
+    slow: set[int] = field(default_factory=set)
+    """Numbers of the processes that never become ready."""
+    now: float = 0.0
+    seated: list[tuple[int, ...]] = field(default_factory=list)
+    seated_when: list[float] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    interruptions: list[Interruption | None] = field(default_factory=list)
+    notes: list[ResizeRecord] = field(default_factory=list)
+    dismissed: list[int] = field(default_factory=list)
+    expelled: list[int] = field(default_factory=list)
+    expelled_when: list[float] = field(default_factory=list)
+    failed: list[FailedStart] = field(default_factory=list)
+    avoided: list[frozenset[str]] = field(default_factory=list)
+    """Nodes to be avoided, of one hiring after the other."""
+    on_look: Callable[[FakeCrew], None] | None = None
+    start_s: float = 0.3
+    """How long a process takes to start."""
+    hired: int = 0
+    hired_when: list[float] = field(default_factory=list)
+    step: int = 0
+    closed: bool = False
+    members: dict[int, Process] = field(default_factory=dict)
+    back: dict[int, str | BaseException] = field(default_factory=dict)
+    hired_at: float = 0.0
+    progress_by_rank: dict[int, RankProgress] = field(default_factory=dict)
+
+    @property
+    def processes(self) -> list[Process]:
+        return list(self.members.values())
+
+    def hire(self, avoid: Collection[str] = ()) -> None:
+        node = self.nodes.get(self.hired, "a")
+        self.members[self.hired] = Process(
+            number=self.hired, ready_since=None, node=node, host=f"host-{node}"
+        )
+        self.avoided.append(frozenset(avoid))
+        self.hired += 1
+        self.hired_at = self.now
+        self.hired_when.append(self.now)
+
+    def dismiss(self, number: int) -> None:
+        if self.members.pop(number, None):
+            self.dismissed.append(number)
+
+    def expel(self, number: int) -> None:
+        del self.members[number]
+        self.expelled.append(number)
+        self.expelled_when.append(self.now)
+        self.back[self.seated[-1].index(number)] = "expelled"
+
+    def leave(self, number: int) -> None:
+        """Its node begins to be drained."""
+        self.members[number] = replace(self.members[number], leaving_since=self.now)
+
+    def look(self, timeout_s: float) -> None:
+        self.now += timeout_s
+        for number, process in self.members.items():
+            if (
+                process.ready_since is None
+                and number not in self.slow
+                and self.now >= self.hired_at + self.start_s
+            ):
+                self.members[number] = replace(process, ready_since=self.now)
+        if self.on_look is not None:
+            self.on_look(self)
+
+    def cannot_start(self, number: int, error: BaseException) -> None:
+        """It ends before it is ready."""
+        process = self.members.pop(number)
+        self.failed.append(FailedStart(error=error, node=process.node, host=process.host))
+
+    def failed_starts(self) -> list[FailedStart]:
+        failed, self.failed = self.failed, []
+        return failed
+
+    def seat(
+        self, group: Sequence[int], generation: int, interruption: Interruption | None
+    ) -> None:
+        self.seated.append(tuple(group))
+        self.seated_when.append(self.now)
+        self.generations.append(generation)
+        self.interruptions.append(interruption)
+        self.back = {}
+        if self.unseated:
+            self.unseated -= 1
+            self.dismiss(group[0])
+            raise ProcessLost("rank 0's process opened no store for its group")
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if self.note_progress:
+            storage = Path(self.launch.storage)
+            Journal(storage, attempt=1, generation=generation, clock=lambda: 0.0).write(
+                note(generation)
+            )
+        if outcome is not None:
+            self.come_back(outcome)
+
+    def come_back(self, outcome: Outcome) -> None:
+        """The present group ends; whose process died lives no more."""
+        group = self.seated[-1]
+        if isinstance(outcome, str):
+            self.back = dict.fromkeys(range(len(group)), outcome)
+            return
+        self.back = {rank: outcome.get(rank, BROKEN) for rank in range(len(group))}
+        for rank, error in outcome.items():
+            if type(error).__module__.startswith("ray"):
+                self.dismiss(group[rank])
+
+    def returned(self) -> dict[int, str | BaseException]:
+        return dict(self.back)
+
+    def resize(self, note: ResizeRecord) -> None:
+        self.notes.append(note)
+        if not self.deaf:
+            self.come_back("resized")
+
+    def last_step(self) -> tuple[int, float] | None:
+        return (self.step, self.now) if self.step else None
+
+    def progress(self) -> dict[int, RankProgress]:
+        return dict(self.progress_by_rank)
+
+    def idle_s(self) -> float:
+        return self.now - self.seated_when[-1] if self.hangs else 0.0
+
+    def code_places(self) -> dict[int, str]:
+        return {0: "train.py:7"}
+
+    def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
+        self.closed = True

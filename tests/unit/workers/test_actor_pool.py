@@ -1,0 +1,383 @@
+"""Worker processes as the supervisor sees them, over a Ray whose actors answer what the
+test says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayTaskError
+
+from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE
+from tests.unit.workers.pool_world import World, crew_of
+from workers.contract import ResizeRecord
+from workers.controller import actor_pool as crew_module
+from workers.controller.actor_pool import EXPELLED, PREPARING_S, PULSE_S, SURVEY_S
+from workers.controller.start_failures import FailedStart
+from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
+from workers.spec import LimitsSpec
+from workers.training.context import RankProgress
+from workers.worker.exit_notes import note_file
+from workers.worker.process import Place, Pulse
+
+HUNG_S = LimitsSpec().answer_seconds
+NOTE = ResizeRecord(cause="joined", old=1, new=2, step=0, message="one more")
+
+
+@pytest.fixture
+def draining() -> set[str]:
+    """Nodes that are to go; the test adds some."""
+    return set()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, draining: set[str]) -> World:
+    world = crew_of(monkeypatch, tmp_path)
+    monkeypatch.setattr(crew_module, "draining_nodes", lambda: frozenset(draining))
+    return world
+
+
+def raised(error: Exception) -> RayTaskError:
+    return RayTaskError("method", "traceback", error).as_instanceof_cause()
+
+
+def test_a_process_is_ready_when_it_is_placed_and_prepared(here: World) -> None:
+    [actor] = here.hired(0)
+    assert here.ready == [0]
+    assert [call.method for call in actor.calls][:2] == ["place", "prepare"]
+
+
+def test_a_process_that_finds_no_room_is_waited_for(here: World) -> None:
+    here.starting(place=OPEN)
+    here.look(2 * PREPARING_S)
+    assert (here.numbers, here.ready, here.crew.failed_starts()) == ([0], [], [])
+
+
+def test_a_process_that_hangs_is_ended_and_comes_back_as_lost(here: World) -> None:
+    actors = here.seated(2)
+    actors[1].answer("pulse", OPEN)
+    here.look(HUNG_S - 1.0)
+    assert (here.ray.signals, here.crew.returned()) == ([], {})
+    here.look(3.0)
+    assert (here.ray.signals, here.ray.killed, here.numbers) == ([(ITSELF, 1)], [actors[1]], [0])
+    assert isinstance(here.crew.returned()[1], ProcessLost)
+    assert here.crew.failed_starts() == []
+
+
+def test_a_process_that_hangs_on_another_machine_is_ended_there(here: World) -> None:
+    here.starting(place=Place(node=THERE, host="10.0.0.1", pid=77), pulse=OPEN)
+    here.look(HUNG_S + 3.0)
+    assert (here.ray.signals, here.numbers) == ([(THERE, 77)], [])
+
+
+def test_a_process_that_hangs_while_preparing_gets_longer_and_is_a_failed_start(
+    here: World,
+) -> None:
+    actor = here.starting(prepare=OPEN, pulse=OPEN)
+    here.look(PREPARING_S - 1.0)
+    assert (here.numbers, here.ray.signals) == ([0], [])
+    here.look(3.0)
+    assert (here.numbers, here.ray.signals, here.ray.killed) == ([], [(ITSELF, 0)], [actor])
+    assert [type(one.error) for one in here.crew.failed_starts()] == [ProcessLost]
+    assert here.crew.failed_starts() == []
+
+
+def test_a_process_that_prepares_for_long_and_answers_is_waited_for(here: World) -> None:
+    actor = here.starting(prepare=OPEN)
+    here.look(2 * PREPARING_S)
+    assert (here.numbers, here.ready, here.crew.failed_starts()) == ([0], [], [])
+    actor.answer("prepare", None)
+    here.look()
+    assert here.ready == [0]
+
+
+def test_who_was_silent_while_it_prepared_is_not_blamed_for_it_when_it_is_ready(
+    here: World,
+) -> None:
+    actor = here.starting(prepare=OPEN, pulse=OPEN)
+    here.look(PREPARING_S - 5.0)
+    actor.answer("prepare", None)
+    here.look(HUNG_S - 1.0)
+    assert here.ready == [0]
+    here.look(3.0)
+    assert here.numbers == []
+
+
+def test_a_silence_that_ended_counts_no_more(here: World) -> None:
+    [actor] = here.hired(0)
+    for _ in range(3):
+        actor.answer("pulse", OPEN)
+        here.look(HUNG_S - 2.0)
+        actor.answer("pulse", Pulse(step=0, stepped_at=0.0, compute_s=0.0))
+        here.look(2 * PULSE_S)
+    assert here.numbers == [0]
+
+
+def test_a_supervisor_that_stood_still_itself_blames_nobody_for_the_silence(here: World) -> None:
+    [actor] = here.hired(0)
+    actor.answer("pulse", OPEN)
+    here.look()
+    here.ray.now += 10 * HUNG_S
+    here.look()
+    assert here.numbers == [0]
+
+
+def test_a_sign_of_life_is_asked_for_once_a_second_and_never_twice_at_a_time(here: World) -> None:
+    [actor] = here.hired(0)
+    before = len(actor.asked("pulse"))
+    here.look(10 * PULSE_S)
+    assert 8 <= len(actor.asked("pulse")) - before <= 10
+    actor.answer("pulse", OPEN)
+    here.look(2 * PULSE_S)
+    before = len(actor.asked("pulse"))
+    here.look(HUNG_S / 2)
+    assert len(actor.asked("pulse")) == before
+
+
+def test_who_asks_tells_every_member_what_the_others_computed(here: World) -> None:
+    actors = here.hired(0, 1, 2)
+    here.crew.seat((2, 0), 1, None)
+    for seconds, actor in enumerate(actors):
+        actor.made(1, compute_s=float(seconds))
+    here.look(4 * PULSE_S)
+    assert [actor.asked("pulse")[-1].arguments for actor in actors] == [((2.0, 0.0),)] * 3
+
+
+def test_members_come_back_by_rank_with_what_they_say_or_with_what_ended_them(here: World) -> None:
+    actors = here.hired(0, 1, 2, 3)
+    here.crew.seat((3, 0, 2), 1, None)
+    actors[3].answer("train", "completed")
+    actors[0].die()
+    here.look()
+    assert here.crew.returned() == {0: "completed", 1: DEAD}
+    error = TaskRaised(1, 0, "ValueError: no")
+    actors[2].answer("train", raised(error))
+    here.look()
+    assert here.crew.returned() == {0: "completed", 1: DEAD, 2: error}
+    assert (here.numbers, here.ray.killed, here.crew.failed_starts()) == (
+        [1, 2, 3],
+        [actors[0]],
+        [],
+    )
+
+
+def test_a_process_that_is_lost_while_it_starts_is_a_failed_start_however_far_it_was(
+    here: World,
+) -> None:
+    for method in ("place", "prepare", "pulse"):
+        here.starting(**{"prepare": OPEN, method: DEAD})
+        here.look()
+        failed = [one.error for one in here.crew.failed_starts()]
+        assert (here.numbers, failed, here.crew.failed_starts()) == ([], [DEAD], [])
+
+
+def test_a_process_that_cannot_be_prepared_is_a_failed_start(here: World) -> None:
+    actor = here.starting(prepare=raised(ModuleNotFoundError("No module named 'torch'")))
+    here.look()
+    [failed] = here.crew.failed_starts()
+    assert isinstance(failed.error, ProcessLost)
+    assert "ModuleNotFoundError: No module named 'torch'" in str(failed.error)
+    assert (here.numbers, here.ray.killed) == ([], [actor])
+
+
+def test_a_process_that_cannot_build_the_task_says_so_with_its_node(here: World) -> None:
+    error = TaskRaised(None, None, "FileNotFoundError: no data")
+    here.starting(place=Place(node=THERE, host="10.0.0.1", pid=77), prepare=raised(error))
+    here.look()
+    assert here.crew.failed_starts() == [FailedStart(error=error, node=THERE, host="10.0.0.1")]
+
+
+def test_a_process_is_kept_away_from_nodes_that_are_avoided(here: World) -> None:
+    here.crew.hire()
+    here.crew.hire({"b", "a"})
+    assert [options.get("label_selector") for options in here.ray.options] == [
+        None,
+        {"ray.io/node-id": "!in(a,b)"},
+    ]
+
+
+def test_a_process_that_is_lost_while_it_waits_is_no_failed_start(here: World) -> None:
+    [actor] = here.hired(0)
+    actor.die()
+    here.look(2 * PULSE_S)
+    assert (here.numbers, here.crew.failed_starts(), here.crew.returned()) == ([], [], {})
+
+
+def test_every_member_is_told_its_rank_and_where_the_first_one_waits(here: World) -> None:
+    actors = here.hired(0, 1, 2)
+    actors[2].answers["open"] = ("10.0.0.3", 4711)
+    here.crew.seat((2, 0), 5, None)
+    assert [call.arguments for call in actors[2].asked("open")] == [(5,)]
+    seats = [actor.asked("train")[0].arguments[0] for actor in (actors[2], actors[0])]
+    assert [(seat.generation, seat.rank, seat.world_size) for seat in seats] == [
+        (5, 0, 2),
+        (5, 1, 2),
+    ]
+    assert {seat.store for seat in seats} == {("10.0.0.3", 4711)}
+    assert actors[1].asked("train") == actors[0].asked("open") == []
+
+
+@pytest.mark.parametrize("answer", [OPEN, DEAD, raised(OSError("no port is free"))])
+def test_a_leader_that_opens_no_store_is_dismissed_and_nobody_is_seated(
+    here: World, answer: Any
+) -> None:
+    actors = here.hired(0, 1)
+    actors[1].answers["open"] = answer
+    with pytest.raises(ProcessLost):
+        here.crew.seat((1, 0), 1, None)
+    assert (here.numbers, here.ray.killed) == ([0], [actors[1]])
+    assert [actor.asked("train") for actor in actors] == [[], []]
+
+
+def test_who_is_expelled_counts_as_returned_and_says_nothing_any_more(here: World) -> None:
+    actors = here.hired(0, 1, 2)
+    here.crew.seat((2, 1), 1, None)
+    here.crew.expel(1)
+    assert (here.crew.returned(), here.numbers) == ({1: EXPELLED}, [0, 2])
+    assert (here.ray.killed, here.ray.signals) == ([actors[1]], [(ITSELF, 1)])
+    actors[1].answer("train", "completed")
+    here.crew.expel(1)
+    here.look()
+    assert here.crew.returned() == {1: EXPELLED}
+
+
+def test_who_is_gone_already_counts_as_returned_when_it_is_expelled(here: World) -> None:
+    here.seated(2)
+    here.crew.dismiss(1)
+    here.crew.expel(1)
+    assert here.crew.returned() == {1: EXPELLED}
+
+
+def test_a_new_group_has_nothing_of_what_the_old_one_came_back_with(here: World) -> None:
+    actors = here.seated(3)
+    actors[0].answer("train", "resized")
+    actors[1].answer("train", raised(TaskRaised(1, 0, "ValueError: no")))
+    here.look()
+    here.crew.expel(2)
+    assert sorted(here.crew.returned()) == [0, 1, 2]
+    actors[0].answers["train"] = actors[1].answers["train"] = OPEN
+    here.crew.seat((1, 0), 2, None)
+    actors[2].answer("train", "completed")
+    here.look()
+    assert here.crew.returned() == {}
+
+
+def test_the_newest_step_is_known_though_the_one_that_made_it_is_gone(here: World) -> None:
+    actors = here.seated(2)
+    assert here.crew.last_step() is None
+    actors[0].made(8, at=80.0)
+    actors[1].made(9, at=90.0)
+    here.look(3 * PULSE_S)
+    actors[1].die()
+    here.look(2 * PULSE_S)
+    assert here.numbers == [0]
+    assert here.crew.last_step() == (9, 90.0)
+    actors[0].made(10, at=100.0)
+    assert here.crew.last_step() == (10, 100.0)
+
+
+def test_a_step_is_heard_from_whoever_answers_in_time(here: World) -> None:
+    actors = here.seated(3)
+    for actor, answer in zip(
+        actors, (OPEN, DEAD, Pulse(step=7, stepped_at=70.0, compute_s=0.0)), strict=True
+    ):
+        actor.answers["last_step"] = answer
+    assert here.crew.last_step() == (7, 70.0)
+
+
+def test_a_new_group_has_made_no_step_until_it_says_so(here: World) -> None:
+    actors = here.seated(1)
+    actors[0].made(8)
+    assert here.crew.last_step() == (8, 1.0)
+    actors[0].made(0, at=0.0)
+    here.crew.seat((0,), 2, None)
+    assert here.crew.last_step() is None
+
+
+def test_processes_of_drained_nodes_leave_those_that_prepare_too(
+    here: World, draining: set[str]
+) -> None:
+    elsewhere = Place(node=THERE, host="10.0.0.1", pid=77)
+    here.hired(0)
+    here.starting(place=elsewhere)
+    here.starting(place=elsewhere, prepare=OPEN)
+    here.look()
+    assert [one.leaving_since for one in here.crew.processes] == [None] * 3
+    draining.add(THERE)
+    here.look()
+    [stays, *leave] = [one.leaving_since for one in here.crew.processes]
+    assert stays is None
+    assert None not in leave
+    here.look()
+    assert [one.leaving_since for one in here.crew.processes] == [stays, *leave]
+
+
+def test_nodes_are_looked_at_twice_a_second(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    surveys: list[float] = []
+    monkeypatch.setattr(
+        crew_module, "draining_nodes", lambda: surveys.append(here.ray.now) or frozenset()
+    )
+    here.look(10.0)
+    assert 15 <= len(surveys) <= 10.0 / SURVEY_S
+
+
+def test_a_cluster_that_cannot_say_who_leaves_disturbs_nobody(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> frozenset[str]:
+        raise ray.exceptions.RaySystemError("the GCS is away")
+
+    monkeypatch.setattr(crew_module, "draining_nodes", away)
+    here.hired(0)
+    assert here.ready == [0]
+
+
+def test_a_group_is_asked_to_make_room_by_its_leader_if_that_lives(here: World) -> None:
+    actors = here.hired(0, 1)
+    here.crew.seat((1, 0), 1, None)
+    here.crew.resize(NOTE)
+    assert [call.arguments for call in actors[1].asked("resize")] == [(NOTE,)]
+    actors[1].die()
+    here.look(2 * PULSE_S)
+    here.crew.resize(NOTE)
+    assert [len(actor.asked("resize")) for actor in actors] == [0, 1]
+
+
+def test_processes_are_dismissed_once_and_all_at_the_end(here: World) -> None:
+    actors = here.hired(0, 1, 2)
+    here.crew.dismiss(1)
+    here.crew.dismiss(1)
+    assert (here.ray.killed, here.numbers) == ([actors[1]], [0, 2])
+    here.crew.close()
+    assert (here.ray.killed, here.numbers) == ([actors[1], actors[0], actors[2]], [])
+
+
+def test_what_a_process_wrote_down_before_it_died_is_why_it_came_back(
+    here: World, tmp_path: Path
+) -> None:
+    actors = here.seated(2)
+    file = note_file(str(tmp_path), HERE, 1)
+    file.parent.mkdir()
+    file.write_text("the process ended itself with os._exit(3) at train.py:7\n")
+    actors[1].made(4)
+    actors[1].die()
+    here.look()
+    [(rank, why)] = here.crew.returned().items()
+    assert (rank, type(why), str(why)) == (
+        1,
+        ProcessCrashed,
+        "the process ended itself with os._exit(3) at train.py:7",
+    )
+    assert not file.exists()
+
+
+def test_how_far_each_rank_was_is_known_when_a_group_ended(here: World) -> None:
+    actors = here.hired(0, 1)
+    here.crew.seat((1, 0), 1, None)
+    progress = RankProgress(step=7, epoch=0, doing="training")
+    actors[1].answers["last_step"] = Pulse(step=7, stepped_at=1.0, compute_s=0.0, progress=progress)
+    here.crew.last_step()
+    assert here.crew.progress() == {0: progress, 1: RankProgress()}

@@ -1,0 +1,62 @@
+"""What a worker process writes into the job's log when its loop ends with an error."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed import DistBackendError
+
+from workers.contract import JobSpec, Launch
+from workers.errors import TaskRaised
+from workers.training import loop
+from workers.training.context import NoLink, WorkerContext
+from workers.worker import process as worker
+
+
+def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BaseException:
+    """Return what rank 1 of two raises if its training raises this."""
+
+    def train(context: WorkerContext) -> str:
+        raise error
+
+    monkeypatch.setattr(loop, "train", train)
+    spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
+    launch = Launch(job_id="a", attempt=1, workers=2, storage="", spec=spec)
+    link = NoLink(print)
+    context = WorkerContext(
+        launch=launch, generation=1, rank=1, world_size=2, device="cpu", link=link
+    )
+    with pytest.raises((type(error), TaskRaised)) as caught:
+        worker._run(context)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError("[gloo/transport] Connection reset by peer\nGood luck"),
+            "[gloo/transport] Connection reset by peer",
+        ),
+        (DistBackendError(""), "no message"),
+    ],
+)
+def test_a_worker_that_lost_its_peers_says_so_in_one_line(monkeypatch, caplog, error, said):
+    run(error, monkeypatch)
+    [line] = [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
+    assert line.message == f"rank 1 lost its peers: {type(error).__name__}: {said}"
+    assert line.exc_info is None
+
+
+def test_a_worker_that_failed_by_itself_shows_where(monkeypatch, caplog):
+    run(KeyError("mine"), monkeypatch)
+    [line] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert line.message == "rank 1 ends"
+    assert line.exc_info is not None
+
+
+def test_a_closed_descriptor_is_told_as_what_the_code_of_the_job_did(monkeypatch):
+    raised = run(
+        RuntimeError("[gloo/transport/tcp/pair.cc:534] writev: Bad file descriptor"), monkeypatch
+    )
+    assert isinstance(raised, TaskRaised)
+    assert "a file descriptor that training uses was closed by code in this process" in str(raised)

@@ -1,0 +1,31 @@
+"""Where the workers of a group meet."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import Store
+
+from workers.worker.process_group import process_group
+from workers.worker.rendezvous import Meeting
+
+
+def new_store() -> Store:
+    """Store of a group whose only member so far is this process."""
+    return Meeting("127.0.0.1").admit(1, timedelta(seconds=30))
+
+
+def test_a_process_whose_group_never_formed_meets_newcomers_as_if_new() -> None:
+    """torch names a group by how many came before it, and counts those that never formed."""
+    alone = process_group(
+        new_store(), (0, 2), device="cpu", host="127.0.0.1", timeout=timedelta(seconds=1)
+    )
+    with pytest.raises(RuntimeError), alone:
+        pass
+    with process_group(new_store(), (0, 1), device="cpu", host="127.0.0.1"):
+        survivor = dist.group.WORLD.group_name
+    with process_group(new_store(), (0, 1), device="cpu", host="127.0.0.1"):
+        newcomer = dist.group.WORLD.group_name
+    assert survivor == newcomer

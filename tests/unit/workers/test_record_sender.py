@@ -1,0 +1,235 @@
+"""Records on their way to the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.workers.test_accordion_actor import progress
+from tests.unit.workers.world import (
+    JOB,
+    FakeCluster,
+    cursor_of,
+    journal,
+    note,
+    record,
+    stamp,
+    until,
+)
+from workers.contract import Record
+from workers.hub import record_sender as outbox_module
+from workers.hub.journal import read_records
+from workers.hub.record_sender import Outbox
+
+LONG_S = 20.0
+Open = Callable[[], Outbox]
+
+
+@dataclass
+class DrainedRoad:
+    """An `Ask` on which the actor is killed after the posts of these numbers, and the scheduler
+    drains after every.
+    """
+
+    cluster: FakeCluster
+    kills: Sequence[int]
+    received: list[Record] = field(default_factory=list)
+
+    def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
+        answer = self.cluster(method, *arguments, timeout_s=timeout_s, **named)
+        if len(self.cluster.calls) in self.kills:
+            self.cluster.kill_actor()
+        self.received += self.cluster.drain(
+            cursor_of(self.received[-1]) if self.received else None
+        ).records
+        return answer
+
+
+@pytest.fixture
+def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Starts the outbox of a new generation."""
+    monkeypatch.setattr(outbox_module, "TICK_S", 0.01)
+    made: list[Outbox] = []
+
+    def start() -> Outbox:
+        made.append(Outbox(JOB, journal(tmp_path), cluster))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for outbox in made:
+        outbox.close()
+
+
+def test_what_was_put_is_in_the_journal_on_return_and_soon_at_the_actor(
+    opened: Open, cluster, tmp_path
+) -> None:
+    outbox = opened()
+    outbox.put(note(1))
+    assert [item.payload for item in read_records(tmp_path)] == [note(1)]
+    assert outbox.flush(LONG_S)
+    assert cluster.held() == [note(1)]
+
+
+def test_flush_says_when_the_actor_did_not_take_everything(
+    opened: Open, cluster: FakeCluster
+) -> None:
+    cluster.silent = {"post"}
+    outbox = opened()
+    outbox.put(note(1))
+    assert not outbox.flush(0.05)
+
+
+def test_a_silent_actor_gets_everything_once_it_answers(opened: Open, cluster: FakeCluster) -> None:
+    outbox = opened()
+    cluster.deaf = {"post"}
+    for number in range(5):
+        outbox.put(note(number))
+    until(lambda: cluster.calls.count("post") > 3)
+    cluster.deaf = set()
+    assert outbox.flush(LONG_S)
+    assert cluster.held() == [note(number) for number in range(5)]
+
+
+def test_an_actor_that_lost_its_memory_gets_all_that_was_not_confirmed_once_more(
+    opened: Open, cluster
+) -> None:
+    outbox = opened()
+    outbox.put(note(0))
+    outbox.put(note(1))
+    assert outbox.flush(LONG_S)
+    cluster.drain(cursor_of(record(0)))
+    posts = cluster.calls.count("post")
+    until(lambda: cluster.calls.count("post") > posts + 1)
+    cluster.kill_actor()
+    until(lambda: cluster.held() == [note(1)])
+
+
+@pytest.mark.parametrize(
+    "kills", [(), (1,), (2,), (1, 2), (1, 3), tuple(range(1, 40, 3)), tuple(range(2, 40, 2))]
+)
+def test_no_record_is_lost_or_doubled_wherever_the_actor_is_killed(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(outbox_module, "TICK_S", 0.0)
+    monkeypatch.setattr(outbox_module, "POST_LIMIT", 1)
+    older, road = journal(tmp_path), DrainedRoad(cluster, kills)
+    for number in range(6):
+        older.write(note(number))
+    outbox = Outbox(JOB, journal(tmp_path), road)
+    outbox.start()
+    until(lambda: road.received and road.received[-1].seq == 5)
+    outbox.close()
+    assert [item.payload for item in road.received] == [note(number) for number in range(6)]
+
+
+def test_a_forgotten_job_gets_all_that_was_not_confirmed_once_more(
+    opened: Open, cluster: FakeCluster
+) -> None:
+    outbox = opened()
+    outbox.put(note(0))
+    assert outbox.flush(LONG_S)
+    cluster.call("forget", JOB)
+    outbox.put(note(1))
+    until(lambda: len(cluster.held()) == 2)
+
+
+def test_an_error_that_nobody_expected_does_not_end_the_sending(
+    opened: Open, cluster, monkeypatch
+) -> None:
+    posts = cluster.actor.post
+    monkeypatch.setattr(cluster.actor, "post", None)
+    outbox = opened()
+    outbox.put(note(1))
+    until(lambda: cluster.calls.count("post") > 1)
+    monkeypatch.setattr(cluster.actor, "post", posts)
+    assert outbox.flush(LONG_S)
+
+
+def test_confirmed_records_are_dropped(opened: Open, cluster: FakeCluster) -> None:
+    outbox = opened()
+    for number in range(3):
+        outbox.put(note(number))
+    assert outbox.flush(LONG_S)
+    assert cluster.drain(cursor_of(record(2))).records == ()
+    outbox.put(note(3))
+    until(cluster.held)
+    cluster.kill_actor()
+    until(cluster.held)
+    assert cluster.held() == [note(3)]
+
+
+def test_a_new_generation_delivers_what_the_one_before_could_not(
+    opened: Open, cluster: FakeCluster
+) -> None:
+    cluster.silent = {"post"}
+    opened().put(note(1))
+    cluster.silent = set()
+    newer = opened()
+    newer.put(note(2))
+    assert newer.flush(LONG_S)
+    until(lambda: cluster.held() == [note(1), note(2)])
+
+
+def test_a_group_that_a_newer_one_replaced_stops_sending(
+    opened: Open, cluster: FakeCluster
+) -> None:
+    cluster.call("post", JOB, stamp(99), [])
+    outbox = opened()
+    outbox.put(note(1))
+    assert not outbox.flush(LONG_S)
+    assert outbox.superseded
+    assert cluster.held() == []
+
+
+def test_a_long_history_travels_in_portions(opened: Open, cluster, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(outbox_module, "POST_LIMIT", 2)
+    older = journal(tmp_path)
+    for number in range(7):
+        older.write(note(number))
+    assert opened().flush(LONG_S)
+    assert cluster.held() == [note(number) for number in range(7)]
+    assert cluster.calls.count("post") >= 4
+
+
+def test_only_the_newest_progress_is_sent(opened: Open, cluster: FakeCluster) -> None:
+    cluster.silent = {"post"}
+    outbox = opened()
+    for step in range(3):
+        outbox.put_progress(progress(step))
+    cluster.silent = set()
+    assert outbox.flush(LONG_S)
+    assert cluster.drain().progress == progress(2)
+
+
+@dataclass
+class PacedRoad:
+    """An `Ask` on which the actor is busy: it wants no other call for a long time."""
+
+    cluster: FakeCluster
+
+    def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
+        return replace(
+            self.cluster(method, *arguments, timeout_s=timeout_s, **named), pause_s=1000.0
+        )
+
+
+def test_a_busy_actor_is_called_again_when_it_wants_to_be_unless_somebody_waits(
+    opened: Open, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    paced_cluster = FakeCluster()
+    paced = Outbox(JOB, journal(tmp_path / "paced"), PacedRoad(paced_cluster))
+    with closing(paced_cluster), closing(paced):
+        paced.start()
+        for outbox in (paced, opened()):
+            outbox.put(note(1))
+        until(lambda: cluster.calls.count("post") > 20)
+        assert paced_cluster.calls == ["post"]
+        paced.put(note(2))
+        assert paced.flush(LONG_S)
+        assert paced_cluster.held() == [note(1), note(2)]

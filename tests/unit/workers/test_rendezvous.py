@@ -1,0 +1,88 @@
+"""Where the workers of a group meet, and who cannot get in."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+
+from workers.worker.rendezvous import Meeting, join
+
+WAIT = timedelta(seconds=30)
+HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
+"""Two addresses of one machine."""
+
+
+@pytest.fixture
+def meeting() -> Meeting:
+    return Meeting(HERE)
+
+
+def stranger(meeting: Meeting, host: str = HERE) -> socket.socket:
+    return socket.create_connection((host, meeting.address[1]), timeout=1.0)
+
+
+def test_members_find_each_other(meeting: Meeting) -> None:
+    with ThreadPoolExecutor() as pool:
+        others = [pool.submit(join, meeting.address, rank, WAIT) for rank in (1, 2)]
+        meeting.admit(3, WAIT).set("a", "b")
+        assert [other.result().get("a") for other in others] == [b"b", b"b"]
+
+
+def test_a_group_meets_on_one_address_only(meeting: Meeting) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        stranger(meeting, ELSEWHERE)
+
+
+def test_nobody_can_connect_once_all_members_are_there(meeting: Meeting) -> None:
+    store = meeting.admit(1, WAIT)
+    with pytest.raises(TimeoutError):
+        stranger(meeting)
+    store.set("a", "b")
+    assert store.get("a") == b"b"
+
+
+def test_a_group_does_not_form_while_a_stranger_is_connected(meeting: Meeting) -> None:
+    with (
+        stranger(meeting),
+        pytest.raises(DistStoreError, match="2 connections to the store of a group of 1"),
+    ):
+        meeting.admit(1, WAIT)
+
+
+def test_who_does_not_know_the_secret_is_no_member(meeting: Meeting) -> None:
+    host, port, _ = meeting.address
+    TCPStore(host, port, is_master=False).set("member/1", "guess")
+    with pytest.raises(DistStoreError, match="does not know its secret"):
+        meeting.admit(2, WAIT)
+
+
+def test_a_member_is_not_led_astray_by_somebody_who_does_not_know_the_secret(
+    meeting: Meeting,
+) -> None:
+    host, port, _ = meeting.address
+    TCPStore(host, port, is_master=False).set("closed", "guess")
+    with pytest.raises(DistStoreError, match="does not know its secret"):
+        join(meeting.address, 1, WAIT)
+
+
+def test_a_leader_does_not_wait_for_ever_for_members(meeting: Meeting) -> None:
+    with pytest.raises(DistStoreError):
+        meeting.admit(2, timedelta(seconds=0.1))
+
+
+def test_an_address_that_this_machine_does_not_have_is_met_on_all(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.worker.rendezvous.CONNECT_TIMEOUT", timedelta(seconds=0.2))
+    with pytest.raises(DistNetworkError):
+        Meeting("192.0.2.1")
+    assert "group's store listens on all addresses" in caplog.text
+
+
+def test_the_door_stays_open_for_engines_that_connect_again_later(meeting: Meeting) -> None:
+    meeting.admit(1, WAIT, closed=False)
+    stranger(meeting).close()

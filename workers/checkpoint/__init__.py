@@ -1,0 +1,1 @@
+"""Checkpoints in a storage: layout, lineage, and saving beside training."""

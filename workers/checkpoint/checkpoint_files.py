@@ -1,0 +1,237 @@
+"""Saved states in a storage: one directory each, a manifest with checksums written last.
+
+A directory without a manifest, with a manifest of another job or with a file that does not match
+its checksum is never resumed from. Nothing here talks to other ranks; `state.py` says what goes in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, BinaryIO, Self, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from workers.checkpoint.lineage import Lineage, Survivors, newest_first
+from workers.checkpoint.storage import Storage
+from workers.errors import CheckpointError
+from workers.training.sampler import Position
+
+_FORMAT = 2
+_MANIFEST = "manifest.json"
+
+
+class FileSum(BaseModel):
+    """What a file of a checkpoint must look like."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    sha256: str
+    size_bytes: int
+
+    @classmethod
+    def of(cls, name: str, content: bytes) -> Self:
+        """Of a file with this content."""
+        return cls(name=name, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+
+
+class Manifest(BaseModel):
+    """The table of contents; there is one exactly when the checkpoint is complete."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int = _FORMAT
+    job_id: str
+    name: str
+    epoch: int
+    step: int
+    world_size: int
+    files: tuple[FileSum, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def checkpoint_name(generation: int, position: Position) -> str:
+    """Sorts as text by age: whatever an older generation wrote comes before."""
+    return f"g{generation:012d}-e{position.epoch:06d}-s{position.samples:010d}"
+
+
+def write_part(storage: Storage, path: str, state: Mapping[str, Any]) -> FileSum:
+    """Save a part, `checkpoint/file`; any rank, before the manifest.
+
+    Raises:
+        OSError: the storage cannot be written.
+    """
+    with storage.writer(path) as file:
+        sink = _Sink(file)
+        torch.save(dict(state), cast("IO[bytes]", sink))
+        sink.check()
+    return FileSum(
+        name=path.rpartition("/")[2], sha256=sink.digest.hexdigest(), size_bytes=sink.size_bytes
+    )
+
+
+def read_part(storage: Storage, manifest: Manifest, name: str) -> dict[str, Any]:
+    """A part that is what its writer wrote; only tensors and plain values are loaded, never code.
+
+    Raises:
+        CheckpointError: it is missing or does not match its checksum.
+        OSError: the storage cannot be reached, which says nothing about the checkpoint.
+    """
+    try:
+        content = storage.read(f"{manifest.name}/{name}")
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoint {manifest.name} lacks {name}; the one before it is used"
+        ) from error
+    if FileSum.of(name, content) not in manifest.files:
+        raise CheckpointError(
+            f"checkpoint {manifest.name}: {name} does not match its checksum; the one before it is"
+            " used"
+        )
+    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return state
+
+
+def write_manifest(storage: Storage, manifest: Manifest) -> None:
+    """Make the checkpoint complete; rank 0, when all parts are there.
+
+    Raises:
+        OSError: the storage cannot be written.
+    """
+    storage.put(f"{manifest.name}/{_MANIFEST}", manifest.model_dump_json(indent=1).encode())
+
+
+def candidates(
+    storage: Storage, job_id: str, refused: Callable[[str], None], *, lineage: Lineage | None = None
+) -> Iterator[Manifest]:
+    """Yield the job's finished checkpoints on the surviving line, the newest first.
+
+    Calls `refused` with one sentence for every other checkpoint: saved by a worker group that had
+    been given up, unfinished, damaged, or holding epochs that the job's records lack.
+
+    Raises:
+        OSError: the storage cannot be reached.
+    """
+    past, names = lineage or Lineage(), storage.names()
+    surviving = past.survivors(names)
+    for name in sorted(set(names).difference(surviving), reverse=True):
+        refused(
+            f"checkpoint {name} was saved by a worker group that had been given up; it is not"
+            " resumed from"
+        )
+    for name in surviving:
+        try:
+            manifest = read_manifest(storage, name, job_id)
+            _check_history(manifest, past)
+        except CheckpointError as error:
+            refused(str(error))
+        else:
+            yield manifest
+
+
+def _check_history(manifest: Manifest, lineage: Lineage) -> None:
+    missing = lineage.missing_epochs(manifest.epoch)
+    if missing:
+        raise CheckpointError(
+            f"checkpoint {manifest.name} holds {manifest.epoch} epochs, and the job's records lack"
+            f" epoch {missing[0]}; the one before it is used"
+        )
+
+
+def read_manifest(storage: Storage, name: str, job_id: str) -> Manifest:
+    """What a checkpoint says of itself; its files are looked at when they are read.
+
+    Raises:
+        CheckpointError: no manifest or an unreadable one, another format, another job's.
+        OSError: the storage cannot be reached.
+    """
+    try:
+        manifest = Manifest.model_validate(json.loads(storage.read(f"{name}/{_MANIFEST}")))
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoint {name} was never finished; the one before it is used"
+        ) from error
+    except (ValueError, ValidationError) as error:
+        raise CheckpointError(
+            f"checkpoint {name} has a damaged manifest; the one before it is used"
+        ) from error
+    if manifest.format != _FORMAT:
+        raise CheckpointError(
+            f"checkpoint {name} has format {manifest.format}, this version reads {_FORMAT}; it is"
+            " left alone"
+        )
+    if manifest.job_id != job_id:
+        raise CheckpointError(
+            f"checkpoint {name} belongs to job {manifest.job_id}, not to {job_id}; it is left alone"
+        )
+    return manifest
+
+
+def prune(
+    storage: Storage,
+    *,
+    keep: int,
+    newest_name: str,
+    survivors: Survivors = newest_first,
+) -> None:
+    """Remove all but the newest `keep` complete checkpoints on the surviving line, up to this one.
+
+    Older incomplete checkpoints and those of worker groups that were given up are removed as well.
+    Checkpoints newer than `newest_name` belong to a later generation and stay.
+
+    Raises:
+        OSError: the storage cannot be reached.
+    """
+    ours = [name for name in storage.names() if name <= newest_name]
+    complete = [name for name in survivors(ours) if storage.holds(f"{name}/{_MANIFEST}")]
+    for name in set(ours) - set(complete[:keep]):
+        discard(storage, name)
+
+
+def discard(storage: Storage, name: str) -> None:
+    """Remove a checkpoint; without its manifest a half removed one is a torn one, whenever we are
+    interrupted.
+
+    Raises:
+        OSError: the storage cannot be reached.
+    """
+    storage.remove(f"{name}/{_MANIFEST}")
+    storage.remove(name)
+
+
+class _Sink:
+    """What `torch.save` writes into: sums and passes on, so that no file has to be read again.
+
+    An error is kept for `check`, since torch would raise another one in its place.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.digest = hashlib.sha256()
+        self.size_bytes = 0
+        self._file = file
+        self._error: Exception | None = None
+
+    def write(self, content: bytes) -> int:
+        if self._error is None:
+            try:
+                self._file.write(content)
+            except Exception as error:  # noqa: BLE001  # raised by `check`
+                self._error = error
+        self.digest.update(content)
+        self.size_bytes += len(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """The storage's writer does."""
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,1 @@
+"""The supervisor of one attempt: worker pools, scaling, failure judgement and draining."""

@@ -1,0 +1,462 @@
+"""The worker processes of one attempt, as plain Ray actors: hired, seated in groups, watched,
+dismissed.
+
+Ray places them, counts what they reserve, and says when one is gone. Which does not answer any more
+we see ourselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from workers.checkpoint.shared_storage import write_token
+from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
+from workers.controller.member import Member
+from workers.controller.ray_nodes import draining_nodes
+from workers.controller.scaling_policy import Process
+from workers.controller.start_failures import FailedStart
+from workers.error_kinds import died_alone, is_dead
+from workers.errors import (
+    ProcessCrashed,
+    ProcessLost,
+    StorageError,
+    TaskNotReady,
+    TaskRaised,
+    WorkerError,
+)
+from workers.training.context import Interruption, RankProgress
+from workers.worker.exit_notes import discard_exit_note, note_file, read_exit_note
+from workers.worker.memory import MemoryGrowth, MemoryUse, read_memory_use
+from workers.worker.process import Pulse, Seat, Worker
+
+PULSE_S = 1.0
+"""Distance between two signs of life that are asked of a process."""
+PREPARING_S = 120.0
+"""Minimum silence allowed while a process prepares: code that loads data may hold Python's lock for
+minutes, and would do so again in a replacement."""
+MOST_SILENCE_S = 960.0
+"""Upper bound of the silence limit, which doubles whenever a process is killed for its silence."""
+PEER_TIMEOUT_S = 60.0
+"""Minimum timeout of a collective; it is at least twice the silence limit."""
+_MEASURE_S = 0.25
+"""Interval between memory readings of local processes; remote ones report in their heartbeats."""
+SURVEY_S = 0.5
+"""Distance between two looks at nodes that are being drained."""
+OPEN_S = 10.0
+"""How long rank 0's process may take to open the store of a group."""
+_NODE_LABEL = "ray.io/node-id"
+"""Label that Ray sets on every node."""
+FAREWELL_S = 1.0
+"""How long to wait for the last signs of life of a group that ended."""
+
+log = logging.getLogger(__name__)
+
+
+EXPELLED = "expelled"
+"""What a process counts as coming back with that did not come back."""
+
+
+class RayCrew:
+    """Implements `Crew`. `clock` is monotonic, `pause` sleeps for the given seconds."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] = time.sleep,
+        measure: Callable[[int], MemoryUse | None] = read_memory_use,
+    ) -> None:
+        import ray
+
+        self._ray = ray
+        self._clock, self._pause = clock, pause
+        self._launch = launch.model_dump_json()
+        self._token = write_token(Path(launch.storage), launch.attempt)
+        workers = launch.spec.workers
+        self._options = {
+            "num_cpus": workers.cpus,
+            "num_gpus": workers.gpus,
+            "max_concurrency": 4,
+            "max_restarts": 0,
+        }
+        self._options |= {"memory": workers.memory} if workers.memory else {}
+        self._memory_limit, self._measure = workers.memory, measure
+        self._members: dict[int, Member] = {}
+        self._next = 0
+        self._failed: list[FailedStart] = []
+        self._group: tuple[int, ...] = ()
+        self._returned: dict[int, str | BaseException] = {}
+        self._newest: tuple[int, float] | None = None
+        """Step that is known to have been made last, and when."""
+        self._progress: dict[int, RankProgress] = {}
+        """Progress of the newest group's members, by process number."""
+        self._storage = launch.storage
+        self._limits = launch.spec.limits
+        self._answer_s = self._limits.answer_seconds
+        """Seconds for which a process may leave a heartbeat unanswered."""
+        self._idle_s = 0.0
+        self._num_signs: dict[int, int] = {}
+        """Activity counters of the newest group's members, by process number."""
+        self._looked_at = self._clock()
+        self._surveyed_at: float | None = None
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those that live, by number."""
+        return [
+            Process(
+                number=one.number,
+                ready_since=one.ready_since,
+                leaving_since=one.leaving_since,
+                node=one.place.node if one.place is not None else None,
+                host=one.place.host if one.place is not None else None,
+            )
+            for one in self._members.values()
+        ]
+
+    def hire(self, avoid: Collection[str] = ()) -> None:
+        """Start one more actor, on any node that has room and is not to be avoided."""
+        selector = (
+            {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
+        )
+        actor = self._start_actor({**self._options, **selector})
+        self._members[self._next] = Member(self._next, actor, actor.place.remote())
+        self._next += 1
+
+    def _start_actor(self, options: dict[str, Any]) -> Any:
+        return self._ray.remote(Worker).options(**options).remote(self._launch, self._token)
+
+    def dismiss(self, number: int) -> None:
+        """Kill the actor."""
+        member = self._members.pop(number, None)
+        if member is not None:
+            self._ray.kill(member.actor)
+            if member.place is not None:
+                discard_exit_note(note_file(self._storage, member.place.node, member.place.pid))
+
+    def expel(self, number: int) -> None:
+        """Kill the actor and its process."""
+        member = self._members.get(number)
+        if member is not None:
+            self.dismiss(number)
+            self._end_process(member)
+        self._returned.setdefault(self._group.index(number), EXPELLED)
+
+    def look(self, timeout_s: float) -> None:
+        """Wait for any of the open calls, then take what has come."""
+        self._ask_for_signs_of_life()
+        calls = self._open_calls()
+        if calls:
+            done, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+            more, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+            for call in dict.fromkeys([*done, *more]):
+                calls[call](call)
+        else:
+            self._pause(timeout_s)
+        self._watch_memory()
+        self._end_the_hung()
+        self._survey()
+
+    def failed_starts(self) -> list[FailedStart]:
+        """Return and clear the processes that ended before they were ready."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def seat(
+        self, group: Sequence[int], generation: int, interruption: Interruption | None
+    ) -> None:
+        """Rank 0 opens the store, then all train.
+
+        Raises:
+            ProcessLost: rank 0's process does not answer.
+        """
+        members = [self._members[number] for number in group]
+        try:
+            store = self._ray.get(members[0].actor.open.remote(generation), timeout=OPEN_S)
+        except (self._ray.exceptions.RayError, TimeoutError) as error:
+            self.dismiss(group[0])
+            raise ProcessLost(
+                f"rank 0's process opened no store for its group: {type(error).__name__}"
+            ) from error
+        self._group, self._returned, self._newest, self._progress = tuple(group), {}, None, {}
+        self._num_signs, self._idle_s = {}, 0.0
+        nodes = tuple(member.place.node if member.place is not None else "" for member in members)
+        for rank, member in enumerate(members):
+            seat = Seat(
+                generation=generation,
+                rank=rank,
+                world_size=len(group),
+                store=store,
+                interruption=interruption,
+                peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._answer_s),
+                nodes=nodes,
+            )
+            member.training = member.actor.train.remote(seat)
+            member.memory.growth = MemoryGrowth()
+            # A heartbeat requested earlier may show the member's progress in the previous group.
+            member.pulsing = None
+
+    def returned(self) -> dict[int, str | BaseException]:
+        """Outcomes and errors by rank."""
+        return dict(self._returned)
+
+    def resize(self, note: ResizeRecord) -> None:
+        """Through rank 0's process."""
+        leader = self._members.get(self._group[0])
+        if leader is not None:
+            leader.actor.resize.remote(note)
+
+    def last_step(self) -> tuple[int, float] | None:
+        """Ask all that live, and compare with what was heard before: the dead may have been
+        ahead.
+        """
+        ready = [one for one in self._members.values() if one.ready_since is not None]
+        calls = {one.actor.last_step.remote(): one for one in ready}
+        done, _ = (
+            self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S)
+            if calls
+            else ([], [])
+        )
+        for call in done:
+            with suppress(self._ray.exceptions.RayError):
+                self._hear(calls[call], self._ray.get(call))
+        return self._newest
+
+    def progress(self) -> dict[int, RankProgress]:
+        """Return each rank's progress as of its newest heartbeat."""
+        return {
+            rank: self._progress[number]
+            for rank, number in enumerate(self._group)
+            if number in self._progress
+        }
+
+    def idle_s(self) -> float:
+        """Return the seconds without progress, counted only while this process watches."""
+        return self._idle_s
+
+    def code_places(self) -> dict[int, str]:
+        """Ask all members which line of user code they execute."""
+        members = {
+            rank: self._members[number]
+            for rank, number in enumerate(self._group)
+            if number in self._members
+        }
+        calls = {member.actor.code_place.remote(): rank for rank, member in members.items()}
+        done, _ = (
+            self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S)
+            if calls
+            else ([], [])
+        )
+        places: dict[int, str] = {}
+        for call in done:
+            with suppress(self._ray.exceptions.RayError):
+                places[calls[call]] = self._ray.get(call)
+        return places
+
+    def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
+        """Kill all actors."""
+        del outcome
+        for number in list(self._members):
+            self.dismiss(number)
+
+    def _open_calls(self) -> dict[Any, Callable[[Any], None]]:
+        """Return the calls to wait for, each with the function that takes its answer."""
+        return {
+            call: partial(self._take, member)
+            for member in self._members.values()
+            for call in member.calls()
+        }
+
+    def _ask_for_signs_of_life(self) -> None:
+        now = self._clock()
+        seated = [self._members.get(number) for number in self._group]
+        computed = tuple(
+            one.pulse.compute_s if one is not None and one.pulse is not None else 0.0
+            for one in seated
+        )
+        for member in self._members.values():
+            if (
+                member.place is not None
+                and member.pulsing is None
+                and now - member.pulsed_at >= PULSE_S
+            ):
+                member.pulsing, member.pulsed_at = member.actor.pulse.remote(computed), now
+
+    def _take(self, member: Member, call: Any) -> None:
+        """A call has come back."""
+        try:
+            answer = self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as raised:
+            answer = raised.cause
+        except self._ray.exceptions.RayError as lost:
+            self._lose(member, lost)
+            return
+        if call is member.training:
+            member.training = None
+            self._returned[self._group.index(member.number)] = answer
+        elif isinstance(answer, TaskRaised | StorageError) and call is member.starting:
+            self._lose(member, answer)
+        elif isinstance(answer, BaseException):
+            self._lose(
+                member,
+                ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"),
+            )
+        elif call is member.pulsing:
+            member.pulsing = None
+            self._hear(member, answer)
+        elif member.place is None:
+            member.place, member.starting = answer, member.actor.prepare.remote()
+            self._note_placed(member)
+        else:
+            member.starting, member.silent_s = None, 0.0
+            member.has_joined = member.has_joined or not answer
+            self._note_ready(member)
+
+    def _note_placed(self, member: Member) -> None:
+        """The process runs on a node and begins to prepare; the other engine has it join its run
+        here.
+        """
+
+    def _note_ready(self, member: Member) -> None:
+        if member.starting is None and member.has_joined and member.ready_since is None:
+            member.ready_since = self._clock()
+
+    def _hear(self, member: Member, pulse: Pulse) -> None:
+        member.pulse = pulse
+        if pulse.memory is not None:
+            member.memory.add(self._clock(), pulse.memory)
+            if pulse.progress.doing != "starting":
+                member.memory.growth.add(pulse.step, self._clock(), pulse.memory.process)
+        if member.number in self._group:
+            self._progress[member.number] = pulse.progress
+            if self._num_signs.get(member.number) != pulse.num_signs:
+                self._num_signs[member.number], self._idle_s = pulse.num_signs, 0.0
+        if pulse.stepped_at:
+            newest = self._newest or (0, 0.0)
+            self._newest = max(newest, (pulse.step, pulse.stepped_at), key=lambda made: made[1])
+
+    def _lose(self, member: Member, why: BaseException) -> None:
+        """A process is gone, whichever of its calls says so first."""
+        if self._members.pop(member.number, None) is None:
+            return
+        why = self._explained(member, why)
+        # what only seemed to be gone must not train on.
+        self._ray.kill(member.actor)
+        if member.training is not None:
+            self._returned[self._group.index(member.number)] = why
+        elif member.ready_since is None:
+            node, host = (
+                (member.place.node, member.place.host) if member.place is not None else (None, None)
+            )
+            self._failed.append(FailedStart(error=why, node=node, host=host))
+
+    def _explained(self, member: Member, why: BaseException) -> BaseException:
+        """Replace Ray's error by the process's exit note or its lack of memory, if there is one."""
+        if member.place is None or not is_dead(why):
+            return why
+        note = read_exit_note(note_file(self._storage, member.place.node, member.place.pid))
+        if note is not None:
+            return ProcessCrashed(note)
+        return (member.memory.explain_death() if died_alone(why) else None) or why
+
+    def _watch_memory(self) -> None:
+        """Kill processes above their memory limit, and the largest one on a node short of
+        memory.
+        """
+        here = self._ray.get_runtime_context().get_node_id()
+        for member in list(self._members.values()):
+            if member.place is not None and member.place.node == here:
+                self._measure_here(member, member.place.pid)
+            why = member.memory.judge(self._memory_limit)
+            if why is not None:
+                log.warning("killing worker process %d: %s", member.number, why)
+                self._end_process(member)
+                self._lose(member, why)
+                self._expect_relief(member)
+
+    def _expect_relief(self, killed: Member) -> None:
+        for member in self._members.values():
+            if member.place and killed.place and member.place.node == killed.place.node:
+                member.memory.expect_relief(self._clock())
+
+    def _measure_here(self, member: Member, pid: int) -> None:
+        """Read a local process's memory from outside: one that holds Python's lock does not
+        answer.
+        """
+        if self._clock() - member.memory.read_s >= _MEASURE_S:
+            member.memory.add(self._clock(), self._measure(pid))
+
+    def _end_the_hung(self) -> None:
+        now = self._clock()
+        # a supervisor that itself stood still has not heard the answers yet.
+        watched_s, self._looked_at = min(now - self._looked_at, PULSE_S), now
+        self._idle_s += watched_s
+        for member in list(self._members.values()):
+            member.silent_s = member.silent_s + watched_s if member.pulsing is not None else 0.0
+            member.prepares_s += (
+                watched_s if member.place is not None and member.starting is not None else 0.0
+            )
+            why = self._is_hung(member)
+            if why is not None:
+                log.warning("killing worker process %d: %s", member.number, why)
+                self._end_process(member)
+                self._lose(member, why)
+
+    def _is_hung(self, member: Member) -> WorkerError | None:
+        """Return why the process must be killed; None if it need not be."""
+        limit_s = (
+            max(PREPARING_S, self._answer_s) if member.starting is not None else self._answer_s
+        )
+        if member.silent_s >= limit_s:
+            # Its replacement may hold Python's lock for as long.
+            self._answer_s = max(self._answer_s, min(2 * self._answer_s, MOST_SILENCE_S))
+            return ProcessLost(
+                f"the process did not answer for {limit_s:g} s and was killed; raise"
+                " limits.answer_seconds if its code may hold Python's lock that long (limit from"
+                f" now on: {self._answer_s:g} s)"
+            )
+        if member.prepares_s >= (limit_s := self._limits.start_seconds):
+            sentence = (
+                f"task and data were not loaded within {limit_s:g} s; raise limits.start_seconds"
+            )
+            return TaskNotReady(None, None, sentence)
+        return None
+
+    def _end_process(self, member: Member) -> None:
+        """A stopped process does not hear Ray: its machine ends it."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if member.place is None:
+            return
+        if member.place.node == self._ray.get_runtime_context().get_node_id():
+            _kill(member.place.pid)
+            return
+        there = NodeAffinitySchedulingStrategy(member.place.node, soft=False)
+        self._ray.remote(_kill).options(
+            num_cpus=0, scheduling_strategy=there, max_retries=0
+        ).remote(member.place.pid)
+
+    def _survey(self) -> None:
+        """See whose node is being drained."""
+        if self._surveyed_at is not None and self._clock() - self._surveyed_at < SURVEY_S:
+            return
+        self._surveyed_at = self._clock()
+        with suppress(self._ray.exceptions.RayError, OSError):
+            leaving = draining_nodes()
+            for member in self._members.values():
+                if member.place is not None and member.place.node in leaving:
+                    member.leaving_since = member.leaving_since or self._clock()
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

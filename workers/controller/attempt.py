@@ -1,0 +1,449 @@
+"""One attempt's worker groups, one after the other: who trains when processes come and go, and what
+a failure means.
+
+The supervisor's thread runs this. All knowledge of Ray is in the crew; all choices are in `elastic`
+and `failure`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from workers.contract import (
+    EndReason,
+    EndRecord,
+    FailureRecord,
+    Launch,
+    Orders,
+    PausedRecord,
+    ResizeRecord,
+    Size,
+)
+from workers.controller.failure_causes import (
+    CONTROLLER,
+    disagreement_of,
+    failure_of,
+    fatal_reason,
+    hang_of,
+)
+from workers.controller.failure_policy import (
+    FIRST_PAUSE_S,
+    MOST_PAUSE_S,
+    Failures,
+    GiveUp,
+    Retry,
+    next_move,
+)
+from workers.controller.scaling_policy import Plan, Situation, placed_nodes, plan
+from workers.controller.start_failures import (
+    AvoidedNodes,
+    FailedStart,
+    StartVerdict,
+    blame_nodes,
+    judge_starts,
+    unbuilt_members,
+)
+from workers.controller.worker_pool import Crew
+from workers.errors import ProcessLost
+from workers.training.context import Interruption
+
+TICK_S = 0.1
+"""The longest time between two looks at the whole."""
+DISAGREEMENT_S = 3.0
+"""How long heartbeats must show that a rank waits for one that has left its loop: some may be old.
+"""
+RETURN_S = 5.0
+"""How long the others of a broken group may take to come back. A collective that breaks says so at
+once, but where the network is cut only its timeout does; and a process that is ended is replaced in
+two seconds.
+"""
+
+log = logging.getLogger(__name__)
+
+
+class Desk(Protocol):
+    """What the attempt needs of its supervisor."""
+
+    def claim(self) -> int:
+        """A new generation."""
+
+    def record(self, failure: FailureRecord) -> None:
+        """Keep it, in a generation of its own: what the dead group's zombies say from now on is
+        refused.
+        """
+
+    def progressed(self, generation: int) -> bool:
+        """Return whether the group of that generation saved a new checkpoint or epoch."""
+
+    def has_started(self, generation: int) -> bool:
+        """Return whether the group of that generation began to train."""
+
+    def saved_step(self) -> int:
+        """Return how many steps the job's newest checkpoint holds."""
+
+    def say(self, message: str, *, waits: bool = False) -> None:
+        """Publish what the attempt does, or what its worker group waits for, in one sentence."""
+
+    def show_placement(self, nodes: tuple[str, ...]) -> None:
+        """Publish the nodes of the placed worker processes, the most useful process first."""
+
+    def orders(self) -> Orders:
+        """What people want now."""
+
+    def stopped_by(self) -> Literal["cancel", "pause"]:
+        """What people wanted of a group that stopped for it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """The worker group that trains."""
+
+    members: tuple[int, ...]
+    generation: int
+    size: Size
+    resizing: bool = False
+    broken_at: float | None = None
+    """When the first of its members came back with an error."""
+    disagreed_at: float | None = None
+    """Since when its ranks have disagreed about the number of steps; None while they agree."""
+    waits_for: str = ""
+    """What it waits for, as published."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """The groups of one attempt."""
+
+    launch: Launch
+    crew: Crew
+    desk: Desk
+    failures: Failures
+    interruption: Interruption | None = None
+    """What the newest group was doing when it ended; at first that of a supervisor before this one.
+    """
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic clock in seconds, for pauses and timeouts."""
+    now: Callable[[], float] = time.time
+    """Wall clock in seconds since 1970, for records."""
+    has_trained: bool = False
+    """Whether a worker group of the job has trained, in this attempt or an earlier one."""
+    _last: tuple[int, ...] = ()
+    """Members of the newest group."""
+    _group: _Group | None = None
+    _not_before: float = 0.0
+    """Earliest time of the next group, after one that failed."""
+    _pause_reason: str = ""
+    """Why the next group is delayed until then."""
+    _failed_starts: int = 0
+    """Processes in a row that did not come up."""
+    _undecided: list[FailedStart] = field(default_factory=list)
+    """Failed starts that cannot be judged while other processes still prepare."""
+    _avoided: AvoidedNodes = field(default_factory=AvoidedNodes)
+    _hire_not_before: float = 0.0
+    """When others may be hired, after that."""
+
+    def __post_init__(self) -> None:
+        self.has_trained = self.has_trained or self.interruption is not None
+
+    def run(self) -> EndRecord | PausedRecord:
+        """Train until the job or the attempt is over."""
+        over: EndRecord | PausedRecord | None = None
+        try:
+            while (over := self._turn()) is None:
+                self.crew.look(TICK_S)
+        finally:
+            self.crew.close(over)
+        return over
+
+    def _turn(self) -> EndRecord | PausedRecord | None:
+        orders = self.desk.orders()
+        size = orders.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
+        unstarted = self._unstarted()
+        # before all else: a process that is to take the place of a lost one needs seconds to start.
+        todo = self._staffed(size)
+        if self._group is not None:
+            return self._watch_group(self._group, todo, size)
+        if unstarted is not None:
+            return self._after(unstarted.failure, progressed=False, fatal=unstarted.fatal)
+        if orders.stop is not None:
+            return self._stopped(orders.stop, self.interruption.step if self.interruption else None)
+        if todo.group and self.clock() >= self._not_before:
+            return self._start(todo, size)
+        self._say_waiting(size)
+        return None
+
+    def _watch_group(
+        self, group: _Group, todo: Plan, size: Size
+    ) -> EndRecord | PausedRecord | None:
+        returned = self.crew.returned()
+        over = self._ending(group, returned) if returned else None
+        if over is not None or self._group is None or group.broken_at is not None:
+            return over
+        if (failure := self._lasting_disagreement(group)) is not None:
+            return self._end_stuck(group, failure, fatal="TASK_RAISED")
+        if self.crew.idle_s() >= (limit_s := self._limit_s()):
+            failure = hang_of(self.crew.progress(), self.crew.code_places(), limit_s)
+            return self._end_stuck(group, failure)
+        self._publish_wait(group)
+        if not returned:
+            self._resize(group, todo, size)
+        return None
+
+    def _publish_wait(self, group: _Group) -> None:
+        waits_for = next(
+            (one.waits_for for one in self.crew.progress().values() if one.waits_for), ""
+        )
+        if waits_for != group.waits_for:
+            group.waits_for = waits_for
+            storage_is_back = (
+                f"worker group {group.generation} continues: its storage is available again"
+            )
+            self.desk.say(waits_for or storage_is_back, waits=bool(waits_for))
+
+    def _staffed(self, size: Size) -> Plan:
+        """Hire and dismiss; gives the plan for the group."""
+        if self._avoided.expire(self.clock()):
+            for process in [one for one in self.crew.processes if one.node is None]:
+                self.crew.dismiss(process.number)
+        todo = plan(self._situation(size))
+        for number in todo.dismiss:
+            self.crew.dismiss(number)
+        may_hire = self.clock() >= self._hire_not_before and not self._undecided
+        for _ in range(todo.hire if may_hire else 0):
+            self.crew.hire(self._avoided.until)
+        self.desk.show_placement(placed_nodes(self.crew.processes, self._last))
+        return todo
+
+    def _situation(self, size: Size) -> Situation:
+        return Situation(
+            processes=self.crew.processes,
+            size=size,
+            group=self._last,
+            training=self._group is not None,
+            now=self.clock(),
+        )
+
+    def _start(self, todo: Plan, size: Size) -> EndRecord | None:
+        generation = self.desk.claim()
+        self.desk.say(
+            f"worker group {generation} starts with {len(todo.group)} of {size.target} workers"
+        )
+        self._group = _Group(members=todo.group, generation=generation, size=size)
+        self._failed_starts = 0
+        self._last = todo.group
+        try:
+            self.crew.seat(todo.group, generation, self.interruption)
+        except ProcessLost as error:
+            return self._failed(self._group, {CONTROLLER: error})
+        return None
+
+    def _resize(self, group: _Group, todo: Plan, size: Size) -> None:
+        """Have the group stop at its next step boundary where another one should train."""
+        if todo.group == group.members or group.resizing:
+            return
+        group.resizing = True
+        note = self._resizing(group, todo, size)
+        log.info("%s", note.message)
+        self.desk.say(note.message)
+        self.crew.resize(note)
+
+    def _resizing(self, group: _Group, todo: Plan, size: Size) -> ResizeRecord:
+        old, new = len(group.members), len(todo.group)
+        leaving = {one.number for one in self.crew.processes if one.leaving_since is not None}
+        cause: Literal["ordered", "joined", "leaving"] = (
+            "ordered" if size != group.size else "joined"
+        )
+        why = "as was asked for" if cause == "ordered" else "processes that were missing are there"
+        if going := leaving.intersection(group.members):
+            cause, why = "leaving", f"the node of {len(going)} of its processes is being drained"
+        message = f"the group goes from {old} to {new} workers: {why}"
+        return ResizeRecord(
+            cause=cause,
+            old=old,
+            new=new,
+            step=self._interrupted("resize", old).step,
+            message=message,
+        )
+
+    def _ending(
+        self, group: _Group, returned: Mapping[int, str | BaseException]
+    ) -> EndRecord | PausedRecord | None:
+        """Some of the group's members came back; what follows once all have."""
+        errors = {
+            rank: answer for rank, answer in returned.items() if isinstance(answer, BaseException)
+        }
+        if len(returned) < len(group.members):
+            if errors:
+                self._call_back(group, returned)
+            return None
+        if errors:
+            return self._failed(group, errors)
+        # where a script of people's own lets its ranks end differently: this one keeps the state
+        # and the records.
+        outcome = returned[0]
+        interruption = self._close_group(group, "resize")
+        if outcome == "completed":
+            return EndRecord(status="SUCCEEDED", reason="COMPLETED")
+        if outcome in {"stopped", "unsaved"}:
+            return self._stopped(self.desk.stopped_by(), interruption.step)
+        return None
+
+    def _limit_s(self) -> float:
+        """Return for how many seconds the group may make no progress."""
+        limits = self.launch.spec.limits
+        has_trained = any(one.doing != "starting" for one in self.crew.progress().values())
+        return limits.step_seconds if has_trained else limits.start_seconds
+
+    def _lasting_disagreement(self, group: _Group) -> FailureRecord | None:
+        """Return why the group's ranks will wait for each other for ever, once that is certain."""
+        failure = disagreement_of(self.crew.progress())
+        if failure is None:
+            group.disagreed_at = None
+            return None
+        group.disagreed_at = self.clock() if group.disagreed_at is None else group.disagreed_at
+        return failure if self.clock() - group.disagreed_at >= DISAGREEMENT_S else None
+
+    def _end_stuck(
+        self, group: _Group, failure: FailureRecord, fatal: EndReason | None = None
+    ) -> EndRecord | None:
+        """Kill all members of a group that makes no progress."""
+        self._close_group(group, "recovery")
+        for number in group.members:
+            self.crew.expel(number)
+        return self._after(failure, progressed=self.desk.progressed(group.generation), fatal=fatal)
+
+    def _call_back(self, group: _Group, returned: Mapping[int, object]) -> None:
+        """End those who stay away from a broken group for too long."""
+        group.broken_at = group.broken_at or self.clock()
+        if self.clock() - group.broken_at >= RETURN_S:
+            for rank, number in enumerate(group.members):
+                if rank not in returned:
+                    log.warning(
+                        "rank %d has not come back from a broken group in %g s and is ended",
+                        rank,
+                        RETURN_S,
+                    )
+                    self.crew.expel(number)
+
+    def _failed(self, group: _Group, errors: Mapping[int, BaseException]) -> EndRecord | None:
+        """Record what ended the group, and say how the job ends, if it does."""
+        self._close_group(group, "recovery")
+        failure = failure_of(errors, self.crew.progress())
+        progressed = self.desk.progressed(group.generation)
+        if (lacking := self._lacking(group, errors)) is not None:
+            return self._after(lacking.failure, progressed=progressed, fatal=None)
+        fatal = fatal_reason(errors) if failure.cause == "job" else None
+        if fatal in {"TASK_RAISED", "START_FAILED"} and self.has_trained:
+            # The task has been built before: whatever is missing now may come back.
+            fatal = None
+        if failure == disagreement_of(self.crew.progress()):
+            # Another group would disagree at the same step.
+            fatal = "TASK_RAISED"
+        if failure.cause == "job" or self.launch.spec.workers.gpus:
+            # what raised in a process may have left it broken; a GPU is not trusted after a peer
+            # was lost.
+            for number in group.members:
+                self.crew.dismiss(number)
+        return self._after(failure, progressed=progressed, fatal=fatal)
+
+    def _lacking(self, group: _Group, errors: Mapping[int, BaseException]) -> StartVerdict | None:
+        """Stop the members that could not build what their peers could, and avoid their nodes."""
+        processes = {process.number: process for process in self.crew.processes}
+        unbuilt = unbuilt_members(errors, [processes.get(number) for number in group.members])
+        if unbuilt is None:
+            return None
+        for rank in unbuilt:
+            self.crew.dismiss(group.members[rank])
+        verdict = blame_nodes(
+            list(unbuilt.values()), frozenset(one.node for one in unbuilt.values() if one.node)
+        )
+        self._avoided.add(verdict, self.clock())
+        return verdict
+
+    def _unstarted(self) -> StartVerdict | None:
+        """Judge failed starts; replacements are started after a pause that grows."""
+        failed = self.crew.failed_starts()
+        if failed:
+            self._undecided += failed
+            pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failed_starts, 10))
+            self._failed_starts += 1
+            self._hire_not_before = self.clock() + pause_s
+        if not self._undecided:
+            return None
+        verdict = judge_starts(self._undecided, self.crew.processes, has_trained=self.has_trained)
+        if verdict is None:
+            return None
+        self._undecided = []
+        self._avoided.add(verdict, self.clock())
+        log.warning("%s", verdict.failure.message)
+        self.desk.say(verdict.failure.message)
+        return verdict
+
+    def _after(
+        self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None
+    ) -> EndRecord | None:
+        self.failures, move = next_move(
+            self.failures,
+            failure,
+            progressed=progressed,
+            most_own=self.launch.spec.max_failures,
+            fatal=fatal,
+        )
+        self.desk.record(failure.model_copy(update={"final": isinstance(move, GiveUp)}))
+        match move:
+            case Retry(pause_s=pause_s):
+                self._not_before = self.clock() + pause_s
+                follows = f"{failure.message}; {self._recovery()}"
+                log.warning("%s", follows)
+                self._pause_reason = f"{follows} in {pause_s:g} s"
+                self.desk.say(self._pause_reason)
+                return None
+            case GiveUp(reason=reason, message=message):
+                return EndRecord(status="FAILED", reason=reason, message=message)
+
+    def _recovery(self) -> str:
+        """Describe what follows a failure after which the attempt goes on."""
+        if self.desk.saved_step():
+            return "the job goes on from its newest checkpoint"
+        if self._last:
+            return "no checkpoint yet; the job restarts from the beginning"
+        return "starting a replacement process"
+
+    def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> Interruption:
+        """Forget the group and keep how far it was."""
+        self._group = None
+        self.interruption = self._interrupted(cause, len(group.members))
+        self.has_trained = self.has_trained or self.desk.has_started(group.generation)
+        return self.interruption
+
+    def _interrupted(self, cause: Literal["resize", "recovery"], world_size: int) -> Interruption:
+        before = self.interruption
+        known = (before.step, self.now()) if before is not None else (0, self.now())
+        step, stepped_at = self.crew.last_step() or known
+        return Interruption(cause=cause, world_size=world_size, step=step, time=stepped_at)
+
+    def _stopped(
+        self, why: Literal["cancel", "pause"], step: int | None
+    ) -> EndRecord | PausedRecord:
+        """Record how far the job was when it was stopped, and how much of that is saved."""
+        saved = self.desk.saved_step()
+        if why == "pause":
+            return PausedRecord(step=step, saved_step=saved)
+        state = "no worker group was running" if step is None else "its state was saved"
+        if saved < (step or 0):
+            state = f"its newest checkpoint holds {saved} of {step} steps"
+        return EndRecord(
+            status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}"
+        )
+
+    def _say_waiting(self, size: Size) -> None:
+        if self.clock() < self._not_before:
+            self.desk.say(self._pause_reason)
+            return
+        ready = sum(one.ready_since is not None for one in self.crew.processes)
+        waiting = f"{ready} of {size.target} worker processes ready, {size.min} needed"
+        self.desk.say("; ".join(dict.fromkeys([waiting, *self._avoided.reasons.values()])))

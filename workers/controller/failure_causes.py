@@ -1,0 +1,204 @@
+"""Classifies the errors of a worker group as the job's or the cluster's, with rank and
+step; pure.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Literal
+
+from workers.contract import EndReason, FailureRecord
+from workers.error_kinds import death_of, died_alone, is_collateral, is_dead, sentence_of
+from workers.errors import LossNotFinite, ProcessCrashed, StorageError, TaskRaised, WorkerError
+from workers.training.context import RankProgress
+
+_STORAGE_AWAY = frozenset(
+    {
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTCONN,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+"""Errors of a directory that is full or not mounted; the job waits for it."""
+_MOST_RANKS = 4
+"""Number of ranks of a hung group that the message lists."""
+CONTROLLER = -1
+"""Key of a failure that belongs to no rank: starting or leading the group failed."""
+
+
+def failure_of(
+    by_rank: Mapping[int, BaseException], progress: Mapping[int, RankProgress] | None = None
+) -> FailureRecord:
+    """Return the failure that caused the others; `progress` is the last known progress by rank.
+
+    A dead process breaks its peers' collectives, so their errors carry no information, and a broken
+    collective alone only shows that some peer is gone. An error that a rank itself raised explains
+    the rest.
+    """
+    known = progress or {}
+    if CONTROLLER in by_rank:
+        return _of_controller(by_rank[CONTROLLER])
+    if dead := {rank: by_rank[rank] for rank in sorted(by_rank) if is_dead(by_rank[rank])}:
+        return _of_dead(dead, known)
+    own = {rank: error for rank, error in by_rank.items() if not is_collateral(error)}
+    if raised := {rank: error for rank, error in own.items() if isinstance(error, WorkerError)}:
+        return _of_own(raised, known)
+    if disagreement := disagreement_of(known):
+        return disagreement
+    away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
+    if away is not None and all(_is_storage(error) for error in own.values()):
+        # Errors of the task are TaskRaised, so the storage raised this one.
+        is_storage = is_storage_outage(own[away])
+        return FailureRecord(
+            cause="infrastructure", rank=away, message=sentence_of(own[away]), is_storage=is_storage
+        )
+    return _of_own(own, known) if own else _of_collectives(by_rank, known)
+
+
+def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
+    """Return why the job must end at once; None if a retry may help. No process may have died."""
+    if any(isinstance(error, LossNotFinite) for error in by_rank.values()):
+        return "LOSS_NOT_FINITE"
+    if any(isinstance(error, StorageError) for error in by_rank.values()):
+        return "START_FAILED"
+    built = (error for error in by_rank.values() if isinstance(error, TaskRaised))
+    return "TASK_RAISED" if any(error.step is None for error in built) else None
+
+
+def is_storage_outage(error: BaseException) -> bool:
+    """Whether an error says that a directory is full or not reachable now."""
+    return isinstance(error, OSError) and getattr(error, "errno", None) in _STORAGE_AWAY
+
+
+def disagreement_of(progress: Mapping[int, RankProgress]) -> FailureRecord | None:
+    """Find a rank that left its loop while a peer waits for it in the next step of the same epoch.
+
+    Ranks make every step together, so this is no race: their scripts or their data differ.
+    """
+    for rank, here in progress.items():
+        waiting = [
+            other
+            for other, there in progress.items()
+            if there.doing == "training" and (there.epoch, there.step) == (here.epoch, here.step)
+        ]
+        if here.doing in {"epoch end", "finished"} and waiting:
+            message = (
+                f"rank {rank} left its loop after step {here.step - 1} (epoch {here.epoch}), and"
+                f" rank {waiting[0]} waits for it in step {here.step}; give all ranks the same"
+                " number of batches, and let them leave the loop together"
+            )
+            return FailureRecord(
+                cause="job", rank=rank, epoch=here.epoch, step=here.step, message=message
+            )
+    return None
+
+
+def hang_of(
+    progress: Mapping[int, RankProgress], places: Mapping[int, str], limit_s: float
+) -> FailureRecord:
+    """Describe a group in which no rank makes progress; `places` holds known lines of code
+    by rank.
+    """
+    first = min(progress, default=0)
+    ranks = [
+        f"rank {rank} is {_at(rank, progress, places)}" for rank in sorted(progress)[:_MOST_RANKS]
+    ]
+    seen = "; ".join(ranks) or "none of them answers"
+    message = (
+        f"no rank has made progress for {limit_s:g} s: {seen}; if that is expected, raise limits."
+    )
+    is_starting = all(one.doing == "starting" for one in progress.values())
+    return FailureRecord(
+        cause="job",
+        rank=first,
+        epoch=progress[first].epoch if progress else None,
+        step=_step(first, progress),
+        message=message + ("start_seconds" if is_starting else "step_seconds"),
+    )
+
+
+def _at(rank: int, progress: Mapping[int, RankProgress], places: Mapping[int, str]) -> str:
+    return f"{progress[rank]} ({places[rank]})" if places.get(rank) else str(progress[rank])
+
+
+def _of_controller(error: BaseException) -> FailureRecord:
+    if isinstance(error, ProcessCrashed):
+        return FailureRecord(
+            cause="job", rank=None, message=f"a worker process did not start: {sentence_of(error)}"
+        )
+    if is_storage_outage(error):
+        message = f"a worker process cannot reach the directory of this job: {sentence_of(error)}"
+        return FailureRecord(cause="infrastructure", rank=None, message=message, is_storage=True)
+    cause: Literal["job", "infrastructure"] = "infrastructure" if is_dead(error) else "job"
+    message = f"the worker group did not run: {sentence_of(error)}"
+    return FailureRecord(cause=cause, rank=None, message=message, process_died=died_alone(error))
+
+
+def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:
+    """Blame the job if its own code ended the process; otherwise the cause is unknown."""
+    # The last heartbeat of a dead rank may be a second old, and ranks make every step together.
+    furthest = max(known.values(), key=lambda progress: progress.step, default=None)
+    seen = "" if known.keys() - dead.keys() else "last seen "
+    known = dict.fromkeys(dead, furthest) if furthest is not None else {}
+    crashed = {rank: error for rank, error in dead.items() if isinstance(error, ProcessCrashed)}
+    if crashed:
+        return _of_own(crashed, known, seen=seen)
+    first = next(iter(dead))
+    listed, place = ", ".join(map(str, dead)), _place(first, known, seen)
+    message = f"the process of rank {listed} is gone{place}{death_of(dead[first])}"
+    died = any(map(died_alone, dead.values()))
+    step = _step(first, known)
+    return FailureRecord(
+        cause="infrastructure", rank=first, step=step, message=message, process_died=died
+    )
+
+
+def _of_own(
+    own: Mapping[int, BaseException], known: Mapping[int, RankProgress], *, seen: str = ""
+) -> FailureRecord:
+    rank, error = min(own.items(), key=lambda item: (not isinstance(item[1], WorkerError), item[0]))
+    placed = isinstance(error, TaskRaised | LossNotFinite)
+    epoch = getattr(error, "epoch", None) if placed or rank not in known else known[rank].epoch
+    step = getattr(error, "step", None) if placed else _step(rank, known)
+    place = "" if placed else _place(rank, known, seen)
+    return FailureRecord(
+        cause="job",
+        rank=rank,
+        epoch=epoch,
+        step=step,
+        message=f"rank {rank}{place}: {sentence_of(error)}",
+    )
+
+
+def _of_collectives(
+    by_rank: Mapping[int, BaseException], known: Mapping[int, RankProgress]
+) -> FailureRecord:
+    """Every rank that returned lost its peers; one that did not return may be the cause."""
+    rank = min(by_rank, default=None)
+    message = f"rank {rank} lost its peers in a collective"
+    silent = [other for other in known if other not in by_rank and known[other].doing != "finished"]
+    if silent:
+        message += f"; rank {silent[0]} did not come back from it: it stayed {known[silent[0]]}"
+    step = _step(rank, known) if rank is not None else None
+    return FailureRecord(cause="infrastructure", rank=rank, step=step, message=message)
+
+
+def _is_storage(error: BaseException) -> bool:
+    """Whether the storage raised the error; a bad descriptor was closed by the process itself."""
+    return isinstance(error, OSError) and error.errno != errno.EBADF
+
+
+def _place(rank: int, known: Mapping[int, RankProgress], seen: str) -> str:
+    return f", {seen}{known[rank]}" if rank in known else ""
+
+
+def _step(rank: int, known: Mapping[int, RankProgress]) -> int | None:
+    return known[rank].step if rank in known and known[rank].doing != "starting" else None

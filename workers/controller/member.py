@@ -1,0 +1,41 @@
+"""What a worker pool knows of one of its processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.worker.memory import MemoryWatch
+from workers.worker.process import Place, Pulse
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One worker process: its actor, its open calls and what it last reported."""
+
+    number: int
+    actor: Any
+    starting: Any
+    """Call to `place`, then to `prepare`; None once the process is prepared."""
+    place: Place | None = None
+    prepares_s: float = 0.0
+    """Seconds spent preparing."""
+    ready_since: float | None = None
+    leaving_since: float | None = None
+    training: Any = None
+    pulsing: Any = None
+    pulsed_at: float = 0.0
+    """When the newest sign of life was asked for."""
+    silent_s: float = 0.0
+    """Seconds since the open heartbeat was requested."""
+    pulse: Pulse | None = None
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
+    has_joined: bool = True
+    """Whether the process may train; False until it has joined the run of its engine."""
+
+    def calls(self) -> list[Any]:
+        """Return the open calls to the process."""
+        return [call for call in (self.starting, self.training, self.pulsing) if call is not None]
+
+
+__all__ = ["Member"]

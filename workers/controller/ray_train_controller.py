@@ -1,0 +1,64 @@
+"""The actor that hosts Ray Train's controller for one attempt; `run` imports Ray Train."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from workers.contract import Launch
+from workers.worker.ray_train_worker import SETTINGS
+
+if TYPE_CHECKING:
+    from workers.controller.ray_train_internals import Controller
+
+Ending = Literal["finished", "aborted", "errored"]
+POLL_S = "1.0"
+"""Interval in seconds at which Ray Train polls the workers; only its own view depends on it."""
+CONTROLLER_SETTINGS = {
+    **SETTINGS,
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": POLL_S,
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
+    "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
+}
+
+
+class RayTrainController:
+    """Runs one Ray Train run in this process; the supervisor says which workers belong to it."""
+
+    def __init__(self, launch: str) -> None:
+        os.environ |= CONTROLLER_SETTINGS
+        self._launch = Launch.model_validate_json(launch)
+        self._built: asyncio.Future[Controller] = asyncio.get_event_loop().create_future()
+
+    async def run(self) -> None:
+        """Run until `end_run`.
+
+        Raises:
+            ImportError: Ray Train, or something it needs, is not installed here.
+            OSError: the job's directory cannot be written.
+            TrainingFailedError: the run ended by an error of Ray Train's own.
+        """
+        controller = await asyncio.to_thread(self._build)
+        self._built.set_result(controller)
+        await controller.run()
+
+    async def wait_until_up(self) -> None:
+        """Return once workers can join the run."""
+        await asyncio.shield(self._built)
+
+    async def admit(self, number: int, actor: Any) -> bytes:
+        """Make a worker process part of the run; return the run's context as the process got it."""
+        return await (await asyncio.shield(self._built)).admit(number, actor)
+
+    async def end_run(self, ending: Ending, message: str) -> None:
+        """Have the run end in this state."""
+        (await asyncio.shield(self._built)).end_run(ending, message)
+
+    def _build(self) -> Controller:
+        from workers.controller.ray_train_internals import create_controller
+
+        return create_controller(self._launch)
+
+
+__all__ = ["CONTROLLER_SETTINGS", "Ending", "RayTrainController"]

@@ -1,0 +1,182 @@
+"""Decides what worker processes that did not become ready mean for the job, and which nodes to
+avoid; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from workers.contract import EndReason, FailureRecord
+from workers.controller.failure_causes import CONTROLLER, failure_of, is_storage_outage
+from workers.controller.scaling_policy import Process
+from workers.error_kinds import sentence_of
+from workers.errors import ProcessCrashed, StorageError, TaskRaised
+
+AVOID_S = 300.0
+"""How long a node is avoided where the task cannot be built or the storage is not seen; what it
+lacks may be mounted meanwhile.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedStart:
+    """A worker process that ended, or was killed, before it was ready."""
+
+    error: BaseException
+    node: str | None = None
+    """Ray's id of its node; None if it was never placed."""
+    host: str | None = None
+    """Address of that node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartVerdict:
+    """Consequences of failed starts."""
+
+    failure: FailureRecord
+    fatal: EndReason | None = None
+    avoid: frozenset[str] = frozenset()
+    """Nodes on which no process is started for `AVOID_S`."""
+
+
+@dataclass(slots=True)
+class AvoidedNodes:
+    """Nodes temporarily avoided because a process there crashed, or could not build the task or see
+    the storage.
+    """
+
+    until: dict[str, float] = field(default_factory=dict)
+    """When each node may be used again."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why each node is avoided, in one sentence."""
+
+    def add(self, verdict: StartVerdict, now: float) -> None:
+        """Avoid the verdict's nodes for `AVOID_S` from now on."""
+        self.until |= dict.fromkeys(verdict.avoid, now + AVOID_S)
+        self.reasons |= dict.fromkeys(verdict.avoid, verdict.failure.message)
+
+    def expire(self, now: float) -> bool:
+        """Drop the nodes whose time is over; return whether there were any."""
+        over = [node for node, until in self.until.items() if now >= until]
+        for node in over:
+            del self.until[node], self.reasons[node]
+        return bool(over)
+
+
+def judge_starts(
+    failed: Sequence[FailedStart], processes: Sequence[Process], *, has_trained: bool
+) -> StartVerdict | None:
+    """Decide what failed starts mean.
+
+    If another process has built the task, now or before, the nodes of those that could not are
+    avoided. A task that no process could build ends the job. Returns None while other processes
+    still prepare: nothing is known yet. If one of them died, or no process reaches the job's
+    directory, their replacements try again.
+    """
+    ready = {process.node for process in processes if process.ready_since is not None}
+    unbuilt = [one for one in failed if isinstance(one.error, TaskRaised | StorageError)]
+    if ready:
+        # other processes reach the directory of the job, so the node is to blame.
+        unbuilt += [one for one in failed if is_storage_outage(one.error)]
+    lost = [one for one in failed if one not in unbuilt]
+    if not unbuilt:
+        return _judge_loss(lost, ready, has_trained=has_trained)
+    if ready or has_trained:
+        return blame_nodes(unbuilt, frozenset(one.node for one in unbuilt if one.node) - ready)
+    if any(process.ready_since is None and process.node is not None for process in processes):
+        return None
+    if lost:
+        return _judge_loss(lost, ready, has_trained=has_trained)
+    first = unbuilt[0].error
+    if isinstance(first, StorageError):
+        message = f"no worker process can keep the job's state: {sentence_of(first)}"
+        return StartVerdict(
+            failure=FailureRecord(cause="job", rank=None, message=message), fatal="START_FAILED"
+        )
+    message = f"no worker process could build the task; on {_hosts(unbuilt)}: {sentence_of(first)}"
+    return StartVerdict(
+        failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED"
+    )
+
+
+def _judge_loss(
+    lost: Sequence[FailedStart], ready: Set[str | None], *, has_trained: bool
+) -> StartVerdict:
+    failure = failure_of({CONTROLLER: lost[0].error})
+    if failure.cause != "job":
+        return StartVerdict(failure=failure)
+    if ready:
+        # Code that loads on another node: this node may be to blame.
+        avoid = (
+            frozenset(
+                one.node for one in lost if one.node and isinstance(one.error, ProcessCrashed)
+            )
+            - ready
+        )
+        return StartVerdict(failure=failure, avoid=avoid)
+    if not has_trained:
+        # Code that ends its process while it loads: the second time at one step ends the job.
+        failure = failure.model_copy(update={"step": 0})
+    return StartVerdict(failure=failure)
+
+
+def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartVerdict:
+    """Return the verdict for nodes that lack the task's data or the storage, which other nodes
+    have.
+    """
+    first = unbuilt[0].error
+    lacks = "build the task" if isinstance(first, TaskRaised) else "take part"
+    message = f"a worker process on {_hosts(unbuilt)} cannot {lacks}: {sentence_of(first)}"
+    if avoid:
+        message += f"; no process is started there for the next {AVOID_S / 60:g} min"
+    failure = FailureRecord(cause="infrastructure", rank=None, message=message)
+    return StartVerdict(failure=failure, avoid=avoid)
+
+
+def unbuilt_members(
+    errors: Mapping[int, BaseException], members: Sequence[Process | None]
+) -> dict[int, FailedStart] | None:
+    """Return the members of a failed group whose nodes lack something that the other members' nodes
+    have.
+
+    None if the task itself is to blame: no process built it, or another process on the same node
+    did.
+    """
+    unbuilt = {rank for rank, error in errors.items() if _is_of_node(error)}
+    nodes = {rank: member.node for rank, member in enumerate(members) if member is not None}
+    elsewhere = {node for rank, node in nodes.items() if rank not in unbuilt}
+    if (
+        not unbuilt
+        or not elsewhere
+        or any(nodes.get(rank) in {None, *elsewhere} for rank in unbuilt)
+    ):
+        return None
+    found = {rank: members[rank] for rank in sorted(unbuilt)}
+    return {
+        rank: FailedStart(error=errors[rank], node=member.node, host=member.host)
+        for rank, member in found.items()
+        if member is not None
+    }
+
+
+def _is_of_node(error: BaseException) -> bool:
+    """Return whether an error may be specific to the node."""
+    return isinstance(error, StorageError) or (isinstance(error, TaskRaised) and error.step is None)
+
+
+def _hosts(failed: Sequence[FailedStart]) -> str:
+    return ", ".join(
+        f"node {host}" for host in dict.fromkeys(one.host or "unknown" for one in failed)
+    )
+
+
+__all__ = [
+    "AVOID_S",
+    "AvoidedNodes",
+    "FailedStart",
+    "StartVerdict",
+    "blame_nodes",
+    "judge_starts",
+    "unbuilt_members",
+]

@@ -1,0 +1,285 @@
+"""The actor that runs one attempt of one job: worker groups one after the other, until the job is
+over.
+
+Detached and named after installation, job and attempt (`names.py`), it outlives api and scheduler.
+Ray restarts it when its process dies; it then begins again from the newest checkpoint, or finds the
+end file and has nothing left to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from workers.checkpoint.lineage import Lineage
+from workers.contract import (
+    EndRecord,
+    FailureRecord,
+    Launch,
+    Orders,
+    PausedRecord,
+    Progress,
+    Started,
+)
+from workers.controller.attempt import Attempt
+from workers.controller.failure_policy import Failures, safe_step
+from workers.controller.worker_pool import Crew, create_crew
+from workers.errors import EngineUnavailable
+from workers.hub.actor_client import AT_HOME, ActorSilentError, Ask, RayAsk
+from workers.hub.journal import Journal, claim_generation, read_end, read_records, write_end
+from workers.hub.log_shipper import Source, shipping
+from workers.hub.order_watcher import Watch
+from workers.hub.record_sender import Outbox
+from workers.names import NAMESPACE, SupervisorName, supervisor_name
+from workers.plain_text import clean_text
+from workers.training.context import Interruption
+
+MOST_RESTARTS = 100
+"""Of the supervisor's process by Ray; each begins from the newest checkpoint."""
+TRY_AGAIN_S = 5.0
+"""Pause after an error that is nobody's training: mostly storage that is full or away."""
+ASK_TIMEOUT_S = 5.0
+FLUSH_S = 10.0
+"""How long the last records may take to reach the actor; they are in the journal in any case."""
+
+log = logging.getLogger(__name__)
+Phase = Literal["starting", "running", "waiting", "ended"]
+"""`waiting`: a worker group waits for its storage."""
+_Kind = TypeVar("_Kind", EndRecord, FailureRecord, PausedRecord)
+
+
+class Supervisor:
+    """One attempt. All work is done by a thread of its own, so that `state` answers at once.
+
+    Args:
+        launch: the attempt as JSON.
+        crew: makes the attempt's worker processes.
+        ask: the way to the Accordion actor; by default that of the Ray cluster this process belongs
+            to.
+        pause: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        launch: str,
+        *,
+        crew: Callable[[Launch], Crew] = create_crew,
+        ask: Ask | None = None,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._launch = Launch.model_validate_json(launch)
+        self._storage = Path(self._launch.storage)
+        self._crew = crew
+        self._ask = ask or RayAsk(self._launch.installation)
+        self._pause = pause
+        self._watch = Watch(self._launch.job_id, self._ask)
+        self._state: tuple[Phase, str] = ("starting", "the supervisor begins")
+        self._placed: tuple[str, ...] | None = None
+        threading.Thread(target=self._run, name="supervisor", daemon=True).start()
+
+    def state(self) -> tuple[Phase, str, tuple[str, ...] | None]:
+        """Return the phase, the current activity in one sentence, and the nodes of the worker
+        processes.
+
+        One node id per placed process, the most useful process first; None before any was
+        requested.
+        """
+        return (*self._state, self._placed)
+
+    def _run(self) -> None:
+        source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
+        with shipping(source, self._ask):
+            self._watch.start()
+            while not self._is_over():
+                self._pause(TRY_AGAIN_S)
+            self._watch.close()
+        self._state = ("ended", "the attempt is over")
+
+    def _is_over(self) -> bool:
+        """Do what is left of the attempt; False where that has to be tried again."""
+        try:
+            if read_end(self._storage, retried_attempt=self._launch.retried_attempt) is None:
+                self._end(self._recorded_end() or self._train())
+        except Exception as error:
+            # a supervisor whose storage is full or away goes on when it is back: nobody else would
+            # end the job.
+            why = f"the supervisor cannot go on: {type(error).__name__}: {error}"
+            self.say(f"{why}; it tries again in {TRY_AGAIN_S:g} s")
+            log.exception("the supervisor cannot go on")
+            return False
+        return True
+
+    def _train(self) -> EndRecord | PausedRecord:
+        """Let worker groups train until they, or their failures, or people end the attempt; record
+        how.
+        """
+        records = list(read_records(self._storage))
+        failures = Failures.recorded(
+            r.payload for r in records if r.attempt == self._launch.attempt
+        )
+        self._watch.look(ASK_TIMEOUT_S)
+        try:
+            crew = self._crew(self._launch)
+        except EngineUnavailable as error:
+            return self._unavailable(error)
+        log.info("engine: %s", self._launch.spec.workers.engine)
+        attempt = Attempt(
+            launch=self._launch,
+            crew=crew,
+            desk=self,
+            failures=failures,
+            interruption=self._lost_before(),
+            has_trained=any(isinstance(record.payload, Started) for record in records),
+        )
+        try:
+            end = attempt.run()
+        except EngineUnavailable as error:
+            return self._unavailable(error)
+        self._journal().write(end)
+        return end
+
+    def _unavailable(self, error: EngineUnavailable) -> EndRecord:
+        end = EndRecord(status="FAILED", reason="START_FAILED", message=str(error))
+        self._journal().write(end)
+        return end
+
+    def _end(self, end: EndRecord | PausedRecord) -> None:
+        """The record is in the journal; now the file with all records, then the way to the
+        database.
+        """
+        if isinstance(end, EndRecord):
+            write_end(self._storage, end)
+            log.info("the job ends: %s %s", end.reason, end.message)
+        self._send(self._journal())
+
+    def claim(self) -> int:
+        """A new generation."""
+        return claim_generation(self._storage)
+
+    def record(self, failure: FailureRecord) -> None:
+        """Keep it, in a generation of its own: what the dead group's zombies say from now on is
+        refused.
+        """
+        journal = self._journal()
+        journal.write(failure)
+        self._send(journal)
+
+    def progressed(self, generation: int) -> bool:
+        """Return whether the group recorded a checkpoint or epoch beyond those of all earlier
+        groups.
+        """
+        records = list(read_records(self._storage))
+        before = max(
+            (safe_step(r.payload) for r in records if r.generation < generation), default=0
+        )
+        return any(safe_step(r.payload) > before for r in records if r.generation == generation)
+
+    def has_started(self, generation: int) -> bool:
+        """Return whether the group began to train."""
+        records = read_records(self._storage)
+        return any(isinstance(r.payload, Started) for r in records if r.generation == generation)
+
+    def show_placement(self, nodes: tuple[str, ...]) -> None:
+        """Publish the nodes of the placed worker processes to the scheduler."""
+        self._placed = nodes
+
+    def saved_step(self) -> int:
+        """Return how many steps the job's newest checkpoint holds."""
+        return Lineage.of_records(read_records(self._storage)).saved_step
+
+    def say(self, message: str, *, waits: bool = False) -> None:
+        """Publish what the attempt does, or what its worker group waits for."""
+        self._state = ("waiting" if waits else "running", clean_text(message))
+
+    def orders(self) -> Orders:
+        """What people want now, as far as it was heard."""
+        return self._watch.orders
+
+    def stopped_by(self) -> Literal["cancel", "pause"]:
+        """What people wanted of a group that stopped for it; where nobody says so any more, the
+        milder.
+        """
+        return self._watch.look(ASK_TIMEOUT_S).stop or "pause"
+
+    def _journal(self) -> Journal:
+        return Journal(
+            self._storage, attempt=self._launch.attempt, generation=self.claim(), clock=time.time
+        )
+
+    def _send(self, journal: Journal) -> None:
+        outbox = Outbox(self._launch.job_id, journal, self._ask)
+        outbox.start()
+        outbox.flush(FLUSH_S)
+        outbox.close()
+
+    def _lost_before(self) -> Interruption | None:
+        """Where this process takes over from one that died: record that its workers died too, and
+        how far they were.
+        """
+        ours = [
+            record
+            for record in read_records(self._storage)
+            if record.attempt == self._launch.attempt
+        ]
+        groups = [record.payload for record in ours if isinstance(record.payload, Started)]
+        if not groups:
+            return None
+        step = max(getattr(record.payload, "step", None) or 0 for record in ours)
+        seen_at = max(record.time for record in ours)
+        told = self._progress()
+        if told is not None and told.attempt == self._launch.attempt:
+            step, seen_at = max(step, told.step), max(seen_at, told.time)
+        lost = "the supervisor's process is gone, and its workers with it"
+        self.record(FailureRecord(cause="infrastructure", rank=None, step=step, message=lost))
+        return Interruption(
+            cause="recovery", world_size=groups[-1].world_size, step=step, time=seen_at
+        )
+
+    def _progress(self) -> Progress | None:
+        try:
+            told: Progress | None = self._ask(
+                "progress", self._launch.job_id, timeout_s=ASK_TIMEOUT_S
+            )
+        except ActorSilentError:
+            return None
+        return told
+
+    def _recorded_end(self) -> EndRecord | PausedRecord | None:
+        """How the attempt ended, where the process died before all knew."""
+        ends: list[EndRecord | PausedRecord] = [
+            *self._recorded(EndRecord),
+            *self._recorded(PausedRecord),
+        ]
+        return next(iter(ends), None)
+
+    def _recorded(self, kind: type[_Kind]) -> list[_Kind]:
+        """What this attempt recorded of a kind, in order."""
+        ours = (
+            record
+            for record in read_records(self._storage)
+            if record.attempt == self._launch.attempt
+        )
+        return [record.payload for record in ours if isinstance(record.payload, kind)]
+
+
+def start_supervisor(launch: Launch) -> Any:
+    """Start the attempt's supervisor, or find the one that is there."""
+    import ray
+
+    name = supervisor_name(SupervisorName(launch.installation, launch.job_id, launch.attempt))
+    options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    limits = {
+        "max_restarts": MOST_RESTARTS,
+        "max_task_retries": -1,
+        "max_concurrency": 8,
+        "num_cpus": 0,
+    }
+    return (
+        ray.remote(Supervisor)
+        .options(**options, **limits, resources=AT_HOME)
+        .remote(launch.model_dump_json())
+    )

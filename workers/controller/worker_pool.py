@@ -1,0 +1,86 @@
+"""Interface between an attempt and its worker processes; `ENGINES` names its implementations on
+Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, cast
+
+from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
+from workers.controller.scaling_policy import Process
+from workers.controller.start_failures import FailedStart
+from workers.training.context import Interruption, RankProgress
+
+ENGINES = {
+    "ray-train": "workers.controller.ray_train_pool:RayTrainCrew",
+    "actors": "workers.controller.actor_pool:RayCrew",
+}
+"""Implementation of each value of `workers.engine`; a module is imported at first use."""
+
+
+def create_crew(launch: Launch) -> Crew:
+    """Return the worker processes of an attempt, on the engine that its job names."""
+    module, _, name = ENGINES[launch.spec.workers.engine].partition(":")
+    make = cast("Callable[[Launch], Crew]", getattr(importlib.import_module(module), name))
+    return make(launch)
+
+
+class Crew(Protocol):
+    """The processes of one attempt. One thread uses it."""
+
+    @property
+    def processes(self) -> list[Process]:
+        """Return the live processes, by number."""
+
+    def hire(self, avoid: Collection[str] = ()) -> None:
+        """Request one more process; it starts once a node has room that is not to be avoided."""
+
+    def dismiss(self, number: int) -> None:
+        """Kill a process; do nothing if it is gone."""
+
+    def expel(self, number: int) -> None:
+        """Kill a member of the group by any means; it counts as returned, not as the cause of a
+        failure.
+        """
+
+    def look(self, timeout_s: float) -> None:
+        """Process pending events, or wait up to `timeout_s` for one."""
+
+    def failed_starts(self) -> list[FailedStart]:
+        """Return and clear the processes that ended before they were ready."""
+
+    def seat(
+        self, group: Sequence[int], generation: int, interruption: Interruption | None
+    ) -> None:
+        """Start a group of these processes, in rank order.
+
+        Raises:
+            ProcessLost: rank 0's process does not answer.
+        """
+
+    def returned(self) -> dict[int, str | BaseException]:
+        """Return the results so far by rank: the loop's outcome, or the error that ended the
+        member.
+        """
+
+    def resize(self, note: ResizeRecord) -> None:
+        """Have the group save and return at its next step boundary; rank 0 records the note."""
+
+    def last_step(self) -> tuple[int, float] | None:
+        """Return the newest known step of the newest group, and its time; None if there is none."""
+
+    def progress(self) -> dict[int, RankProgress]:
+        """Return the last known progress by rank of the newest group; `last_step` refreshes it."""
+
+    def idle_s(self) -> float:
+        """Return for how many seconds no rank of the newest group has made progress."""
+
+    def code_places(self) -> dict[int, str]:
+        """Return the line of user code that each responding rank of the newest group executes."""
+
+    def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
+        """Kill all processes; `outcome` is how the attempt ended, None if it failed
+        unexpectedly.
+        """

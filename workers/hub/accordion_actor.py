@@ -1,0 +1,304 @@
+"""The Accordion actor: one process that decides for all jobs and hands what they record to the
+scheduler.
+
+A thin shell round `Controller`. Rank 0 of each job reports and asks; the scheduler orders and
+drains. Everything held here can be rebuilt: controllers from rank 0's state, records from the jobs'
+journals, orders from the database. So the process may be killed at any time. Every call may be
+repeated, and one of an older generation is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from accordion.controller import Controller
+from accordion.errors import ReportError
+from workers.contract import (
+    GUEST_ATTEMPT,
+    GUEST_PROTOCOL,
+    Cursor,
+    Drained,
+    EndRecord,
+    Guest,
+    LogLine,
+    Orders,
+    Progress,
+    Record,
+)
+from workers.hub.actor_messages import (
+    Decided,
+    Question,
+    Receipt,
+    Refused,
+    Registration,
+    Stamp,
+    Unknown,
+    line_bytes,
+)
+from workers.hub.journal import Place, place_of
+from workers.names import package_version
+
+LOG_LIMIT_BYTES = 1 << 20
+"""Log text held for one job: eight seconds of a job that writes as fast as it may."""
+POSTS_PER_S = 400
+"""Posts that all jobs together make at most; the actor answers 1,000 to 1,800 calls a second."""
+DRAIN_LIMIT = 1000
+"""Records handed over in one call: a few megabytes."""
+GUEST_SILENCE_S = 60.0
+"""A guest run that has not enlisted for this long is not named as a namesake; runs enlist every few
+seconds.
+"""
+
+_NOBODY = Stamp(attempt=0, generation=0)
+
+
+@dataclass(slots=True)
+class _Job:
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Of this memory: another one has lost what this one held."""
+    stamp: Stamp = _NOBODY
+    controller: Controller | None = None
+    orders: Orders = field(default_factory=Orders)
+    ordered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced, with every new orders."""
+    records: dict[Place, Record] = field(default_factory=dict)
+    confirmed: Cursor = field(default_factory=Cursor)
+    progress: Progress | None = None
+    logs: deque[LogLine] = field(default_factory=deque)
+    logs_bytes: int = 0
+    logs_dropped: int = 0
+    guest: Guest | None = None
+    """None for jobs of the service."""
+    enlisted_at: float = 0.0
+    """When the guest run last enlisted; the clock of `AccordionActor`."""
+    has_ended: bool = False
+    """Whether this generation of a guest run has recorded the run's end."""
+
+    def admit(self, stamp: Stamp) -> Refused | None:
+        if stamp < self.stamp:
+            return Refused(newest=self.stamp)
+        if stamp > self.stamp:
+            self.stamp, self.controller, self.has_ended = stamp, None, False
+        return None
+
+    def confirm(self, cursor: Cursor) -> None:
+        if place_of(cursor) > place_of(self.confirmed):
+            self.confirmed = cursor
+        done = place_of(self.confirmed)
+        self.records = {place: record for place, record in self.records.items() if place > done}
+
+    def receipt(self, pause_s: float = 0.0) -> Receipt:
+        return Receipt(confirmed=self.confirmed, incarnation=self.incarnation, pause_s=pause_s)
+
+
+class AccordionActor:
+    """All methods may be called at any time and repeated; Ray calls them one at a time up to their
+    first `await`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+        self._left_out: list[str] = []
+        """Jobs left out of the last answer of `drain_many` because it was full."""
+        self._claim: tuple[str, float] | None = None
+        """Scheduler that holds the claim on this cluster, and when the claim expires."""
+
+    async def register(
+        self, job_id: str, stamp: Stamp, registration: Registration
+    ) -> Receipt | Refused:
+        """Hold this controller for the job, in place of the one held before.
+
+        Raises:
+            StateError: the state is not one of this job's controller.
+        """
+        job = self._job(job_id)
+        if refused := job.admit(stamp):
+            return refused
+        controller = Controller(registration.spec.config(), registration.layers)
+        controller.load_state_dict(registration.controller_state)
+        job.controller = controller
+        return job.receipt()
+
+    async def decide(
+        self, job_id: str, stamp: Stamp, question: Question
+    ) -> Decided | Unknown | Refused:
+        """Answer what is in force after the report; the same question again gives the same
+        answer.
+        """
+        job = self._job(job_id)
+        if refused := job.admit(stamp):
+            return refused
+        if job.controller is None or question.number - job.controller.number not in (0, 1):
+            return Unknown()
+        try:
+            return Decided(decision=job.controller.decide(question.report))
+        except ReportError:
+            return Unknown()
+
+    async def post(
+        self,
+        job_id: str,
+        stamp: Stamp,
+        records: Sequence[Record],
+        *,
+        progress: Progress | None = None,
+        incarnation: str | None = None,
+    ) -> Receipt | Refused:
+        """Hold records until the database has confirmed them.
+
+        Records that follow what another incarnation held are not taken: drained before those, they
+        would move the database's cursor past them. None is for records that begin with the first
+        unconfirmed one.
+        """
+        job = self._job(job_id)
+        if refused := job.admit(stamp):
+            return refused
+        if incarnation in (None, job.incarnation):
+            done = place_of(job.confirmed)
+            job.records |= {
+                place_of(record): record for record in records if place_of(record) > done
+            }
+            job.has_ended = job.has_ended or any(
+                isinstance(record.payload, EndRecord) for record in records
+            )
+        job.progress = progress or job.progress
+        return job.receipt(pause_s=len(self._jobs) / POSTS_PER_S)
+
+    async def log(self, job_id: str, lines: Sequence[LogLine], dropped: int) -> None:
+        """Hold log lines until they are drained; the oldest are dropped, and counted, where they
+        are too many.
+        """
+        job = self._job(job_id)
+        job.logs_dropped += dropped
+        job.logs.extend(lines)
+        job.logs_bytes += sum(map(line_bytes, lines))
+        while job.logs_bytes > LOG_LIMIT_BYTES:
+            job.logs_bytes -= line_bytes(job.logs.popleft())
+            job.logs_dropped += 1
+
+    async def watch(self, job_id: str, version: int, timeout_s: float) -> Orders:
+        """Answer the orders as soon as they are newer than `version`, or what is held after the
+        timeout.
+        """
+        job = self._job(job_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while job.orders.version <= version:
+                    await job.ordered.wait()
+        except TimeoutError:
+            pass
+        return job.orders
+
+    async def order(self, job_id: str, orders: Orders) -> int:
+        """Hold the orders unless newer ones are held; gives the version held then."""
+        job = self._job(job_id)
+        if orders.version > job.orders.version:
+            job.orders = orders
+            job.ordered.set()
+            job.ordered = asyncio.Event()
+        return job.orders.version
+
+    async def drain(self, job_id: str, confirmed: Cursor) -> Drained:
+        """Hand over what the database does not hold yet, and drop what it does.
+
+        Log lines are handed over once: an answer that is lost takes them with it, and they are not
+        counted.
+        """
+        job = self._jobs.get(job_id)
+        if job is None:
+            return Drained()
+        job.confirm(confirmed)
+        records = tuple(job.records[place] for place in sorted(job.records)[:DRAIN_LIMIT])
+        logs, dropped = tuple(job.logs), job.logs_dropped
+        job.logs.clear()
+        job.logs_bytes = job.logs_dropped = 0
+        return Drained(
+            records=records,
+            progress=job.progress,
+            logs=logs,
+            logs_dropped=dropped,
+            orders_version=job.orders.version,
+            silent_s=self._clock() - job.enlisted_at if job.guest is not None else None,
+        )
+
+    async def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
+        """Drain several jobs in one call, by id; jobs left out of a full answer come first next
+        time.
+        """
+        waiting = dict.fromkeys(
+            [*(job_id for job_id in self._left_out if job_id in cursors), *cursors]
+        )
+        answer: dict[str, Drained] = {}
+        records = logs_bytes = 0
+        for job_id in waiting:
+            if records >= DRAIN_LIMIT or logs_bytes >= LOG_LIMIT_BYTES:
+                break
+            held = self._jobs.get(job_id)
+            logs_bytes += held.logs_bytes if held is not None else 0
+            answer[job_id] = await self.drain(job_id, cursors[job_id])
+            records += len(answer[job_id].records)
+        self._left_out = [job_id for job_id in waiting if job_id not in answer]
+        return answer
+
+    async def guest_protocol(self) -> tuple[int, str]:
+        """Return the version of the calls for guest runs, and that of the package; plain values,
+        for any version.
+        """
+        return GUEST_PROTOCOL, package_version()
+
+    async def enlist(self, guest: Guest) -> Receipt | Refused:
+        """List a guest run until it is forgotten; the run repeats the call every few seconds while
+        it is alive.
+        """
+        job = self._job(guest.job_id)
+        if refused := job.admit(Stamp(GUEST_ATTEMPT, guest.generation)):
+            return refused
+        job.guest, job.enlisted_at = guest, self._clock()
+        return replace(job.receipt(), namesake=self._find_namesake(guest))
+
+    async def guests(self) -> tuple[Guest, ...]:
+        """Return the guest runs that have enlisted and were not forgotten, ended and silent ones
+        included.
+        """
+        return tuple(job.guest for job in self._jobs.values() if job.guest is not None)
+
+    async def progress(self, job_id: str) -> Progress | None:
+        """Where the job was, as far as it was told."""
+        job = self._jobs.get(job_id)
+        return job.progress if job is not None else None
+
+    async def claim(self, scheduler: str, last_s: float) -> str:
+        """Claim the cluster for a scheduler, or renew its claim; return the scheduler that now
+        holds it.
+
+        Schedulers of one database take turns by its lease, so a foreign claim means a second
+        database.
+        """
+        now = self._clock()
+        if self._claim is None or self._claim[0] == scheduler or now >= self._claim[1]:
+            self._claim = (scheduler, now + last_s)
+        return self._claim[0]
+
+    async def forget(self, job_id: str) -> None:
+        """Drop all that is held of a job."""
+        self._jobs.pop(job_id, None)
+
+    def _find_namesake(self, guest: Guest) -> str | None:
+        """Return the id of an older guest run of this name that is alive. Ids of guest runs grow
+        with time.
+        """
+        for job_id, job in self._jobs.items():
+            is_alive = not job.has_ended and self._clock() - job.enlisted_at < GUEST_SILENCE_S
+            has_name = job.guest is not None and job.guest.name == guest.name
+            if is_alive and has_name and job_id < guest.job_id:
+                return job_id
+        return None
+
+    def _job(self, job_id: str) -> _Job:
+        return self._jobs.setdefault(job_id, _Job())

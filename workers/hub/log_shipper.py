@@ -1,0 +1,244 @@
+"""Log lines on their way out: in batches, bounded, never in the way of a step.
+
+What a process prints or logs is collected by `captured` and sent by a thread of `LogShipper`. Lines
+that come faster than they leave are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from typing import TextIO
+
+from workers.contract import LogLine
+from workers.hub.actor_client import ActorSilentError, Ask
+from workers.hub.actor_messages import line_bytes
+from workers.hub.journal import Clock
+from workers.plain_text import clean_text
+
+BATCH_BYTES = 64 * 1024
+BATCH_PAUSE_S = 0.5
+"""Two batches a second: with the size above a job writes at most 128 KB/s, whatever it prints."""
+BUFFER_BYTES = 512 * 1024
+"""Lines waiting to be sent: four seconds at the fastest."""
+LINE_BYTES = 8 * 1024
+"""The rest of a longer line is cut."""
+SEND_TIMEOUT_S = 10.0
+LOG_FLUSH_S = 3.0
+"""How long an ending process waits for its last log lines to leave."""
+
+_PIECES = re.compile(r"[^\r\n]+|[\r\n]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Whose lines these are."""
+
+    job_id: str
+    attempt: int
+    rank: int | None
+    """None is the supervisor."""
+
+
+class LogShipper:
+    """Sends lines to the Accordion actor. Any thread may write."""
+
+    def __init__(self, source: Source, ask: Ask, clock: Clock) -> None:
+        self._source = source
+        self._ask = ask
+        self._clock = clock
+        self._lines: list[LogLine] = []
+        self._bytes = 0
+        self._dropped = 0
+        self._busy = False
+        self._hurried = False
+        """Whether somebody waits until all have left."""
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="log-shipper", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def write(self, text: str) -> None:
+        """Take the lines of a text; returns at once."""
+        source, now = self._source, self._clock()
+        for line in text.splitlines() or [text]:
+            self._take(LogLine(attempt=source.attempt, rank=source.rank, time=now, text=_cut(line)))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Send all lines now and wait until they have left; False where it took too long."""
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not self._lines and not self._busy, timeout_s)
+            finally:
+                self._hurried = False
+
+    def close(self) -> None:
+        """Stop sending; what was not flushed is lost."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _take(self, line: LogLine) -> None:
+        with self._changed:
+            if self._bytes + line_bytes(line) > BUFFER_BYTES:
+                self._dropped += 1
+                return
+            self._lines.append(line)
+            self._bytes += line_bytes(line)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            try:
+                self._send(batch)
+            except Exception:  # noqa: BLE001  # told where it can be read: the log is what does not work
+                traceback.print_exc(file=sys.__stderr__)
+            with self._changed:
+                self._changed.wait_for(lambda: self._hurried or self._closed, BATCH_PAUSE_S)
+
+    def _next_batch(self) -> list[LogLine]:
+        """As many lines as one batch holds, as soon as there is one; none when it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._closed)
+            if self._closed:
+                return []
+            count, size = 0, 0
+            while (
+                count < len(self._lines)
+                and (size := size + line_bytes(self._lines[count])) <= BATCH_BYTES
+            ):
+                count += 1
+            batch, self._lines = self._lines[:count], self._lines[count:]
+            self._bytes -= sum(map(line_bytes, batch))
+            self._busy = True
+            return batch
+
+    def _send(self, batch: list[LogLine]) -> None:
+        with self._changed:
+            dropped, self._dropped = self._dropped, 0
+        lost = dropped + len(batch)
+        try:
+            with suppress(ActorSilentError):
+                self._ask("log", self._source.job_id, batch, dropped, timeout_s=SEND_TIMEOUT_S)
+                lost = 0
+        finally:
+            self._note(lost)
+
+    def _note(self, lost: int) -> None:
+        with self._changed:
+            self._dropped += lost
+            self._busy = False
+            self._changed.notify_all()
+
+
+class _Tee(io.TextIOBase):
+    """Passes text on, and gives lines to a function: whole, as a carriage return ends them, or too
+    long to wait for.
+    """
+
+    def __init__(self, stream: TextIO, take: Callable[[str], None]) -> None:
+        self._stream = stream
+        self._take = take
+        self._rest = ""
+        self._begun = False
+        """Whether something of the open line was written, so that its end is no empty line."""
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        # A UTF-8 stream raises on invalid text, and a job must not end because of what it prints.
+        self._stream.write(clean_text(text))
+        with self._lock:
+            lines = list(self._split(text))
+        for line in lines:
+            self._take(line)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def give_rest(self) -> None:
+        """Give the last line where nothing ended it."""
+        if self._rest:
+            self._take(self._rest)
+
+    def _split(self, text: str) -> Iterator[str]:
+        for piece in _PIECES.findall(text):
+            is_end = piece in "\r\n"
+            self._rest += "" if is_end else piece
+            is_blank = piece == "\n" and not self._begun
+            if is_blank or (self._rest and (is_end or len(self._rest) > LINE_BYTES)):
+                yield self._rest
+                self._rest = ""
+            self._begun = piece != "\n"
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+class _Handler(logging.Handler):
+    """Gives log records as text to a function."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._take = take
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._take(self.format(record))
+
+
+@contextmanager
+def captured(take: Callable[[str], None]) -> Iterator[None]:
+    """What this process prints or logs inside the block also goes to `take`, line by line and from
+    any thread.
+    """
+    root, handler = logging.getLogger(), _Handler(take)
+    level, handlers = root.level, root.handlers
+    with ExitStack() as stack:
+        for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
+            tee = _Tee(stream, take)
+            stack.callback(tee.give_rest)
+            stack.enter_context(redirect(tee))
+        # Alone: a handler that writes to stderr would bring every line a second time.
+        root.handlers = [handler]
+        stack.callback(setattr, root, "handlers", handlers)
+        root.setLevel(min(level, logging.INFO) if level else logging.INFO)
+        stack.callback(root.setLevel, level)
+        yield
+
+
+@contextmanager
+def shipping(source: Source, ask: Ask) -> Iterator[LogShipper]:
+    """Send what this process prints or logs inside the block to the job's log."""
+    shipper = LogShipper(source, ask, time.time)
+    shipper.start()
+    try:
+        with captured(shipper.write):
+            yield shipper
+    finally:
+        shipper.flush(LOG_FLUSH_S)
+        shipper.close()
+
+
+def _cut(line: str) -> str:
+    """The line as text that every file and database takes, no longer than it may be."""
+    return clean_text(line).encode()[:LINE_BYTES].decode(errors="ignore")
+
+
+__all__ = ["LogShipper", "Source", "captured", "shipping"]

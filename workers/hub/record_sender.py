@@ -1,0 +1,212 @@
+"""Records on their way to the database: written to the journal at once, sent by a thread, kept
+until confirmed.
+
+Used by rank 0 and by the supervisor. A call of the actor takes seconds when the actor has just
+died; nothing here makes the caller wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from workers.contract import Cursor, Payload, Progress, Record
+from workers.hub.actor_client import ActorSilentError, Ask
+from workers.hub.actor_messages import Receipt, Refused, Stamp
+from workers.hub.journal import Journal, place_of, read_records
+
+TICK_S = 0.25
+"""Pause between two calls while there is something to send or to be confirmed; longer if the actor
+asks for it.
+"""
+HURRIED_TICK_S = 0.01
+"""Likewise while somebody waits for it."""
+POST_LIMIT = 1000
+"""Records in one call: a few megabytes, so that a long history is not one call that never ends in
+time.
+"""
+POST_TIMEOUT_S = 5.0
+"""The actor is back 1 s after its process was killed."""
+
+_DROPPABLE = frozenset({"epoch", "decision", "acks"})
+"""Kinds of records that are dropped, the oldest first, where too many wait for the actor."""
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Posts what is put in, in order and until it is confirmed. Any thread may put.
+
+    Args:
+        job_id: the job.
+        journal: where records are kept.
+        ask: the way to the actor.
+        limit: number of unconfirmed records above which the oldest epochs and decisions are
+            dropped, from the journal, too, which then holds at most twice as many. With a limit,
+            older records are read by the sending thread. None keeps all.
+    """
+
+    def __init__(
+        self, job_id: str, journal: Journal, ask: Ask, *, limit: int | None = None
+    ) -> None:
+        self.stamp = Stamp(journal.attempt, journal.generation)
+        self._job_id = job_id
+        self._journal = journal
+        self._ask = ask
+        self._limit = limit
+        self._pending: list[Record] = []
+        self._sent = 0
+        """How many of the pending records the actor holds."""
+        self._on_disk = 0
+        """Number of records in the journal."""
+        self._has_history = False
+        """Whether the records of older generations were read."""
+        self._progress: Progress | None = None
+        self._incarnation: str | None = None
+        """Of the actor's memory that holds what was sent; None while nothing is known to be held.
+        """
+        self._hurried = False
+        """Whether somebody waits until all is sent."""
+        self._pause_s = TICK_S
+        self._closed = False
+        self._changed = threading.Condition()
+        self.superseded = False
+        """Whether a newer worker group has spoken."""
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+
+    def start(self) -> None:
+        """Take up what older generations could not deliver, and begin to send."""
+        if self._limit is None:
+            self._read_history()
+        self._thread.start()
+
+    def put(self, payload: Payload) -> None:
+        """Take a record; on return it is in the journal.
+
+        Raises:
+            OSError: the storage cannot be written.
+        """
+        with self._changed:
+            self._pending.append(self._journal.write(payload))
+            self._on_disk += 1
+            self._changed.notify_all()
+
+    def put_progress(self, progress: Progress) -> None:
+        """Take the newest progress in place of the one before."""
+        with self._changed:
+            self._progress = progress
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the actor holds everything; False where it took too long, or a newer group has
+        spoken.
+        """
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.superseded or self._all_sent(), timeout_s)
+            self._hurried = False
+            return self._all_sent()
+
+    def close(self) -> None:
+        """Stop sending; what was not confirmed is in the journal."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _all_sent(self) -> bool:
+        return self._has_history and self._sent == len(self._pending) and self._progress is None
+
+    def _read_history(self) -> None:
+        try:
+            records = read_records(self._journal.storage)
+        finally:
+            self._has_history = True
+        with self._changed:
+            mine = {place_of(record) for record in self._pending}
+            self._pending[:0] = [record for record in records if place_of(record) not in mine]
+            self._on_disk = len(self._pending)
+
+    def _run(self) -> None:
+        while self._wait():
+            try:
+                if not self._has_history:
+                    self._read_history()
+                self._send()
+                self._limit_records()
+            except Exception:
+                log.exception("records could not be sent; they are sent again")
+            self._pause()
+
+    def _pause(self) -> None:
+        """Let things gather, but for a moment only where somebody waits."""
+        deadline = time.monotonic() + self._pause_s
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._hurried or self._closed, deadline - time.monotonic()
+            )
+        time.sleep(max(0.0, min(HURRIED_TICK_S, deadline - time.monotonic())))
+
+    def _wait(self) -> bool:
+        """Wait for something to send or to be confirmed; False when it is over."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._closed
+                    or self._pending
+                    or self._progress is not None
+                    or not self._has_history
+                )
+            )
+            return not (self._closed or self.superseded)
+
+    def _send(self) -> None:
+        with self._changed:
+            new, progress = (
+                tuple(self._pending[self._sent : self._sent + POST_LIMIT]),
+                self._progress,
+            )
+        said = {"progress": progress, "incarnation": self._incarnation}
+        try:
+            answer = self._ask(
+                "post", self._job_id, self.stamp, new, **said, timeout_s=POST_TIMEOUT_S
+            )
+        except ActorSilentError:
+            return
+        with self._changed:
+            self._note(answer, sent=len(new), progress=progress)
+            self._changed.notify_all()
+
+    def _note(self, answer: Receipt | Refused, *, sent: int, progress: Progress | None) -> None:
+        if isinstance(answer, Refused):
+            self.superseded = True
+            return
+        forgot = self._incarnation is not None and self._incarnation != answer.incarnation
+        self._incarnation = answer.incarnation
+        self._pause_s = max(TICK_S, answer.pause_s)
+        self._sent = 0 if forgot else self._sent + sent
+        self._progress = None if self._progress is progress else self._progress
+        self._drop(answer.confirmed)
+
+    def _drop(self, confirmed: Cursor) -> None:
+        kept = [record for record in self._pending if place_of(record) > place_of(confirmed)]
+        self._sent = max(0, self._sent - (len(self._pending) - len(kept)))
+        self._pending = kept
+
+    def _limit_records(self) -> None:
+        """Drop the oldest records where too many are kept; only the sending thread calls this."""
+        if self._limit is None:
+            return
+        with self._changed:
+            if (num_excess := len(self._pending) - self._limit) > 0:
+                kinds = [record.payload.kind for record in self._pending]
+                dropped = {n for n, kind in enumerate(kinds) if kind in _DROPPABLE}
+                dropped = set(sorted(dropped)[:num_excess])
+                self._sent -= sum(n < self._sent for n in dropped)
+                self._pending = [
+                    record for n, record in enumerate(self._pending) if n not in dropped
+                ]
+            if self._on_disk - len(self._pending) >= self._limit:
+                self._on_disk = len(self._pending)
+                self._journal.compact({place_of(record) for record in self._pending})

@@ -1,0 +1,145 @@
+"""The end of an epoch: each worker measures its part of the held-out samples, and all learn the
+whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from workers.data.nested import to_device
+from workers.training.sampler import cut, seed_of, share
+from workers.training.train_state import Run, seeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What one worker knows at the end of an epoch."""
+
+    loss_total: float
+    """Training loss, summed over the worker's own samples."""
+    loss_samples: int
+    metric_totals: Mapping[str, float] = field(default_factory=dict)
+    """Summed over the worker's part of the held-out samples; of a geometric metric its logarithm.
+    """
+    geometric: Collection[str] = ()
+    """Names of metrics whose mean is the geometric one, such as perplexity: exp of the mean of
+    logarithms.
+    """
+    eval_samples: int = 0
+    parameters: str
+    """Digest of the parameters."""
+
+
+def summaries(run: Run) -> list[Summary]:
+    """Every worker's summary, in rank order; all ranks together.
+
+    Raises:
+        TaskRaised: the task's metrics or the model raised.
+    """
+    totals, samples = _evaluated(run)
+    own = Summary(
+        loss_total=float(run.epoch_loss.total),
+        loss_samples=run.epoch_loss.samples,
+        metric_totals=totals,
+        geometric=geometric_metrics(run.task),
+        eval_samples=samples,
+        parameters=parameter_digest(run.model),
+    )
+    gathered = [own] * run.context.world_size
+    dist.all_gather_object(gathered, own)
+    return gathered
+
+
+def mean_loss(parts: Sequence[Summary]) -> float | None:
+    """Over all samples of the epoch; None where it is not finite."""
+    mean = sum(part.loss_total for part in parts) / max(1, sum(part.loss_samples for part in parts))
+    return mean if math.isfinite(mean) else None
+
+
+def mean_metrics(parts: Sequence[Summary]) -> dict[str, float]:
+    """Over all held-out samples; what is not finite is left out."""
+    samples = sum(part.eval_samples for part in parts)
+    names = dict.fromkeys(name for part in parts for name in part.metric_totals)
+    means = {
+        name: sum(part.metric_totals.get(name, 0.0) for part in parts) / samples for name in names
+    }
+    values = {
+        name: _exp(mean) if name in parts[0].geometric else mean for name, mean in means.items()
+    }
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def geometric_metrics(task: object) -> tuple[str, ...]:
+    """Names of the task's metrics whose mean is the geometric one: its attribute `geometric`, which
+    few tasks have.
+    """
+    return tuple(getattr(task, "geometric", ()))
+
+
+def parameter_digest(model: nn.Module) -> str:
+    """Equal on two workers exactly when their parameters are, bit for bit."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def agree(run: Run, parts: Sequence[Summary]) -> bool:
+    """Whether all workers hold equal parameters; where not, all take over rank 0's. All ranks
+    together.
+    """
+    drifted = [rank for rank, part in enumerate(parts) if part.parameters != parts[0].parameters]
+    if not drifted:
+        return True
+    for parameter in run.model.parameters():
+        dist.broadcast(parameter.detach(), src=0)
+    run.context.link.log(
+        f"parameters of ranks {drifted} drifted from rank 0's by the end of epoch"
+        f" {run.position.epoch}: all go on with rank 0's; do the machines have different"
+        " processors?"
+    )
+    return False
+
+
+@torch.no_grad()
+def _evaluated(run: Run) -> tuple[dict[str, float], int]:
+    """Metrics summed over this worker's part of the held-out samples, and how many these are."""
+    model, totals, samples = run.model, dict[str, float](), 0
+    geometric = geometric_metrics(run.task)
+    model.eval()
+    with run.task_code():
+        pieces = cut(range(len(run.held_out)), run.spec.training.micro_batch)
+        for piece in share(pieces, rank=run.context.rank, world_size=run.context.world_size):
+            run.context.helm.num_signs += 1
+            for name, value in _measured(run, model, piece).items():
+                term = _log(float(value)) if name in geometric else float(value)
+                totals[name] = totals.get(name, 0.0) + term * len(piece)
+            samples += len(piece)
+    return totals, samples
+
+
+def _measured(run: Run, model: nn.Module, piece: range) -> Mapping[str, Tensor]:
+    seed, device = seed_of("held out", run.spec.training.seed, piece.start), run.context.device
+    with seeded(seed, device):
+        inputs, targets = run.held_out.batch(torch.arange(piece.start, piece.stop))
+        return run.task.metrics(run.outputs(model, inputs), to_device(targets, device))
+
+
+def _log(value: float) -> float:
+    if value > 0:
+        return math.log(value)
+    return -math.inf if value == 0 else math.nan
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,99 @@
+"""Running statistics of a model, such as BatchNorm's: each worker has its own, until they are made
+one.
+
+This is the one exception to "the number of workers does not change the mathematics": BatchNorm
+normalises a micro-batch by itself, which no number of workers changes, but its running mean and
+variance are averages over the micro-batches that *a worker* has seen. They are used in evaluation
+only. `keep_memory` lets them look back as many samples as one worker's would, and `average_buffers`
+makes them one: what is left is the order of the micro-batches within a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from accordion.ledger import OVERHEAD
+from accordion.wire import Mean
+from workers.training.train_state import Run
+
+_AVERAGED_AT: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
+"""By model: epoch, and samples of it that this worker had trained on, when the buffers were
+averaged last.
+
+No part of `Run`: it is of this process only, and nothing of it is saved.
+"""
+
+
+def keep_memory(run: Run) -> None:
+    """Let running statistics forget after as many samples as they would with one worker; once,
+    before training.
+
+    A worker sees every W-th micro-batch only, so with the model's own momentum m they would
+    remember W times as long, and lag behind parameters that change: 1 - (1 - m)^W forgets in one
+    micro-batch what m does in W of them.
+    """
+    for module in run.model.modules():
+        if (
+            isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+            and module.momentum is not None
+        ):
+            module.momentum = 1.0 - (1.0 - module.momentum) ** run.context.world_size
+
+
+def begin_window(run: Run) -> None:
+    """Say that the buffers of all workers are equal now, as after a checkpoint was read."""
+    _AVERAGED_AT[run.ddp] = (run.position.epoch, run.epoch_loss.samples)
+
+
+def average_buffers(run: Run) -> None:
+    """Make the buffers equal on all workers, before evaluation and checkpoint; all ranks together.
+
+    Each becomes its mean over the workers, weighted by the samples that each has trained on since
+    the last time; whole numbers, such as the count of batches, are rounded. A worker without
+    samples weighs nothing. One all-reduce in float64, whose bytes the ledger counts as overhead;
+    none for a model that has no floating buffers. Buffers that no checkpoint holds are left alone:
+    they are constants, such as masks.
+    """
+    buffers = _buffers(run.model)
+    if run.context.world_size == 1 or not any(buffer.is_floating_point() for buffer in buffers):
+        return
+    samples = _samples_since(run)
+    begin_window(run)
+    means = _weighted_means(run, buffers, samples)
+    for buffer, mean in zip(buffers, means, strict=True):
+        buffer.copy_(mean if buffer.is_floating_point() else mean.round())
+
+
+def _buffers(model: nn.Module) -> list[Tensor]:
+    saved = model.state_dict().keys()
+    return [
+        buffer
+        for name, buffer in model.named_buffers()
+        if name in saved and not buffer.is_complex()
+    ]
+
+
+def _samples_since(run: Run) -> int:
+    epoch, samples = _AVERAGED_AT.get(run.ddp, (run.position.epoch, 0))
+    return run.epoch_loss.samples - (samples if epoch == run.position.epoch else 0)
+
+
+def _weighted_means(run: Run, buffers: Sequence[Tensor], samples: int) -> list[Tensor]:
+    """In float64, shaped like the buffers; these themselves where no worker has any samples."""
+    values = torch.cat([buffer.detach().double().flatten() for buffer in buffers])
+    # not values * 0: that of an infinite value, as masks have, is no number.
+    weighted = values * samples if samples else torch.zeros_like(values)
+    summed = torch.cat([weighted, weighted.new_tensor([samples])])
+    dist.all_reduce(summed)
+    run.session.ledger.count((OVERHEAD,), Mean(summed), OVERHEAD)
+    means = summed[:-1] / summed[-1] if summed[-1] else values
+    parts = torch.split(means, [buffer.numel() for buffer in buffers])
+    return [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)]
+
+
+__all__ = ["average_buffers", "begin_window", "keep_memory"]

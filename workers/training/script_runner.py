@@ -1,0 +1,236 @@
+"""How a script of the user's own is run in a worker process, and what stands for the parts that
+only it knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from workers.contract import Launch
+from workers.controller.failure_causes import failure_of
+from workers.error_kinds import raised_at
+from workers.errors import CodeError, TaskRaised, WorkerError
+from workers.training.context import WorkerContext
+from workers.training.resume import StopRequested
+from workers.user_code.install import install, put_on_path
+
+if TYPE_CHECKING:
+    from workers.training.loop import Outcome
+
+logger = logging.getLogger(__name__)
+
+
+class Leave(SystemExit):
+    """Ends the script; `outcome` is the reason, and whether everything is saved."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(0)
+        self.outcome = outcome
+
+
+class Stateful(Protocol):
+    """What can be saved with a checkpoint."""
+
+    def state_dict(self) -> Any:
+        """Tensors and plain values."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Take over what `state_dict` gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An optimizer whose saved state holds those of other things as well."""
+
+    optimizer: Optimizer
+    others: Mapping[str, Stateful]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, others: Mapping[str, Stateful]) -> Optimizer:
+        """In the optimizer's place, as far as checkpoints and reports ask of one."""
+        return cast("Optimizer", cls(optimizer, others))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's."""
+        return self.optimizer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of them."""
+        others = {name: other.state_dict() for name, other in self.others.items()}
+        return {"optimizer": self.optimizer.state_dict(), "others": others}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what was saved.
+
+        Raises:
+            CodeError: other things were saved than the script keeps now.
+        """
+        if state["others"].keys() != self.others.keys():
+            saved, here = (
+                ", ".join(sorted(names)) or "nothing" for names in (state["others"], self.others)
+            )
+            raise CodeError(
+                f"the checkpoint keeps {saved} and session.attach() {here}; give it the same names"
+            )
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name, other in self.others.items():
+            other.load_state_dict(state["others"][name])
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Data of which only the number is known: the script reads them."""
+
+    number: int
+
+    def __len__(self) -> int:
+        return self.number
+
+    def batch(self, indices: Tensor) -> NoReturn:
+        """Nobody reads them here."""
+        raise NotImplementedError(f"{len(indices)} samples are the script's own")
+
+
+class NoTask:
+    """Stands where a task does; the script has model, loss and data."""
+
+    def model(self) -> nn.Module:
+        """The script has it."""
+        raise NotImplementedError
+
+    def train_data(self) -> Samples:
+        """The script has them."""
+        raise NotImplementedError
+
+    def eval_data(self) -> Samples:
+        """The script has them."""
+        raise NotImplementedError
+
+    def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
+        """The script has it."""
+        raise NotImplementedError
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
+        """The script has them."""
+        raise NotImplementedError
+
+
+def run_script(context: WorkerContext) -> Outcome:
+    """Run the job's script in this process, from its newest checkpoint to its end or to a stop that
+    was asked for.
+
+    Raises:
+        TaskRaised: the script raised, or cannot be found.
+        LossNotFinite: no step could be taken any more.
+        OSError: the storage cannot be written.
+        RuntimeError: a collective broke, since some peer is gone.
+    """
+    from workers.training.script_session import session
+
+    torch.set_num_threads(context.launch.spec.workers.num_threads)
+    session.begin(context)
+    try:
+        with _blamed(context):
+            return _outcome_of(context)
+    finally:
+        session.forget()
+
+
+def _outcome_of(context: WorkerContext) -> Outcome:
+    from workers.training.script_session import session
+
+    file, arguments = _script_of(context.launch)
+    try:
+        with _command_line([str(file), *arguments]):
+            runpy.run_path(str(file), run_name="__main__")
+    except Leave as leave:
+        return leave.outcome
+    except StopRequested:
+        return "stopped"
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise CodeError(
+                f"the script ended with sys.exit({end.code!r}); give 0, or raise what went wrong"
+            ) from end
+    try:
+        session.close()
+    except Leave as leave:
+        return leave.outcome
+    return "completed"
+
+
+def _script_of(launch: Launch) -> tuple[Path, list[str]]:
+    """The script's file, importable like its neighbours, and its command line."""
+    folder = install(launch)
+    options = launch.spec.task.options
+    if folder is None or not (folder / str(options["file"])).is_file():
+        found = (
+            sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py"))[:5]
+            if folder
+            else []
+        )
+        raise CodeError(
+            f"there is no {options['file']} in the uploaded code; it holds"
+            f" {', '.join(found) or 'nothing'}"
+        )
+    file = folder / str(options["file"])
+    neighbours = [
+        str(path.relative_to(file.parent)) for path in file.parent.rglob("*") if path.is_file()
+    ]
+    put_on_path(file.parent, neighbours)
+    return file, shlex.split(str(options["args"]))
+
+
+@contextmanager
+def _command_line(arguments: list[str]) -> Iterator[None]:
+    """What the script finds in `sys.argv`."""
+    before, sys.argv = sys.argv, arguments
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _blamed(context: WorkerContext) -> Iterator[None]:
+    """What the script itself raised becomes `TaskRaised`; what we raised, or a peer that is gone,
+    stays as it is.
+    """
+    from workers.training.script_session import session
+
+    try:
+        yield
+    except CodeError as error:
+        raise _raised(error) from error
+    except WorkerError:
+        raise
+    except KeyboardInterrupt as error:
+        raise _raised(error) from error
+    except Exception as error:
+        if error is session.failure or failure_of({context.rank: error}).cause == "infrastructure":
+            raise
+        raise _raised(error) from error
+
+
+def _raised(error: BaseException) -> TaskRaised:
+    from workers.training.script_session import session
+
+    logger.exception("the script raised")
+    step, epoch = session.place_in_job
+    return TaskRaised(step, epoch, raised_at(error))
+
+
+__all__ = ["Held", "Leave", "NoTask", "Samples", "Stateful", "run_script"]

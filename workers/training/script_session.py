@@ -1,0 +1,441 @@
+"""A training script of the user's own, run by our workers, by torchrun or inside Ray Train:
+`session`.
+
+    from workers.session import session
+    session.init_process_group("gloo")                      # no-op if a group exists
+    loader = DataLoader(data, batch_sampler=session.batches(len(data)))
+    session.attach(model, optimizer, scheduler=scheduler)   # a DDP module; resumes the job
+    for epoch in session.epochs(10):
+        for inputs, targets in loader:
+            session.backward(loss(model(inputs), targets))  # in place of .backward()
+            session.step()                                  # in place of optimizer.step()
+        session.end_epoch(accuracy=...)                     # optional
+
+Every worker makes the same calls in the same order. In a job the spec's epochs, batch, seed and
+compression hold, and records, checkpoints, overrides and resizes are those of `loop.py`; outside of
+one the arguments hold, and checkpoints are kept if `init_process_group` got a `storage`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from accordion.control import Word
+from accordion.session import Session
+from workers.errors import CodeError
+from workers.training import standalone_context as standalone
+from workers.training.checkpointing import is_due, restore, save
+from workers.training.clock import Clock
+from workers.training.context import WorkerContext
+from workers.training.evaluation import Summary, agree, mean_loss, mean_metrics, parameter_digest
+from workers.training.loop import FLUSH_TIMEOUT_S, Outcome, check_taken, open_epoch, steer
+from workers.training.reports import announce, epoch_record, report_progress, report_switch
+from workers.training.running_statistics import average_buffers, begin_window, keep_memory
+from workers.training.sampler import (
+    Position,
+    batch_at,
+    cut,
+    epoch_order,
+    loss_weight,
+    num_batches,
+    share,
+)
+from workers.training.script_runner import Held, Leave, NoTask, Samples, Stateful
+from workers.training.train_state import Run, assemble
+
+
+class Batches:
+    """This rank's part of each global batch, as a list of indices, for the rest of the epoch: a
+    `batch_sampler`.
+
+    Which worker reads which sample follows from seed, epoch and position only, as in `sampler.py`.
+    A rank that has no sample in the last batch of an epoch gets one that counts nothing: its peers
+    wait for its backward pass.
+    """
+
+    def __init__(self, session: ScriptSession, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self.ahead: deque[tuple[range, int]] = deque()
+        """Batches that were read and not trained on yet, each with the number of this rank's own
+        samples in it.
+        """
+        self._session = session
+
+    def __len__(self) -> int:
+        """Of a whole epoch."""
+        return num_batches(self.num_samples, self._session.global_batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        run = self._session.run
+        training, context = run.spec.training, run.context
+        order = epoch_order(self.num_samples, seed=training.seed, epoch=run.position.epoch)
+        done = run.position.samples
+        self.ahead.clear()
+        while done < self.num_samples:
+            batch = batch_at(
+                done, num_samples=self.num_samples, global_batch=run.session.global_batch
+            )
+            pieces = cut(batch, training.micro_batch)
+            mine = share(pieces, rank=context.rank, world_size=context.world_size)
+            read = mine or pieces[:1]
+            self.ahead.append((batch, sum(map(len, mine))))
+            yield order[read[0].start : read[-1].stop].tolist()
+            done = batch.stop
+
+
+class ScriptSession:
+    """One worker's side of a training script. There is one a process: `session`."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Be as at the beginning: a process serves one script after the other."""
+        self._context: WorkerContext | None = None
+        self._run: Run | None = None
+        self._batches: Batches | None = None
+        self._epochs: int | None = None
+        self._leaving: Outcome | None = None
+        self._lap = self._waited = 0.0
+        self._rate = 0.0
+        self._saved_step = -1
+        self.failure: BaseException | None = None
+        """What was raised by us and not by the script."""
+
+    def begin(self, context: WorkerContext) -> None:
+        """Serve a script of this job from now on."""
+        self.forget()
+        self._context = context
+
+    @property
+    def rank(self) -> int:
+        """Of this worker, from 0."""
+        return self._place.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self._place.world_size
+
+    @property
+    def device(self) -> str:
+        """Where this worker computes: `cpu` or `cuda:N`."""
+        return self._place.device
+
+    @property
+    def place_in_job(self) -> tuple[int | None, int | None]:
+        """Step and epoch; None before `attach`."""
+        return (self._run.session.steps, self._run.position.epoch) if self._run else (None, None)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples a step, over all workers."""
+        return (
+            self._run.session.global_batch
+            if self._run
+            else self._place.launch.spec.training.global_batch
+        )
+
+    @property
+    def run(self) -> Run:
+        """What `attach` put together.
+
+        Raises:
+            CodeError: `attach` comes first.
+        """
+        if self._run is None:
+            raise CodeError(
+                "session.attach(model, optimizer) must come first; call it before the first epoch"
+            )
+        return self._run
+
+    def init_process_group(
+        self,
+        backend: str | None = None,
+        *,
+        job: Mapping[str, Any] | None = None,
+        storage: str | Path | None = None,
+    ) -> None:
+        """Join the other workers, unless this process has: in place of
+        `torch.distributed.init_process_group`.
+
+        The other arguments are for runs outside of a job, and are ignored in one. `job` holds parts
+        of a job file, such as `{"compression": {"method": "powersgd"}}`. `storage` is a directory
+        that all workers see: checkpoints are kept there, and a run that finds one resumes from it.
+        Without it nothing is saved.
+
+        Raises:
+            CodeError: `storage` is empty or a URL, or the session was used with other arguments
+                before.
+            StorageError: `storage` cannot be written.
+        """
+        if not dist.is_initialized():
+            dist.init_process_group(backend)
+        if self._context is None:
+            self._context = standalone.standalone_context(job or {}, storage)
+        else:
+            standalone.check_unchanged(self._context, job, storage)
+
+    def batches(self, num_samples: int) -> Batches:
+        """What to read, in place of a DistributedSampler: `DataLoader(data,
+        batch_sampler=session.batches(len(data)))`.
+
+        Sizes are those of the job: `training.global_batch` samples a step, shared out in whole
+        `micro_batch`es.
+        """
+        self._batches = Batches(self, num_samples)
+        return self._batches
+
+    def attach(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        *,
+        samples: int = 0,
+        scaler: GradScaler | None = None,
+        **kept: Stateful,
+    ) -> Session:
+        """Compress the module's gradients, and go on where the job stopped: all workers, before the
+        first epoch.
+
+        Module, optimizer, scaler and everything in `kept` that has `state_dict()` and
+        `load_state_dict()`, such as a learning rate's scheduler, are saved and loaded together.
+        `samples` is the number of training samples, where they are not read by `batches`; an epoch
+        that was stopped is then begun anew.
+
+        Raises:
+            CodeError: the number of training samples is not known.
+            HookError: as `accordion.attach`.
+        """
+        count = samples or (self._batches.num_samples if self._batches is not None else 0)
+        if count < 1:
+            raise CodeError(
+                "session.attach() must know the number of training samples; call"
+                " session.batches(len(data)) before it, or give samples=len(data)"
+            )
+        with self._ours():
+            parts = (NoTask(), Samples(count), Samples(0))
+            run = assemble(
+                self._place, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler
+            )
+            run.optimizer = Held.of(optimizer, kept)
+            self._run = run
+            keep_memory(run)
+            resumed_from = restore(run) if self._saves else None
+            begin_window(run)
+            announce(run, resumed_from)
+            standalone.log_resume(run, resumed_from)
+            run.context.helm.listen(run.session.request)
+        self._begin_lap()
+        return run.session
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """The epochs that are still to be trained, counted from 0; in a job `training.epochs`
+        holds, not `number`.
+        """
+        run = self.run
+        self._epochs = run.spec.training.epochs if self._in_job else number
+        standalone.log_if_done(run, self._epochs)
+        while run.position.epoch < self._epochs:
+            epoch = run.position.epoch
+            if self._batches is None and run.position.samples:
+                open_epoch(run, epoch)
+            yield epoch
+            if run.position.epoch == epoch:
+                self.end_epoch()
+
+    def backward(self, loss: Tensor) -> None:
+        """`loss.backward()` for the mean loss of this rank's samples, weighted by their number;
+        once a step.
+
+        With the scaler that `attach` was given the loss is scaled here, and not before.
+        """
+        run = self.run
+        run.context.helm.enter("training", epoch=run.position.epoch, step=run.session.steps)
+        batch, own = self._part()
+        if own:
+            run.epoch_loss.add(loss, own)
+            run.recent_loss.add(loss, own)
+        weight = 1.0
+        if self._batches is not None:
+            weight = loss_weight(range(own), batch, world_size=run.context.world_size)
+        with self._ours():
+            run.backward(loss * weight)
+
+    def step(self) -> bool:
+        """Take the optimizer's step, and do what was announced; False where a gradient was not
+        finite somewhere.
+
+        Where the job is to stop, or to go on with other workers, everything is saved and the script
+        is left by a
+        SystemExit: `finally` blocks run, `except Exception` does not see it.
+
+        Raises:
+            LossNotFinite: no step could be taken any more.
+            RuntimeError: another worker is gone.
+        """
+        if self._leaving is not None:
+            raise Leave(self._leaving)
+        run = self.run
+        self._count("compute")
+        self._rate = float(run.optimizer.param_groups[0]["lr"])
+        with self._ours():
+            batch, _ = self._part()
+            if self._batches is not None and self._batches.ahead:
+                self._batches.ahead.popleft()
+            result = run.session.step()
+            self._count("optimize")
+            run.position = Position(epoch=run.position.epoch, samples=batch.stop)
+            run.progress_samples += len(batch)
+            if result.switch is not None:
+                report_switch(run, result.switch)
+            check_taken(run, taken=result.taken)
+            steer(run)
+            report_progress(run)
+            self._follow(result.announced)
+        return result.taken
+
+    def end_epoch(self, **metrics: float | Tensor) -> None:
+        """Report the epoch, decide about the next one, save; all workers, after the rate's schedule
+        made its step.
+
+        Of a metric the mean over those workers is kept that give it.
+        """
+        run, epoch = self.run, self.run.position.epoch
+        run.context.helm.enter("epoch end", epoch=epoch, step=run.session.steps)
+        decision, rate = run.session.decision, float(run.optimizer.param_groups[0]["lr"])
+        self._count("evaluate")
+        with self._ours():
+            standalone.check_not_superseded(run)
+            average_buffers(run)
+            parts = self._summaries({name: float(value) for name, value in metrics.items()})
+            agree(run, parts)
+            switch = run.session.end_epoch(lr=self._rate or rate, next_lr=rate)
+            self._count("decide")
+            record = epoch_record(run, decision, loss=mean_loss(parts), metrics=mean_metrics(parts))
+            run.context.link.post(record.model_copy(update={"lr": self._rate or rate}))
+            last = epoch + 1 == self._epochs
+            if not last:
+                report_switch(run, switch)
+            open_epoch(run, epoch + 1)
+            if last:
+                report_progress(run, last=True, loss=record.loss)
+            if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
+                self._save(wait=last)
+
+    def checkpoint(self) -> None:
+        """Save everything now: all workers, between two steps. It is also done as often as the job
+        asks.
+        """
+        with self._ours():
+            self._save(wait=False)
+
+    def close(self) -> None:
+        """The script has come to its end: what was not saved is.
+
+        Raises:
+            CodeError: it never called `attach`.
+        """
+        if self._run is None:
+            raise CodeError(
+                "the script ended without session.attach(model, optimizer); workers/README.md"
+                " shows how"
+            )
+        run = self._run
+        run.context.helm.enter("finished", epoch=run.position.epoch, step=run.session.steps)
+        with self._ours():
+            if dist.is_initialized() and self._saved_step != run.session.steps:
+                self._save(wait=True)
+            run.context.link.flush(FLUSH_TIMEOUT_S)
+
+    @property
+    def _place(self) -> WorkerContext:
+        if self._context is None:
+            self._context = standalone.standalone_context({}, None)
+        return self._context
+
+    @property
+    def _in_job(self) -> bool:
+        return self._place.launch.job_id != standalone.NO_JOB
+
+    @property
+    def _saves(self) -> bool:
+        return bool(self._place.launch.storage)
+
+    def _part(self) -> tuple[range, int]:
+        """The batch that is being trained on, and how many of its samples are this rank's."""
+        run = self.run
+        if self._batches is not None and self._batches.ahead:
+            return self._batches.ahead[0]
+        # of a script's own loader nothing is known but that a step is a step.
+        position = run.position.samples
+        return range(position, position + run.session.global_batch), 1
+
+    def _follow(self, words: frozenset[Word]) -> None:
+        run = self.run
+        if Word.SAVE_STOP in words or Word.RESIZE in words:
+            self._leaving = "stopped" if Word.SAVE_STOP in words else "resized"
+            self._save(wait=True)
+            run.context.link.flush(FLUSH_TIMEOUT_S)
+            raise Leave(self._leaving)
+        if is_due(run, words):
+            self._save(wait=False)
+
+    def _save(self, *, wait: bool) -> None:
+        if self._saves:
+            is_saved = save(self.run, wait=wait)
+            if wait and not is_saved:
+                raise Leave("unsaved")
+            self._saved_step = self.run.session.steps
+        self._begin_lap()
+
+    def _summaries(self, metrics: Mapping[str, float]) -> list[Summary]:
+        run = self.run
+        own = Summary(
+            loss_total=float(run.epoch_loss.total),
+            loss_samples=run.epoch_loss.samples,
+            metric_totals=metrics,
+            eval_samples=1 if metrics else 0,
+            parameters=parameter_digest(run.model),
+        )
+        gathered = [own] * run.context.world_size
+        dist.all_gather_object(gathered, own)
+        return gathered
+
+    def _begin_lap(self) -> None:
+        self._lap, self._waited = self.run.phases.clock.elapsed(), self.run.session.communicate_s
+
+    def _count(self, phase: str) -> None:
+        """The time since the last call was this phase, but for what training waited for
+        exchanges.
+        """
+        lap, waited, phases = self._lap, self._waited, self.run.phases.seconds
+        self._begin_lap()
+        communicated = self._waited - waited
+        phases["communicate"] += communicated
+        phases[phase] += self._lap - lap - communicated
+
+    @contextmanager
+    def _ours(self) -> Iterator[None]:
+        """What is raised in the block is not the script's doing."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+session = ScriptSession()
+"""The one of this process."""
+
+
+__all__ = ["Batches", "Leave", "ScriptSession", "session"]

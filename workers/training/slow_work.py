@@ -1,0 +1,148 @@
+"""Slow work, such as reading from a storage, that all ranks do at the same time.
+
+While any rank is still working, all ranks take part in small collectives, so that a rank that waits
+for a slow storage does not run into the timeout of a collective.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch.distributed as dist
+
+from workers.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from workers.training.train_state import Run
+
+LOOK_S = 0.5
+"""How long a rank waits for its own work before it tells the others that it is not done; well below
+the timeout of a collective.
+"""
+FIRST_PAUSE_S = 1.0
+MOST_PAUSE_S = 20.0
+"""Pauses between retries of a failing storage double up to this, which is below a collective's
+timeout.
+"""
+
+SLOW_STORAGE_S = 10.0
+"""How long a checkpoint may take before the next one that is due is skipped, and before a wait for
+the storage is shown.
+"""
+_T = TypeVar("_T")
+
+
+class Background(Generic[_T]):
+    """Runs a call in a thread of its own and keeps its result or error."""
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        self._work = work
+        self._value: list[_T] = []
+        self.error: BaseException | None = None
+        # daemon: a worker that ends early must not wait for a storage that hangs.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the call; return False if it is still running after the timeout."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def value(self) -> _T:
+        """Result of the call; valid only after it returned without an error."""
+        return self._value[0]
+
+    def _run(self) -> None:
+        try:
+            self._value = [self._work()]
+        except BaseException as error:  # noqa: BLE001  # handled by the caller that waits
+            self.error = error
+
+
+class SlowWork:
+    """Shows what this rank waits for, at intervals that double from `SLOW_STORAGE_S` on.
+
+    `text` has a field for the seconds waited.
+    """
+
+    def __init__(self, run: Run, text: str) -> None:
+        self._run, self._text = run, text
+        self._start = run.phases.clock.elapsed()
+        self._next_s = SLOW_STORAGE_S
+
+    def show(self) -> str | None:
+        """Count a sign of life if the work is slow; return the text if it is shown now."""
+        waited_s = self._run.phases.clock.elapsed() - self._start
+        helm = self._run.context.helm
+        if waited_s < self._next_s:
+            helm.num_signs += self._next_s > SLOW_STORAGE_S
+            return None
+        self._next_s *= 2
+        text = self._text.format(waited_s)
+        helm.wait_for(text)
+        return text
+
+    def end(self) -> None:
+        """Take back what is shown."""
+        if self._next_s > SLOW_STORAGE_S:
+            self._run.context.helm.wait_for("")
+
+
+def gather(run: Run, own: Any) -> list[Any]:
+    """Return the objects of all ranks, in rank order."""
+    given = [None] * run.context.world_size
+    dist.all_gather_object(given, own)
+    return given
+
+
+def decide_on_rank_0(run: Run, decide: Callable[[], _T]) -> _T:
+    """Call `decide` on rank 0 and return its result on all ranks."""
+    decided = [decide() if run.context.rank == 0 else None]
+    dist.broadcast_object_list(decided, src=0)
+    value: Any = decided[0]
+    return value  # type: ignore[no-any-return]
+
+
+def work_side_by_side(
+    run: Run, work: Callable[[], _T]
+) -> tuple[_T | None, list[CheckpointError | OSError]]:
+    """Run `work` on every rank; return this rank's result and the errors of all ranks.
+
+    Raises:
+        RuntimeError: another worker is gone.
+    """
+    background = Background(work)
+    slow = SlowWork(run, "waiting for this job's storage for {:.0f} s")
+    while True:
+        ended = background.wait(LOOK_S)
+        slow.show()
+        if (
+            ended
+            and background.error is not None
+            and not isinstance(background.error, CheckpointError | OSError)
+        ):
+            raise background.error
+        ends = gather(run, (ended, _sendable(background.error)))
+        if all(over for over, _ in ends):
+            break
+    errors = [error for _, error in ends if error is not None]
+    return (None if errors else background.value), errors
+
+
+def _sendable(error: BaseException | None) -> CheckpointError | OSError | None:
+    """Copy an error without its cause, which may not be picklable."""
+    match error:
+        case CheckpointError():
+            return CheckpointError(str(error))
+        case OSError():
+            if not error.errno:
+                return OSError(str(error))
+            place = f": {error.filename}" if error.filename else ""
+            return OSError(error.errno, f"{error.strerror}{place}")
+    return None
+
+
+__all__ = ["Background", "SlowWork", "decide_on_rank_0", "gather", "work_side_by_side"]

@@ -1,0 +1,139 @@
+"""What a checkpoint holds: everything that the rest of the run depends on.
+
+The shared state is rank 0's and the same for all; each rank's own state holds what differs. Order
+of samples, learning rate and the seeds of dropout are functions of the position and need no place
+here; records live in the journal.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accordion.session_state import MeanState
+from workers.contract import Bytes
+from workers.training.sampler import Position
+from workers.training.schedule import BatchChange
+from workers.training.train_state import Mark, Run
+
+
+def load_state(run: Run, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Continue from a saved state: what all ranks share, and this rank's part or the merged
+    parts.
+    """
+    run.model.load_state_dict(shared["model"])
+    run.optimizer.load_state_dict(shared["optimizer"])
+    run.position = Position(**shared["position"])
+    run.overrides = None
+    run.skipped_in_a_row = shared["skipped_in_a_row"]
+    run.batch_change = BatchChange(**shared["batch_change"])
+    if run.scaler is not None and shared.get("scaler"):
+        run.scaler.load_state_dict(shared["scaler"])
+    # older checkpoints hold neither rank nor size, and merged parts serve every rank.
+    place = {"rank": run.context.rank, "world_size": run.context.world_size}
+    run.session.load_state_dict({**own["session"], **place, "controller": shared["controller"]})
+    _restore_own(run, own)
+
+
+class MergedParts:
+    """Merges the parts of a group of `size` workers, added in rank order, for a group of another
+    size.
+
+    Residuals and open windows are averaged (`accordion.session_state.MeanState`), the loss of the
+    open epoch is summed, and all else is rank 0's. No part is held.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._session = MeanState(size)
+        self._first: Mapping[str, Any] = {}
+        self._loss: dict[str, Any] = {}
+
+    @property
+    def count(self) -> int:
+        """Number of parts added so far."""
+        return self._session.count
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        """Add the part of the next rank.
+
+        Raises:
+            StateError: the part does not fit those before; nothing is added then.
+        """
+        self._session.add(part["session"])
+        self._first = self._first or {key: value for key, value in part.items() if key != "session"}
+        self._loss = {key: self._loss.get(key, 0) + value for key, value in part["loss"].items()}
+
+    def result(self) -> dict[str, Any]:
+        """Return the merged part, once all parts were added."""
+        return {**self._first, "session": self._session.result(), "loss": self._loss}
+
+
+def shared_state(run: Run) -> dict[str, Any]:
+    """Collect what is the same on all ranks; tensors are the run's own."""
+    return {
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "controller": run.session.controller.state_dict(),
+        "scaler": run.scaler.state_dict() if run.scaler is not None else None,
+        "position": asdict(run.position),
+        "skipped_in_a_row": run.skipped_in_a_row,
+        "batch_change": asdict(run.batch_change),
+    }
+
+
+def own_state(run: Run) -> dict[str, Any]:
+    """Collect what differs from rank to rank; tensors are the run's own."""
+    statistic = run.adviser.statistic
+    return {
+        "session": {**run.session.state_dict(), "controller": None},
+        "rng": torch.get_rng_state(),
+        "cuda_rng": (
+            torch.cuda.get_rng_state(run.context.device)
+            if run.context.device.startswith("cuda")
+            else None
+        ),
+        "loss": {"total": float(run.epoch_loss.total), "samples": run.epoch_loss.samples},
+        "seconds": dict(run.phases.seconds),
+        "mark": {
+            "bytes": run.epoch_mark.bytes.model_dump(),
+            "seconds": dict(run.epoch_mark.seconds),
+            "skipped_steps": run.epoch_mark.skipped_steps,
+        },
+        "statistic": None if statistic is None else dict(statistic),
+    }
+
+
+def _restore_own(run: Run, own: Mapping[str, Any]) -> None:
+    run.epoch_loss.total += own["loss"]["total"]
+    run.epoch_loss.samples += own["loss"]["samples"]
+    run.phases.seconds.update(own["seconds"])
+    mark = own["mark"]
+    run.epoch_mark = Mark(
+        bytes=Bytes(**mark["bytes"]), seconds=mark["seconds"], skipped_steps=mark["skipped_steps"]
+    )
+    run.adviser.statistic = own["statistic"]
+    torch.set_rng_state(own["rng"])
+    if own["cuda_rng"] is not None and run.context.device.startswith("cuda"):
+        torch.cuda.set_rng_state(own["cuda_rng"], run.context.device)
+
+
+def copy_to_cpu(state: Any) -> Any:
+    """Copy a state, with its tensors, into memory of the CPU that nobody else holds."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        # a copy keeps what is attached to it, such as the versions of a model's modules.
+        copied = copy.copy(state)
+        copied.update((key, copy_to_cpu(value)) for key, value in state.items())
+        return copied
+    if isinstance(state, list | tuple):
+        return type(state)(map(copy_to_cpu, state))
+    return state
+
+
+__all__ = ["MergedParts", "copy_to_cpu", "load_state", "own_state", "shared_state"]

@@ -1,0 +1,186 @@
+"""The context of a script that torchrun, Ray Train or a person started, outside of a job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workers.contract import JobSpec, Launch, Payload, Started
+from workers.errors import CodeError, StorageError
+from workers.hub.journal import Journal, SupersededError, claim_generation, newest_generation
+from workers.training.clock import Clock
+from workers.training.context import NoLink, WorkerContext
+from workers.training.slow_work import decide_on_rank_0
+from workers.training.train_state import Run
+
+NO_JOB = "script"
+"""Stands in for a job's id, in manifests too."""
+
+logger = logging.getLogger(__name__)
+
+
+def standalone_context(job: Mapping[str, Any], storage: str | Path | None) -> WorkerContext:
+    """Return this worker's context; all workers call it together if there is a storage.
+
+    Raises:
+        CodeError: there is no process group, or `storage` is empty or a URL.
+        StorageError: the directory cannot be written.
+    """
+    if not dist.is_initialized():
+        raise CodeError("there is no process group; call session.init_process_group() first")
+    spec, place = _spec_of(job), _place_of(storage)
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    generation = _share_generation(place) if place else 1
+    link = NoLink(logger.info)
+    if place and rank == 0:
+        link = JournalLink(
+            Journal(Path(place), attempt=1, generation=generation, clock=Clock().now)
+        )
+    return WorkerContext(
+        launch=Launch(job_id=NO_JOB, attempt=1, workers=world_size, storage=place, spec=spec),
+        generation=generation,
+        rank=rank,
+        world_size=world_size,
+        device=f"cuda:{torch.cuda.current_device()}" if _on_gpus() else "cpu",
+        link=link,
+    )
+
+
+def check_unchanged(
+    context: WorkerContext, job: Mapping[str, Any] | None, storage: str | Path | None
+) -> None:
+    """Check that these arguments are already in force; in a job they are ignored.
+
+    Raises:
+        CodeError: the session was used with other arguments before.
+    """
+    launch = context.launch
+    if launch.job_id != NO_JOB:
+        return
+    is_other_job = bool(job) and _spec_of(job or {}) != launch.spec
+    if is_other_job or (storage is not None and _place_of(storage) != launch.storage):
+        raise CodeError(
+            "session.init_process_group() got job or storage after the session was used; call it"
+            " once, before the session is used, even if there is a process group"
+        )
+
+
+def check_not_superseded(run: Run) -> None:
+    """Check on all workers that no other run has started on the storage of a run outside of a job.
+
+    Raises:
+        SupersededError: another run has started on it.
+    """
+    launch = run.context.launch
+    if launch.job_id != NO_JOB or not launch.storage:
+        return
+    newest = decide_on_rank_0(run, lambda: newest_generation(Path(launch.storage)))
+    if newest > run.context.generation:
+        raise SupersededError(
+            f"another run started on storage {launch.storage} (generation {newest}, this run has "
+            f"{run.context.generation}); give each run a directory of its own"
+        )
+
+
+def log_resume(run: Run, resumed_from: str | None) -> None:
+    """Log where a run outside of a job resumes, on rank 0, as a warning because those are visible
+    by default.
+    """
+    if resumed_from is not None and _logs(run):
+        logger.warning(
+            "resumed from %s: epoch %d, step %d",
+            resumed_from,
+            run.position.epoch,
+            run.session.steps,
+        )
+
+
+def log_if_done(run: Run, epochs: int) -> None:
+    """Log that a run outside of a job has no epochs left to train, on rank 0."""
+    if run.position.epoch >= epochs and _logs(run):
+        logger.warning("all %d epochs have been trained; nothing is left to train", epochs)
+
+
+class JournalLink(NoLink):
+    """Rank 0's link without a service: records go to the journal only, log lines to
+    Python's log.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(logger.info)
+        self._journal = journal
+
+    def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
+        """Write the record that tells later groups what this one resumed from."""
+        del controller_state
+        self._journal.write(started)
+
+    def post(self, payload: Payload) -> None:
+        """Write a record."""
+        self._journal.write(payload)
+
+
+def _logs(run: Run) -> bool:
+    return run.context.launch.job_id == NO_JOB and run.context.rank == 0
+
+
+def _spec_of(job: Mapping[str, Any]) -> JobSpec:
+    return JobSpec.model_validate(
+        {"task": {"name": "session:Script"}, "workers": {"min": 1, "max": 1}, **job}
+    )
+
+
+def _place_of(storage: str | Path | None) -> str:
+    """Return the directory as an absolute path, and an empty string if there is none."""
+    if storage is None:
+        return ""
+    if storage == "":
+        raise CodeError(
+            "storage is empty; give a directory that all workers see, or leave storage out"
+        )
+    if "://" in str(storage):
+        raise CodeError(
+            f"storage {str(storage)!r} is a URL; give a directory that all workers see, and the URL"
+            ' as job={"checkpoint": {"storage": ...}} to keep checkpoints there'
+        )
+    return str(Path(storage).absolute())
+
+
+def _share_generation(place: str) -> int:
+    """Claim a generation on rank 0 for all ranks."""
+    claimed: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            claimed = [claim_generation(Path(place))]
+        except OSError as error:
+            claimed = [f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(claimed, src=0)
+    if isinstance(claimed[0], str):
+        raise StorageError(
+            f"storage {place} cannot be written: {claimed[0]}; make the directory writable for the"
+            " workers"
+        )
+    return int(claimed[0])
+
+
+def _on_gpus() -> bool:
+    """Return whether the group's backend for GPUs is NCCL, also if gloo serves the CPU
+    beside it.
+    """
+    return "nccl" in dist.get_backend_config() and torch.cuda.is_available()
+
+
+__all__ = [
+    "NO_JOB",
+    "JournalLink",
+    "check_not_superseded",
+    "check_unchanged",
+    "log_if_done",
+    "log_resume",
+    "standalone_context",
+]

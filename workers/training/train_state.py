@@ -1,0 +1,315 @@
+"""Everything that one worker's training holds in its hands, and how it is put together."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, AdamW, Optimizer
+
+from accordion.controller import Controller
+from accordion.messages import Decision, Override, Report
+from accordion.module_checks import unwrapped
+from accordion.session import Session, attach
+from workers.checkpoint.async_save import Saving
+from workers.contract import Bytes, JobSpec
+from workers.data import Data
+from workers.data.nested import to_device, to_float32
+from workers.error_kinds import raised_at
+from workers.errors import TaskRaised
+from workers.spec import OptimizerSpec
+from workers.tasks.base import Task, load_task
+from workers.training.clock import Clock, Phases
+from workers.training.context import Link, WorkerContext
+from workers.training.sampler import Position, num_batches, seed_of
+from workers.training.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What autocast computes in, by the spec's name; with others there is none, and a float64 model
+stays one.
+"""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class LossSum:
+    """Training loss of this worker's own samples."""
+
+    total: Tensor
+    """Sum over the samples, a float64 scalar on the device: reading it there would make every step
+    wait.
+    """
+    samples: int = 0
+
+    @classmethod
+    def zero(cls, device: str) -> Self:
+        """Nothing yet."""
+        return cls(total=torch.zeros((), dtype=torch.float64, device=device))
+
+    def add(self, mean_loss: Tensor, samples: int) -> None:
+        """Count a micro-batch."""
+        self.total += mean_loss.detach().double() * samples
+        self.samples += samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What had been spent when the open epoch began; its record holds the difference."""
+
+    bytes: Bytes = field(default_factory=Bytes)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    skipped_steps: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Adviser:
+    """Asks the Accordion actor on behalf of the session, on rank 0, and notes what it was asked
+    about.
+    """
+
+    link: Link
+    controller: Controller | None = None
+    statistic: Mapping[str, float] | None = None
+    """The newest of the open epoch."""
+
+    def __call__(self, report: Report, proposal: Decision) -> Decision:
+        """What shall be in force: the actor's answer, or the proposal where it does not answer in
+        time.
+        """
+        if report.statistic_by_layer is not None:
+            self.statistic = report.statistic_by_layer
+        state = self.controller.state_dict() if self.controller else {}
+        return self.link.decide(report, proposal, state)
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One worker's part of a job."""
+
+    context: WorkerContext
+    task: Task
+    data: Data
+    held_out: Data
+    ddp: nn.Module
+    """The DistributedDataParallel module; one worker's script may have a module that is not
+    wrapped.
+    """
+    optimizer: Optimizer
+    session: Session
+    schedule: Schedule
+    scaling: BatchScaling
+    batch_change: BatchChange
+    """As of the newest step; the size in force is `session.global_batch`."""
+    adviser: Adviser
+    phases: Phases
+    num_hosts: int = 1
+    """Hosts whose workers were shown to see the storage of the checkpoints."""
+    position: Position = field(default_factory=Position)
+    epoch_loss: LossSum
+    recent_loss: LossSum
+    """Since the last `Progress`."""
+    epoch_mark: Mark = field(default_factory=Mark)
+    scaler: GradScaler | None = None
+    """Of the loss, where gradients could vanish in fp16."""
+    skipped_in_a_row: int = 0
+    overrides: tuple[Override, ...] | None = ()
+    """Those that people ordered last; None where a checkpoint may hold others."""
+    progress_s: float
+    """When the last `Progress` left, on the clock's `elapsed`."""
+    progress_samples: int = 0
+    """Samples over all workers since then."""
+    computed_s: float = 0.0
+    """Seconds in `compute` up to the newest step."""
+    stop: Literal["cancel", "pause"] | None = None
+    """Stop that a user requested, as far as rank 0 knows; None on other ranks."""
+    saving: Saving = field(default_factory=Saving)
+
+    @property
+    def spec(self) -> JobSpec:
+        """What was asked for."""
+        return self.context.launch.spec
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of an epoch that has the present batch from its beginning to its end; the last step may
+        be short.
+        """
+        return num_batches(len(self.data), self.session.global_batch)
+
+    @property
+    def num_steps(self) -> int:
+        """Of the whole job, if the batch stays as large as it is now."""
+        later = self.spec.training.epochs - self.position.epoch - 1
+        here = num_batches(len(self.data) - self.position.samples, self.session.global_batch)
+        return self.session.steps + here + later * self.steps_per_epoch
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, without DistributedDataParallel."""
+        return unwrapped(self.ddp)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, backward passes accumulate gradients and exchange none."""
+        ddp = self.ddp
+        return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
+
+    def outputs(self, model: nn.Module, inputs: Any) -> Any:
+        """What the model makes of them on the device, computed in the job's precision and cast back
+        to fp32.
+        """
+        inputs = to_device(inputs, self.context.device)
+        dtype = _AUTOCAST.get(self.spec.training.precision)
+        if dtype is None:
+            return model(inputs)
+        with torch.autocast(torch.device(self.context.device).type, dtype=dtype):
+            outputs = model(inputs)
+        return to_float32(outputs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients, in the scaler's units where there is one."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+
+    def spent(self) -> Bytes:
+        """Bytes of this worker since the job began."""
+        return Bytes(**asdict(self.session.ledger.total))
+
+    @contextmanager
+    def task_code(self) -> Iterator[None]:
+        """What is raised inside the block is the task's own doing.
+
+        Raises:
+            TaskRaised: in place of any exception.
+        """
+        with task_code(self.session.steps, self.position.epoch):
+            yield
+
+
+def load(spec: JobSpec) -> tuple[Task, Data, Data]:
+    """The task, what it trains on and what it is evaluated on: they serve all groups that a process
+    is in.
+
+    Raises:
+        TaskRaised: the task cannot be loaded.
+    """
+    with task_code(None, None), seeded(seed_of("task", spec.training.seed), "cpu"):
+        task = load_task(spec.task)
+        return task, task.train_data(), task.eval_data()
+
+
+def build(context: WorkerContext, clock: Clock) -> Run:
+    """Model, data, optimizer and session of a run that has not begun; equal on all ranks.
+
+    Raises:
+        TaskRaised: the task cannot be built.
+    """
+    spec = context.launch.spec
+    parts = context.parts or load(spec)
+    with task_code(None, None), seeded(seed_of("model", spec.training.seed), context.device):
+        model = parts[0].model().to(context.device)
+    ddp = _parallel(model, context.device)
+    optimizer = _optimizer(model, spec.training.optimizer)
+    scaler = (
+        GradScaler(torch.device(context.device).type) if spec.training.precision == "fp16" else None
+    )
+    run = assemble(context, clock, parts, ddp=ddp, optimizer=optimizer, scaler=scaler)
+    run.session.lr = run.schedule.epoch_rate(0)
+    return run
+
+
+def assemble(
+    context: WorkerContext,
+    clock: Clock,
+    parts: tuple[Task, Data, Data],
+    *,
+    ddp: nn.Module,
+    optimizer: Optimizer,
+    scaler: GradScaler | None = None,
+) -> Run:
+    """A run that has not begun; `parts` are the task, what it trains on and what it is evaluated
+    on.
+
+    Raises:
+        HookError: as `accordion.attach`.
+    """
+    spec, adviser = context.launch.spec, Adviser(link=context.link)
+    task, data, held_out = parts
+    batch = spec.training.global_batch
+    session = attach(
+        ddp, spec.config(), optimizer=optimizer, scaler=scaler, decider=adviser, global_batch=batch
+    )
+    adviser.controller = session.controller
+    return Run(
+        context=context,
+        task=task,
+        data=data,
+        held_out=held_out,
+        ddp=ddp,
+        optimizer=optimizer,
+        session=session,
+        schedule=schedule_of(spec.training),
+        scaling=scaling_of(spec),
+        batch_change=BatchChange(size=session.global_batch),
+        adviser=adviser,
+        phases=Phases(clock=clock, communicated=lambda: session.communicate_s),
+        epoch_loss=LossSum.zero(context.device),
+        recent_loss=LossSum.zero(context.device),
+        scaler=scaler,
+        progress_s=clock.elapsed(),
+    )
+
+
+@contextmanager
+def task_code(step: int | None, epoch: int | None) -> Iterator[None]:
+    """Turn whatever the task raises into `TaskRaised`; the traceback goes to the log."""
+    try:
+        yield
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        logger.exception("the task raised")
+        raise TaskRaised(step, epoch, raised_at(error)) from error
+
+
+@contextmanager
+def seeded(seed: int, device: str) -> Iterator[None]:
+    """Inside, the default generators start at this seed; afterwards they are where they were."""
+    cuda = [torch.device(device)] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=cuda):
+        # torch.manual_seed notes a traceback for devices that are not there: 0.3 ms and more a
+        # micro-batch.
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def _parallel(model: nn.Module, device: str) -> DistributedDataParallel:
+    places: dict[str, Any] = (
+        {"device_ids": [torch.device(device)]} if device.startswith("cuda") else {}
+    )
+    with warnings.catch_warnings():
+        # the successor that the warning names is missing from the oldest torch we serve.
+        warnings.simplefilter("ignore", FutureWarning)
+        # broadcasting buffers would send all of them at every forward pass, past the ledger.
+        return DistributedDataParallel(model, broadcast_buffers=False, **places)
+
+
+def _optimizer(model: nn.Module, spec: OptimizerSpec) -> Optimizer:
+    match spec.name:
+        case "sgd":
+            return SGD(
+                model.parameters(),
+                lr=spec.lr,
+                momentum=spec.momentum,
+                nesterov=spec.nesterov,
+                weight_decay=spec.weight_decay,
+            )
+        case "adamw":
+            return AdamW(model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)

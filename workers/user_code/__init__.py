@@ -1,0 +1,1 @@
+"""Archives of user code: checked, unpacked and made importable."""

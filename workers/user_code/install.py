@@ -1,0 +1,168 @@
+"""A user's own modules in a worker process: unpacked once, found last."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import importlib
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workers.contract import Launch
+from workers.errors import CodeError, TaskRaised
+from workers.user_code.archive import modules_of, unpack
+
+_PREFIX = "accordion-code-"
+
+logger = logging.getLogger(__name__)
+
+
+def install(launch: Launch) -> Path | None:
+    """Make the job's own modules importable and return their folder; None where it has none.
+
+    Once a process, however often it is called. The folder is this process's own and goes with it,
+    or with the next worker of any job on this machine where this one is ended by force. It comes
+    last on `sys.path`, so that nothing of ours, of the standard library or of an installed package
+    can be replaced.
+
+    Raises:
+        TaskRaised: the archive is missing, is not the one that the spec names, or is refused.
+    """
+    _remove_abandoned()
+    if launch.code is None or launch.spec.code is None:
+        return None
+    try:
+        return _installed(launch.code, launch.spec.code)
+    except (CodeError, OSError) as error:
+        logger.exception("the job's own code cannot be used")
+        raise TaskRaised(None, None, f"{type(error).__name__}: {error}") from error
+
+
+def own_class(place: str) -> Any:
+    """What `module:Class` names.
+
+    Raises:
+        CodeError: there is no such module, or it has no such class.
+    """
+    module_name, _, name = place.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # a module that the user's own imports and that is missing speaks for itself.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise CodeError(
+            f"there is no module {error.name!r} in the uploaded code or among what is installed;"
+            " module files must lie at the top of the archive, or in the folders that their dotted"
+            " name says"
+        ) from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        has = sorted(
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", "") == module_name
+        )
+        raise CodeError(
+            f"module {module_name!r} has no class {name!r}; it has {', '.join(has) or 'none'}"
+        )
+    return found
+
+
+def put_on_path(folder: Path, files: Sequence[str]) -> None:
+    """Append a folder to `sys.path`; `files` are the paths in it.
+
+    Raises:
+        CodeError: a module in it could not be imported, because another of its name comes first.
+    """
+    if str(folder) in sys.path:
+        return
+    for name, file in modules_of(files).items():
+        other = (
+            importlib.util.find_spec(name)
+            if name not in sys.modules
+            else sys.modules[name].__spec__
+        )
+        # without an origin it is a folder without __init__.py, which gives way to any module.
+        if other is not None and other.origin is not None:
+            raise CodeError(
+                f"{file} would never be imported: {name!r} is {other.origin} here; rename it"
+            )
+    sys.path.append(str(folder))
+    importlib.invalidate_caches()
+
+
+@cache
+def _installed(archive: str, sha256: str) -> Path:
+    folder, lock = _new_folder()
+    try:
+        put_on_path(folder, _unpacked(archive, sha256, folder))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+        raise
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _unpacked(archive: str, sha256: str, folder: Path) -> list[str]:
+    """Paths of the files that came out of it."""
+    with Path(archive).open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sha256:
+            raise CodeError(
+                f"the code in {archive} is {found[:12]}..., not {sha256[:12]}...; submit the job"
+                " again"
+            )
+        return [entry.name for entry in unpack(file, folder) if not entry.is_folder]
+
+
+def _new_folder() -> tuple[Path, int]:
+    """A folder that is this process's own, and its lock: held until that is closed, or the process
+    ends in any way.
+    """
+    # it gets the name under which it is looked for when it is locked.
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    lock = _lock(made)
+    if lock is None:
+        raise OSError(
+            f"{made} was made a moment ago and somebody else has locked it; start the job again"
+        )
+    return made.rename(made.with_name(made.name.removeprefix("."))), lock
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of processes that were ended by force, as far as we may."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if (lock := _lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder until what is returned is closed; None where another process has it.
+
+    Raises:
+        OSError: it is gone, another user's, or no folder.
+    """
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+__all__ = ["install", "own_class", "put_on_path"]

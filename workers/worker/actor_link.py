@@ -1,0 +1,156 @@
+"""Rank 0's road to the Accordion actor: see `context.Link` for what it promises to the loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from accordion.messages import Decision, LayerInfo, Report
+from workers.contract import Launch, Orders, Payload, Progress, Started
+from workers.hub.actor_client import ActorSilentError, Ask
+from workers.hub.actor_messages import Decided, Question, Receipt, Refused, Registration, Unknown
+from workers.hub.journal import Journal, SupersededError, is_superseded
+from workers.hub.log_shipper import LogShipper
+from workers.hub.order_watcher import Watch
+from workers.hub.record_sender import Outbox
+
+DECIDE_TIMEOUT_S = 2.0
+"""A decision is never worth waiting longer for: the proposal says the same."""
+REGISTER_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class ActorLink:
+    """One generation's rank 0. `start` before use, `close` at the end.
+
+    Args:
+        launch: the attempt.
+        journal: where this generation's records are kept.
+        ask: the way to the actor.
+        shipper: where log lines go.
+    """
+
+    def __init__(self, launch: Launch, journal: Journal, *, ask: Ask, shipper: LogShipper) -> None:
+        self._launch = launch
+        self._ask = ask
+        self._shipper = shipper
+        self._journal = journal
+        self._outbox = Outbox(launch.job_id, journal, ask)
+        self._layers: tuple[LayerInfo, ...] = ()
+        self._watch = Watch(launch.job_id, ask)
+
+    def start(self) -> None:
+        """Begin to send and to listen."""
+        self._outbox.start()
+        self._watch.start()
+
+    def close(self) -> None:
+        """Stop both."""
+        self._watch.close()
+        self._outbox.close()
+
+    def on_orders(self, callback: Callable[[Orders], None]) -> None:
+        """Call it with the orders known now, if any, and with all newer ones."""
+        self._watch.on_orders(callback)
+
+    def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
+        """Post the record, and make the actor hold this controller.
+
+        Raises:
+            SupersededError: a newer worker group runs this job, and may have read the records
+                without this one.
+        """
+        if is_superseded(self._journal.storage, self._journal.generation):
+            raise SupersededError(
+                f"generation {self._journal.generation} is over; this worker group ends"
+            )
+        self._layers = started.layers
+        self._outbox.put(started)
+        try:
+            self._register(controller_state, REGISTER_TIMEOUT_S)
+        except ActorSilentError as error:
+            log.warning("%s; the next decision registers again", error)
+
+    def post(self, payload: Payload) -> None:
+        """Keep a record until the database confirms it."""
+        self._outbox.put(payload)
+
+    def progress(self, progress: Progress) -> None:
+        """Say where the job is."""
+        self._outbox.put_progress(progress)
+
+    def log(self, text: str) -> None:
+        """Add lines to the job's log."""
+        self._shipper.write(text)
+
+    def decide(
+        self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]
+    ) -> Decision:
+        """Ask the actor what is in force; the proposal, where it does not answer in time.
+
+        Overrides reach the actor's controller this way only: rank 0 knows at which step they took
+        hold, so where the two disagree about them the actor takes over rank 0's state.
+
+        Raises:
+            SupersededError: a newer worker group runs this job.
+        """
+        question = Question(report=report, number=controller_state["number"])
+        deadline = time.monotonic() + DECIDE_TIMEOUT_S
+        try:
+            answer = self._put_question(question, deadline)
+            if not _agrees(answer, proposal):
+                self._register(controller_state, deadline - time.monotonic())
+                answer = self._put_question(question, deadline)
+        except ActorSilentError as error:
+            log.warning("%s; rank 0 decides by itself", error)
+            return proposal
+        return answer.decision if isinstance(answer, Decided) else proposal
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the actor holds all that was posted."""
+        return self._outbox.flush(timeout_s)
+
+    def _put_question(self, question: Question, deadline: float) -> Decided | Unknown:
+        answer: Decided | Unknown | Refused = self._ask(
+            "decide", self._launch.job_id, self._outbox.stamp, question, timeout_s=_left(deadline)
+        )
+        if isinstance(answer, Refused):
+            raise self._superseded(answer)
+        return answer
+
+    def _register(self, controller_state: Mapping[str, Any], timeout_s: float) -> None:
+        registration = Registration(
+            spec=self._launch.spec, layers=self._layers, controller_state=controller_state
+        )
+        answer: Receipt | Refused = self._ask(
+            "register",
+            self._launch.job_id,
+            self._outbox.stamp,
+            registration,
+            timeout_s=max(timeout_s, 0.0),
+        )
+        if isinstance(answer, Refused):
+            raise self._superseded(answer)
+
+    def _superseded(self, answer: Refused) -> SupersededError:
+        return SupersededError(
+            f"generation {self._outbox.stamp.generation} of job {self._launch.job_id} is over:"
+            f" generation {answer.newest.generation} runs it; this worker group ends"
+        )
+
+
+def _agrees(answer: Decided | Unknown, proposal: Decision) -> bool:
+    if not isinstance(answer, Decided):
+        return False
+    theirs = answer.decision
+    return (theirs.override_by_layer, theirs.batch_override) == (
+        proposal.override_by_layer,
+        proposal.batch_override,
+    )
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.0)

@@ -1,0 +1,333 @@
+"""One process of a job's workers: an actor that stays while worker groups form and end around it.
+
+What takes long happens once, when the process starts: torch, the task and its data. A group is a
+call of `train`; it ends, and the process waits for its seat in the next one.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.checkpoint.shared_storage import check_token
+from workers.contract import Launch, ResizeRecord
+from workers.error_kinds import code_place, is_collateral, raised_at, sendable_errors, sentence_of
+from workers.errors import TaskRaised, WorkerError
+from workers.hub.actor_client import RayAsk
+from workers.hub.journal import Journal
+from workers.hub.log_shipper import LogShipper, Source, shipping
+from workers.tasks import SCRIPT
+from workers.training.context import Helm, Interruption, Link, NoLink, RankProgress, WorkerContext
+from workers.worker.actor_link import ActorLink
+from workers.worker.exit_notes import keep_exit_note, note_file
+from workers.worker.gpu_memory import wait_for_free_memory
+from workers.worker.memory import MemoryUse, read_memory_use
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from workers.data import Data
+    from workers.tasks.base import Task
+    from workers.worker.rendezvous import Address, Meeting
+
+EXIT_FLUSH_S = 1.0
+"""How long a process that calls `os._exit` waits for its last log lines to leave."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a process runs."""
+
+    node: str
+    """Ray's id of the node."""
+    host: str
+    """Its address in the cluster."""
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A process's part in one worker group."""
+
+    generation: int
+    rank: int
+    world_size: int
+    store: Address
+    """Host, port and secret of the group's store, which rank 0's process has opened."""
+    interruption: Interruption | None
+    peer_timeout_s: float
+    """Timeout of a collective, in seconds."""
+    nodes: tuple[str, ...] = ()
+    """Ray's id of each rank's node, in rank order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """A sign of life."""
+
+    step: int
+    stepped_at: float
+    compute_s: float
+    progress: RankProgress = field(default_factory=RankProgress)
+    memory: MemoryUse | None = None
+    """Memory use of the process and its node; None if the system does not report it."""
+    num_signs: int = 0
+    """Activity counter of this worker; see `Helm`."""
+
+
+class Worker:
+    """The actor. `prepare` and `train` block one of its threads; all else answers at once.
+
+    Args:
+        launch: the attempt as JSON.
+        token: written by the supervisor into the job's directory; empty skips the check.
+    """
+
+    def __init__(self, launch: str, token: str = "") -> None:
+        self._token = token
+        self._launch = Launch.model_validate_json(launch)
+        self._parts: tuple[Task, Data, Data] | None = None
+        self._helm = Helm()
+        self._has_note = False
+        self._meeting: Meeting | None = None
+        self._trainer: int | None = None
+        """Id of the thread that trains, while one does."""
+        self._link: Link | None = None
+        """Of rank 0, while it trains."""
+        self._shipper: LogShipper | None = None
+        """Sends what this process prints; the newest one."""
+
+    def place(self) -> Place:
+        """Where this process runs; answered as soon as it is there."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        place = Place(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
+        if not self._has_note:
+            keep_exit_note(
+                note_file(self._launch.storage, node, place.pid), before_exit=self._flush_logs
+            )
+            self._has_note = True
+        return place
+
+    def prepare(self) -> bool:
+        """Load everything slow in advance: a group waits for its new members.
+
+        Returns whether the process must join the run of its engine before it may train.
+
+        Raises:
+            TaskRaised: the task or its data cannot be loaded here.
+            StorageError: this process does not see the job's directory.
+        """
+        source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
+        with (
+            sendable_errors(),
+            shipping(source, RayAsk(self._launch.installation)) as self._shipper,
+        ):
+            if self._launch.spec.workers.gpus >= 1:
+                _wait_for_gpu()
+            if self._token:
+                launch, host = self._launch, self.place().host
+                check_token(Path(launch.storage), launch.attempt, token=self._token, host=host)
+            self._parts = _loaded(self._launch)
+        return False
+
+    def _flush_logs(self) -> None:
+        if self._shipper is not None:
+            self._shipper.flush(EXIT_FLUSH_S)
+
+    def open(self, generation: int) -> Address:
+        """Open the store of a new group that this process leads; return its host, port and
+        secret.
+        """
+        from workers.worker.rendezvous import Meeting
+
+        log.debug("group %d meets here", generation)
+        # before the group trains, so that nothing that is asked of it from now on is lost.
+        self._helm = self._helm.successor()
+        self._meeting = Meeting(self.place().host)
+        return self._meeting.address
+
+    def resize(self, note: ResizeRecord) -> None:
+        """Have the group save and come back at its next step boundary, and keep the note among its
+        records.
+        """
+        from accordion.control import Word
+
+        self._helm.ask(Word.RESIZE)
+        if self._link is not None:
+            # a full disk must not keep a group from making room.
+            with suppress(OSError):
+                self._link.post(note)
+
+    def pulse(self, compute_s_by_rank: tuple[float, ...]) -> Pulse:
+        """Say how far this worker is; `compute_s_by_rank` is what all ranks last said."""
+        self._helm.compute_s_by_rank = compute_s_by_rank
+        return replace(self.last_step(), memory=read_memory_use(os.getpid()))
+
+    def last_step(self) -> Pulse:
+        """How far this worker is, or was when its group ended."""
+        helm = self._helm
+        return Pulse(
+            step=helm.step,
+            stepped_at=helm.stepped_at,
+            compute_s=helm.compute_s,
+            progress=helm.progress,
+            num_signs=helm.num_signs,
+        )
+
+    def code_place(self) -> str:
+        """Return the line of user code that the training thread executes; empty if nothing
+        trains.
+        """
+        frame = sys._current_frames().get(self._trainer or 0)
+        return code_place(traceback.extract_stack(frame)) if frame is not None else ""
+
+    def train(self, seat: Seat) -> str:
+        """Train in this group until it ends; gives the loop's outcome.
+
+        Raises:
+            WorkerError: as `loop.train`.
+            RuntimeError: a collective broke, since some peer is gone.
+        """
+        self._trainer = threading.get_ident()
+        try:
+            with sendable_errors():
+                return self._train(seat)
+        finally:
+            self._trainer = None
+            # sockets of the group close with the last object that holds one: peers wait for that.
+            self._meeting = None
+            self._helm.let_go()
+            gc.collect()
+
+    def _meet(self, seat: Seat) -> Store:
+        """Join the other members; return the group's store."""
+        from workers.worker.process_group import PEER_TIMEOUT, device_of
+        from workers.worker.rendezvous import join
+
+        if seat.rank == 0 and self._meeting is not None:
+            # NCCL may connect to the store once more, from threads of its own.
+            on_cpu = device_of(self._launch.spec.workers) == "cpu"
+            return self._meeting.admit(seat.world_size, PEER_TIMEOUT, closed=on_cpu)
+        return join(seat.store, seat.rank, PEER_TIMEOUT)
+
+    def _train(self, seat: Seat) -> str:
+        from workers.worker.process_group import device_of, process_group
+
+        if seat.rank != 0:
+            self._helm = self._helm.successor()
+        device = device_of(self._launch.spec.workers)
+        place = (seat.rank, seat.world_size)
+        source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=seat.rank)
+        with (
+            shipping(source, RayAsk(self._launch.installation)) as self._shipper,
+            _link(self._launch, seat, self._shipper) as link,
+            process_group(
+                self._meet(seat),
+                place,
+                device=device,
+                host=self.place().host,
+                timeout=timedelta(seconds=seat.peer_timeout_s),
+            ),
+        ):
+            context = WorkerContext(
+                launch=self._launch,
+                generation=seat.generation,
+                rank=seat.rank,
+                world_size=seat.world_size,
+                device=device,
+                link=link,
+                interruption=seat.interruption,
+                helm=self._helm,
+                parts=self._parts,
+            )
+            self._link = link
+            try:
+                return _run(context)
+            finally:
+                self._link = None
+
+
+def _wait_for_gpu() -> None:
+    """Wait for the reserved GPU; Ray hides the others from this process."""
+    import torch
+
+    if torch.cuda.is_available():
+        wait_for_free_memory(torch.cuda.mem_get_info)
+
+
+def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:
+    """The task and its data, None for a script; beside them, all modules that a group needs.
+
+    Raises:
+        TaskRaised: the task or its data cannot be loaded here.
+    """
+    # torch itself loads torch._dynamo, 1 to 2 s, with the first optimizer that is made.
+    for module in ("torch._dynamo", "workers.training.loop"):
+        importlib.import_module(module)
+    from workers.training.train_state import load
+    from workers.user_code.install import install
+    from workers.worker.process_damage import note_destroyed_groups
+
+    note_destroyed_groups()
+    install(launch)
+    return None if launch.spec.task.name == SCRIPT else load(launch.spec)
+
+
+def _run(context: WorkerContext) -> str:
+    """Run the loop, or the user's script; what either raises goes to the log with its traceback."""
+    from workers.training.loop import train
+    from workers.training.script_runner import run_script
+    from workers.user_code.install import install
+    from workers.worker.process_damage import explain_damage
+
+    log.info("rank %d of %d trains on %s", context.rank, context.world_size, context.device)
+    try:
+        install(context.launch)
+        return run_script(context) if context.launch.spec.task.name == SCRIPT else train(context)
+    except WorkerError:
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if is_collateral(error):
+            # whoever is gone is what people look for, not where the others stood.
+            log.warning("rank %d lost its peers: %s", context.rank, sentence_of(error))
+            raise
+        log.exception("rank %d ends", context.rank)
+        # Ray treats SystemExit as the end of the process and KeyboardInterrupt as a cancelled call.
+        told = explain_damage(error) or (None if isinstance(error, Exception) else raised_at(error))
+        if told is None:
+            raise
+        progress = context.helm.progress
+        raise TaskRaised(progress.step, progress.epoch, told) from error
+
+
+@contextmanager
+def _link(launch: Launch, seat: Seat, shipper: LogShipper) -> Iterator[Link]:
+    """Connect the rank to the Accordion actor while the block runs."""
+    if seat.rank != 0:
+        yield NoLink(shipper.write)
+        return
+    journal = Journal(
+        Path(launch.storage), attempt=launch.attempt, generation=seat.generation, clock=time.time
+    )
+    link = ActorLink(launch, journal, ask=RayAsk(launch.installation), shipper=shipper)
+    link.start()
+    try:
+        yield link
+    finally:
+        link.close()
