@@ -6,8 +6,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from workers.contract import Launch
-from workers.worker.ray_train_worker import SETTINGS
+from workers.train_run import TRAIN_SETTINGS, TrainRun
 
 if TYPE_CHECKING:
     from workers.controller.ray_train_internals import Controller
@@ -16,7 +15,9 @@ Ending = Literal["finished", "aborted", "errored"]
 POLL_S = "1.0"
 """Interval in seconds at which Ray Train polls the workers; only its own view depends on it."""
 CONTROLLER_SETTINGS = {
-    **SETTINGS,
+    **TRAIN_SETTINGS,
+    # Arrow's own pool takes 4 MB on import, and this process has no data.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": POLL_S,
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
     "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
@@ -26,9 +27,9 @@ CONTROLLER_SETTINGS = {
 class RayTrainController:
     """Runs one Ray Train run in this process; the supervisor says which workers belong to it."""
 
-    def __init__(self, launch: str) -> None:
+    def __init__(self, run: TrainRun) -> None:
         os.environ |= CONTROLLER_SETTINGS
-        self._launch = Launch.model_validate_json(launch)
+        self._train_run = run
         self._built: asyncio.Future[Controller] = asyncio.get_event_loop().create_future()
 
     async def run(self) -> None:
@@ -58,7 +59,7 @@ class RayTrainController:
     def _build(self) -> Controller:
         from workers.controller.ray_train_internals import create_controller
 
-        return create_controller(self._launch)
+        return create_controller(self._train_run)
 
 
 __all__ = ["CONTROLLER_SETTINGS", "Ending", "RayTrainController"]

@@ -55,13 +55,11 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError
 
 from workers.errors import CodeError
-from workers.names import train_run_name
-from workers.worker.ray_train_worker import LocalPlace
 
 if TYPE_CHECKING:
-    from workers.contract import Launch
     from workers.controller.ray_train_controller import Ending
-    from workers.worker.process import Seat
+    from workers.train_run import TrainRun
+    from workers.worker.ray_train_worker import LocalPlace
 
 _UNUSED_CALLBACKS = {
     "DatasetsCallback",
@@ -90,10 +88,10 @@ class ScriptContext:
         RayTrainWorker().init_train_context(**cloudpickle.loads(run_context))
         set_train_fn_utils(_TrainFunctions(report))
 
-    def show_place(self, seat: Seat) -> None:
+    def show_place(self, rank: int, world_size: int, place: LocalPlace) -> None:
         """Have `ray.train.get_context()` tell the worker's place in its present group."""
         get_train_context().distributed_context = DistributedContext(
-            world_rank=seat.rank, world_size=seat.world_size, **asdict(LocalPlace.of_seat(seat))
+            world_rank=rank, world_size=world_size, **asdict(place)
         )
 
 
@@ -343,19 +341,18 @@ class _Trainer(DataParallelTrainer):
         return SimpleNamespace(error=None)
 
 
-def create_controller(launch: Launch) -> Controller:
-    """Return the controller of a new Ray Train run of this attempt; must run in an actor."""
-    workers = launch.spec.workers
-    resources = {"CPU": workers.cpus} | ({"GPU": workers.gpus} if workers.gpus else {})
+def create_controller(run: TrainRun) -> Controller:
+    """Return the controller of a new Ray Train run; must be called in an actor."""
+    resources = {"CPU": run.cpus} | ({"GPU": run.gpus} if run.gpus else {})
     trainer = _Trainer(
         _train_group,
         backend_config=_BackendConfig(),
         scaling_config=ScalingConfig(
-            num_workers=launch.workers, resources_per_worker=resources, use_gpu=bool(workers.gpus)
+            num_workers=run.num_workers, resources_per_worker=resources, use_gpu=bool(run.gpus)
         ),
         run_config=RunConfig(
-            name=train_run_name(launch.spec.name, launch.job_id, launch.attempt),
-            storage_path=f"{launch.storage}/ray-train",
+            name=run.name,
+            storage_path=f"{run.storage}/ray-train",
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )

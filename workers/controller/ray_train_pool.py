@@ -21,7 +21,9 @@ from workers.controller.actor_pool import PULSE_S, RayCrew
 from workers.controller.member import Member
 from workers.controller.ray_train_controller import Ending, RayTrainController
 from workers.errors import EngineUnavailable
+from workers.names import train_run_name
 from workers.tasks import SCRIPT
+from workers.train_run import TrainRun
 from workers.worker.ray_train_worker import WorkerInRayTrain
 
 RAY_SERIES = "2.60"
@@ -80,6 +82,13 @@ class RayTrainCrew(RayCrew):
         check_ray_train(self._ray.__version__)
         self._options |= {"max_concurrency": 8}
         self._is_script = launch.spec.task.name == SCRIPT
+        self._train_run = TrainRun(
+            name=train_run_name(launch.spec.name, launch.job_id, launch.attempt),
+            storage=launch.storage,
+            num_workers=launch.workers,
+            cpus=launch.spec.workers.cpus,
+            gpus=launch.spec.workers.gpus,
+        )
         self._controller: Any = None
         self._controller_since = 0.0
         self._building: Any = None
@@ -160,7 +169,7 @@ class RayTrainCrew(RayCrew):
         here = {"label_selector": {"ray.io/node-id": self._ray.get_runtime_context().get_node_id()}}
         options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 1000, **here}
         self._controller = (
-            self._ray.remote(RayTrainController).options(**options).remote(self._launch)
+            self._ray.remote(RayTrainController).options(**options).remote(self._train_run)
         )
         self._running = self._controller.run.remote()
         self._building = self._controller.wait_until_up.remote()

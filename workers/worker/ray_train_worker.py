@@ -20,19 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workers.tasks import SCRIPT
+from workers.train_run import TRAIN_SETTINGS
 from workers.worker.process import Seat, Worker
 
 if TYPE_CHECKING:
     from workers.controller.ray_train_internals import ScriptContext
-
-SETTINGS = {
-    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_V2_ENABLED": "1",
-}
-"""Ray Train's copies of printed lines are switched off, since the job's log has them, and so is its
-reaction to drained nodes, since the supervisor has its own."""
 
 MOST_METRICS = 100
 """Number of metrics that `ray.train.report` adds to the record of an epoch."""
@@ -44,7 +36,7 @@ class WorkerInRayTrain(Worker):
     """A worker of a Ray Train run, which takes part in one worker group after another."""
 
     def __init__(self, launch: str, token: str = "") -> None:
-        os.environ |= SETTINGS
+        os.environ |= TRAIN_SETTINGS
         super().__init__(launch, token)
         self._run_context: bytes | None = None
         """Context of the newest run that this process joined, as Ray Train's controller sent it."""
@@ -95,7 +87,7 @@ class WorkerInRayTrain(Worker):
         # As Ray Train does: Accelerate would take LOCAL_RANK for the device number.
         os.environ["ACCELERATE_TORCH_DEVICE"] = device_of(self._launch.spec.workers)
         if self._context is not None:
-            self._context.show_place(seat)
+            self._context.show_place(seat.rank, seat.world_size, LocalPlace.of_seat(seat))
         return super().train(seat)
 
     def get_metadata(self) -> dict[str, Any]:
@@ -202,7 +194,6 @@ def keep_finite_numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
 
 __all__ = [
     "MOST_METRICS",
-    "SETTINGS",
     "LocalPlace",
     "WorkerInRayTrain",
     "build_torchrun_env",
