@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from workers.data import Data
     from workers.tasks.base import Task
-    from workers.worker.rendezvous import Address, Meeting
+    from workers.worker.group_rendezvous import Address, Meeting
 
 EXIT_FLUSH_S = 1.0
 """How long a process that calls `os._exit` waits for its last log lines to leave."""
@@ -154,7 +154,7 @@ class Worker:
         """Open the store of a new group that this process leads; return its host, port and
         secret.
         """
-        from workers.worker.rendezvous import Meeting
+        from workers.worker.group_rendezvous import Meeting
 
         log.debug("group %d meets here", generation)
         # before the group trains, so that nothing that is asked of it from now on is lost.
@@ -217,8 +217,8 @@ class Worker:
 
     def _meet(self, seat: Seat) -> Store:
         """Join the other members; return the group's store."""
+        from workers.worker.group_rendezvous import join
         from workers.worker.process_group import PEER_TIMEOUT, device_of
-        from workers.worker.rendezvous import join
 
         if seat.rank == 0 and self._meeting is not None:
             # NCCL may connect to the store once more, from threads of its own.

@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import Store
 
+from workers.worker.group_rendezvous import Meeting
 from workers.worker.process_group import process_group
-from workers.worker.rendezvous import Meeting
 
 
 def new_store() -> Store:
