@@ -23,8 +23,9 @@ from tests.distributed.loop_jobs import RecordingLink
 from workers.contract import JobSpec, Launch
 from workers.errors import WorkerError
 from workers.session import session
+from workers.training.boundaries import Outcome
 from workers.training.context import NoLink, RankProgress, WorkerContext
-from workers.training.loop import Outcome, train
+from workers.training.loop import train
 from workers.training.script_runner import run_script
 from workers.user_code.install import install
 from workers.worker.process import _run

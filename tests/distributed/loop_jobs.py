@@ -15,10 +15,11 @@ import torch.distributed as dist
 
 from accordion.messages import Decision, Report
 from workers.contract import JobSpec, Launch, Orders, Payload, Progress, Started
+from workers.training.boundaries import Outcome
 from workers.training.checkpointing import restore
 from workers.training.clock import Clock
 from workers.training.context import NoLink, WorkerContext
-from workers.training.loop import Outcome, train
+from workers.training.loop import train
 from workers.training.train_state import Run, build
 
 READING = 10**6

@@ -16,7 +16,7 @@ from tests.distributed.loop_jobs import RecordingLink, context, spec
 from tests.unit.workers import datasets
 from workers.training.clock import Clock
 from workers.training.loop import train_epochs
-from workers.training.running_statistics import average_buffers, begin_window
+from workers.training.running_statistics import average_buffers, mark_buffers_equal
 from workers.training.train_state import build
 
 
@@ -41,6 +41,7 @@ def made(rank: int, model: nn.Module) -> Any:
         context=SimpleNamespace(world_size=dist.get_world_size(), rank=rank),
         position=SimpleNamespace(epoch=0),
         epoch_loss=SimpleNamespace(samples=0),
+        samples_at_averaging=0,
         session=SimpleNamespace(ledger=Ledger(dist.get_world_size())),
     )
 
@@ -97,7 +98,7 @@ def windows(rank: int) -> Any:
     see(run, samples=[10, 10][rank], mean=[0.0, 4.0][rank])
     average_buffers(run)
     within = state(run)[0][0]
-    run.position.epoch, run.epoch_loss.samples = 1, 0
+    run.position.epoch, run.epoch_loss.samples, run.samples_at_averaging = 1, 0, 0
     see(run, samples=[10, 30][rank], mean=[0.0, 4.0][rank])
     average_buffers(run)
     return within, state(run)[0][0]
@@ -110,7 +111,7 @@ def test_only_samples_since_the_last_time_count(run_group):
 def resumed(rank: int) -> Any:
     run = made(rank, Model())
     run.epoch_loss.samples = [1000, 0][rank]
-    begin_window(run)
+    mark_buffers_equal(run)
     see(run, samples=10, mean=[0.0, 4.0][rank])
     average_buffers(run)
     return state(run)[0][0]

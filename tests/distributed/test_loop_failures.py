@@ -9,9 +9,9 @@ import torch
 
 from tests.distributed.loop_jobs import RecordingLink, context, parameters, run_job, synthetic
 from workers.errors import LossNotFinite, TaskRaised
+from workers.training.boundaries import MAX_SKIPPED_IN_A_ROW
 from workers.training.clock import Clock
-from workers.training.evaluation import agree, summaries
-from workers.training.loop import MAX_SKIPPED_IN_A_ROW
+from workers.training.evaluation import agree, gather_summaries, measure_metrics
 from workers.training.train_state import build
 
 
@@ -56,7 +56,7 @@ def drift(rank: int, storage: Path) -> tuple[list[bool], list[str], list[torch.T
     run = build(context(rank, storage, synthetic(), link), Clock())
     with torch.no_grad():
         run.ddp.module.layers[0].weight[rank, 0] += 1.0 * rank
-    agreed = [agree(run, summaries(run)) for _ in range(2)]
+    agreed = [agree(run, gather_summaries(run, measure_metrics(run))) for _ in range(2)]
     return agreed, link.lines, parameters(run)
 
 

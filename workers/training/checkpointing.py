@@ -47,12 +47,17 @@ def is_due(run: Run, words: Container[Word]) -> bool:
     """
     spec, at_epochs_end = run.spec.checkpoint, run.position.samples >= len(run.data)
     by_steps = spec.every_steps is not None and run.session.steps % spec.every_steps == 0
-    due = Word.CHECKPOINT in words or (by_steps and not (at_epochs_end and _follows(run)))
+    due = Word.CHECKPOINT in words or (by_steps and not (at_epochs_end and _is_saved_at_end(run)))
     if run.context.rank == 0 and not due and spec.every_seconds is not None:
         passed = run.phases.clock.elapsed() - run.saving.began_s
         if passed >= spec.every_seconds:
             run.session.request(Word.CHECKPOINT)
     return due
+
+
+def is_due_after_epoch(run: Run, epoch: int, *, is_last: bool) -> bool:
+    """Return whether a checkpoint is to be taken at the end of this epoch."""
+    return is_last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0
 
 
 def save(run: Run, *, wait: bool = False) -> bool:
@@ -64,12 +69,14 @@ def save(run: Run, *, wait: bool = False) -> bool:
     job is cancelled. Running statistics are averaged over the workers.
 
     Returns:
-        Whether the state is saved or being saved; the same on all ranks.
+        Whether the state is saved or being saved, or there is no storage; equal on all ranks.
 
     Raises:
         SupersededError: another worker group runs the job.
         RuntimeError: another worker is gone.
     """
+    if not run.context.launch.storage:
+        return True
     with run.phases("checkpoint"):
         start = run.phases.clock.elapsed()
         if wait:
@@ -132,7 +139,7 @@ def _wait_for(run: Run, upload: Upload, give_up: Callable[[], bool]) -> list[Wri
 
 def restore(run: Run) -> str | None:
     """Resume from the newest valid checkpoint and return its name; None, with no change, if there
-    is none.
+    is none, or no storage.
 
     Rank 0 picks the checkpoint. Each rank reads its own part if the group has the size of the one
     that saved it; else rank 0 reads all parts. A checkpoint that any rank finds damaged is refused
@@ -143,6 +150,8 @@ def restore(run: Run) -> str | None:
         StorageError: the storage cannot serve this job.
         SupersededError: another worker group runs the job.
     """
+    if not run.context.launch.storage:
+        return None
     storage = _storage(run)
     run.saving.began_s = run.phases.clock.elapsed()
     refused: set[str] = set()
@@ -299,10 +308,10 @@ def _storage(run: Run) -> Storage:
     )
 
 
-def _follows(run: Run) -> bool:
-    """Whether the end of this epoch takes a checkpoint by itself."""
-    done = run.position.epoch + 1
-    return done == run.spec.training.epochs or done % run.spec.checkpoint.every_epochs == 0
+def _is_saved_at_end(run: Run) -> bool:
+    """Return whether the end of this epoch takes a checkpoint by itself."""
+    epoch = run.position.epoch
+    return is_due_after_epoch(run, epoch, is_last=epoch + 1 == run.spec.training.epochs)
 
 
-__all__ = ["is_due", "restore", "save", "settle", "storage_use"]
+__all__ = ["is_due", "is_due_after_epoch", "restore", "save", "settle", "storage_use"]

@@ -37,19 +37,25 @@ class Summary:
     """Digest of the parameters."""
 
 
-def summaries(run: Run) -> list[Summary]:
-    """Every worker's summary, in rank order; all ranks together.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSums:
+    """One worker's metrics, summed over its held-out samples."""
 
-    Raises:
-        TaskRaised: the task's metrics or the model raised.
-    """
-    totals, samples = _evaluated(run)
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """Sum by name; for a geometric metric, the sum of its logarithms."""
+    samples: int = 0
+    geometric: Collection[str] = ()
+    """Names of metrics whose mean is the geometric one, such as perplexity."""
+
+
+def gather_summaries(run: Run, metrics: MetricSums) -> list[Summary]:
+    """Return every worker's summary of the epoch, in rank order; all ranks together."""
     own = Summary(
         loss_total=float(run.epoch_loss.total),
         loss_samples=run.epoch_loss.samples,
-        metric_totals=totals,
-        geometric=geometric_metrics(run.task),
-        eval_samples=samples,
+        metric_totals=metrics.totals,
+        geometric=metrics.geometric,
+        eval_samples=metrics.samples,
         parameters=parameter_digest(run.model),
     )
     gathered = [own] * run.context.world_size
@@ -109,8 +115,12 @@ def agree(run: Run, parts: Sequence[Summary]) -> bool:
 
 
 @torch.no_grad()
-def _evaluated(run: Run) -> tuple[dict[str, float], int]:
-    """Metrics summed over this worker's part of the held-out samples, and how many these are."""
+def measure_metrics(run: Run) -> MetricSums:
+    """Measure the task's metrics on this worker's part of the held-out samples.
+
+    Raises:
+        TaskRaised: the task's metrics or the model raised.
+    """
     model, totals, samples = run.model, dict[str, float](), 0
     geometric = geometric_metrics(run.task)
     model.eval()
@@ -122,7 +132,7 @@ def _evaluated(run: Run) -> tuple[dict[str, float], int]:
                 term = _log(float(value)) if name in geometric else float(value)
                 totals[name] = totals.get(name, 0.0) + term * len(piece)
             samples += len(piece)
-    return totals, samples
+    return MetricSums(totals=totals, samples=samples, geometric=geometric)
 
 
 def _measured(run: Run, model: nn.Module, piece: range) -> Mapping[str, Tensor]:

@@ -108,11 +108,16 @@ def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
 
 
 def epoch_record(
-    run: Run, decision: Decision, *, loss: float | None, metrics: Mapping[str, float]
+    run: Run,
+    decision: Decision,
+    *,
+    loss: float | None,
+    metrics: Mapping[str, float],
+    lr: float,
 ) -> EpochRecord:
-    """The finished epoch; `decision` was in force at its end.
+    """Return the record of the finished epoch; `decision` was in force at its end.
 
-    Metrics from `ray.train.report` are added to those given, which win where both name one.
+    Metrics from `ray.train.report` are added; for a name in both, the metric given here is kept.
     """
     statistic = run.adviser.statistic
     return EpochRecord(
@@ -121,7 +126,7 @@ def epoch_record(
         world_size=run.context.world_size,
         loss=loss,
         metrics={**run.context.helm.take_metrics(), **metrics},
-        lr=float(run.optimizer.param_groups[0]["lr"]),
+        lr=lr,
         global_batch=decision.global_batch or run.spec.training.global_batch,
         samples=run.position.samples,
         skipped_steps=run.session.skipped_steps - run.epoch_mark.skipped_steps,

@@ -11,7 +11,6 @@ makes them one: what is left is the order of the micro-batches within a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -20,13 +19,6 @@ from torch import Tensor, nn
 from accordion.ledger import OVERHEAD
 from accordion.wire import Mean
 from workers.training.train_state import Run
-
-_AVERAGED_AT: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
-"""By model: epoch, and samples of it that this worker had trained on, when the buffers were
-averaged last.
-
-No part of `Run`: it is of this process only, and nothing of it is saved.
-"""
 
 
 def keep_memory(run: Run) -> None:
@@ -45,9 +37,9 @@ def keep_memory(run: Run) -> None:
             module.momentum = 1.0 - (1.0 - module.momentum) ** run.context.world_size
 
 
-def begin_window(run: Run) -> None:
-    """Say that the buffers of all workers are equal now, as after a checkpoint was read."""
-    _AVERAGED_AT[run.ddp] = (run.position.epoch, run.epoch_loss.samples)
+def mark_buffers_equal(run: Run) -> None:
+    """Record that the buffers of all workers are equal now, such as after reading a checkpoint."""
+    run.samples_at_averaging = run.epoch_loss.samples
 
 
 def average_buffers(run: Run) -> None:
@@ -62,8 +54,8 @@ def average_buffers(run: Run) -> None:
     buffers = _buffers(run.model)
     if run.context.world_size == 1 or not any(buffer.is_floating_point() for buffer in buffers):
         return
-    samples = _samples_since(run)
-    begin_window(run)
+    samples = run.epoch_loss.samples - run.samples_at_averaging
+    mark_buffers_equal(run)
     means = _weighted_means(run, buffers, samples)
     for buffer, mean in zip(buffers, means, strict=True):
         buffer.copy_(mean if buffer.is_floating_point() else mean.round())
@@ -76,11 +68,6 @@ def _buffers(model: nn.Module) -> list[Tensor]:
         for name, buffer in model.named_buffers()
         if name in saved and not buffer.is_complex()
     ]
-
-
-def _samples_since(run: Run) -> int:
-    epoch, samples = _AVERAGED_AT.get(run.ddp, (run.position.epoch, 0))
-    return run.epoch_loss.samples - (samples if epoch == run.position.epoch else 0)
 
 
 def _weighted_means(run: Run, buffers: Sequence[Tensor], samples: int) -> list[Tensor]:
@@ -96,4 +83,4 @@ def _weighted_means(run: Run, buffers: Sequence[Tensor], samples: int) -> list[T
     return [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)]
 
 
-__all__ = ["average_buffers", "begin_window", "keep_memory"]
+__all__ = ["average_buffers", "keep_memory", "mark_buffers_equal"]

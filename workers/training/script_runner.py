@@ -27,7 +27,7 @@ from workers.training.resume import StopRequested
 from workers.user_code.install import install, put_on_path
 
 if TYPE_CHECKING:
-    from workers.training.loop import Outcome
+    from workers.training.boundaries import Outcome
 
 logger = logging.getLogger(__name__)
 

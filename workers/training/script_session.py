@@ -29,26 +29,24 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from accordion.control import Word
 from accordion.session import Session
 from workers.errors import CodeError
 from workers.training import standalone_context as standalone
-from workers.training.checkpointing import is_due, restore, save
+from workers.training.boundaries import (
+    FLUSH_TIMEOUT_S,
+    EpochRates,
+    Outcome,
+    finish_epoch,
+    finish_step,
+    follow_signals,
+    open_epoch,
+    start_training,
+)
+from workers.training.checkpointing import save
 from workers.training.clock import Clock
 from workers.training.context import WorkerContext
-from workers.training.evaluation import Summary, agree, mean_loss, mean_metrics, parameter_digest
-from workers.training.loop import FLUSH_TIMEOUT_S, Outcome, check_taken, open_epoch, steer
-from workers.training.reports import announce, epoch_record, report_progress, report_switch
-from workers.training.running_statistics import average_buffers, begin_window, keep_memory
-from workers.training.sampler import (
-    Position,
-    batch_at,
-    cut,
-    epoch_order,
-    loss_weight,
-    num_batches,
-    share,
-)
+from workers.training.evaluation import MetricSums
+from workers.training.sampler import batch_at, cut, epoch_order, loss_weight, num_batches, share
 from workers.training.script_runner import Held, Leave, NoTask, Samples, Stateful
 from workers.training.train_state import Run, assemble
 
@@ -107,7 +105,6 @@ class ScriptSession:
         self._leaving: Outcome | None = None
         self._lap = self._waited = 0.0
         self._rate = 0.0
-        self._saved_step = -1
         self.failure: BaseException | None = None
         """What was raised by us and not by the script."""
 
@@ -229,12 +226,7 @@ class ScriptSession:
             )
             run.optimizer = Held.of(optimizer, kept)
             self._run = run
-            keep_memory(run)
-            resumed_from = restore(run) if self._saves else None
-            begin_window(run)
-            announce(run, resumed_from)
-            standalone.log_resume(run, resumed_from)
-            run.context.helm.listen(run.session.request)
+            standalone.log_resume(run, start_training(run))
         self._begin_lap()
         return run.session
 
@@ -263,8 +255,7 @@ class ScriptSession:
         run.context.helm.enter("training", epoch=run.position.epoch, step=run.session.steps)
         batch, own = self._part()
         if own:
-            run.epoch_loss.add(loss, own)
-            run.recent_loss.add(loss, own)
+            run.add_loss(loss, own)
         weight = 1.0
         if self._batches is not None:
             weight = loss_weight(range(own), batch, world_size=run.context.world_size)
@@ -294,14 +285,12 @@ class ScriptSession:
                 self._batches.ahead.popleft()
             result = run.session.step()
             self._count("optimize")
-            run.position = Position(epoch=run.position.epoch, samples=batch.stop)
-            run.progress_samples += len(batch)
-            if result.switch is not None:
-                report_switch(run, result.switch)
-            check_taken(run, taken=result.taken)
-            steer(run)
-            report_progress(run)
-            self._follow(result.announced)
+            finish_step(run, batch, result)
+            self._leaving = follow_signals(run, result.announced)
+            self._begin_lap()
+            if self._leaving is not None:
+                run.context.link.flush(FLUSH_TIMEOUT_S)
+                raise Leave(self._leaving)
         return result.taken
 
     def end_epoch(self, **metrics: float | Tensor) -> None:
@@ -310,34 +299,31 @@ class ScriptSession:
 
         Of a metric the mean over those workers is kept that give it.
         """
-        run, epoch = self.run, self.run.position.epoch
-        run.context.helm.enter("epoch end", epoch=epoch, step=run.session.steps)
-        decision, rate = run.session.decision, float(run.optimizer.param_groups[0]["lr"])
+        run = self.run
+        rate = float(run.optimizer.param_groups[0]["lr"])
+        last_step = self._rate or rate
+        totals = {name: float(value) for name, value in metrics.items()}
+        sums = MetricSums(totals=totals, samples=1 if totals else 0)
         self._count("evaluate")
         with self._ours():
             standalone.check_not_superseded(run)
-            average_buffers(run)
-            parts = self._summaries({name: float(value) for name, value in metrics.items()})
-            agree(run, parts)
-            switch = run.session.end_epoch(lr=self._rate or rate, next_lr=rate)
-            self._count("decide")
-            record = epoch_record(run, decision, loss=mean_loss(parts), metrics=mean_metrics(parts))
-            run.context.link.post(record.model_copy(update={"lr": self._rate or rate}))
-            last = epoch + 1 == self._epochs
-            if not last:
-                report_switch(run, switch)
-            open_epoch(run, epoch + 1)
-            if last:
-                report_progress(run, last=True, loss=record.loss)
-            if last or (epoch + 1) % run.spec.checkpoint.every_epochs == 0:
-                self._save(wait=last)
+            is_saved = finish_epoch(
+                run,
+                lambda: sums,
+                rates=EpochRates(last_step=last_step, epoch=last_step, next_epoch=rate),
+                is_last=run.position.epoch + 1 == self._epochs,
+            )
+            self._begin_lap()
+            if not is_saved:
+                raise Leave("unsaved")
 
     def checkpoint(self) -> None:
         """Save everything now: all workers, between two steps. It is also done as often as the job
         asks.
         """
         with self._ours():
-            self._save(wait=False)
+            save(self.run)
+            self._begin_lap()
 
     def close(self) -> None:
         """The script has come to its end: what was not saved is.
@@ -353,8 +339,8 @@ class ScriptSession:
         run = self._run
         run.context.helm.enter("finished", epoch=run.position.epoch, step=run.session.steps)
         with self._ours():
-            if dist.is_initialized() and self._saved_step != run.session.steps:
-                self._save(wait=True)
+            if dist.is_initialized() and not save(run, wait=True):
+                raise Leave("unsaved")
             run.context.link.flush(FLUSH_TIMEOUT_S)
 
     @property
@@ -367,10 +353,6 @@ class ScriptSession:
     def _in_job(self) -> bool:
         return self._place.launch.job_id != standalone.NO_JOB
 
-    @property
-    def _saves(self) -> bool:
-        return bool(self._place.launch.storage)
-
     def _part(self) -> tuple[range, int]:
         """The batch that is being trained on, and how many of its samples are this rank's."""
         run = self.run
@@ -379,37 +361,6 @@ class ScriptSession:
         # of a script's own loader nothing is known but that a step is a step.
         position = run.position.samples
         return range(position, position + run.session.global_batch), 1
-
-    def _follow(self, words: frozenset[Word]) -> None:
-        run = self.run
-        if Word.SAVE_STOP in words or Word.RESIZE in words:
-            self._leaving = "stopped" if Word.SAVE_STOP in words else "resized"
-            self._save(wait=True)
-            run.context.link.flush(FLUSH_TIMEOUT_S)
-            raise Leave(self._leaving)
-        if is_due(run, words):
-            self._save(wait=False)
-
-    def _save(self, *, wait: bool) -> None:
-        if self._saves:
-            is_saved = save(self.run, wait=wait)
-            if wait and not is_saved:
-                raise Leave("unsaved")
-            self._saved_step = self.run.session.steps
-        self._begin_lap()
-
-    def _summaries(self, metrics: Mapping[str, float]) -> list[Summary]:
-        run = self.run
-        own = Summary(
-            loss_total=float(run.epoch_loss.total),
-            loss_samples=run.epoch_loss.samples,
-            metric_totals=metrics,
-            eval_samples=1 if metrics else 0,
-            parameters=parameter_digest(run.model),
-        )
-        gathered = [own] * run.context.world_size
-        dist.all_gather_object(gathered, own)
-        return gathered
 
     def _begin_lap(self) -> None:
         self._lap, self._waited = self.run.phases.clock.elapsed(), self.run.session.communicate_s

@@ -125,6 +125,8 @@ class Run:
     """Those that people ordered last; None where a checkpoint may hold others."""
     progress_s: float
     """When the last `Progress` left, on the clock's `elapsed`."""
+    samples_at_averaging: int = 0
+    """Samples in `epoch_loss` when the running statistics were last equal on all workers."""
     progress_samples: int = 0
     """Samples over all workers since then."""
     computed_s: float = 0.0
@@ -156,6 +158,11 @@ class Run:
     def model(self) -> nn.Module:
         """The model itself, without DistributedDataParallel."""
         return unwrapped(self.ddp)
+
+    def add_loss(self, mean_loss: Tensor, samples: int) -> None:
+        """Count the training loss of a micro-batch."""
+        self.epoch_loss.add(mean_loss, samples)
+        self.recent_loss.add(mean_loss, samples)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, backward passes accumulate gradients and exchange none."""
