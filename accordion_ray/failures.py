@@ -11,7 +11,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from accordion_ray.train_context import read_training_error
 from workers.contract import FailureRecord
-from workers.error_kinds import is_collateral, raised_at
+from workers.error_kinds import is_peer_loss
+from workers.error_text import format_with_line
 
 POLL_S = 0.5
 """Pause between two reads of the store while training; Ray Train polls its workers every 2 s."""
@@ -27,12 +28,12 @@ log = logging.getLogger(__name__)
 
 def classify_failure(error: BaseException, *, rank: int) -> FailureRecord:
     """Return the record of an error that a rank's training function raised."""
-    if isinstance(error, Exception) and is_collateral(error):
+    if isinstance(error, Exception) and is_peer_loss(error):
         message = f"rank {rank} lost its peers in a collective"
         return FailureRecord(cause="infrastructure", rank=rank, message=message)
     message = (
-        f"rank {rank}: {raised_at(error)}; the traceback is in the output of the script that called"
-        " fit(), and in logs/train of Ray's session directory"
+        f"rank {rank}: {format_with_line(error)}; the traceback is in the output of the script that"
+        " called fit(), and in logs/train of Ray's session directory"
     )
     return FailureRecord(cause="job", rank=rank, message=message)
 

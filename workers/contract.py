@@ -7,6 +7,7 @@ open.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -47,6 +48,15 @@ class Bytes(Strict):
     dense: int = 0
     fp16: int = 0
     """Payloads that all-reduce in fp32 and in fp16 would have had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Next sample that the job trains on."""
+
+    epoch: int = 0
+    samples: int = 0
+    """Samples of this epoch that all workers together have trained on."""
 
 
 class StorageUse(Strict):

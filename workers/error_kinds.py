@@ -1,18 +1,11 @@
-"""Classifies errors (process died, peer lost, user code raised) and formats them with their
-place.
-"""
+"""Classifies worker errors: process died, peer lost, storage failed, or the task's own."""
 
 from __future__ import annotations
 
+import errno
 import re
-import sysconfig
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-from workers.errors import ProcessLost, WorkerError
-from workers.plain_text import clean_text, clean_texts
+from workers.errors import ProcessCrashed, ProcessLost
 
 _SIGNS_OF_DEATH = frozenset(
     {
@@ -29,11 +22,24 @@ _NODE_LOSS = re.compile(r"\bnode (has |was |is )?(died|dead|terminated|removed)"
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _ENDED = "connection error code 2"
 """Part of Ray's message for a process that was killed, crashed, or closed its connection to Ray."""
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-_OURS = Path(__file__).parent
+_STORAGE_AWAY = frozenset(
+    {
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTCONN,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+"""Error numbers of a directory that is full or not mounted; the job waits for it."""
 
 
-def is_dead(error: BaseException) -> bool:
+def is_process_death(error: BaseException) -> bool:
     """Whether the error says that a process is gone rather than that code in it raised."""
     if isinstance(error, ProcessLost):
         return True
@@ -43,11 +49,11 @@ def is_dead(error: BaseException) -> bool:
 def _is_node_loss(error: BaseException) -> bool:
     """Whether a process is gone because its node is."""
     return "NodeDiedError" in _ray_types(error) or (
-        is_dead(error) and bool(_NODE_LOSS.search(str(error)))
+        is_process_death(error) and bool(_NODE_LOSS.search(str(error)))
     )
 
 
-def died_alone(error: BaseException) -> bool:
+def is_lone_process_death(error: BaseException) -> bool:
     """Whether a process died while its node stayed; one that we killed for its silence does not
     count.
     """
@@ -57,7 +63,7 @@ def died_alone(error: BaseException) -> bool:
     return died and not _is_node_loss(error)
 
 
-def is_collateral(error: BaseException) -> bool:
+def is_peer_loss(error: BaseException) -> bool:
     """Whether a collective broke because a peer went away. Gloo raises plain RuntimeErrors, known
     by their source.
 
@@ -74,7 +80,24 @@ def is_bad_descriptor(error: BaseException) -> bool:
     return "Bad file descriptor" in str(error)
 
 
-def death_of(error: BaseException) -> str:
+def is_storage_outage(error: BaseException) -> bool:
+    """Whether an error says that a directory is full or not reachable now."""
+    return isinstance(error, OSError) and getattr(error, "errno", None) in _STORAGE_AWAY
+
+
+def is_storage_error(error: BaseException) -> bool:
+    """Whether the storage raised the error; a bad descriptor was closed by the process itself."""
+    return isinstance(error, OSError) and error.errno != errno.EBADF
+
+
+def is_infrastructure_error(error: BaseException) -> bool:
+    """Whether an error that one rank raised is the cluster's or the storage's, not user code's."""
+    if is_process_death(error):
+        return not isinstance(error, ProcessCrashed)
+    return is_peer_loss(error) or is_storage_error(error)
+
+
+def describe_death(error: BaseException) -> str:
     """Describe the cause of a death as a clause to append to a sentence; empty if it is unknown."""
     text = str(error)
     if isinstance(error, ProcessLost):
@@ -89,64 +112,6 @@ def death_of(error: BaseException) -> str:
             " was closed"
         )
     return ""
-
-
-def sentence_of(error: BaseException) -> str:
-    """One line that every file and database takes."""
-    first = (str(error).strip() or "no message").splitlines()[0]
-    return clean_text(
-        first if isinstance(error, WorkerError) else f"{type(error).__name__}: {first}"
-    )
-
-
-@contextmanager
-def sendable_errors() -> Iterator[None]:
-    """Clean the texts of errors raised in the block: Ray kills a process whose error is not
-    Unicode.
-    """
-    try:
-        yield
-    except Exception as error:
-        told = "".join(traceback.format_exception(error))
-        if clean_text(told) == told:
-            raise
-        raise _cleaned(error) from None
-
-
-def _cleaned(error: Exception) -> Exception:
-    """Return the error without its chain, of the same type if that can hold a cleaned text."""
-    if isinstance(error, WorkerError):
-        return type(error)(*clean_texts(error.args))
-    error.args = clean_texts(error.args)
-    error.__cause__ = error.__context__ = None
-    error.__notes__ = []
-    return error if clean_text(str(error)) == str(error) else RuntimeError(sentence_of(error))
-
-
-def raised_at(error: BaseException) -> str:
-    """Format an error as `Type: message (file.py:line)`, with the innermost line of user code."""
-    place = code_place(traceback.extract_tb(error.__traceback__))
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-
-
-def code_place(frames: traceback.StackSummary) -> str:
-    """Return `file.py:line` of the innermost user code or built-in task; else of the innermost
-    frame.
-    """
-    own = [frame for frame in frames if is_user_code(frame.filename)] or list(frames[-1:])
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-
-
-def is_user_code(filename: str) -> bool:
-    """Whether a file holds user code or a built-in task, rather than installed packages or this
-    project.
-    """
-    file = Path(filename)
-    if filename.startswith(("<", *_INSTALLED)) or "site-packages" in file.parts:
-        return False
-    if file.is_relative_to(_OURS):
-        return file.relative_to(_OURS).parts[0] in {"tasks", "models", "data"}
-    return not file.is_relative_to(_OURS.parent / "accordion")
 
 
 def _ray_types(error: BaseException) -> set[str]:

@@ -25,8 +25,8 @@ from accordion.config import BatchConfig, Config, DetectorConfig, Window
 from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
-from workers.checkpoint.storage import check_url
 from workers.plain_text import check_texts
+from workers.storage_url import check_storage_url
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
 
 Label = Annotated[
@@ -305,7 +305,7 @@ class CheckpointSpec(Strict):
     @field_validator("storage")
     @classmethod
     def _a_place(cls, storage: str | None) -> str | None:
-        return None if storage is None else check_url(storage)
+        return None if storage is None else check_storage_url(storage)
 
 
 class LimitsSpec(Strict):

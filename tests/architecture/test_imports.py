@@ -35,6 +35,22 @@ PLANTED = [
     ("view", "service/planted.py", "from accordion import session"),
     ("view", "service/planted.py", "from accordion.compressors import none"),
     ("view", "service/planted.py", "from workers.training import loop"),
+    ("rooms", "workers/worker/planted.py", "from workers.controller import attempt"),
+    ("rooms", "workers/training/planted.py", "from workers.controller import failure_causes"),
+    ("rooms", "workers/training/planted.py", "from workers.worker import memory"),
+    ("rooms", "workers/hub/planted.py", "from workers.training import loop"),
+    ("rooms", "workers/hub/planted.py", "from workers.checkpoint import storage"),
+    ("rooms", "workers/checkpoint/planted.py", "from workers.training import sampler"),
+    ("rooms", "workers/user_code/planted.py", "from workers.training import loop"),
+    ("rooms", "workers/contract.py", "from workers.hub import journal"),
+    ("rooms", "workers/spec.py", "from workers.checkpoint import storage"),
+    ("rooms", "workers/tasks/base.py", "from workers.user_code import install"),
+    ("workers-ray", "workers/training/planted.py", "import ray"),
+    ("workers-ray", "workers/worker/memory.py", "import ray"),
+    ("workers-ray", "workers/hub/accordion_actor.py", "import ray"),
+    ("training-ray", "workers/training/planted.py", "import ray"),
+    ("training-ray", "workers/training/planted.py", "from workers.hub import actor_client"),
+    ("training-ray", "workers/session.py", "from workers.hub import actor_client"),
 ]
 
 
@@ -146,10 +162,14 @@ def test_the_process_of_ray_trains_controller_loads_no_torch() -> None:
 
 
 PRIVATE_HOMES = {
-    "ray.train.v2": {"accordion_ray.train_context", "workers.controller.ray_train_internals"}
+    "ray.train.v2": {
+        "accordion_ray.train_context",
+        "workers.controller.ray_train_internals",
+        "workers.worker.ray_train_context",
+    }
 }
-"""Private names of other packages by their beginning, and the modules that may import them: one a
-package of ours.
+"""Private names of other packages by their beginning, and the modules that may import them: one for
+each kind of process.
 """
 
 

@@ -23,7 +23,6 @@ from tests.distributed.loop_jobs import (
 )
 from tests.distributed.loop_tasks import run_task
 from workers.contract import EpochRecord, JobSpec, Orders
-from workers.tasks.base import load_task
 from workers.training.sampler import (
     batch_at,
     cut,
@@ -34,6 +33,7 @@ from workers.training.sampler import (
     share,
 )
 from workers.training.train_state import seeded
+from workers.user_code.load_task import load_task
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 PLAIN = spec(training={"epochs": 2, "warmup": {"epochs": 1}}, compression={"method": "none"})
@@ -41,7 +41,11 @@ PLAIN = spec(training={"epochs": 2, "warmup": {"epochs": 1}}, compression={"meth
 
 def plain_ddp(rank: int, job: JobSpec) -> list[torch.Tensor]:
     """The same job as anyone would write it with DDP: no Accordion, no loop of ours."""
-    world, training, task = dist.get_world_size(), job.training, load_task(job.task)
+    world, training, task = (
+        dist.get_world_size(),
+        job.training,
+        load_task(job.task.name, job.task.options),
+    )
     with seeded(seed_of("model", training.seed), "cpu"):
         ddp = DistributedDataParallel(task.model(), broadcast_buffers=False)
     sgd = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from workers.checkpoint.lineage import Lineage, Survivors, newest_first
 from workers.checkpoint.storage import Storage
+from workers.contract import Position
 from workers.errors import CheckpointError
-from workers.training.sampler import Position
 
 _FORMAT = 2
 _MANIFEST = "manifest.json"

@@ -7,7 +7,6 @@ neither torch nor ray, and fsspec only where there is a URL.
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,43 +16,6 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import urlsplit
 
-_PACKAGE_OF = {
-    "arrow_hdfs": "pyarrow",
-    "dbfs": "requests",
-    "hdfs": "pyarrow",
-    "sftp": "paramiko",
-    "smb": "smbprotocol",
-    "ssh": "paramiko",
-    "webhdfs": "requests",
-}
-"""What filesystems that are part of fsspec itself need; for all others the package is that of their
-class.
-"""
-_NO_STORAGE = frozenset(
-    {
-        "async_wrapper",
-        "asynclocal",
-        "asyncwrapper",
-        "blockcache",
-        "cached",
-        "data",
-        "dir",
-        "filecache",
-        "generic",
-        "git",
-        "github",
-        "http",
-        "https",
-        "jlab",
-        "jupyter",
-        "libarchive",
-        "reference",
-        "simplecache",
-        "tar",
-        "zip",
-    }
-)
-"""Filesystems of fsspec that cannot be written, or wrap another one."""
 _WAYS_OUT = {
     errno.ENOSPC: "free space there, or lower checkpoint.keep",
     errno.EDQUOT: "free space there, raise the quota, or lower checkpoint.keep",
@@ -306,60 +268,9 @@ def storage_of(url: str | None, *, job_id: str, directory: Path) -> Storage:
     return UrlStorage(url, job_id)
 
 
-def check_url(url: str) -> str:
-    """The URL of a storage, unless it cannot be one; nothing is opened.
-
-    Raises:
-        ValueError: with the way out.
-    """
-    place = urlsplit(url)
-    if not place.scheme or "://" not in url or "::" in url:
-        raise ValueError(
-            f"storage {url!r} is no URL; give one such as s3://bucket/path or file:///mnt/shared"
-        )
-    if place.password is not None:
-        raise ValueError(
-            f"storage on {place.hostname!r} carries a password, and a spec is shown to people;"
-            " leave it out and set it in the workers' environment"
-        )
-    if place.scheme == "memory":
-        raise ValueError(
-            "storage memory:// is seen by one process only; give a place that all workers reach"
-        )
-    if place.scheme in {"file", "local"} and (place.netloc or not place.path.strip("/")):
-        raise ValueError(
-            f"storage {url!r} names no directory; give an absolute path, such as file:///mnt/shared"
-        )
-    if not (place.netloc + place.path).strip("/"):
-        raise ValueError(
-            f"storage {url!r} names no place; give a bucket or a host, such as s3://bucket/path"
-        )
-    _check_protocol(place.scheme)
-    return url
-
-
 def way_out(error: OSError) -> str:
     """What people can do about a storage that cannot be written."""
     return _WAYS_OUT.get(error.errno or 0, "see that the workers reach it and may write there")
-
-
-def _check_protocol(protocol: str) -> None:
-    from fsspec.registry import known_implementations, registry
-
-    if protocol in registry:
-        return
-    if protocol in _NO_STORAGE or protocol not in known_implementations:
-        known = ", ".join(sorted(known_implementations.keys() - _NO_STORAGE - {"memory"}))
-        raise ValueError(
-            f"storage has the protocol {protocol!r}, which cannot be written; known are {known}"
-        )
-    package = known_implementations[protocol]["class"].partition(".")[0]
-    package = _PACKAGE_OF.get(protocol, package)
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(
-            f"storage {protocol}:// needs the package {package}, which is not installed; run pip"
-            f" install {package}, for the workers too"
-        )
 
 
 def _to_disk(directory: Path) -> None:
@@ -370,4 +281,4 @@ def _to_disk(directory: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["LocalStorage", "Storage", "UrlStorage", "check_url", "storage_of", "way_out"]
+__all__ = ["LocalStorage", "Storage", "UrlStorage", "storage_of", "way_out"]

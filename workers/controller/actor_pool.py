@@ -23,7 +23,7 @@ from workers.controller.member import Member
 from workers.controller.ray_nodes import draining_nodes
 from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
-from workers.error_kinds import died_alone, is_dead
+from workers.error_kinds import is_lone_process_death, is_process_death
 from workers.errors import (
     ProcessCrashed,
     ProcessLost,
@@ -250,7 +250,7 @@ class RayCrew:
             for rank, number in enumerate(self._group)
             if number in self._members
         }
-        calls = {member.actor.code_place.remote(): rank for rank, member in members.items()}
+        calls = {member.actor.find_user_line.remote(): rank for rank, member in members.items()}
         done, _ = (
             self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S)
             if calls
@@ -361,12 +361,12 @@ class RayCrew:
 
     def _explained(self, member: Member, why: BaseException) -> BaseException:
         """Replace Ray's error by the process's exit note or its lack of memory, if there is one."""
-        if member.place is None or not is_dead(why):
+        if member.place is None or not is_process_death(why):
             return why
         note = read_exit_note(note_file(self._storage, member.place.node, member.place.pid))
         if note is not None:
             return ProcessCrashed(note)
-        return (member.memory.explain_death() if died_alone(why) else None) or why
+        return (member.memory.explain_death() if is_lone_process_death(why) else None) or why
 
     def _watch_memory(self) -> None:
         """Kill processes above their memory limit, and the largest one on a node short of

@@ -4,30 +4,22 @@ step; pure.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from typing import Literal
 
 from workers.contract import EndReason, FailureRecord
-from workers.error_kinds import death_of, died_alone, is_collateral, is_dead, sentence_of
+from workers.error_kinds import (
+    describe_death,
+    is_lone_process_death,
+    is_peer_loss,
+    is_process_death,
+    is_storage_error,
+    is_storage_outage,
+)
+from workers.error_text import format_error
 from workers.errors import LossNotFinite, ProcessCrashed, StorageError, TaskRaised, WorkerError
 from workers.training.context import RankProgress
 
-_STORAGE_AWAY = frozenset(
-    {
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EIO,
-        errno.ENODEV,
-        errno.ENOENT,
-        errno.ENOSPC,
-        errno.ENOTCONN,
-        errno.EROFS,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-    }
-)
-"""Errors of a directory that is full or not mounted; the job waits for it."""
 _MOST_RANKS = 4
 """Number of ranks of a hung group that the message lists."""
 CONTROLLER = -1
@@ -46,19 +38,22 @@ def failure_of(
     known = progress or {}
     if CONTROLLER in by_rank:
         return _of_controller(by_rank[CONTROLLER])
-    if dead := {rank: by_rank[rank] for rank in sorted(by_rank) if is_dead(by_rank[rank])}:
+    if dead := {rank: by_rank[rank] for rank in sorted(by_rank) if is_process_death(by_rank[rank])}:
         return _of_dead(dead, known)
-    own = {rank: error for rank, error in by_rank.items() if not is_collateral(error)}
+    own = {rank: error for rank, error in by_rank.items() if not is_peer_loss(error)}
     if raised := {rank: error for rank, error in own.items() if isinstance(error, WorkerError)}:
         return _of_own(raised, known)
     if disagreement := disagreement_of(known):
         return disagreement
     away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
-    if away is not None and all(_is_storage(error) for error in own.values()):
+    if away is not None and all(is_storage_error(error) for error in own.values()):
         # Errors of the task are TaskRaised, so the storage raised this one.
         is_storage = is_storage_outage(own[away])
         return FailureRecord(
-            cause="infrastructure", rank=away, message=sentence_of(own[away]), is_storage=is_storage
+            cause="infrastructure",
+            rank=away,
+            message=format_error(own[away]),
+            is_storage=is_storage,
         )
     return _of_own(own, known) if own else _of_collectives(by_rank, known)
 
@@ -71,11 +66,6 @@ def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
         return "START_FAILED"
     built = (error for error in by_rank.values() if isinstance(error, TaskRaised))
     return "TASK_RAISED" if any(error.step is None for error in built) else None
-
-
-def is_storage_outage(error: BaseException) -> bool:
-    """Whether an error says that a directory is full or not reachable now."""
-    return isinstance(error, OSError) and getattr(error, "errno", None) in _STORAGE_AWAY
 
 
 def disagreement_of(progress: Mapping[int, RankProgress]) -> FailureRecord | None:
@@ -132,14 +122,16 @@ def _at(rank: int, progress: Mapping[int, RankProgress], places: Mapping[int, st
 def _of_controller(error: BaseException) -> FailureRecord:
     if isinstance(error, ProcessCrashed):
         return FailureRecord(
-            cause="job", rank=None, message=f"a worker process did not start: {sentence_of(error)}"
+            cause="job", rank=None, message=f"a worker process did not start: {format_error(error)}"
         )
     if is_storage_outage(error):
-        message = f"a worker process cannot reach the directory of this job: {sentence_of(error)}"
+        message = f"a worker process cannot reach the directory of this job: {format_error(error)}"
         return FailureRecord(cause="infrastructure", rank=None, message=message, is_storage=True)
-    cause: Literal["job", "infrastructure"] = "infrastructure" if is_dead(error) else "job"
-    message = f"the worker group did not run: {sentence_of(error)}"
-    return FailureRecord(cause=cause, rank=None, message=message, process_died=died_alone(error))
+    cause: Literal["job", "infrastructure"] = "infrastructure" if is_process_death(error) else "job"
+    message = f"the worker group did not run: {format_error(error)}"
+    return FailureRecord(
+        cause=cause, rank=None, message=message, process_died=is_lone_process_death(error)
+    )
 
 
 def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:
@@ -153,8 +145,8 @@ def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress
         return _of_own(crashed, known, seen=seen)
     first = next(iter(dead))
     listed, place = ", ".join(map(str, dead)), _place(first, known, seen)
-    message = f"the process of rank {listed} is gone{place}{death_of(dead[first])}"
-    died = any(map(died_alone, dead.values()))
+    message = f"the process of rank {listed} is gone{place}{describe_death(dead[first])}"
+    died = any(map(is_lone_process_death, dead.values()))
     step = _step(first, known)
     return FailureRecord(
         cause="infrastructure", rank=first, step=step, message=message, process_died=died
@@ -174,7 +166,7 @@ def _of_own(
         rank=rank,
         epoch=epoch,
         step=step,
-        message=f"rank {rank}{place}: {sentence_of(error)}",
+        message=f"rank {rank}{place}: {format_error(error)}",
     )
 
 
@@ -189,11 +181,6 @@ def _of_collectives(
         message += f"; rank {silent[0]} did not come back from it: it stayed {known[silent[0]]}"
     step = _step(rank, known) if rank is not None else None
     return FailureRecord(cause="infrastructure", rank=rank, step=step, message=message)
-
-
-def _is_storage(error: BaseException) -> bool:
-    """Whether the storage raised the error; a bad descriptor was closed by the process itself."""
-    return isinstance(error, OSError) and error.errno != errno.EBADF
 
 
 def _place(rank: int, known: Mapping[int, RankProgress], seen: str) -> str:

@@ -1,17 +1,15 @@
-"""The only use of Ray Train's private API (2.60): a run whose workers come and go one by one.
+"""A Ray Train run whose workers come and go one by one; uses Ray Train's private API (2.60).
 
 Ray Train's trainer, controller, worker group, callbacks and state API stay its own. What differs:
 the worker group begins empty, lists workers that the supervisor has started, and drops those that
-are gone; user code sees the ranks of its present group, and `ray.train.report` goes to the job's
-records.
+are gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib import metadata as distributions
 from types import SimpleNamespace
@@ -24,7 +22,7 @@ from ray.train.backend import BackendConfig
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.checkpoint.report_handler import ReportCallbackHandler
-from ray.train.v2._internal.execution.context import DistributedContext, get_train_context
+from ray.train.v2._internal.execution.context import DistributedContext
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.controller.state import (
     AbortedState,
@@ -38,28 +36,21 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision,
     ScalingPolicy,
 )
-from ray.train.v2._internal.execution.train_fn_utils import (
-    DistributedTrainFnUtils,
-    set_train_fn_utils,
-)
 from ray.train.v2._internal.execution.worker_group import (
     WorkerGroup,
     WorkerGroupPollStatus,
     WorkerGroupState,
 )
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
-from ray.train.v2._internal.execution.worker_group.worker import ActorMetadata, RayTrainWorker
+from ray.train.v2._internal.execution.worker_group.worker import ActorMetadata
 from ray.train.v2._internal.execution.worker_group.worker import Worker as WorkerRecord
 from ray.train.v2._internal.util import TrainingFramework
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError
 
-from workers.errors import CodeError
-
 if TYPE_CHECKING:
     from workers.controller.ray_train_controller import Ending
     from workers.train_run import TrainRun
-    from workers.worker.ray_train_worker import LocalPlace
 
 _UNUSED_CALLBACKS = {
     "DatasetsCallback",
@@ -79,72 +70,6 @@ class _BackendConfig(BackendConfig):
     @property
     def framework(self) -> TrainingFramework:
         return TrainingFramework.TORCH
-
-
-class ScriptContext:
-    """What `ray.train` tells and does in user code; `report` gets its metrics."""
-
-    def __init__(self, run_context: bytes, report: Callable[..., None]) -> None:
-        RayTrainWorker().init_train_context(**cloudpickle.loads(run_context))
-        set_train_fn_utils(_TrainFunctions(report))
-
-    def show_place(self, rank: int, world_size: int, place: LocalPlace) -> None:
-        """Have `ray.train.get_context()` tell the worker's place in its present group."""
-        get_train_context().distributed_context = DistributedContext(
-            world_rank=rank, world_size=world_size, **asdict(place)
-        )
-
-
-class _TrainFunctions(DistributedTrainFnUtils):
-    """Functions of `ray.train` in a job; none waits at an actor, where a lost worker would block
-    all.
-    """
-
-    def __init__(self, report: Callable[..., None]) -> None:
-        self._report = report
-
-    def report(
-        self, metrics: Mapping[str, Any], checkpoint: Any = None, *_: Any, **__: Any
-    ) -> None:
-        """Add metrics to the job's records; a checkpoint is not kept, and a warning says so."""
-        self._report(metrics, has_checkpoint=checkpoint is not None)
-
-    def get_checkpoint(self) -> None:
-        """Return None: the job's own checkpoints restore what was given to `session.attach`."""
-
-    def get_all_reported_checkpoints(self, *_: Any, **__: Any) -> list[Any]:
-        """Return an empty list, as no reported checkpoint is kept."""
-        return []
-
-    def get_preemption_info(self) -> None:
-        """Return None: the supervisor reacts to nodes that are drained."""
-
-    def get_dataset_shard(self, dataset_info: Any) -> Any:
-        """Refuse: which worker reads which sample changes with the worker group.
-
-        Raises:
-            CodeError: always.
-        """
-        raise CodeError(
-            f"a job has no Ray Data shards, and {dataset_info.dataset_name!r} was asked for; read"
-            " the data in the script or task, with session.batches(len(data))"
-        )
-
-    def barrier(self) -> None:
-        """Wait for all workers of the group; a lost one breaks the collective."""
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.barrier()
-
-    def broadcast_from_rank_zero(self, data: Any) -> Any:
-        """Return rank 0's data on every worker of the group."""
-        import torch.distributed as dist
-
-        received = [data]
-        if dist.is_initialized():
-            dist.broadcast_object_list(received, src=0)
-        return received[0]
 
 
 class _NoPlacementGroup:
@@ -364,4 +289,4 @@ def _train_group() -> None:
     """Placeholder for the training function: workers train in calls of the supervisor."""
 
 
-__all__ = ["POLL_WAIT_S", "Controller", "ExternalWorkerGroup", "ScriptContext", "create_controller"]
+__all__ = ["POLL_WAIT_S", "Controller", "ExternalWorkerGroup", "create_controller"]

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from workers.contract import EndReason, FailureRecord
-from workers.controller.failure_causes import CONTROLLER, failure_of, is_storage_outage
+from workers.controller.failure_causes import CONTROLLER, failure_of
 from workers.controller.scaling_policy import Process
-from workers.error_kinds import sentence_of
+from workers.error_kinds import is_storage_outage
+from workers.error_text import format_error
 from workers.errors import ProcessCrashed, StorageError, TaskRaised
 
 AVOID_S = 300.0
@@ -90,11 +91,11 @@ def judge_starts(
         return _judge_loss(lost, ready, has_trained=has_trained)
     first = unbuilt[0].error
     if isinstance(first, StorageError):
-        message = f"no worker process can keep the job's state: {sentence_of(first)}"
+        message = f"no worker process can keep the job's state: {format_error(first)}"
         return StartVerdict(
             failure=FailureRecord(cause="job", rank=None, message=message), fatal="START_FAILED"
         )
-    message = f"no worker process could build the task; on {_hosts(unbuilt)}: {sentence_of(first)}"
+    message = f"no worker process could build the task; on {_hosts(unbuilt)}: {format_error(first)}"
     return StartVerdict(
         failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED"
     )
@@ -127,7 +128,7 @@ def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartV
     """
     first = unbuilt[0].error
     lacks = "build the task" if isinstance(first, TaskRaised) else "take part"
-    message = f"a worker process on {_hosts(unbuilt)} cannot {lacks}: {sentence_of(first)}"
+    message = f"a worker process on {_hosts(unbuilt)} cannot {lacks}: {format_error(first)}"
     if avoid:
         message += f"; no process is started there for the next {AVOID_S / 60:g} min"
     failure = FailureRecord(cause="infrastructure", rank=None, message=message)

@@ -1,18 +1,13 @@
-"""What a task is, and how the loop gets one."""
+"""What a task is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from accordion.messages import OptionValue
 from workers.data import Data
-from workers.errors import CodeError
-from workers.spec import TaskSpec
-from workers.tasks import TASKS
-from workers.user_code.install import own_class
 
 
 class Task(Protocol):
@@ -48,24 +43,4 @@ METHODS = ("model", "train_data", "eval_data", "loss", "metrics")
 """What a task has."""
 
 
-def load_task(spec: TaskSpec) -> Task:
-    """The task that the spec names: from the table, or a class of the user's own, which must be
-    importable by now.
-
-    A class is called with the options of the spec.
-
-    Raises:
-        CodeError: there is no such module or class, or the class lacks a method.
-    """
-    place = spec.name if spec.is_own else TASKS[spec.name].task
-    make = own_class(place)
-    missing = [name for name in METHODS if not callable(getattr(make, name, None))]
-    if missing:
-        raise CodeError(
-            f"class {place} has no {', '.join(missing)}; a task has {', '.join(METHODS)}"
-        )
-    options: dict[str, OptionValue] = spec.options
-    return cast("Task", make(options))
-
-
-__all__ = ["METHODS", "Task", "load_task"]
+__all__ = ["METHODS", "Task"]

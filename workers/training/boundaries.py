@@ -11,12 +11,12 @@ from typing import Literal
 
 from accordion.control import Word
 from accordion.session import StepResult
+from workers.contract import Position
 from workers.errors import LossNotFinite
 from workers.training.checkpointing import is_due, is_due_after_epoch, restore, save
 from workers.training.evaluation import MetricSums, agree, gather_summaries, mean_loss, mean_metrics
 from workers.training.reports import announce, epoch_record, mark, report_progress, report_switch
 from workers.training.running_statistics import average_buffers, keep_memory, mark_buffers_equal
-from workers.training.sampler import Position
 from workers.training.train_state import LossSum, Run
 
 logger = logging.getLogger(__name__)

@@ -9,20 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """Where the job is in its data: the next sample to be trained on."""
-
-    epoch: int = 0
-    samples: int = 0
-    """Samples of this epoch that all workers together have trained on."""
 
 
 def seed_of(*parts: str | int) -> int:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workers.contract import Launch
-from workers.controller.failure_causes import failure_of
-from workers.error_kinds import raised_at
+from workers.error_kinds import is_infrastructure_error
+from workers.error_text import format_with_line
 from workers.errors import CodeError, TaskRaised, WorkerError
 from workers.training.context import WorkerContext
 from workers.training.resume import StopRequested
@@ -143,7 +143,7 @@ def run_script(context: WorkerContext) -> Outcome:
     torch.set_num_threads(context.launch.spec.workers.num_threads)
     session.begin(context)
     try:
-        with _blamed(context):
+        with _blamed():
             return _outcome_of(context)
     finally:
         session.forget()
@@ -205,7 +205,7 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _blamed(context: WorkerContext) -> Iterator[None]:
+def _blamed() -> Iterator[None]:
     """What the script itself raised becomes `TaskRaised`; what we raised, or a peer that is gone,
     stays as it is.
     """
@@ -220,7 +220,7 @@ def _blamed(context: WorkerContext) -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise _raised(error) from error
     except Exception as error:
-        if error is session.failure or failure_of({context.rank: error}).cause == "infrastructure":
+        if error is session.failure or is_infrastructure_error(error):
             raise
         raise _raised(error) from error
 
@@ -230,7 +230,7 @@ def _raised(error: BaseException) -> TaskRaised:
 
     logger.exception("the script raised")
     step, epoch = session.place_in_job
-    return TaskRaised(step, epoch, raised_at(error))
+    return TaskRaised(step, epoch, format_with_line(error))
 
 
 __all__ = ["Held", "Leave", "NoTask", "Samples", "Stateful", "run_script"]

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from accordion.session_state import MeanState
-from workers.contract import Bytes
-from workers.training.sampler import Position
+from workers.contract import Bytes, Position
 from workers.training.schedule import BatchChange
 from workers.training.train_state import Mark, Run
 

@@ -20,17 +20,18 @@ from accordion.messages import Decision, Override, Report
 from accordion.module_checks import unwrapped
 from accordion.session import Session, attach
 from workers.checkpoint.async_save import Saving
-from workers.contract import Bytes, JobSpec
+from workers.contract import Bytes, JobSpec, Position
 from workers.data import Data
 from workers.data.nested import to_device, to_float32
-from workers.error_kinds import raised_at
+from workers.error_text import format_with_line
 from workers.errors import TaskRaised
 from workers.spec import OptimizerSpec
-from workers.tasks.base import Task, load_task
+from workers.tasks.base import Task
 from workers.training.clock import Clock, Phases
 from workers.training.context import Link, WorkerContext
-from workers.training.sampler import Position, num_batches, seed_of
+from workers.training.sampler import num_batches, seed_of
 from workers.training.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
+from workers.user_code.load_task import load_task
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """What autocast computes in, by the spec's name; with others there is none, and a float64 model
@@ -208,7 +209,7 @@ def load(spec: JobSpec) -> tuple[Task, Data, Data]:
         TaskRaised: the task cannot be loaded.
     """
     with task_code(None, None), seeded(seed_of("task", spec.training.seed), "cpu"):
-        task = load_task(spec.task)
+        task = load_task(spec.task.name, spec.task.options)
         return task, task.train_data(), task.eval_data()
 
 
@@ -281,7 +282,7 @@ def task_code(step: int | None, epoch: int | None) -> Iterator[None]:
         yield
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         logger.exception("the task raised")
-        raise TaskRaised(step, epoch, raised_at(error)) from error
+        raise TaskRaised(step, epoch, format_with_line(error)) from error
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from workers.contract import Launch
 from workers.errors import CodeError, TaskRaised
@@ -46,37 +45,6 @@ def install(launch: Launch) -> Path | None:
     except (CodeError, OSError) as error:
         logger.exception("the job's own code cannot be used")
         raise TaskRaised(None, None, f"{type(error).__name__}: {error}") from error
-
-
-def own_class(place: str) -> Any:
-    """What `module:Class` names.
-
-    Raises:
-        CodeError: there is no such module, or it has no such class.
-    """
-    module_name, _, name = place.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # a module that the user's own imports and that is missing speaks for itself.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise CodeError(
-            f"there is no module {error.name!r} in the uploaded code or among what is installed;"
-            " module files must lie at the top of the archive, or in the folders that their dotted"
-            " name says"
-        ) from error
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        has = sorted(
-            key
-            for key, value in vars(module).items()
-            if getattr(value, "__module__", "") == module_name
-        )
-        raise CodeError(
-            f"module {module_name!r} has no class {name!r}; it has {', '.join(has) or 'none'}"
-        )
-    return found
 
 
 def put_on_path(folder: Path, files: Sequence[str]) -> None:
@@ -165,4 +133,4 @@ def _lock(folder: Path) -> int | None:
     return lock
 
 
-__all__ = ["install", "own_class", "put_on_path"]
+__all__ = ["install", "put_on_path"]

@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING
 
 from workers.checkpoint.shared_storage import check_token
 from workers.contract import Launch, ResizeRecord
-from workers.error_kinds import code_place, is_collateral, raised_at, sendable_errors, sentence_of
+from workers.error_kinds import is_peer_loss
+from workers.error_text import (
+    clean_raised_errors,
+    find_user_line,
+    format_error,
+    format_with_line,
+)
 from workers.errors import TaskRaised, WorkerError
 from workers.hub.actor_client import RayAsk
 from workers.hub.journal import Journal
@@ -135,7 +141,7 @@ class Worker:
         """
         source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
         with (
-            sendable_errors(),
+            clean_raised_errors(),
             shipping(source, RayAsk(self._launch.installation)) as self._shipper,
         ):
             if self._launch.spec.workers.gpus >= 1:
@@ -190,12 +196,12 @@ class Worker:
             num_signs=helm.num_signs,
         )
 
-    def code_place(self) -> str:
+    def find_user_line(self) -> str:
         """Return the line of user code that the training thread executes; empty if nothing
         trains.
         """
         frame = sys._current_frames().get(self._trainer or 0)
-        return code_place(traceback.extract_stack(frame)) if frame is not None else ""
+        return find_user_line(traceback.extract_stack(frame)) if frame is not None else ""
 
     def train(self, seat: Seat) -> str:
         """Train in this group until it ends; gives the loop's outcome.
@@ -206,7 +212,7 @@ class Worker:
         """
         self._trainer = threading.get_ident()
         try:
-            with sendable_errors():
+            with clean_raised_errors():
                 return self._train(seat)
         finally:
             self._trainer = None
@@ -303,13 +309,15 @@ def _run(context: WorkerContext) -> str:
     except WorkerError:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        if is_collateral(error):
+        if is_peer_loss(error):
             # whoever is gone is what people look for, not where the others stood.
-            log.warning("rank %d lost its peers: %s", context.rank, sentence_of(error))
+            log.warning("rank %d lost its peers: %s", context.rank, format_error(error))
             raise
         log.exception("rank %d ends", context.rank)
         # Ray treats SystemExit as the end of the process and KeyboardInterrupt as a cancelled call.
-        told = explain_damage(error) or (None if isinstance(error, Exception) else raised_at(error))
+        told = explain_damage(error) or (
+            None if isinstance(error, Exception) else format_with_line(error)
+        )
         if told is None:
             raise
         progress = context.helm.progress

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from workers.error_kinds import code_place, is_bad_descriptor, is_user_code
+from workers.error_kinds import is_bad_descriptor
+from workers.error_text import find_user_line, is_user_code
 
 _DISTRIBUTED = Path(dist.__file__).parent
 _PROJECT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def note_destroyed_groups() -> None:
 
     @functools.wraps(destroy)
     def noted(*arguments: Any, **named: Any) -> None:
-        _destroyed_at[:] = [code_place(traceback.extract_stack(sys._getframe(1)))]
+        _destroyed_at[:] = [find_user_line(traceback.extract_stack(sys._getframe(1)))]
         destroy(*arguments, **named)
 
     @functools.wraps(make)

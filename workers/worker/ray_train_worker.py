@@ -24,7 +24,7 @@ from workers.train_run import TRAIN_SETTINGS
 from workers.worker.process import Seat, Worker
 
 if TYPE_CHECKING:
-    from workers.controller.ray_train_internals import ScriptContext
+    from workers.worker.ray_train_context import ScriptContext
 
 MOST_METRICS = 100
 """Number of metrics that `ray.train.report` adds to the record of an epoch."""
@@ -135,7 +135,7 @@ class WorkerInRayTrain(Worker):
         ):
             # Another controller's run has the same name and storage: the context stays.
             return
-        from workers.controller.ray_train_internals import ScriptContext
+        from workers.worker.ray_train_context import ScriptContext
 
         self._context = ScriptContext(self._run_context, self.report)
 

@@ -17,8 +17,8 @@ from workers.checkpoint.checkpoint_files import (
 )
 from workers.checkpoint.lineage import Group, Lineage
 from workers.checkpoint.storage import LocalStorage
+from workers.contract import Position
 from workers.errors import CheckpointError
-from workers.training.sampler import Position
 
 FILES = ("rank-0.pt", "rank-1.pt", "shared.pt")
 

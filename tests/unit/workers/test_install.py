@@ -38,14 +38,14 @@ import sys
 from workers.user_code.install import install
 from workers.contract import Launch
 from workers.errors import WorkerError
-from workers.tasks.base import load_task
+from workers.user_code.load_task import load_task
 for text in sys.argv[1:]:
     launch = Launch.model_validate_json(text)
     try:
         folder = install(launch)
         assert install(launch) == folder
         assert sys.path.count(str(folder)) == 1 and sys.path[-1] == str(folder), sys.path
-        task = load_task(launch.spec.task)
+        task = load_task(launch.spec.task.name, launch.spec.task.options)
         print(type(task).__name__, task.options, folder, oct(folder.stat().st_mode), sep="|")
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
@@ -131,9 +131,10 @@ def test_a_module_of_the_image_needs_no_code(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "import sys; from workers.contract import *; from workers.tasks.base import *;",
+        "import sys; from workers.contract import *; from workers.user_code.load_task import *;"
+        "task = JobSpec.model_validate_json(sys.argv[1]).task;"
+        "print(load_task(task.name, task.options).model())",
     ]
-    command[-1] += "print(load_task(JobSpec.model_validate_json(sys.argv[1]).task).model())"
     done = subprocess.run(
         [*command, json.dumps(spec)], capture_output=True, text=True, check=True, cwd=Path.cwd()
     )

@@ -21,7 +21,7 @@ from workers.contract import (
     Record,
     Started,
 )
-from workers.error_kinds import sendable_errors, sentence_of
+from workers.error_text import clean_raised_errors, format_error
 from workers.errors import TaskRaised
 from workers.plain_text import clean_text, clean_texts, describe_refused_text
 
@@ -40,7 +40,7 @@ EPOCH = {
 
 
 def raised_by(error: Exception, cause: Exception | None = None) -> Exception:
-    with pytest.raises(Exception) as caught, sendable_errors():  # noqa: PT011  # any error is what the test is about
+    with pytest.raises(Exception) as caught, clean_raised_errors():  # noqa: PT011  # any error is what the test is about
         raise error from cause
     return caught.value
 
@@ -107,8 +107,8 @@ def test_an_error_with_any_text_can_be_sent_and_keeps_its_type(
 ) -> None:
     sent = raised_by(error)
     assert type(sent) is type(error)
-    assert sentence in sentence_of(sent)
-    assert sentence_of(pickle.loads(pickle.dumps(sent))) == sentence_of(sent)
+    assert sentence in format_error(sent)
+    assert format_error(pickle.loads(pickle.dumps(sent))) == format_error(sent)
     assert clean_text("".join(traceback.format_exception(sent))) == "".join(
         traceback.format_exception(sent)
     )

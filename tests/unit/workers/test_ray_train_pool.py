@@ -17,7 +17,6 @@ from tests.unit.workers.pool_world import World, crew_of
 from tests.unit.workers.world import launch
 from workers.contract import EndRecord, PausedRecord
 from workers.controller.actor_pool import PULSE_S
-from workers.controller.ray_train_internals import _TrainFunctions
 from workers.controller.ray_train_pool import (
     FIRST_JOIN_S,
     JOIN_S,
@@ -32,6 +31,7 @@ from workers.controller.ray_train_pool import (
 from workers.errors import CodeError, EngineUnavailable
 from workers.spec import TaskSpec
 from workers.worker.process import Seat
+from workers.worker.ray_train_context import TrainFunctions
 from workers.worker.ray_train_worker import (
     MOST_METRICS,
     WorkerInRayTrain,
@@ -312,7 +312,7 @@ def test_an_epochs_record_holds_a_limited_number_of_reported_metrics(
 
 def test_functions_of_ray_train_wait_for_nobody_in_a_process_without_a_group() -> None:
     reported: list[tuple[dict[str, Any], bool]] = []
-    functions = _TrainFunctions(
+    functions = TrainFunctions(
         lambda metrics, *, has_checkpoint: reported.append((metrics, has_checkpoint))
     )
     functions.report({"a": 1}, object())

@@ -1,6 +1,4 @@
-"""Private names of Ray Train that `workers/controller/ray_train_internals.py` extends; a new Ray
-that moves one fails here.
-"""
+"""Private names of Ray Train that workers use; a new Ray that moves one fails here."""
 
 from __future__ import annotations
 
@@ -61,8 +59,9 @@ MEMBERS: Mapping[str, set[str]] = {
 }
 """Classes as `module:name`, each with the members that are overridden or called."""
 WAY_OUT = (
-    f"adapt workers/controller/ray_train_internals.py, which was written for Ray {RAY_SERIES}, and"
-    " raise RAY_SERIES in workers/controller/ray_train_pool.py with the pin in pyproject.toml;"
+    "adapt workers/controller/ray_train_internals.py and workers/worker/ray_train_context.py,"
+    f" written for Ray {RAY_SERIES}, and raise RAY_SERIES in workers/controller/ray_train_pool.py"
+    " with the pin in pyproject.toml;"
     " until then jobs run with workers.engine: actors"
 )
 
@@ -181,5 +180,6 @@ def test_a_worker_takes_the_context_that_the_controller_sends() -> None:
 def test_every_name_that_the_engine_imports_is_there() -> None:
     try:
         importlib.import_module("workers.controller.ray_train_internals")
+        importlib.import_module("workers.worker.ray_train_context")
     except ImportError as error:
         pytest.fail(f"{error}; {WAY_OUT}")

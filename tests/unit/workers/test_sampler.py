@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.contract import Position
 from workers.training.sampler import (
-    Position,
     batch_at,
     cut,
     epoch_order,

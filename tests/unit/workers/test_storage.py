@@ -10,8 +10,9 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from workers.checkpoint.storage import LocalStorage, check_url, storage_of
+from workers.checkpoint.storage import LocalStorage, storage_of
 from workers.spec import CheckpointSpec
+from workers.storage_url import check_storage_url
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_distances_between_checkpoints_are_numbers_above_zero(field, value):
 
 def test_a_url_is_checked_without_torch_ray_or_the_storages_own_library():
     code = (
-        "import sys; from workers.checkpoint.storage import check_url; check_url('s3://b/p');"
+        "import sys; from workers.storage_url import check_storage_url; check_storage_url('s3://b/p');"
         " print(*sys.modules)"
     )
     loaded = subprocess.run(
@@ -97,4 +98,4 @@ def test_a_manifest_is_moved_into_place_when_it_is_whole(tmp_path):
 
 
 def test_a_checked_url_is_returned_as_it_was():
-    assert check_url("s3://bucket/path/") == "s3://bucket/path/"
+    assert check_storage_url("s3://bucket/path/") == "s3://bucket/path/"

@@ -10,8 +10,8 @@ from tests.unit.workers import datasets
 from workers.data.digits import load_digits
 from workers.spec import TaskSpec
 from workers.tasks import TASKS
-from workers.tasks.base import load_task
 from workers.training.train_state import seeded
+from workers.user_code.load_task import load_task
 
 SMALL = {
     "cifar-resnet18": {"channels": 4, "augment": False},
@@ -29,7 +29,8 @@ SMALL = {
 
 
 def task(name: str = "synthetic", **options):
-    return load_task(TaskSpec(name=name, options=options))
+    spec = TaskSpec(name=name, options=options)
+    return load_task(spec.name, spec.options)
 
 
 @pytest.fixture(scope="module")

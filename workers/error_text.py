@@ -1,0 +1,75 @@
+"""Formats errors as one line, with the line of user code that raised them, in text that can be
+stored.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from workers.errors import WorkerError
+from workers.plain_text import clean_text, clean_texts
+
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_OURS = Path(__file__).parent
+
+
+def format_error(error: BaseException) -> str:
+    """One line that every file and database takes."""
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return clean_text(
+        first if isinstance(error, WorkerError) else f"{type(error).__name__}: {first}"
+    )
+
+
+@contextmanager
+def clean_raised_errors() -> Iterator[None]:
+    """Clean the texts of errors raised in the block: Ray kills a process whose error is not
+    Unicode.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = "".join(traceback.format_exception(error))
+        if clean_text(told) == told:
+            raise
+        raise _cleaned(error) from None
+
+
+def _cleaned(error: Exception) -> Exception:
+    """Return the error without its chain, of the same type if that can hold a cleaned text."""
+    if isinstance(error, WorkerError):
+        return type(error)(*clean_texts(error.args))
+    error.args = clean_texts(error.args)
+    error.__cause__ = error.__context__ = None
+    error.__notes__ = []
+    return error if clean_text(str(error)) == str(error) else RuntimeError(format_error(error))
+
+
+def format_with_line(error: BaseException) -> str:
+    """Format an error as `Type: message (file.py:line)`, with the innermost line of user code."""
+    place = find_user_line(traceback.extract_tb(error.__traceback__))
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+
+
+def find_user_line(frames: traceback.StackSummary) -> str:
+    """Return `file.py:line` of the innermost user code or built-in task; else of the innermost
+    frame.
+    """
+    own = [frame for frame in frames if is_user_code(frame.filename)] or list(frames[-1:])
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+def is_user_code(filename: str) -> bool:
+    """Whether a file holds user code or a built-in task, rather than installed packages or this
+    project.
+    """
+    file = Path(filename)
+    if filename.startswith(("<", *_INSTALLED)) or "site-packages" in file.parts:
+        return False
+    if file.is_relative_to(_OURS):
+        return file.relative_to(_OURS).parts[0] in {"tasks", "models", "data"}
+    return not file.is_relative_to(_OURS.parent / "accordion")

@@ -1,0 +1,64 @@
+"""Load a task by its name: a row of the table of tasks, or a class of user code."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+from accordion.messages import OptionValue
+from workers.errors import CodeError
+from workers.tasks import TASKS
+from workers.tasks.base import METHODS, Task
+
+
+def load_task(name: str, options: Mapping[str, OptionValue]) -> Task:
+    """Return the task of this name, called with the options.
+
+    `name` is a row of `TASKS` or `module:Class`; the module must be importable by now.
+
+    Raises:
+        CodeError: there is no such module or class, or the class lacks a method.
+    """
+    place = TASKS[name].task if name in TASKS else name
+    make = load_class(place)
+    missing = [method for method in METHODS if not callable(getattr(make, method, None))]
+    if missing:
+        raise CodeError(
+            f"class {place} has no {', '.join(missing)}; a task has {', '.join(METHODS)}"
+        )
+    return cast("Task", make(options))
+
+
+def load_class(place: str) -> Any:
+    """Return the class that `module:Class` names.
+
+    Raises:
+        CodeError: there is no such module, or it has no such class.
+    """
+    module_name, _, name = place.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A missing module that user code itself imports is reported as it is.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise CodeError(
+            f"there is no module {error.name!r} in the uploaded code or among what is installed;"
+            " module files must lie at the top of the archive, or in the folders that their dotted"
+            " name says"
+        ) from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        has = sorted(
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", "") == module_name
+        )
+        raise CodeError(
+            f"module {module_name!r} has no class {name!r}; it has {', '.join(has) or 'none'}"
+        )
+    return found
+
+
+__all__ = ["load_class", "load_task"]
