@@ -42,7 +42,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class Strict(BaseModel):
     """A frozen record that refuses unknown fields, and numbers that are not finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 Whole = Annotated[int, Field(strict=True)]

@@ -1,1 +1,1 @@
-"""The REST api under `/api/v1`: one router a file."""
+"""The REST API under `/api/v1`: one router per file."""

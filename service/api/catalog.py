@@ -1,4 +1,4 @@
-"""What a spec can name, and where jobs run: tasks, methods, policies, cluster, queue."""
+"""Routes that list tasks, methods and policies, and show the cluster and the queue."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ router = APIRouter(tags=["catalog"], dependencies=[NO_QUERY], responses=problems
 
 @router.get("/tasks")
 def get_tasks() -> NamedList:
-    """What can be trained, with the JSON schema of each task's options.
+    """List the built-in tasks, each with the JSON schema of its options.
 
-    Besides these a spec may name a class of one's own as `module:Class`, with any options.
+    A spec may also name your own class as `module:Class`, with any options.
     """
     rows = {**TASKS, SCRIPT: SCRIPT_ROW}.items()
     return NamedList(
@@ -35,7 +35,7 @@ def get_tasks() -> NamedList:
 
 @router.get("/methods")
 def get_methods() -> NamedList:
-    """How gradients can be compressed, with the JSON schema of each method's options."""
+    """List the compression methods, each with the JSON schema of its options."""
     rows = COMPRESSORS.items()
     return NamedList(
         items=[
@@ -47,7 +47,7 @@ def get_methods() -> NamedList:
 
 @router.get("/policies")
 def get_policies() -> NamedList:
-    """Who can decide the levels, with the JSON schema of each policy's options."""
+    """List the policies that choose the levels, each with the JSON schema of its options."""
     rows = POLICIES.items()
     return NamedList(
         items=[
@@ -58,13 +58,13 @@ def get_policies() -> NamedList:
 
 @router.get("/cluster")
 def get_cluster(repository: RepositoryDep) -> ClusterView:
-    """The cluster as the scheduler last saw it, and what our jobs reserve of it."""
+    """Show the cluster as the scheduler last saw it, and what the jobs reserve."""
     return cluster_view(repository.cluster(), repository.unfinished())
 
 
 @router.get("/queue")
 def get_queue(repository: RepositoryDep) -> QueueView:
-    """Waiting jobs in the order in which they will start, each with the reason."""
+    """List the waiting jobs in the order in which they will start, each with its reason."""
     rows = repository.queue()
     first = repository.first_without_room(rows)
     return QueueView(items=[_entry(position, row, first) for position, row in enumerate(rows)])

@@ -1,4 +1,4 @@
-"""What a spec can name, the queue, and the cluster: answers."""
+"""Response models of the lists of tasks, methods and policies, of the queue and of the cluster."""
 
 from __future__ import annotations
 
@@ -10,75 +10,98 @@ from service.domain.jobs import Reason
 
 
 class Named(Answer):
-    """Something a spec can name, with the JSON schema of its options."""
+    """A task, method or policy that a spec can name."""
 
     name: str
+    """Name to use in a spec."""
     summary: str
+    """What it does, in one sentence."""
     options: dict[str, Any]
+    """JSON schema of its options, with a description, default and range for each."""
 
 
 class NamedList(Answer):
-    """What a spec can name."""
+    """Tasks, methods or policies that a spec can name."""
 
     items: list[Named]
+    """The entries."""
 
 
 class QueueEntry(Answer):
-    """One waiting job: who is next, and why it waits."""
+    """One waiting job."""
 
     position: int
+    """Position in the queue; 0 starts next."""
     id: str
+    """ID of the job."""
     name: str
+    """Name of the job."""
     priority: int
+    """Priority, 0 to 100; larger starts first."""
     reason: Reason
+    """Why it waits, as a stable code."""
     message: str
+    """Why it waits, in one sentence."""
     created_at: datetime
+    """Time of submission."""
 
 
 class QueueView(Answer):
-    """Waiting jobs in the order in which they will start."""
+    """The queue."""
 
     items: list[QueueEntry]
+    """Waiting jobs in the order in which they will start."""
 
 
 class NodeView(Answer):
-    """One machine of the cluster, as the scheduler last saw it."""
+    """One node of the cluster, as the scheduler last saw it."""
 
     id: str
+    """ID of the node in Ray."""
     address: str
+    """IP address of the node."""
     alive: bool
+    """True if Ray counts the node as alive."""
     cpus: float
+    """CPUs of the node, as configured in Ray."""
     gpus: float
+    """GPUs of the node, as configured in Ray."""
     memory_bytes: int
+    """Memory that Ray can reserve on the node, in bytes."""
     cpus_foreign: float = 0.0
-    """CPUs that programs other than the jobs of this service use."""
+    """CPUs that other programs have reserved in Ray."""
     gpus_foreign: float = 0.0
-    """GPUs that programs other than the jobs of this service use."""
+    """GPUs that other programs have reserved in Ray."""
     draining: bool = False
-    """It is about to go and takes no more workers."""
+    """True if the node is being drained and accepts no more workers."""
 
 
 class ClusterView(Answer):
     """The cluster, as the scheduler last saw it."""
 
     reachable: bool
+    """True if the scheduler reached the cluster."""
     message: str
-    """Why the cluster is unreachable, or which jobs of other installations also run there; empty if
-    none.
+    """Why the cluster is unreachable, or which jobs of other installations also run on it;
+    otherwise empty.
     """
     seen_at: datetime | None
+    """When the scheduler last looked; null before the first time."""
     cpus: float
-    """CPUs of the schedulable nodes (alive, not draining)."""
+    """CPUs of the schedulable nodes (alive and not draining)."""
     gpus: float
+    """GPUs of the schedulable nodes."""
     cpus_reserved: float
-    """CPUs reserved by this service's jobs."""
+    """CPUs reserved by the jobs of this service."""
     gpus_reserved: float
+    """GPUs reserved by the jobs of this service."""
     cpus_foreign: float
-    """CPUs that other programs use on the nodes that take workers."""
+    """CPUs that other programs have reserved on the schedulable nodes."""
     gpus_foreign: float
-    """GPUs that other programs use on the nodes that take workers."""
+    """GPUs that other programs have reserved on the schedulable nodes."""
     dashboard_url: str | None = None
-    """Address of Ray's dashboard as the scheduler reaches it; null if none answers. Its page
+    """Address of Ray's dashboard as seen from the scheduler; null if there is none. Its page
     `#/actors` shows the worker processes, with their states and logs.
     """
     nodes: list[NodeView]
+    """All nodes, including dead and draining ones."""

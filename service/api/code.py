@@ -1,4 +1,4 @@
-"""Code of people's own: upload it, look at it; a spec names it by its SHA-256."""
+"""Routes for uploaded code, which a spec refers to by its SHA-256."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BODY: dict[str, Any] = {
         "content": {ZIP: {"schema": {"type": "string", "format": "binary"}}},
     }
 }
-_LOCATION = {"Location": {"description": "address of the code", "schema": {"type": "string"}}}
+_LOCATION = {"Location": {"description": "URL of the code", "schema": {"type": "string"}}}
 
 
 @router.post(
@@ -36,13 +36,13 @@ _LOCATION = {"Location": {"description": "address of the code", "schema": {"type
     responses={201: {"headers": _LOCATION}, **problems(415)},
 )
 async def upload_code(request: Request, response: Response, parts: PartsDep) -> CodeView:
-    """Upload modules of your own as a zip file; a spec names them by the answer's `sha256` in its
-    field `code`.
+    """Upload your own Python modules as a zip file. Put the `sha256` of the response into the field
+    `code` of a spec.
 
-    Uploading the same again changes nothing. What no job names and nobody asked for in
-    `ACCORDION_CODE_RETENTION_S` seconds (a day) goes. The archive is refused where it holds more
-    than plain files and folders, or a module whose name is taken: by Python, by this service or by
-    an installed distribution.
+    Uploading the same archive again changes nothing. An upload is deleted if no job refers to it
+    and nobody requested it for `ACCORDION_CODE_RETENTION_S` seconds (default: one day). An archive
+    is rejected if it contains anything but plain files and folders, or a module whose name is
+    already used by Python, by this service or by an installed distribution.
     """
     given = request.headers.get("content-type", "missing")
     if given.partition(";")[0].strip().lower() != ZIP:
@@ -53,7 +53,7 @@ async def upload_code(request: Request, response: Response, parts: PartsDep) -> 
             async for piece in request.stream():
                 draft.write(piece)
         except ClientDisconnect:
-            raise Invalid("the upload broke off; send it again") from None
+            raise Invalid("the upload was interrupted; send it again") from None
         code = await anyio.to_thread.run_sync(store.keep, draft, limiter=parts.upload_checks)
     response.headers["Location"] = request.app.url_path_for("get_code", sha256=code.sha256)
     return CodeView.model_validate(code)
@@ -61,20 +61,20 @@ async def upload_code(request: Request, response: Response, parts: PartsDep) -> 
 
 @router.get("/{sha256}", responses=problems(404))
 def get_code(sha256: CodeSha, parts: PartsDep) -> CodeView:
-    """How large an upload is."""
+    """Show the size of an upload."""
     return CodeView.model_validate(store_of(parts).get(sha256))
 
 
 def store_of(parts: Parts) -> CodeStore:
-    """Where uploads are kept."""
+    """Return the store of uploads."""
     return CodeStore(parts.settings.code, parts.clock)
 
 
 def check_code(parts: Parts, spec: JobSpec) -> None:
-    """Accept a spec whose code is here, or that needs none.
+    """Check that the code of a spec has been uploaded, if it names any.
 
     Raises:
-        Invalid: it names code that was never uploaded.
+        Invalid: the code was never uploaded, or has been deleted.
     """
     if spec.code is None:
         return

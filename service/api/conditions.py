@@ -1,4 +1,4 @@
-"""Headers that a request's effect depends on: If-Match, Idempotency-Key, Last-Event-ID."""
+"""Request headers that make a request conditional: If-Match, Idempotency-Key, Last-Event-ID."""
 
 from __future__ import annotations
 
@@ -10,24 +10,34 @@ from service.errors import Invalid, PreconditionFailed
 from service.store.models import JobRow
 
 IfMatch = Annotated[
-    str | None, Header(max_length=200, description="ETag that the job must still have")
+    str | None,
+    Header(max_length=200, description="ETag that the job must still have"),
 ]
 IdempotencyKey = Annotated[
     str | None,
-    Header(min_length=1, max_length=255, description="makes repeating the request harmless"),
+    Header(
+        min_length=1,
+        max_length=255,
+        description="key of your choice, under which a repeated request has no effect",
+    ),
 ]
 
-ETAG = {"ETag": {"description": "version of what people asked for", "schema": {"type": "string"}}}
-"""What a route declares as a header of its answer."""
+ETAG = {
+    "ETag": {
+        "description": "version of the job's requested state",
+        "schema": {"type": "string"},
+    }
+}
+"""OpenAPI declaration of the ETag header of a response."""
 
 
 def etag(job: JobRow) -> str:
-    """Strong ETag of what people asked for; progress does not change it."""
+    """Return the strong ETag of the requested state of a job. Progress does not change it."""
     return f'"{job.etag_version}"'
 
 
 def check_if_match(given: str | None, job: JobRow) -> None:
-    """Refuse a write that was based on an older version.
+    """Reject a write that is based on an older version of the job.
 
     Raises:
         PreconditionFailed: the job has another ETag now.
@@ -41,10 +51,10 @@ def check_if_match(given: str | None, job: JobRow) -> None:
 
 
 def last_event_id(given: str | None, newest: int) -> int | None:
-    """The number in `Last-Event-ID`; None where the header is missing.
+    """Parse `Last-Event-ID`; None if the header is missing.
 
     Raises:
-        Invalid: it is no number of an event of this job.
+        Invalid: the value is not the number of an event of this job.
     """
     if given is None:
         return None

@@ -1,6 +1,6 @@
-"""What routes are given: the parts of the process, and rows that exist.
+"""FastAPI dependencies: application state, repository, the job of the path, admission of writes.
 
-What waits for nothing is `async`: a plain function would wait for a thread, and hold it.
+Dependencies that do not block are `async`: a plain function would occupy a thread.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from service.store.repository import Repository
 
 
 class QueryParams(BaseModel):
-    """Query parameters of a route; unknown ones are refused."""
+    """Base of query parameters; unknown ones are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 async def _refuse_query(query: Annotated[QueryParams, Query()]) -> None:
-    """A route without query parameters takes none."""
+    """Reject query parameters on a route that has none."""
 
 
 NO_QUERY: Any = Depends(_refuse_query)
 
 
 async def _parts(request: Request) -> Parts:
-    """The parts that `create_app` put together."""
+    """Return the state that `create_app` assembled."""
     parts: Parts = request.app.state.parts
     return parts
 
@@ -40,21 +40,21 @@ PartsDep = Annotated[Parts, Depends(_parts)]
 
 
 async def _repository(parts: PartsDep) -> Repository:
-    """The reading side of the store."""
+    """Return the read side of the store."""
     return parts.repository
 
 
 RepositoryDep = Annotated[Repository, Depends(_repository)]
 JobId = Annotated[
-    str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="id of the job")
+    str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="ID of the job")
 ]
 
 
 def _job(job_id: JobId, repository: RepositoryDep) -> JobRow:
-    """The job of the path.
+    """Return the job named in the path.
 
     Raises:
-        NotFound: there is none of that id.
+        NotFound: no job has that ID.
     """
     job = repository.job(job_id)
     if job is None:
@@ -66,28 +66,28 @@ JobDep = Annotated[JobRow, Depends(_job)]
 
 
 async def _refuse_while_draining(parts: PartsDep) -> None:
-    """Take no new work while the process is going down.
+    """Reject writes while the process is shutting down.
 
     Raises:
-        Unavailable: it is.
+        Unavailable: the process is shutting down.
     """
     if parts.draining.is_set():
-        raise Unavailable("the service is going down; try again in a moment")
+        raise Unavailable("the service is shutting down; try again in a moment")
 
 
 WRITES: Any = Depends(_refuse_while_draining)
-"""For routes that take in something."""
+"""Dependency of routes that accept data."""
 
 
-async def _have_a_place(parts: PartsDep) -> AsyncIterator[None]:
-    """Wait for the turn to write.
+async def _hold_write_slot(parts: PartsDep) -> AsyncIterator[None]:
+    """Hold one of the write slots for the duration of the request.
 
     Raises:
-        Unavailable: it did not come in time.
+        Unavailable: no slot became free in time.
     """
-    async with parts.writers.place():
+    async with parts.write_slots.slot():
         yield
 
 
-WRITES_ROWS: tuple[Any, ...] = (WRITES, Depends(_have_a_place))
-"""For routes that write to the database."""
+WRITES_ROWS: tuple[Any, ...] = (WRITES, Depends(_hold_write_slot))
+"""Dependencies of routes that write to the database."""

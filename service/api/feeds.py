@@ -1,10 +1,10 @@
-"""Shares what streams read: one task follows all watched jobs, so watchers cost no queries of their
-own.
+"""Shared reads for event streams: one task follows all watched jobs, so that streams need no
+queries of their own.
 
-The task compares the versions of the watched jobs in one query, and reads what is new once per
-feed. Streams are cursors into a feed's newest frames. One that falls behind these reads pages from
-the database until it has caught up; it holds up neither the task nor other streams, and a feed's
-memory does not depend on who reads it.
+The task compares the versions of the watched jobs in one query, and reads new items once per feed.
+A stream is a cursor into the newest frames of a feed. A stream that falls behind reads pages from
+the database until it has caught up; it delays neither the task nor other streams, and the memory
+of a feed does not depend on its streams.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from service.store.repository import Repository
 POLL_S = 0.2
 """Interval between two queries for the versions of the watched jobs."""
 RETRY_MS = 1000
-"""How long a client waits before it reconnects."""
+"""Delay in milliseconds before a client reconnects."""
 MAX_FEED_CHARS = 1 << 20
-"""Characters of frames that a feed keeps; a stream that needs older ones reads the database."""
+"""Characters of frames that a feed keeps. A stream that needs older ones reads the database."""
 _log = structlog.get_logger()
 
 
@@ -40,20 +40,20 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What one look at a job found."""
+class Snapshot:
+    """Result of one read of a job's stream."""
 
     version: int | None
     """Version of the job's row; None if the row is gone."""
     newest: int
-    """Number of the newest item that the job has; `frames` may be a page that ends before it."""
+    """Number of the job's newest item; `frames` may be a page that ends before it."""
     frames: tuple[Frame, ...] = ()
     has_ended: bool = False
-    """Whether no item will follow the newest."""
+    """True if no item will follow the newest."""
     closing: str = ""
-    """Frame without a number that follows the newest item of an ended job."""
+    """Unnumbered frame to send after the newest item of an ended job."""
     progress: str = ""
-    """Frame without a number that may be skipped; only the newest counts."""
+    """Unnumbered frame that may be skipped; only the newest matters."""
 
 
 class Reader(Protocol):
@@ -61,40 +61,40 @@ class Reader(Protocol):
 
     @property
     def job_id(self) -> str:
-        """Job that is watched."""
+        """ID of the watched job."""
 
     @property
     def key(self) -> Hashable:
-        """Equal for two readers whose streams have the same frames."""
+        """Key that is equal for two readers whose streams have the same frames."""
 
-    def look(self, after: int) -> Look:
-        """Read the items above that number; runs in a thread."""
+    def read(self, after: int) -> Snapshot:
+        """Read the items above a number; runs in a thread."""
 
 
 class Feed:
-    """The newest frames of one stream; used on the event loop only."""
+    """Newest frames of one stream; used only on the event loop."""
 
-    def __init__(self, reader: Reader, first: Look) -> None:
+    def __init__(self, reader: Reader, first: Snapshot) -> None:
         self.reader = reader
-        self.newest_look = first
+        self.snapshot = first
         self.num_streams = 0
         self.is_closed = False
         self.changed = asyncio.Event()
-        """Set at the next change, which replaces it."""
+        """Set by the next change, which replaces it with a new event."""
         self._frames: deque[Frame] = deque()
         self._num_chars = 0
         self._base = first.newest
-        """Number of the item before the first frame that is kept."""
+        """Number of the item before the oldest frame."""
 
     @property
     def position(self) -> int:
         """Number of the newest frame."""
         return self._frames[-1].number if self._frames else self._base
 
-    def add(self, look: Look) -> None:
-        """Append the frames of a look after `position`, and wake the streams."""
-        self.newest_look = look
-        for frame in look.frames:
+    def add(self, snapshot: Snapshot) -> None:
+        """Append frames that follow `position`, and wake the streams."""
+        self.snapshot = snapshot
+        for frame in snapshot.frames:
             self._frames.append(frame)
             self._num_chars += len(frame.text)
         while self._num_chars > MAX_FEED_CHARS:
@@ -103,7 +103,7 @@ class Feed:
         self._wake()
 
     def since(self, after: int) -> Sequence[Frame] | None:
-        """Frames above that number; None if older ones are needed than the feed keeps."""
+        """Return the frames above a number; None if the feed no longer has all of them."""
         return (
             None
             if after < self._base
@@ -121,7 +121,7 @@ class Feed:
 
 
 class FeedHub:
-    """All feeds of one api process, and the task that reads for them while there are any."""
+    """All feeds of one API process, and the task that reads for them."""
 
     def __init__(self, repository: Repository, draining: Event) -> None:
         self._repository = repository
@@ -130,8 +130,8 @@ class FeedHub:
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
-    def subscribe(self, reader: Reader, now: Look) -> Iterator[Feed]:
-        """Hold the feed of this reader inside the block; `now` is the state from which a new feed
+    def subscribe(self, reader: Reader, now: Snapshot) -> Iterator[Feed]:
+        """Provide the feed of a reader inside the block. `now` is the state from which a new feed
         starts.
         """
         feed = self._feeds.get(reader.key)
@@ -154,61 +154,60 @@ class FeedHub:
             except Exception:  # noqa: BLE001  # clients reconnect and are told what is wrong
                 _log.exception("streams")
                 break
-            for feed, look in news:
-                if look is None:
+            for feed, snapshot in news:
+                if snapshot is None:
                     feed.close()
                 else:
-                    feed.add(look)
+                    feed.add(snapshot)
             await anyio.sleep(POLL_S)
         for feed in self._feeds.values():
             feed.close()
 
-    def _read_news(self, feeds: Sequence[Feed]) -> list[tuple[Feed, Look | None]]:
-        """New looks by feed; None for a job that cannot be read."""
+    def _read_news(self, feeds: Sequence[Feed]) -> list[tuple[Feed, Snapshot | None]]:
+        """Read all feeds that have changed; None for a job that cannot be read."""
         versions = self._repository.versions({feed.reader.job_id for feed in feeds})
         return [
-            (feed, _look_safely(feed))
+            (feed, _read_safely(feed))
             for feed in feeds
             if not feed.is_closed
             and (
-                versions.get(feed.reader.job_id) != feed.newest_look.version
-                or feed.position < feed.newest_look.newest
+                versions.get(feed.reader.job_id) != feed.snapshot.version
+                or feed.position < feed.snapshot.newest
             )
         ]
 
 
-def _look_safely(feed: Feed) -> Look | None:
-    """Read what is new for a feed; None if that fails, so that no other job's streams end."""
+def _read_safely(feed: Feed) -> Snapshot | None:
+    """Read the new items of a feed; None on failure, so that the streams of other jobs go on."""
     try:
-        return feed.reader.look(feed.position)
+        return feed.reader.read(feed.position)
     except Exception:  # noqa: BLE001  # clients reconnect and are told what is wrong
         _log.exception("stream", job=feed.reader.job_id)
         return None
 
 
 async def follow(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIterator[str]:
-    """Yield what comes after a number, until nothing will follow or the feed is closed."""
+    """Yield the frames after a number until the job has ended or the feed is closed."""
     yield f"retry: {RETRY_MS}\n\n"
     progress = ""
     while not feed.is_closed:
-        changed, look, frames = feed.changed, feed.newest_look, feed.since(after)
+        changed, snapshot, frames = feed.changed, feed.snapshot, feed.since(after)
         if frames is None:
-            look = await anyio.to_thread.run_sync(feed.reader.look, after)
-            frames = look.frames
+            snapshot = await anyio.to_thread.run_sync(feed.reader.read, after)
+            frames = snapshot.frames
         for frame in frames:
             yield frame.text
             after = frame.number
-        if look.has_ended and after >= look.newest:
-            if look.closing:
-                yield look.closing
+        if snapshot.has_ended and after >= snapshot.newest:
+            if snapshot.closing:
+                yield snapshot.closing
             return
-        # A page is newer than the feed's newest look: its progress would come before older
-        # progress.
-        if feed.newest_look.progress != progress:
-            progress = feed.newest_look.progress
+        # A page is newer than the feed: sending its progress could put newer progress before older.
+        if feed.snapshot.progress != progress:
+            progress = feed.snapshot.progress
             yield progress
         if not frames and not await _wait(changed, keepalive_s):
-            yield ": still here\n\n"
+            yield ": keep-alive\n\n"
 
 
 async def _wait(changed: asyncio.Event, limit_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Whether the process lives, whether it can work, and what it measures; outside `/api/v1`."""
+"""Liveness, readiness and Prometheus metrics; outside `/api/v1`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD = head()
 
 @router.get("/livez", responses=problems())
 async def livez() -> dict[str, bool]:
-    """The process answers; nothing else is asked."""
+    """Check that the process responds; nothing else is checked."""
     return {"alive": True}
 
 
@@ -30,9 +30,7 @@ async def livez() -> dict[str, bool]:
     responses={503: {"model": Ready}, **{k: v for k, v in problems().items() if k != 503}},
 )
 def readyz(parts: PartsDep, response: Response) -> Ready:
-    """Whether jobs can be taken and run: the service itself, database, migrations,
-    scheduler, Ray.
-    """
+    """Check whether jobs can be accepted and run: service, database, migrations, scheduler, Ray."""
     checks = {"service": _service(parts), "database": _database(parts)}
     if checks["database"].ok:
         checks |= {
@@ -51,8 +49,8 @@ def readyz(parts: PartsDep, response: Response) -> Ready:
     response_class=Response,
 )
 def metrics(parts: PartsDep) -> Response:
-    """Everything measured, for Prometheus; an ended job leaves after the retention that the
-    settings name.
+    """Export all metrics for Prometheus. An ended job is exported for another
+    `ACCORDION_METRICS_RETENTION_S` seconds (default 300).
     """
     content, content_type = metrics_response(
         parts.repository,
@@ -65,7 +63,7 @@ def metrics(parts: PartsDep) -> Response:
 
 def _service(parts: Parts) -> CheckResult:
     draining = parts.draining.is_set()
-    return CheckResult(ok=not draining, message="is going down" if draining else "takes requests")
+    return CheckResult(ok=not draining, message="shuts down" if draining else "accepts requests")
 
 
 def _database(parts: Parts) -> CheckResult:
@@ -75,9 +73,9 @@ def _database(parts: Parts) -> CheckResult:
         return CheckResult(ok=False, message=str(error))
     except SQLAlchemyError as error:
         return CheckResult(
-            ok=False, message=f"does not answer ({type(error).__name__}); see the log"
+            ok=False, message=f"does not respond ({type(error).__name__}); see the log"
         )
-    return CheckResult(ok=True, message="answers")
+    return CheckResult(ok=True, message="responds")
 
 
 def _migrations(parts: Parts) -> CheckResult:
@@ -91,16 +89,16 @@ def _migrations(parts: Parts) -> CheckResult:
 def _scheduler(parts: Parts) -> CheckResult:
     beat = parts.repository.heartbeat()
     if beat is None:
-        return CheckResult(ok=False, message="has not been here yet; start 'accordion scheduler'")
+        return CheckResult(ok=False, message="has never run; start 'accordion scheduler'")
     age, limit = parts.clock() - beat, parts.settings.heartbeat_stale_s
     if age < -limit:
         message = (
-            f"was here {-age:.1f} s in the future: the clock was set back; it renews its heartbeat"
-            " if it lives"
+            f"has a heartbeat {-age:.1f} s in the future: the clock was set back; a running"
+            " scheduler renews it"
         )
         return CheckResult(ok=False, message=message)
     age = max(0.0, age)
-    message = f"was here {age:.1f} s ago" + (
+    message = f"had its last heartbeat {age:.1f} s ago" + (
         "" if age <= limit else f", the limit is {limit:g} s; start 'accordion scheduler'"
     )
     return CheckResult(ok=age <= limit, message=message)
@@ -109,9 +107,9 @@ def _scheduler(parts: Parts) -> CheckResult:
 def _ray(parts: Parts) -> CheckResult:
     cluster = parts.repository.cluster()
     if cluster is None:
-        return CheckResult(ok=False, message="has not been looked at yet")
+        return CheckResult(ok=False, message="has not been checked by the scheduler yet")
     if not cluster.reachable:
         return CheckResult(ok=False, message=cluster.message)
     return CheckResult(
-        ok=True, message=f"answers; {cluster.message}" if cluster.message else "answers"
+        ok=True, message=f"responds; {cluster.message}" if cluster.message else "responds"
     )

@@ -1,4 +1,4 @@
-"""What happened to a job: attempts, epochs, decisions, checkpoints, and what is in force now."""
+"""Routes for the history of a job: attempts, epochs, decisions, checkpoints, current schedule."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ router = APIRouter(prefix="/jobs/{job_id}", tags=["history"])
 class HistoryQuery(QueryParams):
     """Query parameters of a paged history."""
 
-    limit: int = Field(default=100, ge=1, le=500)
+    limit: int = Field(default=100, ge=1, le=500, description="items per page (default 100)")
     order: Literal["oldest", "newest"] = Field(
-        default="oldest", description="which items come first"
+        default="oldest", description="which items come first (default: the oldest)"
     )
     cursor: str | None = Field(
         default=None, max_length=200, description="`next_cursor` of the previous page"
@@ -76,7 +76,7 @@ class HistoryQuery(QueryParams):
 
 @router.get("/attempts", dependencies=[NO_QUERY], responses=problems(404))
 def get_attempts(job: JobDep, repository: RepositoryDep) -> AttemptList:
-    """All runs of the job, oldest first; a run that lost its machines is followed by another."""
+    """List the attempts of a job, oldest first; another one follows if the nodes are lost."""
     return AttemptList(items=[attempt_view(row) for row in repository.attempts(job.id)])
 
 
@@ -84,7 +84,7 @@ def get_attempts(job: JobDep, repository: RepositoryDep) -> AttemptList:
 def get_epochs(
     job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep
 ) -> EpochPage:
-    """List finished epochs, each exactly once, in pages; pass `next_cursor` as `cursor` for the
+    """List finished epochs, each exactly once, in pages. Pass `next_cursor` as `cursor` to get the
     next page.
     """
     rows = repository.epochs(job.id, query.page(1))
@@ -100,8 +100,8 @@ def get_epochs(
 def get_decisions(
     job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep
 ) -> DecisionPage:
-    """List the decisions applied by all workers, with reasons; pass `next_cursor` as `cursor` for
-    the next page.
+    """List the decisions that all workers applied, with reasons, in pages. Pass `next_cursor` as
+    `cursor` to get the next page.
     """
     rows = repository.decisions(job.id, query.page(2))
     items, cursor = rows[: query.limit], None
@@ -114,12 +114,12 @@ def get_decisions(
 
 @router.get("/checkpoints", dependencies=[NO_QUERY], responses=problems(404))
 def get_checkpoints(job: JobDep, repository: RepositoryDep) -> CheckpointList:
-    """All states that were saved, oldest first."""
+    """List all checkpoints that the job reported, oldest first."""
     return CheckpointList(items=[checkpoint_view(row) for row in repository.checkpoints(job.id)])
 
 
 @router.get("/schedule", dependencies=[NO_QUERY], responses=problems(404))
 def get_schedule(job: JobDep, repository: RepositoryDep, response: Response) -> ScheduleView:
-    """What is in force for each layer, who said so, and what the policy would pick."""
+    """Show the level of each layer, who decided it, and what the policy would choose."""
     response.headers["ETag"] = etag(job)
     return schedule_view(job, repository.newest_decision(job.id))

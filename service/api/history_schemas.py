@@ -1,4 +1,4 @@
-"""Pages of a job's history."""
+"""Response models for pages of a job's history."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ class EpochPage(Answer):
     """One page of finished epochs, in the requested order."""
 
     items: list[EpochView]
+    """Epochs of this page."""
     next_cursor: str | None = None
-    """Leads to the next page; null on the last one."""
+    """Pass it as `cursor` to get the next page; null on the last page."""
     total: int = 0
     """Number of finished epochs on all pages."""
 
@@ -19,7 +20,8 @@ class DecisionPage(Answer):
     """One page of decisions, in the requested order."""
 
     items: list[DecisionView]
+    """Decisions of this page."""
     next_cursor: str | None = None
-    """Leads to the next page; null on the last one."""
+    """Pass it as `cursor` to get the next page; null on the last page."""
     total: int = 0
     """Number of decisions on all pages."""

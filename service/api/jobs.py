@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look at."""
+"""Routes that submit, list and show jobs."""
 
 from __future__ import annotations
 
@@ -30,30 +30,38 @@ from workers.contract import JobSpec
 from workers.tasks import GUEST
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
-_LOCATION = {"Location": {"description": "address of the job", "schema": {"type": "string"}}}
+_LOCATION = {"Location": {"description": "URL of the job", "schema": {"type": "string"}}}
 
 
 class SubmitQuery(QueryParams):
-    """Query of a submission."""
+    """Query parameters of a submission."""
 
     dry_run: bool = Field(
         default=False,
-        description="answer with the defaulted spec and why it would wait; store nothing",
+        description="return the spec with all defaults and whether it would wait; store nothing",
     )
 
 
 class ListQuery(QueryParams):
-    """Query of the list."""
+    """Query parameters of the list of jobs."""
 
-    status: list[Status] = Field(default=[], max_length=len(Status), description="any of these")
-    name: str | None = Field(default=None, max_length=63, pattern=PLAIN)
+    status: list[Status] = Field(
+        default=[], max_length=len(Status), description="only jobs in one of these states"
+    )
+    name: str | None = Field(
+        default=None, max_length=63, pattern=PLAIN, description="only jobs of this name"
+    )
     id: str | None = Field(
-        default=None, pattern=r"^[0-9a-f-]{1,36}$", description="prefix of the job id"
+        default=None,
+        pattern=r"^[0-9a-f-]{1,36}$",
+        description="only jobs whose ID starts with this",
     )
     label: list[Annotated[str, Field(max_length=127, pattern=PLAIN)]] = Field(
-        default=[], max_length=32, description="`key:value`, all of these"
+        default=[],
+        max_length=32,
+        description="only jobs with all of these labels, given as `key:value`",
     )
-    limit: int = Field(default=50, ge=1, le=200)
+    limit: int = Field(default=50, ge=1, le=200, description="jobs per page (default 50)")
     cursor: str | None = Field(
         default=None, max_length=200, description="`next_cursor` of the previous page"
     )
@@ -67,7 +75,7 @@ class ListQuery(QueryParams):
     responses={
         200: {
             "model": JobView | DryRun,
-            "description": "dry run, or the job that this Idempotency-Key made before",
+            "description": "result of a dry run, or the job created earlier with this key",
         },
         201: {"headers": ETAG | _LOCATION},
         **problems(400, 415),
@@ -82,10 +90,10 @@ def submit(
     parts: PartsDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:
-    """Submit a job: it is stored, waits for room, and starts.
+    """Submit a job. It is queued, and starts when its workers fit on the cluster.
 
-    With an `Idempotency-Key`, repeating the request answers 200 with the job that the first one
-    made; the same key with another body is refused with 422.
+    Repeating a request with the same `Idempotency-Key` returns 200 and the job that the first one
+    created; the same key with another body is rejected with 422.
     """
     _refuse_guest(spec)
     check_code(parts, spec)
@@ -101,7 +109,7 @@ def submit(
 
 @router.get("", responses=problems())
 def get_list(query: Annotated[ListQuery, Query()], parts: PartsDep) -> JobPage:
-    """Jobs, newest first; `next_cursor` leads to the next page."""
+    """List jobs, newest first, in pages. Pass `next_cursor` as `cursor` to get the next page."""
     labels = [_label(text, index) for index, text in enumerate(query.label)]
     wanted = JobFilter(
         statuses=[status.value for status in query.status],
@@ -124,7 +132,7 @@ def get_list(query: Annotated[ListQuery, Query()], parts: PartsDep) -> JobPage:
     "/{job_id}", dependencies=[NO_QUERY], responses={200: {"headers": ETAG}, **problems(404)}
 )
 def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobView:
-    """One job: spec, state with its reason, progress, newest metrics."""
+    """Show one job: spec, state and its reason, progress, newest metrics."""
     response.headers["ETag"] = etag(job)
     return job_view(job, repository.first_without_room([job]))
 

@@ -1,4 +1,6 @@
-"""Names the keys that a request body could have had where it has an unknown one, or no mapping."""
+"""Suggests keys for error messages about unknown keys in a request body, or about a value where an
+object belongs.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from starlette.requests import Request
 
 
 def body_type(request: Request) -> Any:
-    """Type of the body that the route of a request takes; None if it takes none."""
+    """Return the type of the body that the route of a request accepts; None if it accepts none."""
     dependant = getattr(request.scope.get("route"), "dependant", None)
     params = getattr(dependant, "body_params", None) or []
     return getattr(params[0].field_info, "annotation", None) if params else None
 
 
 def known_keys(kind: Any, path: Sequence[Any]) -> list[str]:
-    """Keys of the mapping at a path inside a body of this type; empty if they are not fixed."""
+    """Return keys of the object at a path inside a body of this type; empty if any are allowed."""
     models = list(_models(kind))
     if not path:
         return [name for model in models for name in model.model_fields]
@@ -29,7 +31,7 @@ def known_keys(kind: Any, path: Sequence[Any]) -> list[str]:
 
 
 def describe_unknown(key: str, known: Sequence[str]) -> str:
-    """Sentence about a key that is not known, with the most similar known one, or all of them."""
+    """Describe an unknown key, with the most similar known one, or all of them."""
     similar = get_close_matches(key, known, n=1)
     if similar:
         return f"unknown key {key!r}; did you mean {similar[0]!r}?"
@@ -39,14 +41,14 @@ def describe_unknown(key: str, known: Sequence[str]) -> str:
 
 
 def describe_no_mapping(value: Any, known: Sequence[str]) -> str:
-    """Sentence about a value where a mapping with these keys belongs."""
+    """Describe a value that should have been an object with these keys."""
     shown = repr(value)
     what = f"is {shown}" if len(shown) <= 80 else "is not a mapping"
     return f"{what}, but must be a mapping with keys such as {', '.join(map(repr, known))}"
 
 
 def _models(kind: Any) -> Iterator[type[BaseModel]]:
-    """Models that a type allows, such as the one in `Model | None`."""
+    """Yield the models that a type allows, such as the one in `Model | None`."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
     for part in get_args(kind):

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/login-links", tags=["login"], dependencies=[NO_QUERY
 
 @router.post("", status_code=201, dependencies=WRITES_ROWS, responses=problems(400, 415))
 def add_link(body: LoginLinkRequest, parts: PartsDep) -> LoginLinkView:
-    """Create a link that logs one browser in. It works once, expires after 15 minutes, and does not
+    """Create a link that logs in one browser. It works once, expires after 15 minutes, and does not
     contain the token.
 
     If the service runs without a token, `path` is the page itself.

@@ -1,4 +1,4 @@
-"""Request and response schemas of one-time login links."""
+"""Request and response models of one-time login links."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class LoginLinkRequest(Request):
     next: str = Field(
         default="/", max_length=2000, pattern=r"^/([^/\\\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"
     )
-    """Path of the page to open after the login."""
+    """Path of the page to open after the login, such as `/jobs/ID`. Default: the list of jobs."""
 
 
 class LoginLinkView(Answer):
     """A one-time login link."""
 
     path: str
-    """Append it to the service's address."""
+    """Path of the link; append it to the address of the service."""
     expires_at: datetime | None
-    """Null if the service runs without a token."""
+    """Time at which the link expires; null if the service runs without a token."""

@@ -1,4 +1,4 @@
-"""Overrides: requests and answers."""
+"""Request and response models of overrides."""
 
 from __future__ import annotations
 
@@ -13,32 +13,37 @@ from workers.contract import MOST_SAMPLES
 
 
 class OverrideRequest(Request):
-    """A person's decision: which layers, how hard, or how large the batch; from when, until
-    when.
-    """
+    """Replaces the policy's decision about the compression of some layers, or about the batch."""
 
     target: Literal["compression", "batch"] = "compression"
+    """What to override: the compression of layers (default), or the size of the global batch."""
     level: (
         Annotated[str, Field(min_length=1, max_length=64)]
         | Annotated[int, Field(ge=0, le=MOST_SAMPLES)]
         | dict[str, OptionValue]
     )
-    """`low`, `high`, a rung's index (0 is the lightest) or options such as `{"rank": 2}` or
-    `{"method": "none"}`.
+    """Compression: `low` (light), `high` (strong), the index of a level (0 is the lightest), or
+    options such as `{"rank": 2}` or `{"method": "none"}`.
 
-    Of the batch: `low`, `high`, or samples a step.
+    Batch: `low`, `high`, or a number of samples per step.
     """
     layers: list[Annotated[str, Field(min_length=1, max_length=512, pattern=PLAIN)]] = Field(
         default=["*"], min_length=1, max_length=256
     )
-    """Globs over layer names; left out for the batch, which is one for the whole model."""
+    """Names of layers, with wildcards such as `fc*`. Default: all layers. Not allowed for the
+    batch, which has one size for the whole model.
+    """
     apply_at: Literal["next_step", "next_epoch"] | Annotated[int, Field(ge=0, le=100_000)] = (
         "next_step"
     )
-    """When it starts; a number is an epoch, counted from 0."""
+    """When to start: at the next step (default), the next epoch, or a given epoch, counted from 0.
+    """
     until: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """First epoch that belongs to the policy again; null holds for the rest of the job."""
+    """First epoch in which the policy decides again, counted from 0. Default: null, which holds
+    until the end of the job.
+    """
     reason: str = Field(default="", max_length=1000, pattern=PLAIN_LINES)
+    """Why, for the record; shown with the override. Default: empty."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -65,29 +70,46 @@ class OverrideView(Answer):
     """An override and its status."""
 
     id: str
+    """ID of the override (UUID)."""
     number: int
+    """Number within the job, in order of arrival; where overrides overlap, the larger one wins."""
     target: Literal["compression", "batch"]
+    """What it overrides: the compression of layers, or the size of the global batch."""
     level: str | int | dict[str, OptionValue]
+    """Requested level: a name, an index, options, or a number of samples per step."""
     layers: list[str]
+    """Names of layers, with wildcards; empty for the batch."""
     apply_at: str | int
+    """When it starts: `next_step`, `next_epoch`, or an epoch counted from 0."""
     until: int | None
+    """First epoch in which the policy decides again; null if it holds until the end of the job."""
     reason: str
+    """Why, as given in the request."""
     state: OverrideState
+    """`PENDING`: stored. `DELIVERED`: sent to the job. `APPLIED`: every rank runs it. `REJECTED`:
+    the job cannot apply it. `SUPERSEDED`: newer overrides replaced it. `EXPIRED`: `until` was
+    reached, or the job ended. `CANCELLED`: cancelled by a user.
+    """
     message: str
-    """Why it was rejected, superseded or expired; which ranks have not switched yet."""
+    """Why it was rejected, superseded or expired, or which ranks have not switched yet."""
     epoch: int | None
-    """Epoch in which it took effect. Worker groups that take over later leave it as it is."""
+    """Epoch in which it first took effect; null before."""
     step: int | None
+    """Step at which it first took effect; null before."""
     world_size: int | None
-    """World size of the worker group that runs it now."""
+    """Number of workers in the group that runs it now; null before it is applied."""
     acks: int
-    """Ranks that said, from their own hook, that they run the announced plan."""
+    """Number of ranks whose communication hook confirmed that it runs the announced plan."""
     ack_list: list[Ack]
+    """The confirmation of each rank."""
     created_at: datetime
+    """Time of the request."""
     applied_at: datetime | None
+    """Time at which every rank had switched; null before."""
 
 
 class OverrideList(Answer):
     """All overrides of a job, oldest first."""
 
     items: list[OverrideView]
+    """The overrides, including ended ones."""

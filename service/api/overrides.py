@@ -1,4 +1,4 @@
-"""Overrides: people take the wheel of a running job, and hand it back."""
+"""Routes that list, add and cancel the overrides of a job."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from service.api.views import override_view
 from service.store.commands import Commands, Idempotency, OverrideWish, body_hash
 
 router = APIRouter(prefix="/jobs/{job_id}/overrides", tags=["overrides"], dependencies=[NO_QUERY])
-OverrideId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$")]
+OverrideId = Annotated[
+    str,
+    Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", description="ID of the override"),
+]
 
 
 @router.get("", responses=problems(404))
 def get_overrides(job: JobDep, repository: RepositoryDep, response: Response) -> OverrideList:
-    """All overrides of the job, oldest first, and how far each got."""
+    """List all overrides of a job, oldest first, with their states."""
     acks = repository.acks(job.id)
     response.headers["ETag"] = etag(job)
     return OverrideList(
@@ -38,13 +41,13 @@ def add_override(
     if_match: IfMatch = None,
     idempotency_key: IdempotencyKey = None,
 ) -> OverrideView:
-    """Decide how hard some layers are compressed, or how large the batch is, from when and until
-    when.
+    """Override the compression of some layers, or the batch, for a range of epochs.
 
-    The newest override of a layer wins, and so does the newest of the batch.
+    For each layer, and for the batch, the newest override wins.
 
-    It is `APPLIED` once every rank has said, from its own hook, that it runs the plan. Repeating
-    the request with the same `Idempotency-Key` answers with the override that the first one made.
+    The override is `APPLIED` once every rank's communication hook has confirmed the new plan.
+    Repeating a request with the same `Idempotency-Key` returns the override that the first one
+    created.
     """
     body = wish.model_dump(mode="json")
     key = (
@@ -67,7 +70,9 @@ def add_override(
 def cancel_override(
     job_id: JobId, override_id: OverrideId, *, parts: PartsDep, if_match: IfMatch = None
 ) -> OverrideView:
-    """Hand the layers of an override back to the policy. Repeating is harmless."""
+    """Cancel an override. Its layers return to the policy, or to another override that is still
+    active. Repeating the request has no effect.
+    """
     commands = Commands(parts.database, parts.clock)
     row = commands.cancel_override(job_id, override_id, lambda job: check_if_match(if_match, job))
     return override_view(row, parts.repository.acks(job_id).get(row.id, []))

@@ -1,4 +1,4 @@
-"""What one api process is made of."""
+"""State of one API process: settings, database, feeds and limits on concurrent work."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from service.store.repository import Repository
 Clock = Callable[[], float]
 """Seconds since 1970."""
 NUM_WRITERS = 20
-"""Requests that may write at a time: half of the 40 threads that AnyIO gives to routes, so that
-readers have theirs.
+"""Maximum number of concurrent writing requests: half of AnyIO's 40 threads, so that reads always
+find a free one.
 """
 NUM_UPLOAD_CHECKS = 2
 """Maximum number of uploads checked concurrently; the others wait without holding a thread."""
-_PLACE_WAIT_S = 10.0
-"""A write takes milliseconds, so hundreds have had their turn by then."""
+_SLOT_WAIT_S = 10.0
+"""Maximum wait for a write slot. A write takes milliseconds, so hundreds finish in this time."""
 
 
-class Writers:
-    """Places for requests that write; who waits for one holds no thread."""
+class WriteSlots:
+    """Limits concurrent writing requests. A request that waits for a slot occupies no thread."""
 
-    def __init__(self, *, num_places: int = NUM_WRITERS, wait_s: float = _PLACE_WAIT_S) -> None:
-        self._places = asyncio.Semaphore(num_places)
-        self._num_places, self._wait_s = num_places, wait_s
+    def __init__(self, *, num_slots: int = NUM_WRITERS, wait_s: float = _SLOT_WAIT_S) -> None:
+        self._slots = asyncio.Semaphore(num_slots)
+        self._num_slots, self._wait_s = num_slots, wait_s
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Have a place inside the block.
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot inside the block.
 
         Raises:
-            Unavailable: none became free in time.
+            Unavailable: no slot became free in time.
         """
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             raise Unavailable(
-                f"{self._num_places} requests that write wait for the database already, and none"
-                f" was done in {self._wait_s:g} s; try again in a moment"
+                f"{self._num_slots} requests are already writing to the database, and none finished"
+                f" in {self._wait_s:g} s; try again in a moment"
             ) from None
         try:
             yield
         finally:
-            self._places.release()
+            self._slots.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What one api process is made of."""
+    """State of one API process, shared by its routes."""
 
     settings: Settings
     database: Database
@@ -70,8 +70,8 @@ class Parts:
     cookie: str
     """Name of the session cookie."""
     draining: threading.Event
-    """Set when the process is asked to go: writes are refused, streams end."""
-    writers: Writers = field(default_factory=Writers)
+    """Set when the process is asked to stop: writes are rejected, and streams end."""
+    write_slots: WriteSlots = field(default_factory=WriteSlots)
     upload_checks: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_UPLOAD_CHECKS)
     )

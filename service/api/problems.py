@@ -1,5 +1,5 @@
-"""Every error as `application/problem+json` (RFC 9457), with a stable code, the request's id and
-the wrong values.
+"""Error responses as `application/problem+json` (RFC 9457), with a stable code, the ID of the
+request and the rejected values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.store.file_guard import is_damage
 MEDIA_TYPE = "application/problem+json"
 _REF = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
 _NO_MAPPING = frozenset({"model_type", "model_attributes_type", "dict_type"})
-"""Kinds of errors of a value that is no mapping where one belongs."""
+"""Types of validation errors about a value where an object belongs."""
 _CODES = {
     400: "bad_request",
     404: "not_found",
@@ -39,7 +39,7 @@ _log = structlog.get_logger()
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route declares in `responses=`: these, and those that every route may answer with."""
+    """Return the `responses=` of a route: these statuses, and those that every route may return."""
     every = {401, 403, 413, 422, 500, 503, *statuses}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": _REF}
@@ -48,7 +48,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def problem(scope: Any, status: int, detail: str, **more: Any) -> Response:
-    """One problem answer; `code`, `errors` and `headers` may be given."""
+    """Build an error response; optional keywords are `code`, `errors` and `headers`."""
     body = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
@@ -63,7 +63,7 @@ def problem(scope: Any, status: int, detail: str, **more: Any) -> Response:
 
 
 def api_problem(scope: Any, error: ApiError) -> Response:
-    """The answer of an error of ours."""
+    """Build the response to an error of this service."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(error.status)
     items = (
         [ProblemItem(pointer=error.pointer, detail=str(error))]
@@ -74,19 +74,19 @@ def api_problem(scope: Any, error: ApiError) -> Response:
 
 
 def crash_problem(scope: Any, error: Exception) -> Response:
-    """The answer to an error that nobody foresaw; the traceback goes to the log only."""
+    """Build the response to an unexpected error; the traceback goes only to the log."""
     _log.error("crash", path=scope["path"], exc_info=error)
     request_id = scope.get("state", {}).get("request_id", "")
     return problem(
         scope,
         500,
-        f"the service failed; its log says why under request {request_id}",
+        f"the service failed; see its log for request {request_id}",
         code="internal",
     )
 
 
 def install_problems(app: FastAPI) -> None:
-    """Answer every error in one form and say so in the schema."""
+    """Return every error in one format, and declare it in the schema."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -110,7 +110,9 @@ def _invalid(request: Request, error: Exception) -> Response:
         )
     if any(item["type"] == "json_invalid" for item in found):
         reason = found[0].get("ctx", {}).get("error", "it cannot be read")
-        return problem(request.scope, 400, f"the body is no JSON: {reason}", code="invalid_json")
+        return problem(
+            request.scope, 400, f"the body is not valid JSON: {reason}", code="invalid_json"
+        )
     kind = body_type(request)
     items = [
         ProblemItem(pointer=_pointer(item["loc"]), detail=_detail(item, kind)) for item in found
@@ -123,16 +125,14 @@ def _invalid(request: Request, error: Exception) -> Response:
 
 
 def _pointer(loc: tuple[Any, ...]) -> str:
-    """A JSON pointer for the body; `query/limit`, `path/job_id` or `header/if-match` for
-    the rest.
-    """
+    """Return a JSON pointer into the body, or a path such as `query/limit` or `header/if-match`."""
     if loc and loc[0] == "body":
         return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in loc[1:])
     return "/".join(str(part) for part in loc)
 
 
 def _detail(item: dict[str, Any], kind: Any) -> str:
-    """What is wrong with one value; `kind` is the type of the body."""
+    """Describe what is wrong with one value; `kind` is the type of the body."""
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         return describe_unknown(str(item["loc"][-1]), known_keys(kind, item["loc"][1:-1]))
@@ -146,7 +146,7 @@ def _detail(item: dict[str, Any], kind: Any) -> str:
     return (
         message
         if item["type"] == "value_error" or len(value) > 80
-        else f"{value} is refused: {message[:1].lower()}{message[1:]}"
+        else f"{value} is rejected: {message[:1].lower()}{message[1:]}"
     )
 
 
@@ -156,15 +156,15 @@ def _http_error(request: Request, error: Exception) -> Response:
     headers = {name.lower(): value for name, value in (known.headers or {}).items()}
     detail = str(known.detail)
     if known.status_code == HTTPStatus.NOT_FOUND:
-        detail = f"there is nothing at {path}; /docs lists what there is"
+        detail = f"there is no route {path}; /docs lists all routes"
     if known.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["allow"] = ", ".join(_methods_of(request.app, path)) or headers.get("allow", "")
-        detail = f"{path} does not take {method}; it takes {headers['allow']}"
+        detail = f"{path} does not allow {method}; it allows {headers['allow']}"
     return problem(request.scope, known.status_code, detail, headers=headers)
 
 
 def _methods_of(app: FastAPI, path: str) -> list[str]:
-    """What a path takes, by the schema; the framework names the methods of the first route only."""
+    """Return all methods of a path; the framework names only those of its first route."""
     for template, operations in _openapi(app)["paths"].items():
         if re.fullmatch(re.sub(r"\\{[^}]+\\}", "[^/]+", re.escape(template)), path):
             return sorted(name.upper() for name in operations)
@@ -176,9 +176,8 @@ def _database_error(request: Request, error: Exception) -> Response:
 
 
 def database_problem(scope: Scope, error: Exception) -> Response:
-    """503 if the database is away or damaged; 500 if our own statement was wrong."""
-    # SQLite calls a statement that it does not understand by the same name as a file that it cannot
-    # open.
+    """Build the response to a database error: 503 if it is away or damaged, else 500."""
+    # SQLite raises the same error for an invalid statement as for a file that it cannot open.
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
     broke_off = getattr(error, "connection_invalidated", False)
     damaged = is_damage(getattr(error, "orig", None))
@@ -186,13 +185,11 @@ def database_problem(scope: Scope, error: Exception) -> Response:
     if not (damaged or away or (isinstance(error, InternalError) and broke_off)):
         return crash_problem(scope, error)
     _log.error("database", error=str(error))
-    detail = "the database does not answer; try again in a moment"
+    detail = "the database does not respond; try again in a moment"
     if damaged:
-        detail = (
-            "the database is damaged; stop the service, put a backup of it back, and start it again"
-        )
+        detail = "the database is damaged; stop the service, restore a backup, and start it again"
     if code == sqlite3.SQLITE_FULL:
-        detail = "the disk under the database is full; free space there, and try again"
+        detail = "the disk of the database is full; free some space, and try again"
     return problem(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
 
 

@@ -1,7 +1,8 @@
-"""What the api takes and gives under `/api/v1`: pydantic records shared by the routers, the client
-and the pages.
+"""Request and response models of the API under `/api/v1`, shared by the routers, the client and the
+pages.
 
-Requests refuse unknown fields. Answers may grow fields; clients ignore those they do not know.
+Requests reject unknown fields. Responses may gain fields; clients ignore those they do not know.
+Attribute docstrings become the descriptions in `/docs`.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from workers.contract import Bytes, EpochRecord, JobSpec, StorageUse
 from workers.plain_text import check_texts
 
 PLAIN = r"^[^\x00-\x1f\x7f]*$"
-"""Text of one line; databases refuse some control characters, and screens obey others."""
+"""One line of text. Databases reject some control characters, and terminals execute others."""
 PLAIN_LINES = r"^[^\x00-\x08\x0b-\x1f\x7f]*$"
-"""The same with tabs and newlines."""
+"""Text with tabs and line breaks, but no other control characters."""
 
 
 class Request(BaseModel):
-    """A body: unknown fields, numbers that are not finite and values of another type are
-    refused.
-    """
+    """Base of request bodies: rejects unknown fields, non-finite numbers and wrong types."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -37,121 +38,146 @@ class Request(BaseModel):
 
 
 class Answer(BaseModel):
-    """An answer."""
+    """Base of responses."""
 
-    model_config = ConfigDict(from_attributes=True)
+    model_config = ConfigDict(from_attributes=True, use_attribute_docstrings=True)
 
 
 class ProgressView(Answer):
-    """Where a running job is. Epochs and steps are counted from 0."""
+    """How far a job is. Epochs and steps are counted from 0."""
 
     epoch: int
-    """The one that runs, and so how many are finished; behind the last one all of them."""
+    """Epoch in progress, which equals the number of finished epochs."""
     epochs: int | None
-    """Epochs of the whole job; null if not known, as in a guest run."""
+    """Planned epochs of the whole job; null if unknown, as in a guest run."""
     step: int
+    """Optimizer steps taken since the start of the job."""
     steps: int | None
-    """Steps of the whole job, if the batch stays as large as it is now; null if not known."""
+    """Planned steps of the whole job, assuming that the batch keeps its present size; null if
+    unknown.
+    """
     samples_per_s: float | None
-    """Samples that all workers train on per second; null if not known."""
+    """Training samples per second over all workers; null if unknown."""
     eta_s: float | None
-    """Seconds until the last step at the present speed; null if not known."""
+    """Seconds until the last step at the present speed; null if unknown."""
     loss: float | None
+    """Newest training loss; null if it is not finite."""
     lr: float
+    """Learning rate of the newest step."""
     bytes: Bytes
+    """Bytes of one worker since the start of the job, including steps that were rolled back."""
     compute_s_by_rank: tuple[float, ...] = ()
-    """Seconds that each rank computed for its newest step; a straggler stands out."""
+    """Seconds that each rank spent computing its newest step, by rank; a straggler stands out."""
     updated_at: datetime
+    """Time of this report."""
 
 
 class StorageView(StorageUse):
-    """Where a job's checkpoints are kept, as its newest worker group found it."""
+    """Where a job keeps its checkpoints, as its newest worker group reported it."""
 
     model_config = ConfigDict(extra="ignore")
 
     seen_at: datetime
-    """When the group found it so, before its first step."""
+    """Time of the check, before the group's first step."""
 
 
 class RayRunView(Answer):
     """What runs the newest worker group of a job in Ray."""
 
     engine: Literal["ray-train", "actors"] | None
-    """Who starts and watches the worker processes: Ray Train, or the service itself with plain
+    """What starts and supervises the worker processes: Ray Train, or the service itself with plain
     actors; null if the workers did not report it.
     """
     train_run: str | None
     """Name of the run in Ray Train, as in Ray's dashboard and state API; null without one."""
     ray_job_id: str | None
-    """Id of the Ray job that started a guest run; null for jobs that were submitted here."""
+    """ID of the Ray job that started a guest run; null for jobs submitted to this service."""
 
 
 class JobView(Answer):
-    """One job, or a guest run."""
+    """One job or guest run."""
 
     id: str
+    """ID of the job (UUID)."""
     name: str
+    """Name of the job; assigned by the service if the spec has none."""
     kind: Kind = Kind.JOB
-    """`job` was submitted here; `guest` is a Ray Train script that registered itself. A guest run
-    is shown, and its compression can be overridden; it is started, resized and stopped where its
-    script runs.
+    """`job`: submitted to this service. `guest`: a Ray Train script that registered itself; the
+    service shows it and can override its compression, but its own script starts, resizes and stops
+    it.
     """
     status: Status
+    """Current state."""
     desired: Desired
+    """State that users asked for: `RUN`, `PAUSE` or `CANCEL`."""
     reason: Reason
+    """Why the job is in this state, as a stable code."""
     message: str
-    """One sentence: why the job is where it is, with the way out where there is one."""
+    """Why the job is in this state, in one sentence, with a remedy if there is one."""
     spec: dict[str, Any]
     """The spec as submitted, with defaults: the fields of `JobSpec`, or those of the version that
     stored it.
     """
     labels: dict[str, str]
+    """Labels given at submission, by key."""
     priority: int
+    """Priority in the queue, 0 to 100; larger starts first. Default 50."""
     attempt: int
+    """Number of the current or newest attempt, counted from 1; 0 before the first."""
     world_size: int
-    """Workers that train now; 0 where none do."""
+    """Number of workers in training now."""
     workers: int
-    """Workers that are granted, so many the job shall have; 0 where it holds none."""
+    """Number of workers that the scheduler allocated; 0 if the job holds no resources."""
     min_workers: int
-    """What people allow: the spec's numbers, or as the job was resized."""
+    """Fewest workers that the job may train with: `workers.min` of the spec, or of the last resize.
+    """
     max_workers: int
+    """Most workers that the job may get: `workers.max` of the spec, or of the last resize."""
     tally: Tally
-    """What changes of worker group cost so far."""
+    """Cost of all changes of worker group so far."""
     metrics: dict[str, float]
-    """Of the newest evaluation."""
+    """Metrics of the newest evaluation, by name, such as `loss` and `accuracy`."""
     progress: ProgressView | None
+    """How far the job is; null before the first report."""
     ray_run: RayRunView | None = None
-    """Null before the first worker group has started."""
+    """What runs the workers in Ray; null until the first worker group has started."""
     storage: StorageView | None = None
-    """Null before the first worker group has started."""
+    """Where checkpoints are kept; null until the first worker group has started."""
     created_at: datetime
+    """Time of submission."""
     started_at: datetime | None
+    """Time at which training began; null before."""
     ended_at: datetime | None
+    """Time at which the job ended; null before."""
 
 
 class JobPage(Answer):
-    """Jobs, newest first."""
+    """One page of jobs, newest first."""
 
     items: list[JobView]
+    """Jobs of this page."""
     next_cursor: str | None
+    """Pass it as `cursor` to get the next page; null on the last page."""
 
 
 class CodeView(Answer):
-    """Code that was uploaded."""
+    """Uploaded code."""
 
     sha256: str
-    """Of the archive: a spec names it so, in its field `code`."""
+    """SHA-256 of the archive, in hex. A spec refers to the code by it, in the field `code`."""
     files: int
+    """Number of files in the archive."""
     size_bytes: int
+    """Size of the archive in bytes."""
 
 
 class ResizeRequest(Request):
     """How many workers a job may have from now on."""
 
     min: int = Field(ge=1, le=1024)
-    """With fewer it waits."""
+    """Fewest workers to train with; the job waits if fewer fit. At least 1, at most `max`."""
     max: int = Field(ge=1, le=1024)
-    """At most one a share of the global batch."""
+    """Most workers to use, at most one per micro-batch of the global batch."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"min": 1, "max": 2}, {"min": 2, "max": 2}]}
@@ -159,151 +185,203 @@ class ResizeRequest(Request):
 
 
 class DryRun(Answer):
-    """What submitting would do; nothing was stored."""
+    """What submitting a spec would do; nothing was stored."""
 
     spec: JobSpec
+    """The spec with all defaults filled in."""
     would_wait: bool
+    """True if the job would stay in the queue because its workers do not fit now."""
     message: str
+    """Why the job would wait, or with how many workers it would start."""
 
 
 class EpochView(EpochRecord):
-    """One finished epoch; exactly one row per epoch, the newest generation's."""
+    """One finished epoch. A repeated epoch replaces the earlier record, so each appears once."""
 
     attempt: int
+    """Attempt that trained the epoch."""
     generation: int
+    """Worker group that trained the epoch, counted over all attempts."""
 
 
 class DecisionView(Answer):
-    """One decision that every worker switched to."""
+    """One decision that every worker has applied."""
 
     attempt: int
+    """Attempt in which it was applied."""
     generation: int
+    """Worker group that applied it, counted over all attempts."""
     time: datetime
+    """Time at which the workers reported it."""
     decision: Decision
+    """The levels in force from its step on, and why."""
 
 
 class AttemptView(Answer):
-    """One run of a job."""
+    """One run of a job, from its placement on the cluster to its end."""
 
     number: int
+    """Number of the attempt, counted from 1."""
     workers: int
-    """Size of the worker group that was reserved."""
+    """Number of workers that were allocated."""
     reason: Reason
-    """Why it ended, or where it is; `message` says it in a sentence."""
+    """Why the attempt ended, or its current state, as a stable code."""
     message: str
+    """Why the attempt ended, or its current state, in one sentence."""
     tally: Tally
+    """Cost of the changes of worker group in this attempt."""
     created_at: datetime
+    """Time at which the scheduler allocated its workers."""
     started_at: datetime | None
-    """When its first worker group began to train."""
+    """Time at which its first worker group began to train; null before."""
     ended_at: datetime | None
+    """Time at which the attempt ended; null before."""
 
 
 class AttemptList(Answer):
-    """All attempts, oldest first."""
+    """All attempts of a job, oldest first."""
 
     items: list[AttemptView]
+    """The attempts."""
 
 
 class CheckpointView(Answer):
-    """A saved state; only the newest few that the spec asks for still exist."""
+    """One checkpoint. Only the newest `checkpoint.keep` of a job still exist."""
 
     name: str
+    """Name of its folder in the job's storage."""
     attempt: int
+    """Attempt that saved it."""
     generation: int
+    """Worker group that saved it, counted over all attempts."""
     epoch: int
-    """First epoch that was still to be trained."""
+    """First epoch left to train after resuming from it."""
     step: int
+    """Optimizer steps that it contains."""
     size_bytes: int
+    """Size on storage in bytes."""
     seconds: float
+    """Seconds from the step boundary until it was complete on storage."""
     blocked_s: float
-    """Of these, how long training stood still."""
+    """Part of `seconds` during which training was blocked."""
     time: datetime
+    """Time at which it was complete."""
 
 
 class CheckpointList(Answer):
-    """All checkpoints that were reported, oldest first."""
+    """All checkpoints that a job reported, oldest first."""
 
     items: list[CheckpointView]
+    """The checkpoints, including deleted ones."""
 
 
 class LayerSchedule(Answer):
-    """What is in force for one layer, and who said so."""
+    """Compression in force for one layer, and who decided it."""
 
     layer: str
+    """Name of the parameter, as in `model.named_parameters()`."""
     shape: tuple[int, ...]
+    """Shape of the parameter."""
     regime: Literal["critical", "stable"]
+    """`critical` while the layer's gradient changes quickly, otherwise `stable`."""
     level: str
+    """Name of the level in force, such as `low` or `high`."""
     method: str
+    """Compression method in force."""
     options: dict[str, OptionValue]
+    """Options of the method, such as `{"rank": 2}`."""
     policy_level: str
-    """What the policy would pick."""
+    """Level that the policy would choose without overrides."""
     said_by: str
-    """`policy`, or the id of an override."""
+    """Who decided the level: `policy`, or the ID of an override."""
 
 
 class BatchSchedule(Answer):
-    """What is in force for the global batch, and who said so."""
+    """Global batch in force, and who decided it."""
 
     global_batch: int
-    """Samples a step."""
+    """Samples per step over all workers."""
     level: Literal["low", "high"] | None
-    """None for another size, given by hand."""
+    """Level in force; null if an override set another size."""
     policy_level: Literal["low", "high"]
-    """What the policy would pick."""
+    """Level that the policy would choose without overrides."""
     low: int
-    """Samples a step at this level; likewise `high`."""
+    """Samples per step at level `low`."""
     high: int
+    """Samples per step at level `high`."""
     said_by: str
-    """`policy`, or the id of an override."""
+    """Who decided the batch: `policy`, or the ID of an override."""
 
 
 class ScheduleView(Answer):
-    """What is in force now."""
+    """Compression and batch in force now."""
 
     epoch: int
+    """Epoch in progress, counted from 0."""
     step: int
+    """Optimizer steps taken since the start of the job."""
     layers: list[LayerSchedule]
+    """Every compressed layer, in the order of the model."""
     batch: BatchSchedule | None
-    """None where the job has no batch levels, and its batch stays as it is."""
+    """The global batch; null if the spec has no `batch`, so that its size is fixed."""
 
 
 class EventView(Answer):
-    """One event: `seq` grows by one within a job and is the SSE id."""
+    """One event of a job, as the `data` of a server-sent event."""
 
     seq: int
+    """Sequence number within the job, without gaps; also the ID of the server-sent event."""
     type: Literal["status", "epoch", "decision", "override", "workers", "checkpoint", "log", "end"]
+    """What happened."""
     time: datetime
+    """When it happened."""
     data: dict[str, Any]
+    """Details, whose keys depend on `type`."""
 
 
 class ProblemItem(Answer):
-    """One wrong value."""
+    """One rejected value."""
 
     pointer: str
+    """JSON pointer into the body, such as `/workers/min`; for other parts of the request a path
+    such as `query/limit`, `path/job_id` or `header/if-match`.
+    """
     detail: str
+    """What is wrong with the value, and what is allowed."""
 
 
 class Problem(Answer):
-    """RFC 9457 problem details; every 4xx and 5xx answer has this form."""
+    """Problem details (RFC 9457), the body of every 4xx and 5xx response."""
 
     type: str = "about:blank"
+    """Always `about:blank`; `code` identifies the problem."""
     title: str
+    """Phrase of the HTTP status."""
     status: int
+    """HTTP status."""
     detail: str
+    """What went wrong, in one sentence, with a remedy if there is one."""
     code: str
+    """Stable code of the problem, such as `not_found` or `invalid`."""
     request_id: str
+    """ID of the request, as in the service's log."""
     errors: list[ProblemItem] = []
+    """The rejected values, if the request was invalid."""
 
 
 class CheckResult(Answer):
-    """One check of `/readyz`."""
+    """Result of one check of `/readyz`."""
 
     ok: bool
+    """True if the check passed."""
     message: str
+    """What the check found."""
 
 
 class Ready(Answer):
-    """Whether the service can do its work."""
+    """Whether the service can accept and run jobs."""
 
     ready: bool
+    """True if all checks passed."""
     checks: dict[str, CheckResult]
+    """Results by name: `service`, `database`, `migrations`, `scheduler`, `ray`."""

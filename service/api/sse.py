@@ -1,6 +1,6 @@
-"""Server-sent events out of the outbox: numbered without gaps, resumable, with a terminal event.
+"""Server-sent events from the outbox: numbered without gaps, resumable, with a terminal event.
 
-Progress travels beside them without a number: only its newest value counts, and it may be missed.
+Progress events have no number: only the newest value matters, so that clients may miss some.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from service.api.feeds import Frame, Look, Reader, follow
+from service.api.feeds import Frame, Reader, Snapshot, follow
 from service.api.parts import Parts
 from service.api.views import event_document, progress_view
 from service.domain.jobs import ENDED, Status
@@ -19,13 +19,11 @@ from service.store.models import EventRow, JobRow, LogChunkRow
 
 MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-_GONE = Look(version=None, newest=0, has_ended=True)
+_GONE = Snapshot(version=None, newest=0, has_ended=True)
 
 
-def stream(parts: Parts, reader: Reader, *, now: Look, after: int) -> StreamingResponse:
-    """Answer with what comes after a number, until the job ends, the client goes, or the service
-    does.
-    """
+def stream(parts: Parts, reader: Reader, *, now: Snapshot, after: int) -> StreamingResponse:
+    """Stream what follows a number, until the job ends, the client leaves or the service stops."""
 
     async def frames() -> AsyncIterator[str]:
         with parts.feeds.subscribe(reader, now) as feed:
@@ -36,13 +34,13 @@ def stream(parts: Parts, reader: Reader, *, now: Look, after: int) -> StreamingR
 
 
 def frame(kind: str, data: Any, number: int | None = None) -> str:
-    """One event in the wire format; without a number it does not move `Last-Event-ID`."""
+    """Format one event; without a number it does not change `Last-Event-ID`."""
     head = f"id: {number}\n" if number is not None else ""
     return f"{head}event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
 class EventReader:
-    """Reads one job's events, and its progress."""
+    """Reads the events and the progress of one job."""
 
     def __init__(self, parts: Parts, job_id: str) -> None:
         self._repository = parts.repository
@@ -50,26 +48,26 @@ class EventReader:
 
     @property
     def key(self) -> Hashable:
-        """Identity of the stream."""
+        """Identify the stream."""
         return ("events", self.job_id)
 
-    def look(self, after: int) -> Look:
+    def read(self, after: int) -> Snapshot:
         """Read the events above that number, and the newest progress."""
         job = self._repository.job(self.job_id)
         if job is None:
             return _GONE
-        return self.state(
+        return self.snapshot(
             job, self._repository.events(self.job_id, after=after) if job.event_seq > after else ()
         )
 
-    def state(self, job: JobRow, rows: Sequence[EventRow] = ()) -> Look:
-        """Describe the job as of its row, with these events."""
+    def snapshot(self, job: JobRow, rows: Sequence[EventRow] = ()) -> Snapshot:
+        """Build the snapshot of a job from its row and these events."""
         frames = tuple(
             Frame(number=row.seq, text=frame(row.type, event_document(row), row.seq))
             for row in rows
         )
         progress, has_ended = progress_view(job), Status(job.status) in ENDED
-        return Look(
+        return Snapshot(
             version=job.version,
             newest=max(job.event_seq, rows[-1].seq if rows else 0),
             frames=frames,
@@ -81,7 +79,7 @@ class EventReader:
 
 
 class LogReader:
-    """Reads one job's log chunks, of one attempt or of all."""
+    """Reads the log chunks of one job, for one attempt or all."""
 
     def __init__(self, parts: Parts, job_id: str, attempt: int | None) -> None:
         self._repository = parts.repository
@@ -90,23 +88,23 @@ class LogReader:
 
     @property
     def key(self) -> Hashable:
-        """Identity of the stream."""
+        """Identify the stream."""
         return ("logs", self.job_id, self._attempt)
 
-    def look(self, after: int) -> Look:
+    def read(self, after: int) -> Snapshot:
         """Read the chunks above that number."""
         job = self._repository.job(self.job_id)
         return (
             _GONE
             if job is None
-            else self.state(job, self._repository.logs(self.job_id, after=after))
+            else self.snapshot(job, self._repository.logs(self.job_id, after=after))
         )
 
-    def state(self, job: JobRow, rows: Sequence[LogChunkRow] = ()) -> Look:
-        """Describe the job as of its row, with these chunks; the end follows once all of them are
-        sent.
+    def snapshot(self, job: JobRow, rows: Sequence[LogChunkRow] = ()) -> Snapshot:
+        """Build the snapshot of a job from its row and these chunks; the end follows after all of
+        them.
         """
-        return Look(
+        return Snapshot(
             version=job.version,
             newest=max(job.log_number, rows[-1].number if rows else 0),
             frames=tuple(Frame(number=row.number, text=self._frame(row)) for row in rows),
@@ -117,7 +115,7 @@ class LogReader:
         )
 
     def text(self) -> Iterable[str]:
-        """All lines so far, as text."""
+        """Yield all lines so far as text."""
         after = 0
         while rows := self._repository.logs(self.job_id, after=after):
             after = rows[-1].number
@@ -132,6 +130,6 @@ class LogReader:
 
 
 def log_text(line: dict[str, Any]) -> str:
-    """One line of output with who wrote it."""
+    """Format one line with the process that wrote it."""
     who = "supervisor" if line["rank"] is None else f"rank {line['rank']}"
     return f"[{who}] {line['text']}\n"

@@ -1,4 +1,4 @@
-"""What people ask of a job that is there: resize, pause, resume, cancel."""
+"""Routes that resize, pause, resume and cancel a job."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def resize(
     parts: PartsDep,
     if_match: IfMatch = None,
 ) -> JobView:
-    """Allow a job another number of workers, from `min` to `max`. Repeating is harmless.
+    """Change how many workers a job may have. Repeating the request has no effect.
 
-    Within them the scheduler grants what fits beside the other jobs; a job that trains switches at
-    a step boundary and loses no step. One that waits or is paused starts with the new numbers.
+    The scheduler allocates as many as fit beside the other jobs, from `min` to `max`. A running job
+    switches at a step boundary and loses no step; a queued or paused job starts with the new
+    limits.
     """
     steering = Steering(parts.database, parts.clock)
     return _answer(steering.resize(job_id, wish.min, wish.max, check=_check(if_match)), response)
@@ -44,8 +45,8 @@ def resize(
 def pause(
     job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None
 ) -> JobView:
-    """Let a job stand still: its workers save their state and go, and their room is free. Repeating
-    is harmless.
+    """Pause a job: its workers save a checkpoint and stop, which frees their resources. Repeating
+    the request has no effect.
     """
     steering = Steering(parts.database, parts.clock)
     return _answer(
@@ -57,8 +58,8 @@ def pause(
 def resume(
     job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None
 ) -> JobView:
-    """Let a paused job go on: it waits for room, then goes on from where it was. Repeating is
-    harmless.
+    """Resume a paused job: it is queued, and continues from its checkpoint. Repeating the request
+    has no effect.
     """
     return _answer(Steering(parts.database, parts.clock).resume(job_id, _check(if_match)), response)
 
@@ -67,9 +68,10 @@ def resume(
 def cancel(
     job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None
 ) -> JobView:
-    """Cancel a job: at once where nothing runs, else its workers save their state and stop. Of
-    guest runs, only a LOST one can be cancelled, which closes it here at once. Repeating is
-    harmless.
+    """Cancel a job: at once if nothing runs, otherwise after its workers have saved a checkpoint.
+
+    A guest run can be cancelled only if it is LOST, which ends its record. Repeating the request
+    has no effect.
     """
     steering = Steering(parts.database, parts.clock)
     return _answer(

@@ -1,4 +1,4 @@
-"""What happens to a job, as it happens: events and logs."""
+"""Routes that stream the events and logs of a job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from service.errors import Invalid
 router = APIRouter(prefix="/jobs/{job_id}", tags=["streams"])
 LastEventIdHeader = Annotated[
     str | None,
-    Header(
-        alias="Last-Event-ID", max_length=64, description="number of the last event that arrived"
-    ),
+    Header(alias="Last-Event-ID", max_length=64, description="number of the last event received"),
 ]
 _EVENT = {
     "type": "object",
-    "description": "one event; `data` is JSON",
+    "description": "one server-sent event; `data` is JSON",
     "properties": (
         {name: {"type": "string"} for name in ("data", "event", "id")}
         | {"retry": {"type": "integer"}}
@@ -32,37 +30,42 @@ _EVENT = {
 }
 _STREAM = {MEDIA_TYPE: {"schema": _EVENT}}
 _OVER: dict[int | str, dict[str, Any]] = {
-    204: {"description": "the job has ended and there is nothing after that number"}
+    204: {"description": "the job has ended, and nothing follows that number"}
 }
 
 
 class EventsQuery(QueryParams):
-    """Query of the events."""
+    """Query parameters of the event stream."""
 
     after: int = Field(
-        default=0, ge=0, description="number of the last event that is known; Last-Event-ID wins"
+        default=0, ge=0, description="start after this event; Last-Event-ID takes precedence"
     )
     last: int | None = Field(
-        default=None, ge=0, le=10_000, description="start with this many of the newest events"
+        default=None,
+        ge=0,
+        le=10_000,
+        description="start with at most this many of the newest events",
     )
 
     def first_after(self, newest: int) -> int:
-        """Sequence number after which the stream starts."""
+        """Return the sequence number after which the stream starts."""
         return self.after if self.last is None else max(self.after, newest - self.last)
 
 
 class LogsQuery(QueryParams):
-    """Query of the logs."""
+    """Query parameters of the logs."""
 
-    attempt: int | None = Field(default=None, ge=1, description="of this attempt only")
-    follow: bool = Field(default=False, description="as server-sent events, while the job runs")
+    attempt: int | None = Field(default=None, ge=1, description="only lines of this attempt")
+    follow: bool = Field(
+        default=False, description="stream new lines as server-sent events until the job ends"
+    )
 
 
 @router.get(
     "/events",
     response_class=StreamingResponse,
     responses={
-        200: {"content": _STREAM, "description": "events as they happen"},
+        200: {"content": _STREAM, "description": "stream of events"},
         **_OVER,
         **problems(404),
     },
@@ -74,11 +77,11 @@ def get_events(
     parts: PartsDep,
     last_event_id_: LastEventIdHeader = None,
 ) -> Response:
-    """Server-sent events: `status epoch decision override workers checkpoint log`, at last `end`;
-    then it closes.
+    """Stream server-sent events of type `status`, `epoch`, `decision`, `override`, `workers`,
+    `checkpoint` and `log`; the stream closes after the event `end`.
 
-    Ids grow by one without gaps. `progress` events carry no id: only the newest counts. A client
-    that comes back with `Last-Event-ID` sees every number once.
+    IDs increase by one without gaps. A client that reconnects with `Last-Event-ID` receives every
+    event exactly once. `progress` events have no ID and may be skipped: only the newest matters.
     """
     after = last_event_id(last_event_id_, job.event_seq)
     after = query.first_after(job.event_seq) if after is None else after
@@ -87,7 +90,7 @@ def get_events(
     if Status(job.status) in ENDED and after >= job.event_seq:
         return Response(status_code=204)
     reader = EventReader(parts, job.id)
-    return stream(parts, reader, now=reader.state(job), after=after)
+    return stream(parts, reader, now=reader.snapshot(job), after=after)
 
 
 @router.get(
@@ -96,7 +99,7 @@ def get_events(
     responses={
         200: {
             "content": {"text/plain": {"schema": {"type": "string"}}, **_STREAM},
-            "description": "lines of output",
+            "description": "log lines",
         },
         **_OVER,
         **problems(404),
@@ -109,8 +112,8 @@ def get_logs(
     parts: PartsDep,
     last_event_id_: LastEventIdHeader = None,
 ) -> Response:
-    """Output of the workers and their supervisor: as text, or with `follow` as server-sent
-    events.
+    """Show the output of the workers and their supervisor: as text, or with `follow` as a stream of
+    server-sent events.
     """
     reader = LogReader(parts, job.id, query.attempt)
     if not query.follow:
@@ -118,4 +121,4 @@ def get_logs(
     after = last_event_id(last_event_id_, job.log_number)
     if after is not None and Status(job.status) in ENDED and after >= job.log_number:
         return Response(status_code=204)
-    return stream(parts, reader, now=reader.state(job), after=after or 0)
+    return stream(parts, reader, now=reader.snapshot(job), after=after or 0)

@@ -1,4 +1,4 @@
-"""Rows of the store as answers of the api."""
+"""Converts rows of the store into API responses."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
 
 
 def progress_view(row: JobRow) -> ProgressView | None:
-    """Progress of the job; None before the first report, or if the stored progress is
+    """Build the progress of a job; None before the first report, or if the stored progress is
     unreadable.
     """
     if row.progress is None:
@@ -120,18 +120,18 @@ def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
 
 
 def attempt_view(row: AttemptRow) -> AttemptView:
-    """One attempt."""
+    """Build the view of one attempt."""
     plain = {name: getattr(row, name) for name in AttemptView.model_fields if name != "tally"}
     return AttemptView.model_validate({**plain, "tally": stored_tally(row)})
 
 
 def checkpoint_view(row: CheckpointRow) -> CheckpointView:
-    """One checkpoint."""
+    """Build the view of one checkpoint."""
     return CheckpointView.model_validate(row)
 
 
 def epoch_views(rows: Iterable[EpochRow]) -> list[EpochView]:
-    """Finished epochs, without those whose record is unreadable."""
+    """Build the views of finished epochs, without unreadable ones."""
     return [view for view in map(_epoch_view, rows) if view is not None]
 
 
@@ -146,7 +146,7 @@ def _epoch_view(row: EpochRow) -> EpochView | None:
 
 
 def decision_views(rows: Iterable[DecisionRow]) -> list[DecisionView]:
-    """Decisions, without those that are unreadable."""
+    """Build the views of decisions, without unreadable ones."""
     return [view for view in map(_decision_view, rows) if view is not None]
 
 
@@ -159,7 +159,7 @@ def _decision_view(row: DecisionRow) -> DecisionView | None:
 
 
 def _decision_of(row: DecisionRow) -> Decision | None:
-    """The stored decision; None if this version cannot read it."""
+    """Read the stored decision; None if this version cannot."""
     try:
         return decision_from_json(row.decision)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -168,7 +168,7 @@ def _decision_of(row: DecisionRow) -> Decision | None:
 
 
 def event_document(row: EventRow) -> dict[str, Any]:
-    """One event as the streams send it; as stored if this version does not know its type."""
+    """Build the JSON of one event; as stored if this version does not know its type."""
     fields = {name: getattr(row, name) for name in EventView.model_fields}
     try:
         return EventView.model_validate(fields).model_dump(mode="json")
@@ -178,7 +178,7 @@ def event_document(row: EventRow) -> dict[str, Any]:
 
 
 def override_view(row: OverrideRow, acks: list[AckRow]) -> OverrideView:
-    """One override with the ranks that acknowledged it."""
+    """Build the view of one override with its acknowledgements."""
     ack_list = [{"rank": ack.rank, "step": ack.step, "digest": ack.digest} for ack in acks]
     named = {
         name: getattr(row, name)
@@ -191,8 +191,8 @@ def override_view(row: OverrideRow, acks: list[AckRow]) -> OverrideView:
 
 
 def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
-    """What is in force per layer; before the first decision everything is critical, as the detector
-    starts.
+    """Build the schedule in force. Before the first decision every layer is critical, like the
+    detector's start.
     """
     decision = _decision_of(newest) if newest else None
     config = _config_of(job)
@@ -216,7 +216,7 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
 
 
 def _config_of(job: JobRow) -> Config | None:
-    """The library's settings; None if this version rejects the stored spec."""
+    """Return the library's settings; None if this version rejects the stored spec."""
     try:
         return submitted_spec(job).config()
     except UnreadableSpec:
@@ -240,7 +240,7 @@ def _batch_schedule(config: Config, decision: Decision | None) -> BatchSchedule 
 
 
 def _start_levels(config: Config, layers: list[str]) -> dict[str, Level]:
-    """What the policy picks before it has seen anything."""
+    """Return the levels that the policy chooses before the first report."""
     regimes: dict[str, Regime] = dict.fromkeys(layers, "critical")
     rungs = {level.name: level for level in config.ladder()}
     picked = POLICIES[config.policy].choose(regimes, 0, config.policy_options)
@@ -271,7 +271,7 @@ def _layer_schedule(layer: LayerInfo, decision: Decision | None, *, start: Level
 
 
 def cluster_view(row: ClusterRow | None, jobs: list[JobRow]) -> ClusterView:
-    """The cluster and what our jobs hold of it."""
+    """Build the view of the cluster and of what the jobs reserve."""
     nodes = [NodeView.model_validate(node) for node in row.nodes] if row else []
     usable = [node for node in nodes if node.alive and not node.draining]
     return ClusterView(

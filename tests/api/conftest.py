@@ -47,7 +47,7 @@ class Live:
     url: str
     runtime: FakeRuntime
     draining: threading.Event
-    """Set, the service believes that it is going down."""
+    """When set, the service shuts down."""
 
     def client(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=30)

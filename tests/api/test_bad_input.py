@@ -56,10 +56,10 @@ WRONG_SPECS = [
     (
         {**DIGITS, "training": {"epochs": 0}},
         "/training/epochs",
-        "0 is refused: input should be greater than or equal to 1",
+        "0 is rejected: input should be greater than or equal to 1",
     ),
     ({}, "/task", "is missing and has no default"),
-    ([], "", "[] is refused"),
+    ([], "", "[] is rejected"),
 ]
 WRONG_OVERRIDES = [
     ({"level": "middle"}, "/level", "level is 'middle'; this job knows low, high"),
@@ -75,7 +75,7 @@ WRONG_OVERRIDES = [
     ({"level": "low", "apply_at": 9, "until": 9}, "/until", "give 10 or more"),
     ({"level": "low", "apply_at": 30}, "/apply_at", "the job's last epoch is 29"),
     ({"level": "low", "from": 3}, "/from", "unknown key"),
-    ({"level": "low", "target": "moon"}, "/target", "'moon' is refused"),
+    ({"level": "low", "target": "moon"}, "/target", "'moon' is rejected"),
     (
         {"level": "low", "target": "batch"},
         "/target",
@@ -148,7 +148,7 @@ def test_a_body_that_is_no_json_is_refused(client: TestClient) -> None:
     answer = client.post(JOBS, content='{"task": ', headers={"Content-Type": "application/json"})
     body = problem_of(answer, 400)
     assert body["code"] == "invalid_json"
-    assert body["detail"].startswith("the body is no JSON: ")
+    assert body["detail"].startswith("the body is not valid JSON: ")
 
 
 def test_a_number_that_json_does_not_know_is_refused(client: TestClient) -> None:
@@ -183,13 +183,13 @@ def test_a_job_that_does_not_exist_is_not_found(client: TestClient, part: str) -
 def test_an_address_that_does_not_exist_is_not_found(client: TestClient) -> None:
     assert (
         problem_of(client.get("/api/v1/job"), 404)["detail"]
-        == "there is nothing at /api/v1/job; /docs lists what there is"
+        == "there is no route /api/v1/job; /docs lists all routes"
     )
 
 
 def test_a_method_that_is_not_taken_says_which_are(client: TestClient) -> None:
     answer = client.delete(JOBS)
-    assert problem_of(answer, 405)["detail"] == f"{JOBS} does not take DELETE; it takes GET, POST"
+    assert problem_of(answer, 405)["detail"] == f"{JOBS} does not allow DELETE; it allows GET, POST"
     assert answer.headers["allow"] == "GET, POST"
 
 

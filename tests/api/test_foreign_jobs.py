@@ -65,7 +65,7 @@ def test_job_of_another_installation_is_reported_in_readyz_and_cluster_view(
     message = "left alone: 2 jobs of other installations (ab12: 2)"
     assert client.get("/readyz").json()["checks"]["ray"] == {
         "ok": True,
-        "message": f"answers; {message}",
+        "message": f"responds; {message}",
     }
     assert client.get("/api/v1/cluster").json()["message"] == message
 

@@ -34,7 +34,7 @@ def test_a_service_without_a_scheduler_says_what_to_start(client: TestClient) ->
     assert client.get("/readyz").status_code == 503
     assert checks(client)["scheduler"] == (
         False,
-        "has not been here yet; start 'accordion scheduler'",
+        "has never run; start 'accordion scheduler'",
     )
 
 
@@ -98,9 +98,9 @@ def _full() -> Exception:
     [
         (
             PoolTimeout("QueuePool limit of size 1 overflow 0 reached"),
-            "the database does not answer; try again",
+            "the database does not respond; try again",
         ),
-        (_full(), "the disk under the database is full; free space there"),
+        (_full(), "the disk of the database is full; free some space"),
     ],
 )
 def test_a_database_that_takes_nothing_now_is_no_fault_of_the_request(

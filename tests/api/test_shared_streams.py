@@ -59,7 +59,7 @@ def count_until_keepalive(live: Live, path: str, *, num_others: int) -> int:
             streams.enter_context(client.stream("GET", path))
         event.listen(Engine, "before_cursor_execute", note)
         answer = streams.enter_context(client.stream("GET", path))
-        assert ": still here" in answer.iter_lines()
+        assert ": keep-alive" in answer.iter_lines()
         event.remove(Engine, "before_cursor_execute", note)
     return len(statements)
 

@@ -115,7 +115,7 @@ def test_a_silent_stream_is_kept_open_with_comments_and_ends_with_the_service(
     live.runtime.slow_start = 1_000_000
     with live.client() as client, client.stream("GET", f"{JOBS}/{submit(client)}/events") as answer:
         lines = answer.iter_lines()
-        assert next(line for line in lines if line.startswith(":")) == ": still here"
+        assert next(line for line in lines if line.startswith(":")) == ": keep-alive"
         live.draining.set()
         assert [line for line in lines if line.startswith("event: end")] == []
     next(service, None)

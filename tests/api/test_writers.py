@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.api.parts import NUM_UPLOAD_CHECKS, NUM_WRITERS, Writers
+from service.api.parts import NUM_UPLOAD_CHECKS, NUM_WRITERS, WriteSlots
 from service.code import CodeStore
 from service.errors import Unavailable
 from service.store.commands import Commands
@@ -76,14 +76,14 @@ def test_readers_are_answered_while_more_uploads_are_checked_than_there_are_thre
 
 def test_who_gets_no_place_to_write_in_time_is_told_to_try_again_and_takes_none() -> None:
     async def crowd() -> None:
-        writers = Writers(num_places=1, wait_s=0.01)
-        async with writers.place():
+        slots = WriteSlots(num_slots=1, wait_s=0.01)
+        async with slots.slot():
             with pytest.raises(
-                Unavailable, match=r"1 requests that write wait .* 0.01 s; try again"
+                Unavailable, match=r"1 requests are already writing .* 0.01 s; try again"
             ):
-                async with writers.place():
+                async with slots.slot():
                     pass
-        async with writers.place():
+        async with slots.slot():
             pass
 
     asyncio.run(crowd())

@@ -250,7 +250,7 @@ USAGE = [
     pytest.param(
         ["show", "nothing"], "there is no job 'nothing'; 'accordion list' shows all", id="no job"
     ),
-    pytest.param(["list", "--status", "ODD"], "query.status.0: 'ODD' is refused", id="status"),
+    pytest.param(["list", "--status", "ODD"], "query.status.0: 'ODD' is rejected", id="status"),
     pytest.param(["frobnicate"], "No such command 'frobnicate'", id="command"),
     pytest.param(["list", "--limit", "0"], "Invalid value for '--limit'", id="range"),
     pytest.param(["override", "x"], "give one of --level", id="no level"),

@@ -117,10 +117,10 @@ def test_an_address_that_is_none_is_told_with_an_example(address: str) -> None:
 
 
 def test_not_being_ready_is_an_answer() -> None:
-    check = {"ok": False, "message": "has not been here yet"}
+    check = {"ok": False, "message": "has never run"}
     ready = client_of(answering(503, {"ready": False, "checks": {"scheduler": check}})).ready()
     assert not ready.ready
-    assert ready.checks["scheduler"].message == "has not been here yet"
+    assert ready.checks["scheduler"].message == "has never run"
 
 
 def test_every_event_comes_once_and_in_order_over_lost_connections() -> None:
