@@ -11,8 +11,8 @@ from typing import Any
 
 from accordion_ray.errors import AttachError
 from workers.contract import GUEST_PROTOCOL, Guest
-from workers.hub.actor_client import ActorSilentError, Ask
-from workers.hub.actor_messages import Receipt, Refused
+from workers.hub.actor_client import ActorClient, ActorTimeoutError
+from workers.hub.actor_messages import Fenced, PostResponse
 from workers.names import NAMESPACE, actor_name, installation_of, package_version
 
 ENLIST_TIMEOUT_S = 5.0
@@ -39,12 +39,12 @@ def check_installations(found: Sequence[str]) -> None:
         raise AttachError(_describe_choice(found))
 
 
-class ActorOutdatedError(ActorSilentError):
+class ActorOutdatedError(ActorTimeoutError):
     """The Accordion actor was started by a version that does not know the method."""
 
 
 class RunningActor:
-    """Calls the Accordion actor of an installation if it runs. Implements `Ask`."""
+    """Calls the Accordion actor of an installation if it runs. Implements `ActorClient`."""
 
     def __init__(self, installation: str) -> None:
         self._name = actor_name(installation)
@@ -55,7 +55,7 @@ class RunningActor:
 
         Raises:
             ActorOutdatedError: the actor has no such method.
-            ActorSilentError: there is no such actor, or it did not answer in time.
+            ActorTimeoutError: there is no such actor, or it did not answer in time.
         """
         import ray
 
@@ -68,7 +68,7 @@ class RunningActor:
             raise ActorOutdatedError(f"the Accordion actor has no method {method}") from error
         except (ray.exceptions.RayError, OSError, ValueError) as error:
             self._actor = None
-            raise ActorSilentError(
+            raise ActorTimeoutError(
                 f"the Accordion actor gave no answer to {method}: {error}"
             ) from error
 
@@ -76,7 +76,8 @@ class RunningActor:
 class ServiceConnection:
     """Registers a guest run with the service, and passes calls on while it is registered.
 
-    Implements `Ask`. One thread calls `refresh` every few seconds; any thread may call the rest.
+    Implements `ActorClient`. One thread calls `refresh` every few seconds; any thread may call the
+    rest.
 
     Args:
         guest: what is registered.
@@ -94,7 +95,7 @@ class ServiceConnection:
         installation: str | None,
         preferred: str | None = None,
         find: Callable[[], list[str]] = find_installations,
-        connect: Callable[[str], Ask] = RunningActor,
+        connect: Callable[[str], ActorClient] = RunningActor,
     ) -> None:
         self.guest = guest
         self.is_registered = False
@@ -105,7 +106,7 @@ class ServiceConnection:
         self._given = installation
         self._find = find
         self._connect = connect
-        self._actor: Ask | None = None
+        self._actor: ActorClient | None = None
         self._last_message = ""
         """The last message, which is not repeated."""
 
@@ -119,7 +120,7 @@ class ServiceConnection:
             self._actor = self._actor or self._connect_actor()
             if self._actor is not None:
                 self._handle_answer(self._actor("enlist", self.guest, timeout_s=ENLIST_TIMEOUT_S))
-        except ActorSilentError:
+        except ActorTimeoutError:
             # It may come back under another name, or not at all: look for it again.
             self._actor = None
 
@@ -127,14 +128,14 @@ class ServiceConnection:
         """Return the answer of the Accordion actor's method.
 
         Raises:
-            ActorSilentError: the run is not registered, or there was no answer in time.
+            ActorTimeoutError: the run is not registered, or there was no answer in time.
         """
         actor = self._actor
         if actor is None or not self.is_registered:
-            raise ActorSilentError(f"the run is not registered, so {method} was not called")
+            raise ActorTimeoutError(f"the run is not registered, so {method} was not called")
         return actor(method, *arguments, timeout_s=timeout_s, **named)
 
-    def _connect_actor(self) -> Ask | None:
+    def _connect_actor(self) -> ActorClient | None:
         installation = self._choose_installation(self._find())
         if installation is None:
             return None
@@ -177,9 +178,9 @@ class ServiceConnection:
             self._tell(_describe_choice(found))
         return found[0] if len(found) == 1 else None
 
-    def _handle_answer(self, answer: Receipt | Refused) -> None:
+    def _handle_answer(self, answer: PostResponse | Fenced) -> None:
         match answer:
-            case Refused():
+            case Fenced():
                 self.is_registered, self.is_superseded = False, True
                 self._tell(
                     f"the guest run {self.guest.name!r} is registered in a newer generation "
@@ -188,7 +189,7 @@ class ServiceConnection:
                     "several models, give each attach() its own name=; if two scripts use this "
                     "storage, give each its own RunConfig(name=...)"
                 )
-            case Receipt():
+            case PostResponse():
                 if not self.is_registered:
                     log.info(
                         "guest run %s (%s) is registered with Accordion",

@@ -30,18 +30,18 @@ from accordion_ray.records import (
 )
 from workers.contract import (
     GUEST_ATTEMPT,
+    DesiredState,
     EndReason,
     EndRecord,
     EpochRecord,
     FailureRecord,
-    Orders,
     Payload,
     Progress,
     RejectedRecord,
 )
 from workers.hub.journal import Journal
-from workers.hub.order_watcher import Watch
-from workers.hub.record_sender import Outbox
+from workers.hub.order_watcher import OrderWatcher
+from workers.hub.record_sender import RecordSender
 from workers.training.clock import Clock
 from workers.training.reports import PROGRESS_EVERY_S, switch_records
 
@@ -94,8 +94,8 @@ class GuestRun:
         self._journal = journal
         self._clock = clock
         job_id = connection.guest.job_id
-        self._outbox = Outbox(job_id, journal, connection, limit=RECORD_LIMIT)
-        self._orders = Watch(job_id, connection)
+        self._outbox = RecordSender(job_id, journal, connection, limit=RECORD_LIMIT)
+        self._orders = OrderWatcher(job_id, connection)
         self._state = self._saved = before
         """What this worker group leaves, and what of it is saved."""
         self._save = save
@@ -314,7 +314,7 @@ class GuestRun:
                 self._failed.add(what)
                 log.exception("this guest run could not %s; training goes on", what)
 
-    def _apply_orders(self, orders: Orders) -> None:
+    def _apply_orders(self, orders: DesiredState) -> None:
         """Apply the overrides of the newest orders; called by the thread that receives them."""
         if orders.overrides != self._overrides:
             self._overrides = orders.overrides

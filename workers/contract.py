@@ -1,4 +1,4 @@
-"""What workers report (`Record`) and are told (`Launch`, `Orders`): pydantic; neither ray nor
+"""What workers report (`Record`) and are told (`Launch`, `DesiredState`): pydantic; neither ray nor
 torch.
 
 Epochs and steps are counted from 0, steps since the start of the job; intervals of epochs are half
@@ -20,7 +20,7 @@ from workers.spec import Label, Strict
 
 GUEST_ATTEMPT = 1
 """Attempt of a guest run: Ray Train restarts it, so that only its generation grows."""
-GUEST_PROTOCOL = 1
+GUEST_PROTOCOL = 2
 """Version of the calls and records between a guest run and the actor, which may be installed apart.
 
 It grows with each change that the other side could not read.
@@ -335,7 +335,7 @@ class Size(Strict):
     """As many are kept, and replaced when they are lost."""
 
 
-class Orders(Strict):
+class DesiredState(Strict):
     """What people want of a running job; the newest version replaces all before it."""
 
     version: int = 0

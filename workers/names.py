@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 NAMESPACE = "accordion"
-_ACTOR = "accordion-v1"
+_ACTOR = "accordion-v2"
 """The version grows when the calls change, so that old and new supervisors use separate actors."""
 _SUPERVISOR = re.compile(
     r"(?:accordion-(?P<installation>[0-9a-f]+)-)?job-(?P<job_id>.+)\.(?P<attempt>[0-9]+)", re.ASCII

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from workers.contract import Cursor, Drained, EndRecord, Guest, Launch, Orders
+from workers.contract import Cursor, DesiredState, Drained, EndRecord, Guest, Launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Runtime(Protocol):
     def remove(self, job_id: str) -> None:
         """End the supervisor and its workers at once; nothing happens where there is none."""
 
-    def order(self, job_id: str, orders: Orders) -> bool:
+    def order(self, job_id: str, orders: DesiredState) -> bool:
         """Hand the orders to the job's central record; True once they are there. Repeating is
         harmless.
         """

@@ -14,10 +14,10 @@ import ray
 from service.errors import RuntimeUnavailable
 from service.runtime.base import Node, SupervisorState
 from service.runtime.ray_dashboard import DashboardProbe
-from workers.contract import Cursor, Drained, EndRecord, Guest, Launch, Orders
-from workers.controller.ray_nodes import draining_nodes, free_resources
+from workers.contract import Cursor, DesiredState, Drained, EndRecord, Guest, Launch
+from workers.controller.ray_nodes import get_draining_nodes, get_free_resources
 from workers.controller.supervisor import start_supervisor
-from workers.hub.actor_client import ActorSilentError, RayAsk, ensure_actor
+from workers.hub.actor_client import ActorTimeoutError, RayActorClient, ensure_actor
 from workers.hub.journal import read_end, read_records
 from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
 
@@ -52,8 +52,8 @@ class RayBackend:
         self._dashboard: str | None = None
         """`host:port` of Ray's dashboard, whether or not it runs."""
         self._dashboard_probe = DashboardProbe()
-        self._ask = RayAsk(installation)
-        self._ask_unnamed = RayAsk("")
+        self._ask = RayActorClient(installation)
+        self._ask_unnamed = RayActorClient("")
         """Client of the Accordion actor of a version without installation ids."""
         self._unnamed: set[str] = set()
         """Ids of jobs that such a version started."""
@@ -61,7 +61,7 @@ class RayBackend:
     def nodes(self) -> list[Node]:
         """All nodes known, the dead ones included."""
         with self._connected():
-            leaving, free = draining_nodes(), free_resources()
+            leaving, free = get_draining_nodes(), get_free_resources()
             return [
                 _node(found, draining=found["NodeID"] in leaving, free=free.get(found["NodeID"]))
                 for found in ray.nodes()
@@ -120,7 +120,7 @@ class RayBackend:
                     _kill(name)
             self._tell("forget", job_id)
 
-    def order(self, job_id: str, orders: Orders) -> bool:
+    def order(self, job_id: str, orders: DesiredState) -> bool:
         """Hand the orders to the Accordion actor."""
         with self._connected():
             held = self._tell("order", job_id, orders)
@@ -139,7 +139,7 @@ class RayBackend:
             }
             try:
                 found = self._ask("drain_many", ours, timeout_s=CALL_TIMEOUT_S) if ours else {}
-            except ActorSilentError:
+            except ActorTimeoutError:
                 found = {}
         return {
             **found,
@@ -154,7 +154,7 @@ class RayBackend:
         with self._connected():
             try:
                 return list(self._ask("guests", timeout_s=CALL_TIMEOUT_S))
-            except (ActorSilentError, AttributeError):
+            except (ActorTimeoutError, AttributeError):
                 # An actor that an older version started knows no guests, and lives until its
                 # cluster ends.
                 return []
@@ -183,7 +183,7 @@ class RayBackend:
         ask = self._ask_unnamed if subject in self._unnamed else self._ask
         try:
             return ask(method, subject, *arguments, timeout_s=CALL_TIMEOUT_S)
-        except ActorSilentError:
+        except ActorTimeoutError:
             return None
 
     def _probe(self) -> None:
@@ -202,8 +202,8 @@ class RayBackend:
         except OSError:
             self._gcs, self._ask, self._ask_unnamed = (
                 self._address,
-                RayAsk(self._installation),
-                RayAsk(""),
+                RayActorClient(self._installation),
+                RayActorClient(""),
             )
             ray.shutdown()
             raise

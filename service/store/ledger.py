@@ -30,7 +30,7 @@ from service.store.outbox import append_event, end_event, step_job
 from service.store.repository import Repository
 from service.store.stored_documents import is_override_readable
 from service.store.stored_spec import spec_value
-from workers.contract import Drained, EndRecord, Guest, Orders, PausedRecord, Size
+from workers.contract import DesiredState, Drained, EndRecord, Guest, PausedRecord, Size
 from workers.plain_text import clean_text
 
 Change = Callable[[Session, JobRow], None]
@@ -325,11 +325,11 @@ class Ledger:
             session.add(row)
             return True
 
-    def orders_of(self, job: JobRow) -> Orders:
+    def orders_of(self, job: JobRow) -> DesiredState:
         """What people want of the job, as of its row."""
         rows = [row for row in self._repository.overrides(job.id) if row.state in ORDERED]
         ordered = [_ordered(row) for row in rows if is_override_readable(row)]
-        return Orders(
+        return DesiredState(
             version=job.orders_version,
             overrides=tuple(ordered),
             stop=_STOPS.get(Status(job.status)),

@@ -11,11 +11,11 @@ from accordion.controller import Controller
 from accordion.messages import Decision, LayerInfo
 from workers.contract import (
     Bytes,
+    DesiredState,
     EndRecord,
     EpochRecord,
     Launch,
     LogLine,
-    Orders,
     Progress,
     Record,
 )
@@ -71,7 +71,7 @@ class FakeJob:
     """What its supervisor waits for."""
     starts_in: int = 0
     """Drains until training begins."""
-    orders: Orders = field(default_factory=Orders)
+    orders: DesiredState = field(default_factory=DesiredState)
     applied: tuple[Any, ...] = ()
     waiting: list[Record] = field(default_factory=list)
     journal: list[Record] = field(default_factory=list)

@@ -35,12 +35,12 @@ from workers.contract import (
     CheckpointRecord,
     Cursor,
     DecisionRecord,
+    DesiredState,
     Drained,
     EndRecord,
     FailureRecord,
     Launch,
     LogLine,
-    Orders,
     PausedRecord,
     Payload,
     Record,
@@ -173,7 +173,7 @@ class FakeRuntime(FakeGuests):
             if job_id in self.jobs:
                 self.jobs[job_id].alive = False
 
-    def order(self, job_id: str, orders: Orders) -> bool:
+    def order(self, job_id: str, orders: DesiredState) -> bool:
         self._answer()
         with self._lock:
             job = self.jobs.get(job_id)
@@ -259,7 +259,7 @@ class FakeRuntime(FakeGuests):
         """The Accordion actor dies: orders are gone, records come again from the journal."""
         with self._lock:
             job = self.jobs[job_id]
-            job.orders = Orders()
+            job.orders = DesiredState()
             job.waiting = list(job.journal)
 
     def _answer(self) -> None:

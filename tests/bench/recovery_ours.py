@@ -15,7 +15,7 @@ import uuid
 from service.runtime.ray_backend import RayBackend
 from tests.bench.recovery_stage import ORDERED
 from tests.bench.recovery_task import EVERY_STEPS, GLOBAL_BATCH, HIDDEN, LR, MICRO_BATCH, MOMENTUM
-from workers.contract import Cursor, JobSpec, Launch, Orders, Size
+from workers.contract import Cursor, DesiredState, JobSpec, Launch, Size
 
 LOOK_S = 0.25
 """The scheduler's pace."""
@@ -48,11 +48,11 @@ def main(address: str, folder: str, *size: int, engine: str) -> None:
     backend.start(
         Launch(job_id=job_id, attempt=1, workers=most, storage=f"{folder}/storage", spec=spec)
     )
-    orders, cursor = Orders(version=1, size=Size(min=least, target=most)), Cursor()
+    orders, cursor = DesiredState(version=1, size=Size(min=least, target=most)), Cursor()
     while backend.outcome(job_id, f"{folder}/storage") is None:
         if select.select([sys.stdin], [], [], LOOK_S)[0] and (line := sys.stdin.readline()):
             size = Size(min=least, target=int(line.split()[1]))
-            orders = Orders(version=orders.version + 1, size=size)
+            orders = DesiredState(version=orders.version + 1, size=size)
         drained = backend.drain(job_id, cursor)
         for record in drained.records:
             cursor = Cursor(attempt=record.attempt, generation=record.generation, seq=record.seq)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from accordion.messages import Decision, Report
-from workers.contract import JobSpec, Launch, Orders, Payload, Progress, Started
+from workers.contract import DesiredState, JobSpec, Launch, Payload, Progress, Started
 from workers.training.boundaries import Outcome
 from workers.training.checkpointing import restore
 from workers.training.clock import Clock
@@ -32,15 +32,15 @@ class RecordingLink:
     epoch was posted.
     """
 
-    orders: Orders = field(default_factory=Orders)
+    orders: DesiredState = field(default_factory=DesiredState)
     order_after: tuple[str, int] | None = None
     """Kind and epoch of a record; None gives the orders at the start."""
     posted: list[Payload] = field(default_factory=list)
     progresses: list[Progress] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    callback: Callable[[Orders], None] | None = None
+    callback: Callable[[DesiredState], None] | None = None
 
-    def on_orders(self, callback: Callable[[Orders], None]) -> None:
+    def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
         if self.order_after is None and self.orders.version:
             callback(self.orders)
         self.callback = callback

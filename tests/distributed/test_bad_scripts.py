@@ -13,14 +13,14 @@ import pytest
 from tests.distributed.code_jobs import how_it_ended
 from tests.distributed.test_own_code import order_of, script
 from workers.contract import FailureRecord
-from workers.controller.failure_causes import failure_of
+from workers.controller.failure_causes import find_cause
 
 
 def failure(run_group: Any, folder: Path, body: str) -> FailureRecord:
     """Of two workers whose script does this in every step."""
     ends = run_group(2, how_it_ended, order_of(folder, script(body)))
     errors = {rank: error for rank, (error, _) in enumerate(ends) if error is not None}
-    return failure_of(errors, {rank: progress for rank, (_, progress) in enumerate(ends)})
+    return find_cause(errors, {rank: progress for rank, (_, progress) in enumerate(ends)})
 
 
 ON_RANK_1 = "if session.rank == 1 and session.run.session.steps == 2: "

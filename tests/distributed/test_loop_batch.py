@@ -18,11 +18,11 @@ from tests.distributed.loop_jobs import (
     spec,
     what_was_learned,
 )
-from workers.contract import JobSpec, Orders
+from workers.contract import DesiredState, JobSpec
 
 TRAINING = {"epochs": 7, "optimizer": {"lr": 0.05}, "lr_decay": {"at": [5]}}
 LEVELS = {"low": 64, "high": 256, "warmup_steps": 4}
-STOP = Orders(version=1, stop="cancel")
+STOP = DesiredState(version=1, stop="cancel")
 
 
 def job(*, window: dict[str, int] | None = None, **batch: Any) -> JobSpec:
@@ -146,7 +146,9 @@ def test_a_resize_while_the_rate_follows_the_batch_bends_nothing(
 
 def by_hand(run_group: Any, storage: Any, *overrides: Override) -> Result:
     """The job under overrides that people give when the record of epoch 0 is posted."""
-    link = RecordingLink(orders=Orders(version=1, overrides=overrides), order_after=("epoch", 0))
+    link = RecordingLink(
+        orders=DesiredState(version=1, overrides=overrides), order_after=("epoch", 0)
+    )
     return run_group(2, run_job, storage, job(), link)[0]
 
 

@@ -22,7 +22,7 @@ from tests.distributed.loop_jobs import (
     spec,
 )
 from tests.distributed.loop_tasks import run_task
-from workers.contract import EpochRecord, JobSpec, Orders
+from workers.contract import DesiredState, EpochRecord, JobSpec
 from workers.training.sampler import (
     batch_at,
     cut,
@@ -122,7 +122,7 @@ WITH_BATCHES = {
 
 def after(epoch: int, *, stop: bool = True) -> RecordingLink:
     """The batch is made large, and the group ends, one step after this epoch."""
-    orders = Orders(version=1 + epoch, overrides=LARGE, stop="pause" if stop else None)
+    orders = DesiredState(version=1 + epoch, overrides=LARGE, stop="pause" if stop else None)
     return RecordingLink(orders=orders, order_after=("epoch", epoch))
 
 

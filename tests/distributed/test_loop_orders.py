@@ -8,7 +8,7 @@ import pytest
 
 from accordion.messages import Override, plan_digest
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
-from workers.contract import Orders
+from workers.contract import DesiredState
 
 STRONG = spec(training={"epochs": 4}, policy={"name": "fixed"})
 LIGHT_IN_2 = Override(id="by-hand", level="low", layers=("hidden*",), until=3)
@@ -19,7 +19,7 @@ def ordered(
     run_group: Any, storage: Any, *overrides: Override, after: tuple[str, int] | None = ("epoch", 1)
 ) -> Result:
     """The job, with these overrides given when the record of epoch 1 is posted."""
-    link = RecordingLink(orders=Orders(version=1, overrides=overrides), order_after=after)
+    link = RecordingLink(orders=DesiredState(version=1, overrides=overrides), order_after=after)
     return run_group(2, run_job, storage, STRONG, link)[0]
 
 
@@ -76,21 +76,24 @@ def test_the_last_epoch_is_followed_by_no_decision(run_group, tmp_path):
 def test_a_resumed_job_acknowledges_its_overrides_again(run_group, tmp_path):
     for_ever = Override(id="by-hand", level="low")
     stop = RecordingLink(
-        orders=Orders(version=2, overrides=(for_ever,), stop="cancel"), order_after=("epoch", 1)
+        orders=DesiredState(version=2, overrides=(for_ever,), stop="cancel"),
+        order_after=("epoch", 1),
     )
     run_group(2, run_job, tmp_path, STRONG, stop)
-    again = RecordingLink(orders=Orders(version=2, overrides=(for_ever,)))
+    again = RecordingLink(orders=DesiredState(version=2, overrides=(for_ever,)))
     link = run_group(2, run_job, tmp_path, STRONG, again, 2)[0].link
     assert link.of("acks")[0].override_ids == ("by-hand",)
     assert link.of("epoch")[0].level_by_layer["hidden.weight"] == "low"
 
 
 def test_an_override_that_was_taken_back_while_the_job_was_down_is_gone(run_group, tmp_path):
-    orders = Orders(version=2, overrides=(Override(id="by-hand", level="low"),), stop="cancel")
+    orders = DesiredState(
+        version=2, overrides=(Override(id="by-hand", level="low"),), stop="cancel"
+    )
     run_group(2, run_job, tmp_path, STRONG, RecordingLink(orders=orders, order_after=("epoch", 1)))
-    link = run_group(2, run_job, tmp_path, STRONG, RecordingLink(orders=Orders(version=3)), 2)[
-        0
-    ].link
+    link = run_group(
+        2, run_job, tmp_path, STRONG, RecordingLink(orders=DesiredState(version=3)), 2
+    )[0].link
     assert [record.level_by_layer["hidden.weight"] for record in link.of("epoch")] == [
         "high",
         "high",
@@ -99,7 +102,7 @@ def test_an_override_that_was_taken_back_while_the_job_was_down_is_gone(run_grou
 
 @pytest.mark.parametrize("after", [None, ("epoch", 1)])
 def test_a_job_that_is_told_to_stop_saves_and_returns(run_group, tmp_path, after):
-    link = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=after)
+    link = RecordingLink(orders=DesiredState(version=1, stop="cancel"), order_after=after)
     result = run_group(2, run_job, tmp_path, STRONG, link)[0]
     assert result.outcome == "stopped"
     assert result.link.of("checkpoint")[-1].step == (1 if after is None else 47)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.distributed.loop_jobs import RecordingLink, equal, run_job, spec, what_was_learned
-from workers.contract import JobSpec, Orders
+from workers.contract import DesiredState, JobSpec
 from workers.tasks.digits import DigitsMlp
 
-STOP_IN_EPOCH_1 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 0))
+STOP_IN_EPOCH_1 = RecordingLink(
+    orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)
+)
 
 
 class Seeing(DigitsMlp):
@@ -91,7 +93,7 @@ def test_a_loss_that_no_scale_makes_finite_ends_the_job(run_group, tmp_path):
 
 def test_a_worker_that_goes_on_without_samples_in_its_first_batch_takes_part(run_group, tmp_path):
     spec = job("fp16", global_batch=1400, micro_batch=700, epochs=1)
-    at_once = RecordingLink(orders=Orders(version=1, stop="cancel"))
+    at_once = RecordingLink(orders=DesiredState(version=1, stop="cancel"))
     stopped = run_group(2, run_job, tmp_path, spec, at_once)[0]
     assert stopped.link.of("checkpoint")[-1].step == 1
     # 37 samples are left, one micro-batch, and rank 1 has none.

@@ -13,11 +13,15 @@ from tests.distributed.loop_jobs import (
     what_was_learned,
 )
 from tests.unit.workers import datasets
-from workers.contract import Orders
+from workers.contract import DesiredState
 
 POWERSGD = spec(training={"epochs": 4, "lr_decay": {"at": [3]}}, policy={"window": {"epochs": 1}})
-STOP_IN_EPOCH_1 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 0))
-STOP_IN_EPOCH_2 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 1))
+STOP_IN_EPOCH_1 = RecordingLink(
+    orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)
+)
+STOP_IN_EPOCH_2 = RecordingLink(
+    orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 1)
+)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.distributed.code_jobs import (
     run_without_us,
 )
 from tests.distributed.loop_jobs import RecordingLink
-from workers.contract import Launch, Orders
+from workers.contract import DesiredState, Launch
 from workers.errors import CodeError, LossNotFinite, TaskRaised
 from workers.hub.journal import SupersededError
 from workers.session import session
@@ -117,7 +117,9 @@ def test_the_example_of_a_task_trains_as_a_job(run_group, tmp_path):
     assert result.link.of("epoch")[-1].metrics["accuracy"] > 0.9
 
 
-STOP_IN_EPOCH_1 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 0))
+STOP_IN_EPOCH_1 = RecordingLink(
+    orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)
+)
 
 
 def read_by(*groups: list[Any]) -> dict[int, list[int]]:
@@ -181,7 +183,7 @@ def test_a_script_goes_on_with_another_number_of_workers(run_group, tmp_path):
 
 
 def test_an_override_reaches_a_script(run_group, tmp_path):
-    orders = Orders(version=1, overrides=(Override(id="by-hand", level="high"),))
+    orders = DesiredState(version=1, overrides=(Override(id="by-hand", level="high"),))
     link = RecordingLink(orders=orders, order_after=("epoch", 0))
     order = order_of(
         tmp_path,

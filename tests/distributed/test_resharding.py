@@ -14,7 +14,7 @@ import torch
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec
 from workers.checkpoint import broadcast
 from workers.checkpoint.checkpoint_files import read_part
-from workers.contract import Orders
+from workers.contract import DesiredState
 from workers.training import resume
 from workers.training.checkpointing import restore
 from workers.training.clock import Clock
@@ -26,7 +26,9 @@ JOB = spec(
     policy={"window": {"steps": 10}},
     checkpoint={"every_epochs": 1, "keep": 2},
 )
-STOP_IN_EPOCH_1 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 0))
+STOP_IN_EPOCH_1 = RecordingLink(
+    orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)
+)
 
 
 @pytest.fixture

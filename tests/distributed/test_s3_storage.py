@@ -21,10 +21,12 @@ from workers.checkpoint.checkpoint_files import (
     write_part,
 )
 from workers.checkpoint.storage import Storage, storage_of
-from workers.contract import JobSpec, Orders
+from workers.contract import DesiredState, JobSpec
 from workers.errors import CheckpointError
 
-STOP_IN_EPOCH_1 = RecordingLink(orders=Orders(version=1, stop="cancel"), order_after=("epoch", 0))
+STOP_IN_EPOCH_1 = RecordingLink(
+    orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)
+)
 NOWHERE = Path("/nowhere")
 
 

@@ -23,15 +23,15 @@ from tests.e2e.guest_driver import EPOCHS, NAME
 from workers.contract import (
     AcksRecord,
     Cursor,
+    DesiredState,
     EndRecord,
     EpochRecord,
     Guest,
-    Orders,
     Record,
     RejectedRecord,
     Started,
 )
-from workers.hub.actor_client import RayAsk
+from workers.hub.actor_client import RayActorClient
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -95,7 +95,7 @@ class Service:
     """What the scheduler does: lists guests, drains their records, gives orders."""
 
     def __init__(self) -> None:
-        self._ask = RayAsk(INSTALLATION)
+        self._ask = RayActorClient(INSTALLATION)
         self.call("guests")
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -138,7 +138,7 @@ def test_two_lines_compress_a_stock_run_and_show_it_to_the_service(
         run.wait(lambda: run.has_reached(2), "epoch 2 ends")
 
         # people override every layer in mid-run; a layer that is not there is rejected
-        service.call("order", guest.job_id, Orders(version=1, overrides=(HIGH, STRANGE)))
+        service.call("order", guest.job_id, DesiredState(version=1, overrides=(HIGH, STRANGE)))
         rejected = run.wait(lambda: service.payloads(guest, RejectedRecord), "the rejection")
         assert [one.override_id for one in rejected] == ["strange"]
         run.open(2)

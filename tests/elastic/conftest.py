@@ -18,13 +18,13 @@ from service.errors import RuntimeUnavailable
 from service.runtime.ray_backend import RayBackend
 from workers.contract import (
     Cursor,
+    DesiredState,
     Drained,
     EndRecord,
     EpochRecord,
     JobSpec,
     Launch,
     LogLine,
-    Orders,
     Record,
 )
 
@@ -46,7 +46,7 @@ class Life:
     launch: Launch
     records: list[Record] = field(default_factory=list)
     logs: list[LogLine] = field(default_factory=list)
-    orders: Orders = field(default_factory=Orders)
+    orders: DesiredState = field(default_factory=DesiredState)
 
     @property
     def cursor(self) -> Cursor:
@@ -82,7 +82,7 @@ class Life:
         self.logs += drained.logs
         return drained
 
-    def order(self, orders: Orders) -> None:
+    def order(self, orders: DesiredState) -> None:
         self.orders = orders
         self.backend.order(self.launch.job_id, orders)
 

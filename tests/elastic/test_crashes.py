@@ -10,7 +10,7 @@ import pytest
 from accordion.messages import Override
 from tests.elastic.conftest import Life, Start, everything_is_free, kill, place, processes, wait_for
 from tests.elastic.watched import let_go
-from workers.contract import AcksRecord, CheckpointRecord, FailureRecord, Orders, Started
+from workers.contract import AcksRecord, CheckpointRecord, DesiredState, FailureRecord, Started
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 EPOCHS = 8
@@ -128,7 +128,7 @@ def test_overrides_reach_the_workers_through_an_actor_that_was_killed(
     life.reach(1)
     kill("ray::AccordionActor")
     life.order(
-        Orders(version=1, overrides=(Override(id="o1", level={"method": "none"}, number=1),))
+        DesiredState(version=1, overrides=(Override(id="o1", level={"method": "none"}, number=1),))
     )
     wait_for(lambda: life.look() or overridden(life))
     acks = overridden(life)[0]
@@ -157,7 +157,7 @@ def test_a_loss_that_stays_not_finite_ends_the_job_at_once(start: Start) -> None
 def test_a_cancelled_job_saves_and_ends(start: Start, tmp_path: Path) -> None:
     life = start(digits(tmp_path))
     life.reach(1)
-    life.order(Orders(version=1, stop="cancel"))
+    life.order(DesiredState(version=1, stop="cancel"))
     assert life.end().status == "CANCELLED"
     assert max(life.epochs) < EPOCHS - 1
     assert life.all(CheckpointRecord)[-1].step == life.records[-2].payload.step
@@ -167,7 +167,7 @@ def test_a_job_cancelled_while_it_starts_ends_without_training_on(
     start: Start, tmp_path: Path
 ) -> None:
     life = start(digits(tmp_path))
-    life.order(Orders(version=1, stop="cancel"))
+    life.order(DesiredState(version=1, stop="cancel"))
     assert life.end().status == "CANCELLED"
     assert life.epochs == {}
 

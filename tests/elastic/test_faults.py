@@ -20,7 +20,14 @@ import torch
 from tests.conftest import Require
 from tests.elastic.conftest import Start, kill, processes, wait_for
 from tests.elastic.faults import EVERY_STEPS, Watched, equal, job
-from workers.contract import CheckpointRecord, FailureRecord, Orders, ResizeRecord, Size, Started
+from workers.contract import (
+    CheckpointRecord,
+    DesiredState,
+    FailureRecord,
+    ResizeRecord,
+    Size,
+    Started,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 AFTER = 30
@@ -183,11 +190,11 @@ def test_a_survivor_goes_on_alone_and_the_lost_one_is_replaced(watch: Watch) -> 
 def test_people_resize_a_job_and_no_step_is_lost(watch: Watch) -> None:
     watched = watch(workers={"min": 1, "max": 3}, options={"pace_s": 0.1})
     watched.reach(AFTER)
-    watched.life.order(Orders(version=1, size=Size(min=1, target=1)))
+    watched.life.order(DesiredState(version=1, size=Size(min=1, target=1)))
     watched.wait_for_sizes(1)
     watched.reach(watched.step() + EVERY_STEPS)
     watched.fault()
-    watched.life.order(Orders(version=2, size=Size(min=1, target=3)))
+    watched.life.order(DesiredState(version=2, size=Size(min=1, target=3)))
     watched.wait_for_sizes(1, 3)
     assert watched.survived("resize by people, 3 to 1 to 3").rolled_back == 0
     # who is ready does not wait long for one that is not, so three may come in two steps.

@@ -13,7 +13,7 @@ from ray.train.v2._internal.state.state_actor import get_state_actor
 from tests.distributed.code_jobs import packed
 from tests.elastic.conftest import Start, kill, processes, wait_for
 from tests.elastic.faults import Watched, job
-from workers.contract import EpochRecord, FailureRecord, Orders, PausedRecord, Size, Started
+from workers.contract import DesiredState, EpochRecord, FailureRecord, PausedRecord, Size, Started
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 CONTROLLER = "ray::RayTrainController"
@@ -69,10 +69,10 @@ def test_scripts_see_their_present_group_and_their_reports_reach_the_records(
 ) -> None:
     watched = begin(start, tmp_path / "steps", workers={"min": 1})
     watched.reach(AFTER)
-    watched.life.order(Orders(version=1, size=Size(min=1, target=1)))
+    watched.life.order(DesiredState(version=1, size=Size(min=1, target=1)))
     watched.wait_for_sizes(1)
     watched.reach(watched.step() + 25)
-    watched.life.order(Orders(version=2, stop="pause"))
+    watched.life.order(DesiredState(version=2, stop="pause"))
     wait_for(lambda: watched.life.look() or watched.life.all(PausedRecord), watched.life.story)
     told = contexts(watched)
     assert all(line["told"] == line["group"] for line in told)

@@ -15,14 +15,14 @@ from tests.elastic.conftest import everything_is_free, job_spec, processes, wait
 from workers.contract import Launch
 from workers.controller import actor_pool as crew_module
 from workers.controller.start_failures import FailedStart
-from workers.controller.worker_pool import Crew, create_crew
+from workers.controller.worker_pool import WorkerPool, create_worker_pool
 from workers.errors import ProcessLost
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
 LIMIT_S = 5.0
 """Instead of two minutes; a process that only waits answers in milliseconds."""
 LIMITS = {"answer_seconds": LIMIT_S}
-Hanging = Callable[[str], Crew]
+Hanging = Callable[[str], WorkerPool]
 
 
 @pytest.fixture
@@ -33,16 +33,16 @@ def hanging(
     short one.
     """
     backend.nodes()
-    crews: list[Crew] = []
+    crews: list[WorkerPool] = []
 
-    def hire(way: str) -> Crew:
+    def hire(way: str) -> WorkerPool:
         task = {
             "name": "tests.elastic.hanging:HangsOnce",
             "options": {"folder": str(tmp_path), "hang": way},
         }
         spec = job_spec({"task": task, "workers": {"min": 1, "max": 1}, "limits": LIMITS})
         launch = Launch(job_id="starts", attempt=1, workers=1, storage=str(tmp_path), spec=spec)
-        crews.append(create_crew(launch))
+        crews.append(create_worker_pool(launch))
         crews[-1].hire()
         look_until(crews[-1], (tmp_path / "hangs").exists)
         monkeypatch.setattr(crew_module, "PREPARING_S", LIMIT_S)
@@ -54,11 +54,11 @@ def hanging(
     wait_for(lambda: everything_is_free() and not processes("ray::Worker"))
 
 
-def look_until(crew: Crew, condition: Callable[[], object]) -> None:
+def look_until(crew: WorkerPool, condition: Callable[[], object]) -> None:
     wait_for(lambda: (crew.look(0.1), condition())[1])
 
 
-def is_ready(crew: Crew) -> bool:
+def is_ready(crew: WorkerPool) -> bool:
     return any(one.ready_since is not None for one in crew.processes)
 
 

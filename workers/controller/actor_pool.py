@@ -20,7 +20,7 @@ from typing import Any
 from workers.checkpoint.shared_storage import write_token
 from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.controller.member import Member
-from workers.controller.ray_nodes import draining_nodes
+from workers.controller.ray_nodes import get_draining_nodes
 from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
 from workers.error_kinds import is_lone_process_death, is_process_death
@@ -33,9 +33,9 @@ from workers.errors import (
     WorkerError,
 )
 from workers.training.context import Interruption, RankProgress
-from workers.worker.exit_notes import discard_exit_note, note_file, read_exit_note
+from workers.worker.exit_notes import discard_exit_note, exit_note_path, read_exit_note
 from workers.worker.memory import MemoryGrowth, MemoryUse, read_memory_use
-from workers.worker.process import Pulse, Seat, Worker
+from workers.worker.process import GroupAssignment, Heartbeat, Worker
 
 PULSE_S = 1.0
 """Distance between two signs of life that are asked of a process."""
@@ -64,8 +64,8 @@ EXPELLED = "expelled"
 """What a process counts as coming back with that did not come back."""
 
 
-class RayCrew:
-    """Implements `Crew`. `clock` is monotonic, `pause` sleeps for the given seconds."""
+class ActorPool:
+    """Implements `WorkerPool`. `clock` is monotonic, `pause` sleeps for the given seconds."""
 
     def __init__(
         self,
@@ -141,7 +141,9 @@ class RayCrew:
         if member is not None:
             self._ray.kill(member.actor)
             if member.place is not None:
-                discard_exit_note(note_file(self._storage, member.place.node, member.place.pid))
+                discard_exit_note(
+                    exit_note_path(self._storage, member.place.node, member.place.pid)
+                )
 
     def expel(self, number: int) -> None:
         """Kill the actor and its process."""
@@ -191,7 +193,7 @@ class RayCrew:
         self._num_signs, self._idle_s = {}, 0.0
         nodes = tuple(member.place.node if member.place is not None else "" for member in members)
         for rank, member in enumerate(members):
-            seat = Seat(
+            seat = GroupAssignment(
                 generation=generation,
                 rank=rank,
                 world_size=len(group),
@@ -330,7 +332,7 @@ class RayCrew:
         if member.starting is None and member.has_joined and member.ready_since is None:
             member.ready_since = self._clock()
 
-    def _hear(self, member: Member, pulse: Pulse) -> None:
+    def _hear(self, member: Member, pulse: Heartbeat) -> None:
         member.pulse = pulse
         if pulse.memory is not None:
             member.memory.add(self._clock(), pulse.memory)
@@ -363,7 +365,7 @@ class RayCrew:
         """Replace Ray's error by the process's exit note or its lack of memory, if there is one."""
         if member.place is None or not is_process_death(why):
             return why
-        note = read_exit_note(note_file(self._storage, member.place.node, member.place.pid))
+        note = read_exit_note(exit_note_path(self._storage, member.place.node, member.place.pid))
         if note is not None:
             return ProcessCrashed(note)
         return (member.memory.explain_death() if is_lone_process_death(why) else None) or why
@@ -451,7 +453,7 @@ class RayCrew:
             return
         self._surveyed_at = self._clock()
         with suppress(self._ray.exceptions.RayError, OSError):
-            leaving = draining_nodes()
+            leaving = get_draining_nodes()
             for member in self._members.values():
                 if member.place is not None and member.place.node in leaving:
                     member.leaving_since = member.leaving_since or self._clock()

@@ -14,40 +14,40 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from workers.contract import (
+    DesiredState,
     EndReason,
     EndRecord,
     FailureRecord,
     Launch,
-    Orders,
     PausedRecord,
     ResizeRecord,
     Size,
 )
 from workers.controller.failure_causes import (
     CONTROLLER,
-    disagreement_of,
-    failure_of,
-    fatal_reason,
-    hang_of,
+    describe_hang,
+    find_cause,
+    find_disagreement,
+    find_fatal_reason,
 )
 from workers.controller.failure_policy import (
     FIRST_PAUSE_S,
     MOST_PAUSE_S,
-    Failures,
+    FailureCounts,
     GiveUp,
     Retry,
-    next_move,
+    decide_retry,
 )
-from workers.controller.scaling_policy import Plan, Situation, placed_nodes, plan
+from workers.controller.scaling_policy import ScalingInput, ScalingPlan, order_nodes, plan
 from workers.controller.start_failures import (
     AvoidedNodes,
     FailedStart,
     StartVerdict,
     blame_nodes,
+    find_unbuilt_members,
     judge_starts,
-    unbuilt_members,
 )
-from workers.controller.worker_pool import Crew
+from workers.controller.worker_pool import WorkerPool
 from workers.errors import ProcessLost
 from workers.training.context import Interruption
 
@@ -65,7 +65,7 @@ two seconds.
 log = logging.getLogger(__name__)
 
 
-class Desk(Protocol):
+class AttemptHost(Protocol):
     """What the attempt needs of its supervisor."""
 
     def claim(self) -> int:
@@ -91,7 +91,7 @@ class Desk(Protocol):
     def show_placement(self, nodes: tuple[str, ...]) -> None:
         """Publish the nodes of the placed worker processes, the most useful process first."""
 
-    def orders(self) -> Orders:
+    def orders(self) -> DesiredState:
         """What people want now."""
 
     def stopped_by(self) -> Literal["cancel", "pause"]:
@@ -119,9 +119,9 @@ class Attempt:
     """The groups of one attempt."""
 
     launch: Launch
-    crew: Crew
-    desk: Desk
-    failures: Failures
+    crew: WorkerPool
+    desk: AttemptHost
+    failures: FailureCounts
     interruption: Interruption | None = None
     """What the newest group was doing when it ended; at first that of a supervisor before this one.
     """
@@ -177,7 +177,7 @@ class Attempt:
         return None
 
     def _watch_group(
-        self, group: _Group, todo: Plan, size: Size
+        self, group: _Group, todo: ScalingPlan, size: Size
     ) -> EndRecord | PausedRecord | None:
         returned = self.crew.returned()
         over = self._ending(group, returned) if returned else None
@@ -186,7 +186,7 @@ class Attempt:
         if (failure := self._lasting_disagreement(group)) is not None:
             return self._end_stuck(group, failure, fatal="TASK_RAISED")
         if self.crew.idle_s() >= (limit_s := self._limit_s()):
-            failure = hang_of(self.crew.progress(), self.crew.code_places(), limit_s)
+            failure = describe_hang(self.crew.progress(), self.crew.code_places(), limit_s)
             return self._end_stuck(group, failure)
         self._publish_wait(group)
         if not returned:
@@ -204,7 +204,7 @@ class Attempt:
             )
             self.desk.say(waits_for or storage_is_back, waits=bool(waits_for))
 
-    def _staffed(self, size: Size) -> Plan:
+    def _staffed(self, size: Size) -> ScalingPlan:
         """Hire and dismiss; gives the plan for the group."""
         if self._avoided.expire(self.clock()):
             for process in [one for one in self.crew.processes if one.node is None]:
@@ -215,11 +215,11 @@ class Attempt:
         may_hire = self.clock() >= self._hire_not_before and not self._undecided
         for _ in range(todo.hire if may_hire else 0):
             self.crew.hire(self._avoided.until)
-        self.desk.show_placement(placed_nodes(self.crew.processes, self._last))
+        self.desk.show_placement(order_nodes(self.crew.processes, self._last))
         return todo
 
-    def _situation(self, size: Size) -> Situation:
-        return Situation(
+    def _situation(self, size: Size) -> ScalingInput:
+        return ScalingInput(
             processes=self.crew.processes,
             size=size,
             group=self._last,
@@ -227,7 +227,7 @@ class Attempt:
             now=self.clock(),
         )
 
-    def _start(self, todo: Plan, size: Size) -> EndRecord | None:
+    def _start(self, todo: ScalingPlan, size: Size) -> EndRecord | None:
         generation = self.desk.claim()
         self.desk.say(
             f"worker group {generation} starts with {len(todo.group)} of {size.target} workers"
@@ -241,7 +241,7 @@ class Attempt:
             return self._failed(self._group, {CONTROLLER: error})
         return None
 
-    def _resize(self, group: _Group, todo: Plan, size: Size) -> None:
+    def _resize(self, group: _Group, todo: ScalingPlan, size: Size) -> None:
         """Have the group stop at its next step boundary where another one should train."""
         if todo.group == group.members or group.resizing:
             return
@@ -251,7 +251,7 @@ class Attempt:
         self.desk.say(note.message)
         self.crew.resize(note)
 
-    def _resizing(self, group: _Group, todo: Plan, size: Size) -> ResizeRecord:
+    def _resizing(self, group: _Group, todo: ScalingPlan, size: Size) -> ResizeRecord:
         old, new = len(group.members), len(todo.group)
         leaving = {one.number for one in self.crew.processes if one.leaving_since is not None}
         cause: Literal["ordered", "joined", "leaving"] = (
@@ -300,7 +300,7 @@ class Attempt:
 
     def _lasting_disagreement(self, group: _Group) -> FailureRecord | None:
         """Return why the group's ranks will wait for each other for ever, once that is certain."""
-        failure = disagreement_of(self.crew.progress())
+        failure = find_disagreement(self.crew.progress())
         if failure is None:
             group.disagreed_at = None
             return None
@@ -332,15 +332,15 @@ class Attempt:
     def _failed(self, group: _Group, errors: Mapping[int, BaseException]) -> EndRecord | None:
         """Record what ended the group, and say how the job ends, if it does."""
         self._close_group(group, "recovery")
-        failure = failure_of(errors, self.crew.progress())
+        failure = find_cause(errors, self.crew.progress())
         progressed = self.desk.progressed(group.generation)
         if (lacking := self._lacking(group, errors)) is not None:
             return self._after(lacking.failure, progressed=progressed, fatal=None)
-        fatal = fatal_reason(errors) if failure.cause == "job" else None
+        fatal = find_fatal_reason(errors) if failure.cause == "job" else None
         if fatal in {"TASK_RAISED", "START_FAILED"} and self.has_trained:
             # The task has been built before: whatever is missing now may come back.
             fatal = None
-        if failure == disagreement_of(self.crew.progress()):
+        if failure == find_disagreement(self.crew.progress()):
             # Another group would disagree at the same step.
             fatal = "TASK_RAISED"
         if failure.cause == "job" or self.launch.spec.workers.gpus:
@@ -353,7 +353,7 @@ class Attempt:
     def _lacking(self, group: _Group, errors: Mapping[int, BaseException]) -> StartVerdict | None:
         """Stop the members that could not build what their peers could, and avoid their nodes."""
         processes = {process.number: process for process in self.crew.processes}
-        unbuilt = unbuilt_members(errors, [processes.get(number) for number in group.members])
+        unbuilt = find_unbuilt_members(errors, [processes.get(number) for number in group.members])
         if unbuilt is None:
             return None
         for rank in unbuilt:
@@ -386,7 +386,7 @@ class Attempt:
     def _after(
         self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None
     ) -> EndRecord | None:
-        self.failures, move = next_move(
+        self.failures, move = decide_retry(
             self.failures,
             failure,
             progressed=progressed,

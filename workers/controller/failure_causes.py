@@ -26,7 +26,7 @@ CONTROLLER = -1
 """Key of a failure that belongs to no rank: starting or leading the group failed."""
 
 
-def failure_of(
+def find_cause(
     by_rank: Mapping[int, BaseException], progress: Mapping[int, RankProgress] | None = None
 ) -> FailureRecord:
     """Return the failure that caused the others; `progress` is the last known progress by rank.
@@ -43,7 +43,7 @@ def failure_of(
     own = {rank: error for rank, error in by_rank.items() if not is_peer_loss(error)}
     if raised := {rank: error for rank, error in own.items() if isinstance(error, WorkerError)}:
         return _of_own(raised, known)
-    if disagreement := disagreement_of(known):
+    if disagreement := find_disagreement(known):
         return disagreement
     away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
     if away is not None and all(is_storage_error(error) for error in own.values()):
@@ -58,7 +58,7 @@ def failure_of(
     return _of_own(own, known) if own else _of_collectives(by_rank, known)
 
 
-def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
+def find_fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
     """Return why the job must end at once; None if a retry may help. No process may have died."""
     if any(isinstance(error, LossNotFinite) for error in by_rank.values()):
         return "LOSS_NOT_FINITE"
@@ -68,7 +68,7 @@ def fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
     return "TASK_RAISED" if any(error.step is None for error in built) else None
 
 
-def disagreement_of(progress: Mapping[int, RankProgress]) -> FailureRecord | None:
+def find_disagreement(progress: Mapping[int, RankProgress]) -> FailureRecord | None:
     """Find a rank that left its loop while a peer waits for it in the next step of the same epoch.
 
     Ranks make every step together, so this is no race: their scripts or their data differ.
@@ -91,7 +91,7 @@ def disagreement_of(progress: Mapping[int, RankProgress]) -> FailureRecord | Non
     return None
 
 
-def hang_of(
+def describe_hang(
     progress: Mapping[int, RankProgress], places: Mapping[int, str], limit_s: float
 ) -> FailureRecord:
     """Describe a group in which no rank makes progress; `places` holds known lines of code

@@ -22,11 +22,11 @@ progress.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failures:
+class FailureCounts:
     """What went wrong so far in this attempt."""
 
     own: int = 0
-    """Failures of the job itself."""
+    """FailureCounts of the job itself."""
     lost_in_a_row: int = 0
     """Worker groups lost since the last new checkpoint or epoch."""
     storage_in_a_row: int = 0
@@ -81,14 +81,14 @@ def safe_step(payload: Payload) -> int:
     return payload.step if isinstance(payload, CheckpointRecord | EpochRecord) else 0
 
 
-def next_move(
-    failures: Failures,
+def decide_retry(
+    failures: FailureCounts,
     failure: FailureRecord,
     *,
     progressed: bool,
     most_own: int,
     fatal: EndReason | None,
-) -> tuple[Failures, Retry | GiveUp]:
+) -> tuple[FailureCounts, Retry | GiveUp]:
     """Decide what to do after a worker group failed.
 
     `progressed` says whether it left a new checkpoint or epoch, `fatal` names an error that no
@@ -104,7 +104,7 @@ def next_move(
         return now, _after_loss(now, failure)
     place = (failure.step, failure.message)
     repeated = failure.step is not None and place == failures.last
-    now = Failures(own=failures.own + 1, last=place)
+    now = FailureCounts(own=failures.own + 1, last=place)
     if fatal is not None:
         return now, GiveUp(reason=fatal, message=failure.message)
     if repeated or most_own == 0:
@@ -116,7 +116,7 @@ def next_move(
     return now, Retry(pause_s=FIRST_PAUSE_S)
 
 
-def _after_loss(failures: Failures, failure: FailureRecord) -> Retry | GiveUp:
+def _after_loss(failures: FailureCounts, failure: FailureRecord) -> Retry | GiveUp:
     lost, deaths = failures.lost_in_a_row, failures.deaths_in_a_row
     if deaths >= MOST_DEATHS:
         message = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.worker.memory import MemoryWatch
-from workers.worker.process import Place, Pulse
+from workers.worker.process import Heartbeat, ProcessLocation
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +17,7 @@ class Member:
     actor: Any
     starting: Any
     """Call to `place`, then to `prepare`; None once the process is prepared."""
-    place: Place | None = None
+    place: ProcessLocation | None = None
     prepares_s: float = 0.0
     """Seconds spent preparing."""
     ready_since: float | None = None
@@ -28,7 +28,7 @@ class Member:
     """When the newest sign of life was asked for."""
     silent_s: float = 0.0
     """Seconds since the open heartbeat was requested."""
-    pulse: Pulse | None = None
+    pulse: Heartbeat | None = None
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     has_joined: bool = True
     """Whether the process may train; False until it has joined the run of its engine."""

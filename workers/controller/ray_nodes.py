@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def draining_nodes() -> frozenset[str]:
+def get_draining_nodes() -> frozenset[str]:
     """Ids of the nodes that will be taken away: drained by people or by an autoscaler, or announced
     by a cloud.
 
@@ -17,7 +17,7 @@ def draining_nodes() -> frozenset[str]:
     return frozenset(state.get_draining_nodes())
 
 
-def free_resources() -> dict[str, dict[str, float]]:
+def get_free_resources() -> dict[str, dict[str, float]]:
     """Resources that no program has reserved, by node id; what is used up is missing. Ray updates
     them with a delay.
 

@@ -11,7 +11,7 @@ from workers.train_run import TRAIN_SETTINGS, TrainRun
 if TYPE_CHECKING:
     from workers.controller.ray_train_internals import Controller
 
-Ending = Literal["finished", "aborted", "errored"]
+RunState = Literal["finished", "aborted", "errored"]
 POLL_S = "1.0"
 """Interval in seconds at which Ray Train polls the workers; only its own view depends on it."""
 CONTROLLER_SETTINGS = {
@@ -52,7 +52,7 @@ class RayTrainController:
         """Make a worker process part of the run; return the run's context as the process got it."""
         return await (await asyncio.shield(self._built)).admit(number, actor)
 
-    async def end_run(self, ending: Ending, message: str) -> None:
+    async def end_run(self, ending: RunState, message: str) -> None:
         """Have the run end in this state."""
         (await asyncio.shield(self._built)).end_run(ending, message)
 
@@ -62,4 +62,4 @@ class RayTrainController:
         return create_controller(self._train_run)
 
 
-__all__ = ["CONTROLLER_SETTINGS", "Ending", "RayTrainController"]
+__all__ = ["CONTROLLER_SETTINGS", "RayTrainController", "RunState"]

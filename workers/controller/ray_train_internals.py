@@ -49,7 +49,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError
 
 if TYPE_CHECKING:
-    from workers.controller.ray_train_controller import Ending
+    from workers.controller.ray_train_controller import RunState
     from workers.train_run import TrainRun
 
 _UNUSED_CALLBACKS = {
@@ -196,7 +196,7 @@ class Controller(TrainController):
     _worker_group: ExternalWorkerGroup | None
 
     def __init__(self, **named: Any) -> None:
-        self._ending: tuple[Ending, str] | None = None
+        self._ending: tuple[RunState, str] | None = None
         super().__init__(**named)
 
     async def admit(self, number: int, actor: Any) -> bytes:
@@ -218,7 +218,7 @@ class Controller(TrainController):
         if error is not None and self._ending is None:
             raise error
 
-    def end_run(self, ending: Ending, message: str) -> None:
+    def end_run(self, ending: RunState, message: str) -> None:
         """Have the run end in this state at its next turn."""
         self._ending = (ending, message)
 

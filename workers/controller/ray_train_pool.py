@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from workers.contract import EndRecord, Launch, PausedRecord
-from workers.controller.actor_pool import PULSE_S, RayCrew
+from workers.controller.actor_pool import PULSE_S, ActorPool
 from workers.controller.member import Member
-from workers.controller.ray_train_controller import Ending, RayTrainController
+from workers.controller.ray_train_controller import RayTrainController, RunState
 from workers.errors import EngineUnavailable
 from workers.names import train_run_name
 from workers.tasks import SCRIPT
@@ -66,8 +66,8 @@ class _Join:
     """Whether the present controller lists it."""
 
 
-class RayTrainCrew(RayCrew):
-    """Implements `Crew`; takes the same arguments as `RayCrew`.
+class RayTrainPool(ActorPool):
+    """Implements `WorkerPool`; takes the same arguments as `ActorPool`.
 
     Ray Train only shows and describes the run: once a process has joined one, nothing that happens
     to a controller stops training, and processes that start while there is none join the newest run
@@ -103,7 +103,7 @@ class RayTrainCrew(RayCrew):
         self._next_controller_at = 0.0
 
     def look(self, timeout_s: float) -> None:
-        """Manage the controller and the processes that have not joined, then do what `RayCrew`
+        """Manage the controller and the processes that have not joined, then do what `ActorPool`
         does.
 
         Raises:
@@ -308,7 +308,7 @@ def _kind(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _choose_run_state(outcome: EndRecord | PausedRecord | None) -> tuple[Ending, str]:
+def _choose_run_state(outcome: EndRecord | PausedRecord | None) -> tuple[RunState, str]:
     """Return the state of the run that Ray Train shows, and why."""
     match outcome:
         case EndRecord(status="SUCCEEDED"):
@@ -323,4 +323,4 @@ def _choose_run_state(outcome: EndRecord | PausedRecord | None) -> tuple[Ending,
             return "errored", "the supervisor failed; its log says why"
 
 
-__all__ = ["RAY_SERIES", "RayTrainCrew", "check_ray_train"]
+__all__ = ["RAY_SERIES", "RayTrainPool", "check_ray_train"]

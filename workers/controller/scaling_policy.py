@@ -41,7 +41,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class ScalingInput:
     """All that the plan depends on."""
 
     processes: Sequence[Process]
@@ -54,7 +54,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ScalingPlan:
     """What to do now."""
 
     hire: int
@@ -64,7 +64,7 @@ class Plan:
     """Who should train, in rank order; empty where nobody can now."""
 
 
-def plan(seen: Situation) -> Plan:
+def plan(seen: ScalingInput) -> ScalingPlan:
     """What to do. Survivors keep their order, so that rank 0 moves as seldom as it can; newcomers
     follow by number.
     """
@@ -72,14 +72,14 @@ def plan(seen: Situation) -> Plan:
     least_useful = sorted(staying, key=lambda process: _use(process, seen.group))
     kept = least_useful[max(0, len(staying) - seen.size.target) :]
     useless = {process.number for process in seen.processes} - {process.number for process in kept}
-    return Plan(
+    return ScalingPlan(
         hire=max(0, seen.size.target - len(kept)),
         dismiss=tuple(sorted(useless - set(seen.group if seen.training else ()))),
         group=_group_in_training(seen, kept) if seen.training else _new_group(seen, kept),
     )
 
 
-def placed_nodes(processes: Sequence[Process], group: Sequence[int]) -> tuple[str, ...]:
+def order_nodes(processes: Sequence[Process], group: Sequence[int]) -> tuple[str, ...]:
     """Return the nodes of the placed processes; the process to be removed last comes first."""
     ordered = sorted(processes, key=lambda process: _use(process, group), reverse=True)
     return tuple(process.node for process in ordered if process.node is not None)
@@ -97,7 +97,7 @@ def _use(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
     )
 
 
-def _new_group(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
+def _new_group(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
     ready = _ready(kept, seen.group)
     if len(ready) < seen.size.min:
         return ()
@@ -109,7 +109,7 @@ def _new_group(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
     return ready if seen.now - newest >= patience_s else ()
 
 
-def _group_in_training(seen: Situation, kept: Sequence[Process]) -> tuple[int, ...]:
+def _group_in_training(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
     ready, group = _ready(kept, seen.group), tuple(seen.group)
     leaving = [
         one.leaving_since

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from workers.contract import EndReason, FailureRecord
-from workers.controller.failure_causes import CONTROLLER, failure_of
+from workers.controller.failure_causes import CONTROLLER, find_cause
 from workers.controller.scaling_policy import Process
 from workers.error_kinds import is_storage_outage
 from workers.error_text import format_error
@@ -104,7 +104,7 @@ def judge_starts(
 def _judge_loss(
     lost: Sequence[FailedStart], ready: Set[str | None], *, has_trained: bool
 ) -> StartVerdict:
-    failure = failure_of({CONTROLLER: lost[0].error})
+    failure = find_cause({CONTROLLER: lost[0].error})
     if failure.cause != "job":
         return StartVerdict(failure=failure)
     if ready:
@@ -135,7 +135,7 @@ def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartV
     return StartVerdict(failure=failure, avoid=avoid)
 
 
-def unbuilt_members(
+def find_unbuilt_members(
     errors: Mapping[int, BaseException], members: Sequence[Process | None]
 ) -> dict[int, FailedStart] | None:
     """Return the members of a failed group whose nodes lack something that the other members' nodes
@@ -178,6 +178,6 @@ __all__ = [
     "FailedStart",
     "StartVerdict",
     "blame_nodes",
+    "find_unbuilt_members",
     "judge_starts",
-    "unbuilt_members",
 ]

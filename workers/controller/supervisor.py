@@ -17,23 +17,23 @@ from typing import Any, Literal, TypeVar
 
 from workers.checkpoint.lineage import Lineage
 from workers.contract import (
+    DesiredState,
     EndRecord,
     FailureRecord,
     Launch,
-    Orders,
     PausedRecord,
     Progress,
     Started,
 )
 from workers.controller.attempt import Attempt
-from workers.controller.failure_policy import Failures, safe_step
-from workers.controller.worker_pool import Crew, create_crew
+from workers.controller.failure_policy import FailureCounts, safe_step
+from workers.controller.worker_pool import WorkerPool, create_worker_pool
 from workers.errors import EngineUnavailable
-from workers.hub.actor_client import AT_HOME, ActorSilentError, Ask, RayAsk
+from workers.hub.actor_client import HEAD_NODE, ActorClient, ActorTimeoutError, RayActorClient
 from workers.hub.journal import Journal, claim_generation, read_end, read_records, write_end
-from workers.hub.log_shipper import Source, shipping
-from workers.hub.order_watcher import Watch
-from workers.hub.record_sender import Outbox
+from workers.hub.log_shipper import LogSource, ship_logs
+from workers.hub.order_watcher import OrderWatcher
+from workers.hub.record_sender import RecordSender
 from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.plain_text import clean_text
 from workers.training.context import Interruption
@@ -67,16 +67,16 @@ class Supervisor:
         self,
         launch: str,
         *,
-        crew: Callable[[Launch], Crew] = create_crew,
-        ask: Ask | None = None,
+        crew: Callable[[Launch], WorkerPool] = create_worker_pool,
+        ask: ActorClient | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._launch = Launch.model_validate_json(launch)
         self._storage = Path(self._launch.storage)
         self._crew = crew
-        self._ask = ask or RayAsk(self._launch.installation)
+        self._ask = ask or RayActorClient(self._launch.installation)
         self._pause = pause
-        self._watch = Watch(self._launch.job_id, self._ask)
+        self._watch = OrderWatcher(self._launch.job_id, self._ask)
         self._state: tuple[Phase, str] = ("starting", "the supervisor begins")
         self._placed: tuple[str, ...] | None = None
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
@@ -91,8 +91,8 @@ class Supervisor:
         return (*self._state, self._placed)
 
     def _run(self) -> None:
-        source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
-        with shipping(source, self._ask):
+        source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
+        with ship_logs(source, self._ask):
             self._watch.start()
             while not self._is_over():
                 self._pause(TRY_AGAIN_S)
@@ -118,7 +118,7 @@ class Supervisor:
         how.
         """
         records = list(read_records(self._storage))
-        failures = Failures.recorded(
+        failures = FailureCounts.recorded(
             r.payload for r in records if r.attempt == self._launch.attempt
         )
         self._watch.look(ASK_TIMEOUT_S)
@@ -195,7 +195,7 @@ class Supervisor:
         """Publish what the attempt does, or what its worker group waits for."""
         self._state = ("waiting" if waits else "running", clean_text(message))
 
-    def orders(self) -> Orders:
+    def orders(self) -> DesiredState:
         """What people want now, as far as it was heard."""
         return self._watch.orders
 
@@ -211,7 +211,7 @@ class Supervisor:
         )
 
     def _send(self, journal: Journal) -> None:
-        outbox = Outbox(self._launch.job_id, journal, self._ask)
+        outbox = RecordSender(self._launch.job_id, journal, self._ask)
         outbox.start()
         outbox.flush(FLUSH_S)
         outbox.close()
@@ -244,7 +244,7 @@ class Supervisor:
             told: Progress | None = self._ask(
                 "progress", self._launch.job_id, timeout_s=ASK_TIMEOUT_S
             )
-        except ActorSilentError:
+        except ActorTimeoutError:
             return None
         return told
 
@@ -280,6 +280,6 @@ def start_supervisor(launch: Launch) -> Any:
     }
     return (
         ray.remote(Supervisor)
-        .options(**options, **limits, resources=AT_HOME)
+        .options(**options, **limits, resources=HEAD_NODE)
         .remote(launch.model_dump_json())
     )

@@ -14,20 +14,20 @@ from workers.controller.start_failures import FailedStart
 from workers.training.context import Interruption, RankProgress
 
 ENGINES = {
-    "ray-train": "workers.controller.ray_train_pool:RayTrainCrew",
-    "actors": "workers.controller.actor_pool:RayCrew",
+    "ray-train": "workers.controller.ray_train_pool:RayTrainPool",
+    "actors": "workers.controller.actor_pool:ActorPool",
 }
 """Implementation of each value of `workers.engine`; a module is imported at first use."""
 
 
-def create_crew(launch: Launch) -> Crew:
+def create_worker_pool(launch: Launch) -> WorkerPool:
     """Return the worker processes of an attempt, on the engine that its job names."""
     module, _, name = ENGINES[launch.spec.workers.engine].partition(":")
-    make = cast("Callable[[Launch], Crew]", getattr(importlib.import_module(module), name))
+    make = cast("Callable[[Launch], WorkerPool]", getattr(importlib.import_module(module), name))
     return make(launch)
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """The processes of one attempt. One thread uses it."""
 
     @property

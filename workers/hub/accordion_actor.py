@@ -22,25 +22,25 @@ from workers.contract import (
     GUEST_ATTEMPT,
     GUEST_PROTOCOL,
     Cursor,
+    DesiredState,
     Drained,
     EndRecord,
     Guest,
     LogLine,
-    Orders,
     Progress,
     Record,
 )
 from workers.hub.actor_messages import (
-    Decided,
-    Question,
-    Receipt,
-    Refused,
+    DecideRequest,
+    DecideResponse,
+    Fenced,
+    FencingToken,
+    NotRegistered,
+    PostResponse,
     Registration,
-    Stamp,
-    Unknown,
-    line_bytes,
+    estimate_line_bytes,
 )
-from workers.hub.journal import Place, place_of
+from workers.hub.journal import RecordKey, record_key
 from workers.names import package_version
 
 LOG_LIMIT_BYTES = 1 << 20
@@ -54,19 +54,19 @@ GUEST_SILENCE_S = 60.0
 seconds.
 """
 
-_NOBODY = Stamp(attempt=0, generation=0)
+_NOBODY = FencingToken(attempt=0, generation=0)
 
 
 @dataclass(slots=True)
 class _Job:
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Of this memory: another one has lost what this one held."""
-    stamp: Stamp = _NOBODY
+    stamp: FencingToken = _NOBODY
     controller: Controller | None = None
-    orders: Orders = field(default_factory=Orders)
+    orders: DesiredState = field(default_factory=DesiredState)
     ordered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced, with every new orders."""
-    records: dict[Place, Record] = field(default_factory=dict)
+    records: dict[RecordKey, Record] = field(default_factory=dict)
     confirmed: Cursor = field(default_factory=Cursor)
     progress: Progress | None = None
     logs: deque[LogLine] = field(default_factory=deque)
@@ -79,21 +79,21 @@ class _Job:
     has_ended: bool = False
     """Whether this generation of a guest run has recorded the run's end."""
 
-    def admit(self, stamp: Stamp) -> Refused | None:
+    def admit(self, stamp: FencingToken) -> Fenced | None:
         if stamp < self.stamp:
-            return Refused(newest=self.stamp)
+            return Fenced(newest=self.stamp)
         if stamp > self.stamp:
             self.stamp, self.controller, self.has_ended = stamp, None, False
         return None
 
     def confirm(self, cursor: Cursor) -> None:
-        if place_of(cursor) > place_of(self.confirmed):
+        if record_key(cursor) > record_key(self.confirmed):
             self.confirmed = cursor
-        done = place_of(self.confirmed)
+        done = record_key(self.confirmed)
         self.records = {place: record for place, record in self.records.items() if place > done}
 
-    def receipt(self, pause_s: float = 0.0) -> Receipt:
-        return Receipt(confirmed=self.confirmed, incarnation=self.incarnation, pause_s=pause_s)
+    def receipt(self, pause_s: float = 0.0) -> PostResponse:
+        return PostResponse(confirmed=self.confirmed, incarnation=self.incarnation, pause_s=pause_s)
 
 
 class AccordionActor:
@@ -110,8 +110,8 @@ class AccordionActor:
         """Scheduler that holds the claim on this cluster, and when the claim expires."""
 
     async def register(
-        self, job_id: str, stamp: Stamp, registration: Registration
-    ) -> Receipt | Refused:
+        self, job_id: str, stamp: FencingToken, registration: Registration
+    ) -> PostResponse | Fenced:
         """Hold this controller for the job, in place of the one held before.
 
         Raises:
@@ -126,8 +126,8 @@ class AccordionActor:
         return job.receipt()
 
     async def decide(
-        self, job_id: str, stamp: Stamp, question: Question
-    ) -> Decided | Unknown | Refused:
+        self, job_id: str, stamp: FencingToken, question: DecideRequest
+    ) -> DecideResponse | NotRegistered | Fenced:
         """Answer what is in force after the report; the same question again gives the same
         answer.
         """
@@ -135,21 +135,21 @@ class AccordionActor:
         if refused := job.admit(stamp):
             return refused
         if job.controller is None or question.number - job.controller.number not in (0, 1):
-            return Unknown()
+            return NotRegistered()
         try:
-            return Decided(decision=job.controller.decide(question.report))
+            return DecideResponse(decision=job.controller.decide(question.report))
         except ReportError:
-            return Unknown()
+            return NotRegistered()
 
     async def post(
         self,
         job_id: str,
-        stamp: Stamp,
+        stamp: FencingToken,
         records: Sequence[Record],
         *,
         progress: Progress | None = None,
         incarnation: str | None = None,
-    ) -> Receipt | Refused:
+    ) -> PostResponse | Fenced:
         """Hold records until the database has confirmed them.
 
         Records that follow what another incarnation held are not taken: drained before those, they
@@ -160,9 +160,9 @@ class AccordionActor:
         if refused := job.admit(stamp):
             return refused
         if incarnation in (None, job.incarnation):
-            done = place_of(job.confirmed)
+            done = record_key(job.confirmed)
             job.records |= {
-                place_of(record): record for record in records if place_of(record) > done
+                record_key(record): record for record in records if record_key(record) > done
             }
             job.has_ended = job.has_ended or any(
                 isinstance(record.payload, EndRecord) for record in records
@@ -177,12 +177,12 @@ class AccordionActor:
         job = self._job(job_id)
         job.logs_dropped += dropped
         job.logs.extend(lines)
-        job.logs_bytes += sum(map(line_bytes, lines))
+        job.logs_bytes += sum(map(estimate_line_bytes, lines))
         while job.logs_bytes > LOG_LIMIT_BYTES:
-            job.logs_bytes -= line_bytes(job.logs.popleft())
+            job.logs_bytes -= estimate_line_bytes(job.logs.popleft())
             job.logs_dropped += 1
 
-    async def watch(self, job_id: str, version: int, timeout_s: float) -> Orders:
+    async def watch(self, job_id: str, version: int, timeout_s: float) -> DesiredState:
         """Answer the orders as soon as they are newer than `version`, or what is held after the
         timeout.
         """
@@ -195,7 +195,7 @@ class AccordionActor:
             pass
         return job.orders
 
-    async def order(self, job_id: str, orders: Orders) -> int:
+    async def order(self, job_id: str, orders: DesiredState) -> int:
         """Hold the orders unless newer ones are held; gives the version held then."""
         job = self._job(job_id)
         if orders.version > job.orders.version:
@@ -252,12 +252,12 @@ class AccordionActor:
         """
         return GUEST_PROTOCOL, package_version()
 
-    async def enlist(self, guest: Guest) -> Receipt | Refused:
+    async def enlist(self, guest: Guest) -> PostResponse | Fenced:
         """List a guest run until it is forgotten; the run repeats the call every few seconds while
         it is alive.
         """
         job = self._job(guest.job_id)
-        if refused := job.admit(Stamp(GUEST_ATTEMPT, guest.generation)):
+        if refused := job.admit(FencingToken(GUEST_ATTEMPT, guest.generation)):
             return refused
         job.guest, job.enlisted_at = guest, self._clock()
         return replace(job.receipt(), namesake=self._find_namesake(guest))

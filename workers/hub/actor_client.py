@@ -11,29 +11,29 @@ from workers.names import NAMESPACE, actor_name
 
 HEAD = "node:__internal_head__"
 """A resource that only the head's node has, one of it."""
-AT_HOME = {HEAD: 0.0001}
+HEAD_NODE = {HEAD: 0.0001}
 """Where our long-lived actors run: on the head's node, without which there is no cluster. On
 another one they would go with it, and with a supervisor all of its workers; and a node that a
 scheduler brings ends with that.
 """
 
 
-class ActorSilentError(Exception):
+class ActorTimeoutError(Exception):
     """The Accordion actor did not answer in time; it may have done what it was asked."""
 
 
-class Ask(Protocol):
+class ActorClient(Protocol):
     """Calls a method of the Accordion actor.
 
     Raises:
-        ActorSilentError: there was no answer in time.
+        ActorTimeoutError: there was no answer in time.
     """
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
         """Give the method's answer."""
 
 
-class RayAsk:
+class RayActorClient:
     """Asks the installation's actor in the Ray cluster that this process belongs to. Threads may
     share it.
     """
@@ -46,7 +46,7 @@ class RayAsk:
         """Give the method's answer.
 
         Raises:
-            ActorSilentError: there was no answer in time.
+            ActorTimeoutError: there was no answer in time.
         """
         import ray
 
@@ -57,7 +57,7 @@ class RayAsk:
             )
         except (ray.exceptions.RayError, TimeoutError, ConnectionError) as error:
             self._actor = None if isinstance(error, ray.exceptions.ActorDiedError) else self._actor
-            raise ActorSilentError(
+            raise ActorTimeoutError(
                 f"the Accordion actor gave no answer to {method}: {error}"
             ) from error
 
@@ -73,4 +73,4 @@ def ensure_actor(installation: str) -> Any:
     name = actor_name(installation)
     options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     endless = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 10_000, "num_cpus": 0}
-    return ray.remote(AccordionActor).options(**options, **endless, resources=AT_HOME).remote()
+    return ray.remote(AccordionActor).options(**options, **endless, resources=HEAD_NODE).remote()

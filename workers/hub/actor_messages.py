@@ -15,7 +15,7 @@ _RECORD_BYTES = 100
 """About what the other fields of a log line take when pickled."""
 
 
-class Stamp(NamedTuple):
+class FencingToken(NamedTuple):
     """Who speaks: a newer stamp makes the older ones void."""
 
     attempt: int
@@ -32,7 +32,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class DecideRequest:
     """What holds after this report?"""
 
     report: Report
@@ -41,26 +41,26 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class DecideResponse:
     """The answer to a question."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unknown:
+class NotRegistered:
     """The actor is not where the job is: register, and ask again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Fenced:
     """A newer group runs the job: nothing of the caller's is taken."""
 
-    newest: Stamp
+    newest: FencingToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class PostResponse:
     """The records are held, unless they were meant for another incarnation."""
 
     confirmed: Cursor
@@ -73,7 +73,7 @@ class Receipt:
     """Id of an older guest run that is alive and has the same name; None without one."""
 
 
-def line_bytes(line: LogLine) -> int:
+def estimate_line_bytes(line: LogLine) -> int:
     """What a log line weighs: its text, and beside it the record, so that empty lines are not held
     without end.
     """

@@ -29,7 +29,7 @@ _LINE = re.compile(rb'\{"attempt":(\d+),"generation":(\d+),"seq":(\d+),')
 """How the line of a record begins."""
 Clock = Callable[[], float]
 """Seconds since 1970."""
-Place = tuple[int, int, int]
+RecordKey = tuple[int, int, int]
 
 
 class SupersededError(Exception):
@@ -76,12 +76,15 @@ def read_records(storage: Path, above: Cursor | None = None) -> list[Record]:
         if generation >= least.generation
     )
     records = [
-        record for file in files for record in _lines(file) if place_of(record) > place_of(least)
+        record
+        for file in files
+        for record in _lines(file)
+        if record_key(record) > record_key(least)
     ]
-    return sorted(records, key=place_of)
+    return sorted(records, key=record_key)
 
 
-def place_of(item: Record | Cursor) -> Place:
+def record_key(item: Record | Cursor) -> RecordKey:
     """What records are ordered by."""
     return (item.attempt, item.generation, item.seq)
 
@@ -126,7 +129,7 @@ class Journal:
             self._seq += 1
             return record
 
-    def compact(self, kept: Container[Place]) -> None:
+    def compact(self, kept: Container[RecordKey]) -> None:
         """Remove all records from the disk but these; files of newer generations stay as they are.
 
         Emptied files stay, since they are the generations that were claimed.
@@ -183,7 +186,7 @@ def _generations(folder: Path) -> list[int]:
     return [int(file.stem) for file in folder.glob("*.jsonl") if file.stem.isdecimal()]
 
 
-def _keep_lines(file: Path, kept: Container[Place]) -> None:
+def _keep_lines(file: Path, kept: Container[RecordKey]) -> None:
     lines = [line for line in file.read_bytes().split(b"\n") if line]
     places = [
         tuple(map(int, found.groups())) if (found := _LINE.match(line)) else None for line in lines
@@ -212,8 +215,8 @@ __all__ = [
     "claim_generation",
     "is_superseded",
     "newest_generation",
-    "place_of",
     "read_end",
     "read_records",
+    "record_key",
     "write_end",
 ]

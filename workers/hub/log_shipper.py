@@ -1,7 +1,7 @@
-"""Log lines on their way out: in batches, bounded, never in the way of a step.
+"""Sends what a process prints or logs, in bounded batches, without delaying a step.
 
-What a process prints or logs is collected by `captured` and sent by a thread of `LogShipper`. Lines
-that come faster than they leave are dropped and counted.
+`capture_output` collects the lines and a thread of `LogShipper` sends them. Lines that come faster
+than they leave are dropped and counted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from workers.contract import LogLine
-from workers.hub.actor_client import ActorSilentError, Ask
-from workers.hub.actor_messages import line_bytes
+from workers.hub.actor_client import ActorClient, ActorTimeoutError
+from workers.hub.actor_messages import estimate_line_bytes
 from workers.hub.journal import Clock
 from workers.plain_text import clean_text
 
@@ -39,7 +39,7 @@ _PIECES = re.compile(r"[^\r\n]+|[\r\n]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LogSource:
     """Whose lines these are."""
 
     job_id: str
@@ -51,7 +51,7 @@ class Source:
 class LogShipper:
     """Sends lines to the Accordion actor. Any thread may write."""
 
-    def __init__(self, source: Source, ask: Ask, clock: Clock) -> None:
+    def __init__(self, source: LogSource, ask: ActorClient, clock: Clock) -> None:
         self._source = source
         self._ask = ask
         self._clock = clock
@@ -93,11 +93,11 @@ class LogShipper:
 
     def _take(self, line: LogLine) -> None:
         with self._changed:
-            if self._bytes + line_bytes(line) > BUFFER_BYTES:
+            if self._bytes + estimate_line_bytes(line) > BUFFER_BYTES:
                 self._dropped += 1
                 return
             self._lines.append(line)
-            self._bytes += line_bytes(line)
+            self._bytes += estimate_line_bytes(line)
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -118,11 +118,11 @@ class LogShipper:
             count, size = 0, 0
             while (
                 count < len(self._lines)
-                and (size := size + line_bytes(self._lines[count])) <= BATCH_BYTES
+                and (size := size + estimate_line_bytes(self._lines[count])) <= BATCH_BYTES
             ):
                 count += 1
             batch, self._lines = self._lines[:count], self._lines[count:]
-            self._bytes -= sum(map(line_bytes, batch))
+            self._bytes -= sum(map(estimate_line_bytes, batch))
             self._busy = True
             return batch
 
@@ -131,7 +131,7 @@ class LogShipper:
             dropped, self._dropped = self._dropped, 0
         lost = dropped + len(batch)
         try:
-            with suppress(ActorSilentError):
+            with suppress(ActorTimeoutError):
                 self._ask("log", self._source.job_id, batch, dropped, timeout_s=SEND_TIMEOUT_S)
                 lost = 0
         finally:
@@ -204,7 +204,7 @@ class _Handler(logging.Handler):
 
 
 @contextmanager
-def captured(take: Callable[[str], None]) -> Iterator[None]:
+def capture_output(take: Callable[[str], None]) -> Iterator[None]:
     """What this process prints or logs inside the block also goes to `take`, line by line and from
     any thread.
     """
@@ -224,12 +224,12 @@ def captured(take: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def shipping(source: Source, ask: Ask) -> Iterator[LogShipper]:
+def ship_logs(source: LogSource, ask: ActorClient) -> Iterator[LogShipper]:
     """Send what this process prints or logs inside the block to the job's log."""
     shipper = LogShipper(source, ask, time.time)
     shipper.start()
     try:
-        with captured(shipper.write):
+        with capture_output(shipper.write):
             yield shipper
     finally:
         shipper.flush(LOG_FLUSH_S)
@@ -241,4 +241,4 @@ def _cut(line: str) -> str:
     return clean_text(line).encode()[:LINE_BYTES].decode(errors="ignore")
 
 
-__all__ = ["LogShipper", "Source", "captured", "shipping"]
+__all__ = ["LogShipper", "LogSource", "capture_output", "ship_logs"]

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from workers.contract import Orders
-from workers.hub.actor_client import ActorSilentError, Ask
+from workers.contract import DesiredState
+from workers.hub.actor_client import ActorClient, ActorTimeoutError
 
 WATCH_S = 20.0
 """How long one poll stays open."""
@@ -22,20 +22,20 @@ ANSWER_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Watch:
+class OrderWatcher:
     """Hears the orders of one job, each version once. `start` before use, `close` at the end."""
 
-    def __init__(self, job_id: str, ask: Ask) -> None:
+    def __init__(self, job_id: str, ask: ActorClient) -> None:
         self._job_id = job_id
         self._ask = ask
-        self._orders = Orders()
-        self._callback: Callable[[Orders], None] | None = None
+        self._orders = DesiredState()
+        self._callback: Callable[[DesiredState], None] | None = None
         self._taking = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
 
     @property
-    def orders(self) -> Orders:
+    def orders(self) -> DesiredState:
         """The newest that were heard."""
         return self._orders
 
@@ -50,18 +50,18 @@ class Watch:
             # it holds the whole run, in a circle through objects of C++ that nobody collects.
             self._callback = None
 
-    def on_orders(self, callback: Callable[[Orders], None]) -> None:
+    def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
         """Call it with the orders known now, if any, and with all newer ones."""
         with self._taking:
             self._callback = callback
             if self._orders.version:
                 callback(self._orders)
 
-    def look(self, timeout_s: float) -> Orders:
+    def look(self, timeout_s: float) -> DesiredState:
         """Ask for what is held now, without waiting for news; what was heard last where the actor
         is silent.
         """
-        with suppress(ActorSilentError):
+        with suppress(ActorTimeoutError):
             self._take(self._ask("watch", self._job_id, -1, 0.0, timeout_s=timeout_s))
         return self._orders
 
@@ -72,14 +72,14 @@ class Watch:
                 self._take(
                     self._ask("watch", self._job_id, version, WATCH_S, timeout_s=WATCH_S + ANSWER_S)
                 )
-            except ActorSilentError:
+            except ActorTimeoutError:
                 self._closed.wait(PAUSE_S)
             except Exception:
                 # this thread must hear the next orders, a cancel above all.
                 log.exception("orders could not be heard or followed; the next ones are")
                 self._closed.wait(PAUSE_S)
 
-    def _take(self, orders: Orders) -> None:
+    def _take(self, orders: DesiredState) -> None:
         with self._taking:
             if orders.version <= self._orders.version:
                 return

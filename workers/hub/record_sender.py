@@ -12,9 +12,9 @@ import threading
 import time
 
 from workers.contract import Cursor, Payload, Progress, Record
-from workers.hub.actor_client import ActorSilentError, Ask
-from workers.hub.actor_messages import Receipt, Refused, Stamp
-from workers.hub.journal import Journal, place_of, read_records
+from workers.hub.actor_client import ActorClient, ActorTimeoutError
+from workers.hub.actor_messages import Fenced, FencingToken, PostResponse
+from workers.hub.journal import Journal, read_records, record_key
 
 TICK_S = 0.25
 """Pause between two calls while there is something to send or to be confirmed; longer if the actor
@@ -35,7 +35,7 @@ _DROPPABLE = frozenset({"epoch", "decision", "acks"})
 log = logging.getLogger(__name__)
 
 
-class Outbox:
+class RecordSender:
     """Posts what is put in, in order and until it is confirmed. Any thread may put.
 
     Args:
@@ -48,9 +48,9 @@ class Outbox:
     """
 
     def __init__(
-        self, job_id: str, journal: Journal, ask: Ask, *, limit: int | None = None
+        self, job_id: str, journal: Journal, ask: ActorClient, *, limit: int | None = None
     ) -> None:
-        self.stamp = Stamp(journal.attempt, journal.generation)
+        self.stamp = FencingToken(journal.attempt, journal.generation)
         self._job_id = job_id
         self._journal = journal
         self._ask = ask
@@ -124,8 +124,8 @@ class Outbox:
         finally:
             self._has_history = True
         with self._changed:
-            mine = {place_of(record) for record in self._pending}
-            self._pending[:0] = [record for record in records if place_of(record) not in mine]
+            mine = {record_key(record) for record in self._pending}
+            self._pending[:0] = [record for record in records if record_key(record) not in mine]
             self._on_disk = len(self._pending)
 
     def _run(self) -> None:
@@ -172,14 +172,14 @@ class Outbox:
             answer = self._ask(
                 "post", self._job_id, self.stamp, new, **said, timeout_s=POST_TIMEOUT_S
             )
-        except ActorSilentError:
+        except ActorTimeoutError:
             return
         with self._changed:
             self._note(answer, sent=len(new), progress=progress)
             self._changed.notify_all()
 
-    def _note(self, answer: Receipt | Refused, *, sent: int, progress: Progress | None) -> None:
-        if isinstance(answer, Refused):
+    def _note(self, answer: PostResponse | Fenced, *, sent: int, progress: Progress | None) -> None:
+        if isinstance(answer, Fenced):
             self.superseded = True
             return
         forgot = self._incarnation is not None and self._incarnation != answer.incarnation
@@ -190,7 +190,7 @@ class Outbox:
         self._drop(answer.confirmed)
 
     def _drop(self, confirmed: Cursor) -> None:
-        kept = [record for record in self._pending if place_of(record) > place_of(confirmed)]
+        kept = [record for record in self._pending if record_key(record) > record_key(confirmed)]
         self._sent = max(0, self._sent - (len(self._pending) - len(kept)))
         self._pending = kept
 
@@ -209,4 +209,4 @@ class Outbox:
                 ]
             if self._on_disk - len(self._pending) >= self._limit:
                 self._on_disk = len(self._pending)
-                self._journal.compact({place_of(record) for record in self._pending})
+                self._journal.compact({record_key(record) for record in self._pending})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from accordion.messages import Decision, Report
-from workers.contract import Launch, Orders, Payload, Progress, Started
+from workers.contract import DesiredState, Launch, Payload, Progress, Started
 
 if TYPE_CHECKING:
     from accordion.control import Word
@@ -26,7 +26,7 @@ class Link(Protocol):
     No method waits for the network, but `started`, `decide` and `flush`, each with a limit.
     """
 
-    def on_orders(self, callback: Callable[[Orders], None]) -> None:
+    def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
         """Call it with the orders known now, if any, and from a thread of the link with all newer
         ones.
         """
@@ -221,7 +221,7 @@ class NoLink:
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
 
-    def on_orders(self, callback: Callable[[Orders], None]) -> None:
+    def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
         """No orders come here."""
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:

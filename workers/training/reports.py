@@ -15,8 +15,8 @@ from workers.contract import (
     AcksRecord,
     Bytes,
     DecisionRecord,
+    DesiredState,
     EpochRecord,
-    Orders,
     Progress,
     RejectedRecord,
     Started,
@@ -64,7 +64,7 @@ def _taken_over(run: Run) -> dict[str, Any]:
     }
 
 
-def obey(run: Run, orders: Orders) -> None:
+def obey(run: Run, orders: DesiredState) -> None:
     """Take over what people want; called by a thread of the link."""
     if orders.overrides != run.overrides:
         run.overrides = orders.overrides

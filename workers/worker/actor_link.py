@@ -8,13 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accordion.messages import Decision, LayerInfo, Report
-from workers.contract import Launch, Orders, Payload, Progress, Started
-from workers.hub.actor_client import ActorSilentError, Ask
-from workers.hub.actor_messages import Decided, Question, Receipt, Refused, Registration, Unknown
+from workers.contract import DesiredState, Launch, Payload, Progress, Started
+from workers.hub.actor_client import ActorClient, ActorTimeoutError
+from workers.hub.actor_messages import (
+    DecideRequest,
+    DecideResponse,
+    Fenced,
+    NotRegistered,
+    PostResponse,
+    Registration,
+)
 from workers.hub.journal import Journal, SupersededError, is_superseded
 from workers.hub.log_shipper import LogShipper
-from workers.hub.order_watcher import Watch
-from workers.hub.record_sender import Outbox
+from workers.hub.order_watcher import OrderWatcher
+from workers.hub.record_sender import RecordSender
 
 DECIDE_TIMEOUT_S = 2.0
 """A decision is never worth waiting longer for: the proposal says the same."""
@@ -33,14 +40,16 @@ class ActorLink:
         shipper: where log lines go.
     """
 
-    def __init__(self, launch: Launch, journal: Journal, *, ask: Ask, shipper: LogShipper) -> None:
+    def __init__(
+        self, launch: Launch, journal: Journal, *, ask: ActorClient, shipper: LogShipper
+    ) -> None:
         self._launch = launch
         self._ask = ask
         self._shipper = shipper
         self._journal = journal
-        self._outbox = Outbox(launch.job_id, journal, ask)
+        self._outbox = RecordSender(launch.job_id, journal, ask)
         self._layers: tuple[LayerInfo, ...] = ()
-        self._watch = Watch(launch.job_id, ask)
+        self._watch = OrderWatcher(launch.job_id, ask)
 
     def start(self) -> None:
         """Begin to send and to listen."""
@@ -52,7 +61,7 @@ class ActorLink:
         self._watch.close()
         self._outbox.close()
 
-    def on_orders(self, callback: Callable[[Orders], None]) -> None:
+    def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
         """Call it with the orders known now, if any, and with all newer ones."""
         self._watch.on_orders(callback)
 
@@ -71,7 +80,7 @@ class ActorLink:
         self._outbox.put(started)
         try:
             self._register(controller_state, REGISTER_TIMEOUT_S)
-        except ActorSilentError as error:
+        except ActorTimeoutError as error:
             log.warning("%s; the next decision registers again", error)
 
     def post(self, payload: Payload) -> None:
@@ -97,27 +106,29 @@ class ActorLink:
         Raises:
             SupersededError: a newer worker group runs this job.
         """
-        question = Question(report=report, number=controller_state["number"])
+        question = DecideRequest(report=report, number=controller_state["number"])
         deadline = time.monotonic() + DECIDE_TIMEOUT_S
         try:
             answer = self._put_question(question, deadline)
             if not _agrees(answer, proposal):
                 self._register(controller_state, deadline - time.monotonic())
                 answer = self._put_question(question, deadline)
-        except ActorSilentError as error:
+        except ActorTimeoutError as error:
             log.warning("%s; rank 0 decides by itself", error)
             return proposal
-        return answer.decision if isinstance(answer, Decided) else proposal
+        return answer.decision if isinstance(answer, DecideResponse) else proposal
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the actor holds all that was posted."""
         return self._outbox.flush(timeout_s)
 
-    def _put_question(self, question: Question, deadline: float) -> Decided | Unknown:
-        answer: Decided | Unknown | Refused = self._ask(
+    def _put_question(
+        self, question: DecideRequest, deadline: float
+    ) -> DecideResponse | NotRegistered:
+        answer: DecideResponse | NotRegistered | Fenced = self._ask(
             "decide", self._launch.job_id, self._outbox.stamp, question, timeout_s=_left(deadline)
         )
-        if isinstance(answer, Refused):
+        if isinstance(answer, Fenced):
             raise self._superseded(answer)
         return answer
 
@@ -125,25 +136,25 @@ class ActorLink:
         registration = Registration(
             spec=self._launch.spec, layers=self._layers, controller_state=controller_state
         )
-        answer: Receipt | Refused = self._ask(
+        answer: PostResponse | Fenced = self._ask(
             "register",
             self._launch.job_id,
             self._outbox.stamp,
             registration,
             timeout_s=max(timeout_s, 0.0),
         )
-        if isinstance(answer, Refused):
+        if isinstance(answer, Fenced):
             raise self._superseded(answer)
 
-    def _superseded(self, answer: Refused) -> SupersededError:
+    def _superseded(self, answer: Fenced) -> SupersededError:
         return SupersededError(
             f"generation {self._outbox.stamp.generation} of job {self._launch.job_id} is over:"
             f" generation {answer.newest.generation} runs it; this worker group ends"
         )
 
 
-def _agrees(answer: Decided | Unknown, proposal: Decision) -> bool:
-    if not isinstance(answer, Decided):
+def _agrees(answer: DecideResponse | NotRegistered, proposal: Decision) -> bool:
+    if not isinstance(answer, DecideResponse):
         return False
     theirs = answer.decision
     return (theirs.override_by_layer, theirs.batch_override) == (

@@ -21,12 +21,12 @@ _open_notes: list[IO[str]] = []
 """Files that stay open for the life of the process."""
 
 
-def note_file(storage: str, node: str, pid: int) -> Path:
+def exit_note_path(storage: str, node: str, pid: int) -> Path:
     """Return the path of a process's exit note."""
     return Path(storage, "exits", f"{node[:12]}-{pid}.txt")
 
 
-def keep_exit_note(file: Path, before_exit: Callable[[], object] = lambda: None) -> None:
+def enable_exit_note(file: Path, before_exit: Callable[[], object] = lambda: None) -> None:
     """Record a crash or an `os._exit` of this process in this file from now on; `os._exit` calls
     `before_exit` first.
 
@@ -89,4 +89,4 @@ def _place_of(text: str) -> str:
     return f" at {Path(own[0][0]).name}:{own[0][1]}" if own else ""
 
 
-__all__ = ["discard_exit_note", "keep_exit_note", "note_file", "read_exit_note"]
+__all__ = ["discard_exit_note", "enable_exit_note", "exit_note_path", "read_exit_note"]

@@ -38,7 +38,7 @@ _ESTABLISHED = "01"
 log = logging.getLogger(__name__)
 
 
-class Meeting:
+class GroupStore:
     """Store opened by this process, rank 0 of a group, on a free port of one local address."""
 
     def __init__(self, host: str) -> None:

@@ -31,13 +31,13 @@ from workers.error_text import (
     format_with_line,
 )
 from workers.errors import TaskRaised, WorkerError
-from workers.hub.actor_client import RayAsk
+from workers.hub.actor_client import RayActorClient
 from workers.hub.journal import Journal
-from workers.hub.log_shipper import LogShipper, Source, shipping
+from workers.hub.log_shipper import LogShipper, LogSource, ship_logs
 from workers.tasks import SCRIPT
 from workers.training.context import Helm, Interruption, Link, NoLink, RankProgress, WorkerContext
 from workers.worker.actor_link import ActorLink
-from workers.worker.exit_notes import keep_exit_note, note_file
+from workers.worker.exit_notes import enable_exit_note, exit_note_path
 from workers.worker.gpu_memory import wait_for_free_memory
 from workers.worker.memory import MemoryUse, read_memory_use
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from workers.data import Data
     from workers.tasks.base import Task
-    from workers.worker.group_rendezvous import Address, Meeting
+    from workers.worker.group_rendezvous import Address, GroupStore
 
 EXIT_FLUSH_S = 1.0
 """How long a process that calls `os._exit` waits for its last log lines to leave."""
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ProcessLocation:
     """Where a process runs."""
 
     node: str
@@ -66,7 +66,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class GroupAssignment:
     """A process's part in one worker group."""
 
     generation: int
@@ -82,7 +82,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class Heartbeat:
     """A sign of life."""
 
     step: int
@@ -109,7 +109,7 @@ class Worker:
         self._parts: tuple[Task, Data, Data] | None = None
         self._helm = Helm()
         self._has_note = False
-        self._meeting: Meeting | None = None
+        self._meeting: GroupStore | None = None
         self._trainer: int | None = None
         """Id of the thread that trains, while one does."""
         self._link: Link | None = None
@@ -117,15 +117,15 @@ class Worker:
         self._shipper: LogShipper | None = None
         """Sends what this process prints; the newest one."""
 
-    def place(self) -> Place:
+    def place(self) -> ProcessLocation:
         """Where this process runs; answered as soon as it is there."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        place = Place(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
+        place = ProcessLocation(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
         if not self._has_note:
-            keep_exit_note(
-                note_file(self._launch.storage, node, place.pid), before_exit=self._flush_logs
+            enable_exit_note(
+                exit_note_path(self._launch.storage, node, place.pid), before_exit=self._flush_logs
             )
             self._has_note = True
         return place
@@ -139,10 +139,10 @@ class Worker:
             TaskRaised: the task or its data cannot be loaded here.
             StorageError: this process does not see the job's directory.
         """
-        source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
+        source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
         with (
             clean_raised_errors(),
-            shipping(source, RayAsk(self._launch.installation)) as self._shipper,
+            ship_logs(source, RayActorClient(self._launch.installation)) as self._shipper,
         ):
             if self._launch.spec.workers.gpus >= 1:
                 _wait_for_gpu()
@@ -160,12 +160,12 @@ class Worker:
         """Open the store of a new group that this process leads; return its host, port and
         secret.
         """
-        from workers.worker.group_rendezvous import Meeting
+        from workers.worker.group_rendezvous import GroupStore
 
         log.debug("group %d meets here", generation)
         # before the group trains, so that nothing that is asked of it from now on is lost.
         self._helm = self._helm.successor()
-        self._meeting = Meeting(self.place().host)
+        self._meeting = GroupStore(self.place().host)
         return self._meeting.address
 
     def resize(self, note: ResizeRecord) -> None:
@@ -180,15 +180,15 @@ class Worker:
             with suppress(OSError):
                 self._link.post(note)
 
-    def pulse(self, compute_s_by_rank: tuple[float, ...]) -> Pulse:
+    def pulse(self, compute_s_by_rank: tuple[float, ...]) -> Heartbeat:
         """Say how far this worker is; `compute_s_by_rank` is what all ranks last said."""
         self._helm.compute_s_by_rank = compute_s_by_rank
         return replace(self.last_step(), memory=read_memory_use(os.getpid()))
 
-    def last_step(self) -> Pulse:
+    def last_step(self) -> Heartbeat:
         """How far this worker is, or was when its group ended."""
         helm = self._helm
-        return Pulse(
+        return Heartbeat(
             step=helm.step,
             stepped_at=helm.stepped_at,
             compute_s=helm.compute_s,
@@ -203,7 +203,7 @@ class Worker:
         frame = sys._current_frames().get(self._trainer or 0)
         return find_user_line(traceback.extract_stack(frame)) if frame is not None else ""
 
-    def train(self, seat: Seat) -> str:
+    def train(self, seat: GroupAssignment) -> str:
         """Train in this group until it ends; gives the loop's outcome.
 
         Raises:
@@ -221,27 +221,27 @@ class Worker:
             self._helm.let_go()
             gc.collect()
 
-    def _meet(self, seat: Seat) -> Store:
+    def _meet(self, seat: GroupAssignment) -> Store:
         """Join the other members; return the group's store."""
         from workers.worker.group_rendezvous import join
-        from workers.worker.process_group import PEER_TIMEOUT, device_of
+        from workers.worker.process_group import PEER_TIMEOUT, select_device
 
         if seat.rank == 0 and self._meeting is not None:
             # NCCL may connect to the store once more, from threads of its own.
-            on_cpu = device_of(self._launch.spec.workers) == "cpu"
+            on_cpu = select_device(self._launch.spec.workers) == "cpu"
             return self._meeting.admit(seat.world_size, PEER_TIMEOUT, closed=on_cpu)
         return join(seat.store, seat.rank, PEER_TIMEOUT)
 
-    def _train(self, seat: Seat) -> str:
-        from workers.worker.process_group import device_of, process_group
+    def _train(self, seat: GroupAssignment) -> str:
+        from workers.worker.process_group import process_group, select_device
 
         if seat.rank != 0:
             self._helm = self._helm.successor()
-        device = device_of(self._launch.spec.workers)
+        device = select_device(self._launch.spec.workers)
         place = (seat.rank, seat.world_size)
-        source = Source(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=seat.rank)
+        source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=seat.rank)
         with (
-            shipping(source, RayAsk(self._launch.installation)) as self._shipper,
+            ship_logs(source, RayActorClient(self._launch.installation)) as self._shipper,
             _link(self._launch, seat, self._shipper) as link,
             process_group(
                 self._meet(seat),
@@ -325,7 +325,7 @@ def _run(context: WorkerContext) -> str:
 
 
 @contextmanager
-def _link(launch: Launch, seat: Seat, shipper: LogShipper) -> Iterator[Link]:
+def _link(launch: Launch, seat: GroupAssignment, shipper: LogShipper) -> Iterator[Link]:
     """Connect the rank to the Accordion actor while the block runs."""
     if seat.rank != 0:
         yield NoLink(shipper.write)
@@ -333,7 +333,7 @@ def _link(launch: Launch, seat: Seat, shipper: LogShipper) -> Iterator[Link]:
     journal = Journal(
         Path(launch.storage), attempt=launch.attempt, generation=seat.generation, clock=time.time
     )
-    link = ActorLink(launch, journal, ask=RayAsk(launch.installation), shipper=shipper)
+    link = ActorLink(launch, journal, ask=RayActorClient(launch.installation), shipper=shipper)
     link.start()
     try:
         yield link

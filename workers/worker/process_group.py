@@ -24,7 +24,7 @@ _SIOCGIFADDR = 0x8915
 """From linux/sockios.h: the IPv4 address of an interface."""
 
 
-def device_of(workers: WorkersSpec) -> str:
+def select_device(workers: WorkersSpec) -> str:
     """Where a worker computes: Ray lets each process see the GPUs that it reserved, and no
     others.
     """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from workers.tasks import SCRIPT
 from workers.train_run import TRAIN_SETTINGS
-from workers.worker.process import Seat, Worker
+from workers.worker.process import GroupAssignment, Worker
 
 if TYPE_CHECKING:
     from workers.worker.ray_train_context import ScriptContext
@@ -74,20 +74,20 @@ class WorkerInRayTrain(Worker):
                 return False
             return self._uses_ray_train()
 
-    def train(self, seat: Seat) -> str:
+    def train(self, seat: GroupAssignment) -> str:
         """Train in this group until it ends; return the loop's outcome.
 
         Raises:
             WorkerError: as `loop.train`.
             RuntimeError: a collective broke, since some peer is gone.
         """
-        from workers.worker.process_group import device_of
+        from workers.worker.process_group import select_device
 
         os.environ |= build_torchrun_env(seat, gpus=self._launch.spec.workers.gpus > 0)
         # As Ray Train does: Accelerate would take LOCAL_RANK for the device number.
-        os.environ["ACCELERATE_TORCH_DEVICE"] = device_of(self._launch.spec.workers)
+        os.environ["ACCELERATE_TORCH_DEVICE"] = select_device(self._launch.spec.workers)
         if self._context is not None:
-            self._context.show_place(seat.rank, seat.world_size, LocalPlace.of_seat(seat))
+            self._context.show_place(seat.rank, seat.world_size, LocalRanks.of_seat(seat))
         return super().train(seat)
 
     def get_metadata(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class WorkerInRayTrain(Worker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPlace:
+class LocalRanks:
     """Place of a rank among the ranks of its node, and of that node among the group's nodes."""
 
     local_rank: int
@@ -157,7 +157,7 @@ class LocalPlace:
     node_rank: int
 
     @classmethod
-    def of_seat(cls, seat: Seat) -> LocalPlace:
+    def of_seat(cls, seat: GroupAssignment) -> LocalRanks:
         """Return the place of a seat's rank; nodes are numbered by their lowest rank."""
         here = seat.nodes[seat.rank]
         return cls(
@@ -167,12 +167,12 @@ class LocalPlace:
         )
 
 
-def build_torchrun_env(seat: Seat, *, gpus: bool) -> dict[str, str]:
+def build_torchrun_env(seat: GroupAssignment, *, gpus: bool) -> dict[str, str]:
     """Return the environment variables by which torchrun tells a process its place in the group.
 
     A worker sees its own GPU only, so with GPUs LOCAL_RANK is 0: scripts use it as a device number.
     """
-    place = LocalPlace.of_seat(seat)
+    place = LocalRanks.of_seat(seat)
     return {
         "RANK": str(seat.rank),
         "WORLD_SIZE": str(seat.world_size),
@@ -194,7 +194,7 @@ def keep_finite_numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
 
 __all__ = [
     "MOST_METRICS",
-    "LocalPlace",
+    "LocalRanks",
     "WorkerInRayTrain",
     "build_torchrun_env",
     "keep_finite_numbers",

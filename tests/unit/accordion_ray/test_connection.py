@@ -12,7 +12,7 @@ from accordion_ray.connection import ActorOutdatedError, ServiceConnection, chec
 from accordion_ray.errors import AttachError
 from tests.unit.workers.world import FakeCluster
 from workers.contract import Guest, JobSpec
-from workers.hub.actor_client import ActorSilentError
+from workers.hub.actor_client import ActorTimeoutError
 
 SPEC = JobSpec.model_validate({"task": {"name": "guest"}, "workers": {"min": 2, "max": 2}})
 
@@ -66,7 +66,7 @@ def test_a_run_registers_as_soon_as_there_is_a_service(world: World) -> None:
 
 def test_no_call_reaches_the_actor_before_the_run_is_registered(world: World) -> None:
     connection = world.connect(guest())
-    with pytest.raises(ActorSilentError, match="not registered"):
+    with pytest.raises(ActorTimeoutError, match="not registered"):
         connection("progress", "a", timeout_s=1.0)
     assert world.cluster.calls == []
 

@@ -27,16 +27,16 @@ from workers.contract import (
     AcksRecord,
     Cursor,
     DecisionRecord,
+    DesiredState,
     EndRecord,
     EpochRecord,
     FailureRecord,
     Guest,
-    Orders,
     RejectedRecord,
     Started,
 )
 from workers.hub.journal import Journal, claim_generation, read_records
-from workers.hub.record_sender import Outbox
+from workers.hub.record_sender import RecordSender
 from workers.training.clock import Clock
 
 CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
@@ -179,7 +179,7 @@ def test_what_a_killed_actor_held_is_delivered_again(trained: Trained) -> None:
 
 def test_an_override_takes_hold_at_a_step_boundary_and_is_acknowledged(trained: Trained) -> None:
     until(lambda: trained.cluster.call("guests"))
-    trained.cluster.call("order", "a", Orders(version=1, overrides=(HIGH, STRANGE)))
+    trained.cluster.call("order", "a", DesiredState(version=1, overrides=(HIGH, STRANGE)))
     until(functools.partial(held, trained, RejectedRecord))
     trained.steps(1)
     until(functools.partial(held, trained, AcksRecord))
@@ -331,7 +331,7 @@ def test_the_end_is_saved_before_it_is_sent(trained: Trained, monkeypatch) -> No
     until(lambda: trained.cluster.call("guests"))
     at_flush: list[tuple[bool, bool]] = []
     monkeypatch.setattr(
-        Outbox,
+        RecordSender,
         "flush",
         lambda *_: at_flush.append((trained.saved[-1].ended, bool(trained.recorded(EndRecord)))),
     )

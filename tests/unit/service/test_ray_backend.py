@@ -59,7 +59,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_supervisors_are_found_by_name_and_tell_where_they_are(answers: dict[str, Any]) -> None:
-    answers |= {"job-a.2": ("running", "it trains", ("n1",)), "accordion-v1": None}
+    answers |= {"job-a.2": ("running", "it trains", ("n1",)), "accordion-v2": None}
     [state] = RayBackend(address=None).supervisors()
     assert (state.job_id, state.attempt, state.phase, state.message) == (
         "a",
@@ -75,7 +75,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the actors that were killed."""
     names: list[str] = []
     monkeypatch.setattr(ray, "kill", lambda actor, no_restart: names.append(actor.remote()))
-    monkeypatch.setattr(ray_backend.RayAsk, "__call__", lambda *_, **__: None)
+    monkeypatch.setattr(ray_backend.RayActorClient, "__call__", lambda *_, **__: None)
     return names
 
 
@@ -110,7 +110,7 @@ def test_job_started_before_there_were_ids_is_followed_through_the_actor_it_know
 ) -> None:
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        ray_backend.RayAsk,
+        ray_backend.RayActorClient,
         "__call__",
         lambda ask, *call, **_: asked.append((ask.installation, call[1])),
     )
@@ -182,8 +182,8 @@ def test_a_cluster_that_is_away_is_left_at_once_and_connected_anew_when_it_is_ba
     )
     monkeypatch.setattr(ray, "shutdown", lambda: did.append("shutdown"))
     monkeypatch.setattr(ray, "nodes", list)
-    monkeypatch.setattr(ray_backend, "draining_nodes", frozenset)
-    monkeypatch.setattr(ray_backend, "free_resources", dict)
+    monkeypatch.setattr(ray_backend, "get_draining_nodes", frozenset)
+    monkeypatch.setattr(ray_backend, "get_free_resources", dict)
     monkeypatch.setattr(ray_backend, "ensure_actor", lambda _: None)
     monkeypatch.setattr(
         ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{port}")

@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 from tests.unit.workers.fake_pool import FakeCrew, Outcome
 from tests.unit.workers.world import launch
-from workers.contract import EndRecord, FailureRecord, Orders, PausedRecord
+from workers.contract import DesiredState, EndRecord, FailureRecord, PausedRecord
 from workers.controller.attempt import Attempt
-from workers.controller.failure_policy import Failures
+from workers.controller.failure_policy import FailureCounts
 from workers.spec import WorkersSpec
 
 
 @dataclass
 class FakeDesk:
-    """Implements `Desk`."""
+    """Implements `AttemptHost`."""
 
-    wanted: Orders = field(default_factory=Orders)
+    wanted: DesiredState = field(default_factory=DesiredState)
     records: list[FailureRecord] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     generation: int = 0
@@ -51,7 +51,7 @@ class FakeDesk:
     def say(self, message: str, *, waits: bool = False) -> None:
         self.said.append(f"waits: {message}" if waits else message)
 
-    def orders(self) -> Orders:
+    def orders(self) -> DesiredState:
         return self.wanted
 
     def stopped_by(self) -> Literal["cancel", "pause"]:
@@ -96,7 +96,11 @@ def worlds(tmp_path: Path) -> Callable[..., World]:
         desk = FakeDesk()
         return World(
             Attempt(
-                launch=started, crew=made, desk=desk, failures=Failures(), clock=lambda: made.now
+                launch=started,
+                crew=made,
+                desk=desk,
+                failures=FailureCounts(),
+                clock=lambda: made.now,
             ),
             made,
             desk,

@@ -23,7 +23,7 @@ BROKEN = RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer")
 
 @dataclass
 class FakeCrew:
-    """Implements `Crew`. Time passes only in `look`."""
+    """Implements `WorkerPool`. Time passes only in `look`."""
 
     launch: Launch
     outcomes: list[Outcome | None]

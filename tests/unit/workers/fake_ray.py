@@ -13,7 +13,7 @@ from typing import Any
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from workers.controller.ray_train_controller import RayTrainController
-from workers.worker.process import Place, Pulse, Worker
+from workers.worker.process import Heartbeat, ProcessLocation, Worker
 
 DEAD = ActorDiedError()
 OPEN = object()
@@ -36,8 +36,8 @@ class Actor:
     """
 
     def __init__(self, number: int) -> None:
-        place = Place(node=HERE, host="127.0.0.1", pid=number)
-        pulse = Pulse(step=0, stepped_at=0.0, compute_s=0.0)
+        place = ProcessLocation(node=HERE, host="127.0.0.1", pid=number)
+        pulse = Heartbeat(step=0, stepped_at=0.0, compute_s=0.0)
         self.answers: dict[str, Any] = {
             "place": place,
             "open": ("127.0.0.1", 1),
@@ -68,7 +68,7 @@ class Actor:
             self.answer(method, DEAD)
 
     def made(self, step: int, at: float = 1.0, compute_s: float = 0.0) -> None:
-        pulse = Pulse(step=step, stepped_at=at, compute_s=compute_s)
+        pulse = Heartbeat(step=step, stepped_at=at, compute_s=compute_s)
         self.answers |= {"pulse": pulse, "last_step": pulse}
 
 

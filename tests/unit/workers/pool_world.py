@@ -14,12 +14,12 @@ import ray
 from tests.unit.workers.fake_ray import HERE, Actor, FakeRay
 from tests.unit.workers.world import launch
 from workers.controller import actor_pool as crew_module
-from workers.controller.actor_pool import PULSE_S, RayCrew
+from workers.controller.actor_pool import PULSE_S, ActorPool
 
 
 @dataclass
 class World:
-    crew: RayCrew
+    crew: ActorPool
     ray: FakeRay
 
     def look(self, seconds: float = PULSE_S) -> None:
@@ -59,10 +59,14 @@ class World:
 
 
 def crew_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, kind: type[RayCrew] = RayCrew, **spec: Any
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    kind: type[ActorPool] = ActorPool,
+    **spec: Any,
 ) -> World:
     """A crew of a job with these parts of a spec; no node of its cluster is drained."""
-    monkeypatch.setattr(crew_module, "draining_nodes", frozenset)
+    monkeypatch.setattr(crew_module, "get_draining_nodes", frozenset)
     fake = FakeRay()
     context = SimpleNamespace(get_node_id=lambda: HERE)
     for name, do in {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.workers.faulty import STORE, Fault, Gone, Group
-from workers.contract import EpochRecord, JobSpec, Launch, Orders, Payload, Record, Started
+from workers.contract import DesiredState, EpochRecord, JobSpec, Launch, Payload, Record, Started
 from workers.hub.journal import Journal, claim_generation, read_records
 from workers.training.clock import Clock
 from workers.training.context import Helm, NoLink, WorkerContext
@@ -81,16 +81,16 @@ class JournalLink(NoLink):
     on_line: Callable[[str], object] = bool
     """Hears each line of the job's log."""
     lines: list[str] = field(default_factory=list)
-    callback: Callable[[Orders], None] = bool  # type: ignore[assignment]
+    callback: Callable[[DesiredState], None] = bool  # type: ignore[assignment]
     outcome: str = "gone"
     helm: Helm = field(default_factory=Helm)
 
-    def on_orders(self, callback: Callable[[Orders], None]) -> None:
+    def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
         self.callback = callback
 
     def order(self, stop: Any) -> None:
         """People stop the job."""
-        self.callback(Orders(version=1, stop=stop))
+        self.callback(DesiredState(version=1, stop=stop))
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
         self.post(started)

@@ -23,9 +23,15 @@ from tests.unit.workers.world import (
     stamp,
     until,
 )
-from workers.contract import Cursor, LogLine, Orders, Progress
+from workers.contract import Cursor, DesiredState, LogLine, Progress
 from workers.hub import accordion_actor as actor_module
-from workers.hub.actor_messages import Decided, Question, Refused, Registration, Unknown
+from workers.hub.actor_messages import (
+    DecideRequest,
+    DecideResponse,
+    Fenced,
+    NotRegistered,
+    Registration,
+)
 from workers.hub.record_sender import TICK_S
 
 
@@ -51,8 +57,8 @@ def registration(of: Controller) -> Registration:
     return Registration(spec=SPEC, layers=LAYERS, controller_state=of.state_dict())
 
 
-def question(epoch: int) -> Question:
-    return Question(report=report(epoch), number=epoch + 1)
+def question(epoch: int) -> DecideRequest:
+    return DecideRequest(report=report(epoch), number=epoch + 1)
 
 
 def line(text: str) -> LogLine:
@@ -70,7 +76,7 @@ def test_a_registered_job_gets_the_decisions_that_rank_0_would_make(cluster: Fak
     cluster.call("register", JOB, stamp(), registration(local))
     for epoch in range(4):
         answer = cluster.call("decide", JOB, stamp(), question(epoch))
-        assert answer == Decided(decision=local.decide(report(epoch)))
+        assert answer == DecideResponse(decision=local.decide(report(epoch)))
 
 
 def test_the_same_question_gets_the_same_answer(cluster: FakeCluster) -> None:
@@ -85,7 +91,7 @@ def test_a_question_of_a_job_that_went_on_without_the_actor_is_answered_with_unk
     cluster, epoch: int
 ) -> None:
     cluster.call("register", JOB, stamp(), registration(controller()))
-    assert cluster.call("decide", JOB, stamp(), question(epoch)) == Unknown()
+    assert cluster.call("decide", JOB, stamp(), question(epoch)) == NotRegistered()
 
 
 def test_a_question_older_than_the_actors_state_is_answered_with_unknown(
@@ -95,7 +101,10 @@ def test_a_question_older_than_the_actors_state_is_answered_with_unknown(
     ahead.decide(report(0))
     ahead.decide(report(1))
     cluster.call("register", JOB, stamp(), registration(ahead))
-    assert cluster.call("decide", JOB, stamp(), Question(report=report(0), number=2)) == Unknown()
+    assert (
+        cluster.call("decide", JOB, stamp(), DecideRequest(report=report(0), number=2))
+        == NotRegistered()
+    )
 
 
 def test_a_restarted_actor_asks_to_register_and_returns_the_recorded_decision(
@@ -105,14 +114,14 @@ def test_a_restarted_actor_asks_to_register_and_returns_the_recorded_decision(
     proposal = local.decide(report(0))
     cluster.call("register", JOB, stamp(), registration(controller()))
     cluster.kill_actor()
-    assert cluster.call("decide", JOB, stamp(), question(0)) == Unknown()
+    assert cluster.call("decide", JOB, stamp(), question(0)) == NotRegistered()
     cluster.call("register", JOB, stamp(), registration(local))
-    assert cluster.call("decide", JOB, stamp(), question(0)) == Decided(decision=proposal)
+    assert cluster.call("decide", JOB, stamp(), question(0)) == DecideResponse(decision=proposal)
 
 
 def test_a_new_generation_has_to_register_its_own_controller(cluster: FakeCluster) -> None:
     cluster.call("register", JOB, stamp(1), registration(controller()))
-    assert cluster.call("decide", JOB, stamp(2), question(0)) == Unknown()
+    assert cluster.call("decide", JOB, stamp(2), question(0)) == NotRegistered()
 
 
 @pytest.mark.parametrize("older", [stamp(6, attempt=2), stamp(9, attempt=1)])
@@ -125,7 +134,7 @@ def test_nothing_of_an_older_generation_or_attempt_is_taken(cluster: FakeCluster
         ("post", [record(0)]),
     ]
     answers = [cluster.call(method, JOB, older, content) for method, content in calls]
-    assert answers == [Refused(newest=newest)] * 3
+    assert answers == [Fenced(newest=newest)] * 3
     assert cluster.held() == []
 
 
@@ -227,25 +236,27 @@ def test_the_oldest_lines_are_dropped_and_counted_where_nobody_drains(
 
 
 def test_whoever_watches_hears_of_new_orders_when_they_come(cluster: FakeCluster) -> None:
-    heard: list[Orders] = []
+    heard: list[DesiredState] = []
     watcher = threading.Thread(
         target=lambda: heard.append(cluster("watch", JOB, 0, 60.0, timeout_s=60.0))
     )
     watcher.start()
     until(lambda: "watch" in cluster.calls)
-    cluster.call("order", JOB, Orders(version=1, stop="cancel"))
+    cluster.call("order", JOB, DesiredState(version=1, stop="cancel"))
     watcher.join(20.0)
-    assert heard == [Orders(version=1, stop="cancel")]
+    assert heard == [DesiredState(version=1, stop="cancel")]
 
 
 def test_whoever_watches_in_vain_gets_the_orders_held(cluster: FakeCluster) -> None:
-    cluster.call("order", JOB, Orders(version=3))
-    assert cluster.call("watch", JOB, 3, 0.0) == Orders(version=3)
-    assert cluster.call("watch", "another", -1, 0.0) == Orders()
+    cluster.call("order", JOB, DesiredState(version=3))
+    assert cluster.call("watch", JOB, 3, 0.0) == DesiredState(version=3)
+    assert cluster.call("watch", "another", -1, 0.0) == DesiredState()
 
 
 def test_only_newer_orders_take_the_place_of_those_held(cluster: FakeCluster) -> None:
-    versions = [cluster.call("order", JOB, Orders(version=version)) for version in (2, 1, 2, 3)]
+    versions = [
+        cluster.call("order", JOB, DesiredState(version=version)) for version in (2, 1, 2, 3)
+    ]
     assert versions == [2, 2, 2, 3]
     assert cluster.drain().orders_version == 3
 

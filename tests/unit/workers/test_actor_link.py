@@ -24,16 +24,16 @@ from tests.unit.workers.world import (
     stamp,
     until,
 )
-from workers.contract import Orders
+from workers.contract import DesiredState
 from workers.hub import order_watcher as orders
 from workers.hub.journal import SupersededError
-from workers.hub.log_shipper import LogShipper, Source
+from workers.hub.log_shipper import LogShipper, LogSource
 from workers.spec import BatchSpec
 from workers.worker import actor_link as link_module
 from workers.worker.actor_link import ActorLink
 
 LONG_S = 20.0
-CANCEL = Orders(version=1, stop="cancel")
+CANCEL = DesiredState(version=1, stop="cancel")
 Open = Callable[..., ActorLink]
 
 
@@ -45,7 +45,7 @@ def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     made: list[ActorLink] = []
 
     def start(**spec: Any) -> ActorLink:
-        shipper = LogShipper(Source(job_id=JOB, attempt=1, rank=0), cluster, lambda: 0.0)
+        shipper = LogShipper(LogSource(job_id=JOB, attempt=1, rank=0), cluster, lambda: 0.0)
         made.append(
             ActorLink(launch(tmp_path, **spec), journal(tmp_path), ask=cluster, shipper=shipper)
         )
@@ -178,15 +178,15 @@ def test_orders_that_could_not_be_obeyed_do_not_keep_the_next_ones_away(
 ) -> None:
     link, heard = opened(), []
 
-    def obey(orders: Orders) -> None:
+    def obey(orders: DesiredState) -> None:
         heard.append(orders.version)
         if orders.version == 1:
             raise OSError("No space left on device")
 
     link.on_orders(obey)
-    cluster.call("order", JOB, Orders(version=1))
+    cluster.call("order", JOB, DesiredState(version=1))
     until(lambda: heard == [1])
-    cluster.call("order", JOB, Orders(version=2))
+    cluster.call("order", JOB, DesiredState(version=2))
     until(lambda: heard == [1, 2])
 
 
@@ -217,7 +217,7 @@ def test_records_progress_and_lines_arrive(opened: Open, cluster: FakeCluster) -
 
 def test_a_link_that_is_closed_keeps_nothing_of_who_listened(opened: Open) -> None:
     class Run:
-        def hear(self, orders: Orders) -> None:
+        def hear(self, orders: DesiredState) -> None:
             del orders
 
     run, link = Run(), opened()

@@ -20,8 +20,8 @@ from workers.controller.start_failures import FailedStart
 from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
 from workers.spec import LimitsSpec
 from workers.training.context import RankProgress
-from workers.worker.exit_notes import note_file
-from workers.worker.process import Place, Pulse
+from workers.worker.exit_notes import exit_note_path
+from workers.worker.process import Heartbeat, ProcessLocation
 
 HUNG_S = LimitsSpec().answer_seconds
 NOTE = ResizeRecord(cause="joined", old=1, new=2, step=0, message="one more")
@@ -36,7 +36,7 @@ def draining() -> set[str]:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, draining: set[str]) -> World:
     world = crew_of(monkeypatch, tmp_path)
-    monkeypatch.setattr(crew_module, "draining_nodes", lambda: frozenset(draining))
+    monkeypatch.setattr(crew_module, "get_draining_nodes", lambda: frozenset(draining))
     return world
 
 
@@ -68,7 +68,7 @@ def test_a_process_that_hangs_is_ended_and_comes_back_as_lost(here: World) -> No
 
 
 def test_a_process_that_hangs_on_another_machine_is_ended_there(here: World) -> None:
-    here.starting(place=Place(node=THERE, host="10.0.0.1", pid=77), pulse=OPEN)
+    here.starting(place=ProcessLocation(node=THERE, host="10.0.0.1", pid=77), pulse=OPEN)
     here.look(HUNG_S + 3.0)
     assert (here.ray.signals, here.numbers) == ([(THERE, 77)], [])
 
@@ -111,7 +111,7 @@ def test_a_silence_that_ended_counts_no_more(here: World) -> None:
     for _ in range(3):
         actor.answer("pulse", OPEN)
         here.look(HUNG_S - 2.0)
-        actor.answer("pulse", Pulse(step=0, stepped_at=0.0, compute_s=0.0))
+        actor.answer("pulse", Heartbeat(step=0, stepped_at=0.0, compute_s=0.0))
         here.look(2 * PULSE_S)
     assert here.numbers == [0]
 
@@ -185,7 +185,7 @@ def test_a_process_that_cannot_be_prepared_is_a_failed_start(here: World) -> Non
 
 def test_a_process_that_cannot_build_the_task_says_so_with_its_node(here: World) -> None:
     error = TaskRaised(None, None, "FileNotFoundError: no data")
-    here.starting(place=Place(node=THERE, host="10.0.0.1", pid=77), prepare=raised(error))
+    here.starting(place=ProcessLocation(node=THERE, host="10.0.0.1", pid=77), prepare=raised(error))
     here.look()
     assert here.crew.failed_starts() == [FailedStart(error=error, node=THERE, host="10.0.0.1")]
 
@@ -282,7 +282,7 @@ def test_the_newest_step_is_known_though_the_one_that_made_it_is_gone(here: Worl
 def test_a_step_is_heard_from_whoever_answers_in_time(here: World) -> None:
     actors = here.seated(3)
     for actor, answer in zip(
-        actors, (OPEN, DEAD, Pulse(step=7, stepped_at=70.0, compute_s=0.0)), strict=True
+        actors, (OPEN, DEAD, Heartbeat(step=7, stepped_at=70.0, compute_s=0.0)), strict=True
     ):
         actor.answers["last_step"] = answer
     assert here.crew.last_step() == (7, 70.0)
@@ -300,7 +300,7 @@ def test_a_new_group_has_made_no_step_until_it_says_so(here: World) -> None:
 def test_processes_of_drained_nodes_leave_those_that_prepare_too(
     here: World, draining: set[str]
 ) -> None:
-    elsewhere = Place(node=THERE, host="10.0.0.1", pid=77)
+    elsewhere = ProcessLocation(node=THERE, host="10.0.0.1", pid=77)
     here.hired(0)
     here.starting(place=elsewhere)
     here.starting(place=elsewhere, prepare=OPEN)
@@ -318,7 +318,7 @@ def test_processes_of_drained_nodes_leave_those_that_prepare_too(
 def test_nodes_are_looked_at_twice_a_second(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     surveys: list[float] = []
     monkeypatch.setattr(
-        crew_module, "draining_nodes", lambda: surveys.append(here.ray.now) or frozenset()
+        crew_module, "get_draining_nodes", lambda: surveys.append(here.ray.now) or frozenset()
     )
     here.look(10.0)
     assert 15 <= len(surveys) <= 10.0 / SURVEY_S
@@ -330,7 +330,7 @@ def test_a_cluster_that_cannot_say_who_leaves_disturbs_nobody(
     def away() -> frozenset[str]:
         raise ray.exceptions.RaySystemError("the GCS is away")
 
-    monkeypatch.setattr(crew_module, "draining_nodes", away)
+    monkeypatch.setattr(crew_module, "get_draining_nodes", away)
     here.hired(0)
     assert here.ready == [0]
 
@@ -359,7 +359,7 @@ def test_what_a_process_wrote_down_before_it_died_is_why_it_came_back(
     here: World, tmp_path: Path
 ) -> None:
     actors = here.seated(2)
-    file = note_file(str(tmp_path), HERE, 1)
+    file = exit_note_path(str(tmp_path), HERE, 1)
     file.parent.mkdir()
     file.write_text("the process ended itself with os._exit(3) at train.py:7\n")
     actors[1].made(4)
@@ -378,6 +378,8 @@ def test_how_far_each_rank_was_is_known_when_a_group_ended(here: World) -> None:
     actors = here.hired(0, 1)
     here.crew.seat((1, 0), 1, None)
     progress = RankProgress(step=7, epoch=0, doing="training")
-    actors[1].answers["last_step"] = Pulse(step=7, stepped_at=1.0, compute_s=0.0, progress=progress)
+    actors[1].answers["last_step"] = Heartbeat(
+        step=7, stepped_at=1.0, compute_s=0.0, progress=progress
+    )
     here.crew.last_step()
     assert here.crew.progress() == {0: progress, 1: RankProgress()}

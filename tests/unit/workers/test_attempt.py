@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, NodeDiedError
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import FakeCrew, Outcome
-from workers.contract import EndRecord, Orders, PausedRecord, Size
+from workers.contract import DesiredState, EndRecord, PausedRecord, Size
 from workers.controller.attempt import RETURN_S
 from workers.controller.failure_policy import FIRST_PAUSE_S, MOST_PAUSE_S
 from workers.controller.scaling_policy import LEAVE_PATIENCE_S
@@ -65,7 +65,7 @@ def test_people_resize_a_job_in_mid_run(world: Callable[..., World]) -> None:
 
     def order(version: int, target: int) -> Callable[[FakeCrew], None]:
         return lambda _: setattr(
-            here.desk, "wanted", Orders(version=version, size=Size(min=1, target=target))
+            here.desk, "wanted", DesiredState(version=version, size=Size(min=1, target=target))
         )
 
     here.run(order(1, 1), order(2, 3))
@@ -138,7 +138,7 @@ def test_an_attempt_that_is_stopped_while_nobody_trains_starts_nothing(
     world, stop: Any, kind: type[Any]
 ) -> None:
     here = world()
-    here.desk.wanted = Orders(version=1, stop=stop)
+    here.desk.wanted = DesiredState(version=1, stop=stop)
     assert isinstance(here.run(), kind)
     assert here.crew.seated == []
 
@@ -260,9 +260,9 @@ def test_a_group_is_asked_to_make_room_once_however_long_it_takes(
     world: Callable[..., World],
 ) -> None:
     here = world(most=3, deaf=True)
-    here.desk.wanted = Orders(version=1, size=Size(min=1, target=2))
+    here.desk.wanted = DesiredState(version=1, size=Size(min=1, target=2))
     here.run(
-        lambda _: setattr(here.desk, "wanted", Orders(version=2, size=Size(min=1, target=1))),
+        lambda _: setattr(here.desk, "wanted", DesiredState(version=2, size=Size(min=1, target=1))),
         lambda _: None,
         lambda crew: crew.come_back("resized"),
     )
@@ -292,7 +292,7 @@ def test_processes_start_only_after_the_pause_that_follows_failed_starts(
             crew.dismiss(one.number)
             crew.failed.append(FailedStart(error=ActorDiedError()))
         if crew.hired == 5:
-            here.desk.wanted = Orders(version=1, stop="cancel")
+            here.desk.wanted = DesiredState(version=1, stop="cancel")
 
     here.crew.on_look = fail
     here.attempt.run()
@@ -369,7 +369,7 @@ def test_a_job_whose_group_stopped_for_a_pause_says_how_far_it_was(
     here = world()
 
     def pause(crew: FakeCrew) -> None:
-        here.desk.wanted = Orders(version=1, stop="pause")
+        here.desk.wanted = DesiredState(version=1, stop="pause")
         crew.come_back("stopped")
 
     end = here.run(pause)
@@ -391,7 +391,7 @@ def test_a_job_that_is_cancelled_while_it_cannot_be_saved_says_what_is_saved(
     here.desk.saved = 30
 
     def cancel(crew: FakeCrew) -> None:
-        here.desk.wanted = Orders(version=1, stop="cancel")
+        here.desk.wanted = DesiredState(version=1, stop="cancel")
         crew.come_back("unsaved")
 
     assert (

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from workers.worker.exit_notes import note_file, read_exit_note
+from workers.worker.exit_notes import exit_note_path, read_exit_note
 
 
 def note_of(folder: Path, body: str) -> str | None:
     """What a process that runs this leaves behind."""
-    file = note_file(str(folder), "n" * 56, 7)
+    file = exit_note_path(str(folder), "n" * 56, 7)
     code = folder / "task.py"
     code.write_text(
-        f"from pathlib import Path\nfrom workers.worker.exit_notes import keep_exit_note\n"
-        f"keep_exit_note(Path({str(file)!r}))\n{body}\n"
+        f"from pathlib import Path\nfrom workers.worker.exit_notes import enable_exit_note\n"
+        f"enable_exit_note(Path({str(file)!r}))\n{body}\n"
     )
     subprocess.run(
         [sys.executable, str(code)],
@@ -62,12 +62,12 @@ def test_there_is_no_note_of_a_process_that_was_never_there(tmp_path: Path) -> N
 
 FLUSHED = """import os
 from pathlib import Path
-from workers.worker.exit_notes import keep_exit_note
+from workers.worker.exit_notes import enable_exit_note
 def flush():
     with open({flushed!r}, "a") as file:
         print(os.getpid(), file=file)
     raise RuntimeError
-keep_exit_note(Path({note!r}), before_exit=flush)
+enable_exit_note(Path({note!r}), before_exit=flush)
 if not os.fork():
     os._exit(1)
 os.wait()

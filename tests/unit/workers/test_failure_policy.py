@@ -12,16 +12,16 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError,
 from torch.distributed import DistBackendError
 
 from workers.contract import CheckpointRecord, FailureRecord
-from workers.controller.failure_causes import CONTROLLER, failure_of, fatal_reason
+from workers.controller.failure_causes import CONTROLLER, find_cause, find_fatal_reason
 from workers.controller.failure_policy import (
     FIRST_PAUSE_S,
     MOST_DEATHS,
     MOST_LOST_GROUPS,
     MOST_PAUSE_S,
-    Failures,
+    FailureCounts,
     GiveUp,
     Retry,
-    next_move,
+    decide_retry,
 )
 from workers.errors import CheckpointError, LossNotFinite, ProcessCrashed, StorageError, TaskRaised
 from workers.training.context import Doing, RankProgress
@@ -44,16 +44,16 @@ def saved(step: int) -> CheckpointRecord:
 
 def live(*failures: FailureRecord, most_own: int = 3, progressed: bool = True, fatal=None):
     """The last move after these failures."""
-    state, move = Failures(), None
+    state, move = FailureCounts(), None
     for failure in failures:
-        state, move = next_move(
+        state, move = decide_retry(
             state, failure, progressed=progressed, most_own=most_own, fatal=fatal
         )
     return move
 
 
 def test_a_storage_that_is_full_or_away_is_waited_for_and_never_ends_the_job() -> None:
-    full = failure_of({0: OSError(errno.ENOSPC, "No space left on device"), 1: GLOO})
+    full = find_cause({0: OSError(errno.ENOSPC, "No space left on device"), 1: GLOO})
     assert full.is_storage
     move = live(*[full] * 10 * MOST_LOST_GROUPS, progressed=False)
     assert move == Retry(pause_s=MOST_PAUSE_S)
@@ -61,7 +61,7 @@ def test_a_storage_that_is_full_or_away_is_waited_for_and_never_ends_the_job() -
 
 def test_a_storage_that_cannot_serve_the_job_ends_it_before_it_begins() -> None:
     refused = StorageError("checkpoints of this job cannot be kept")
-    assert fatal_reason({0: refused, 1: GLOO}) == "START_FAILED"
+    assert find_fatal_reason({0: refused, 1: GLOO}) == "START_FAILED"
 
 
 @pytest.mark.parametrize(
@@ -71,46 +71,46 @@ def test_a_storage_that_cannot_serve_the_job_ends_it_before_it_begins() -> None:
 def test_a_dead_worker_explains_whatever_its_peers_raised(
     death: Exception, collateral: Exception
 ) -> None:
-    failure = failure_of({0: collateral, 1: death})
+    failure = find_cause({0: collateral, 1: death})
     assert (failure.cause, failure.rank) == ("infrastructure", 1)
     assert failure.message.startswith("the process of rank 1 is gone")
 
 
 def test_what_the_task_raised_wins_over_the_collectives_it_broke() -> None:
-    failure = failure_of({0: GLOO, 1: RAISED, 2: GLOO})
+    failure = find_cause({0: GLOO, 1: RAISED, 2: GLOO})
     assert (failure.cause, failure.rank, failure.step, failure.epoch) == ("job", 1, 3, 0)
     assert failure.message == f"rank 1: {RAISED}"
 
 
 def test_our_own_error_wins_over_a_foreign_one() -> None:
-    assert failure_of({0: KeyError("x"), 1: LossNotFinite(9, 0, 10)}).rank == 1
+    assert find_cause({0: KeyError("x"), 1: LossNotFinite(9, 0, 10)}).rank == 1
 
 
 @pytest.mark.parametrize("error", [GLOO, DistBackendError("NCCL error")])
 def test_broken_collectives_alone_say_that_a_peer_is_gone(error: Exception) -> None:
-    assert failure_of({1: error}).cause == "infrastructure"
+    assert find_cause({1: error}).cause == "infrastructure"
 
 
 def test_a_foreign_error_is_told_with_its_type_and_first_line() -> None:
-    failure = failure_of({0: ValueError("no such label\nmore")})
+    failure = find_cause({0: ValueError("no such label\nmore")})
     assert (failure.cause, failure.message) == ("job", "rank 0: ValueError: no such label")
 
 
 def test_an_error_text_that_is_no_unicode_can_be_recorded() -> None:
-    failure = failure_of({0: ValueError("file \udcff is missing")})
+    failure = find_cause({0: ValueError("file \udcff is missing")})
     assert "ValueError: file \ufffd is missing" in failure.model_dump_json()
 
 
 def test_a_gpu_that_is_full_is_no_dead_process() -> None:
-    assert failure_of({0: torch.OutOfMemoryError("CUDA out of memory")}).cause == "job"
-    assert failure_of({0: OutOfMemoryError("Ray killed the worker")}).cause == "infrastructure"
+    assert find_cause({0: torch.OutOfMemoryError("CUDA out of memory")}).cause == "job"
+    assert find_cause({0: OutOfMemoryError("Ray killed the worker")}).cause == "infrastructure"
 
 
 @pytest.mark.parametrize(
     ("error", "cause"), [(ActorDiedError(), "infrastructure"), (ValueError("no"), "job")]
 )
 def test_a_failure_of_the_controller_names_no_rank(error: Exception, cause: str) -> None:
-    failure = failure_of({CONTROLLER: error})
+    failure = find_cause({CONTROLLER: error})
     assert (failure.cause, failure.rank) == (cause, None)
     assert type(error).__name__ in failure.message
     assert failure.message.startswith("the worker group did not run: ")
@@ -143,10 +143,12 @@ def test_the_budget_counts_the_jobs_own_failures_only(most_own: int) -> None:
 
 
 def test_a_supervisor_that_starts_again_knows_what_was_spent() -> None:
-    spent = Failures.recorded([own(1), LOST, own(3)])
-    assert spent == Failures(own=2, last=(3, "it raised"))
-    assert Failures.recorded([LOST, LOST]) == Failures(lost_in_a_row=2)
-    assert Failures.recorded([LOST, saved(10), LOST, saved(10)]) == Failures(lost_in_a_row=1)
+    spent = FailureCounts.recorded([own(1), LOST, own(3)])
+    assert spent == FailureCounts(own=2, last=(3, "it raised"))
+    assert FailureCounts.recorded([LOST, LOST]) == FailureCounts(lost_in_a_row=2)
+    assert FailureCounts.recorded([LOST, saved(10), LOST, saved(10)]) == FailureCounts(
+        lost_in_a_row=1
+    )
 
 
 def test_a_job_without_a_budget_ends_with_its_first_failure() -> None:
@@ -169,7 +171,7 @@ def test_an_error_that_no_retry_can_cure_ends_the_job_at_once() -> None:
     ],
 )
 def test_which_errors_no_retry_can_cure(error: Exception, reason: str | None) -> None:
-    assert fatal_reason({0: error, 1: GLOO}) == reason
+    assert find_fatal_reason({0: error, 1: GLOO}) == reason
 
 
 def test_groups_that_are_lost_without_progress_end_the_job_after_twenty() -> None:
@@ -199,7 +201,7 @@ def at(step: int, doing: Doing = "training", epoch: int = 0) -> RankProgress:
 def test_a_rank_that_left_its_loop_early_is_named_with_the_one_that_waits(
     errors, doing: Doing
 ) -> None:
-    failure = failure_of(errors, {0: at(18), 1: at(18, doing)})
+    failure = find_cause(errors, {0: at(18), 1: at(18, doing)})
     assert (failure.cause, failure.rank, failure.step) == ("job", 1, 18)
     assert (
         "rank 1 left its loop after step 17 (epoch 0), and rank 0 waits for it in step 18"
@@ -210,18 +212,18 @@ def test_a_rank_that_left_its_loop_early_is_named_with_the_one_that_waits(
 @pytest.mark.parametrize("others", [at(17), at(18), at(18, epoch=1)])
 def test_ranks_that_were_torn_apart_by_a_lost_peer_are_not_blamed(others: RankProgress) -> None:
     ahead = at(18, "epoch end") if others.step == 17 else at(18)
-    assert failure_of({0: GLOO, 1: GLOO}, {0: ahead, 1: others}).cause == "infrastructure"
+    assert find_cause({0: GLOO, 1: GLOO}, {0: ahead, 1: others}).cause == "infrastructure"
 
 
 def test_a_rank_that_stayed_away_from_a_collective_is_named() -> None:
-    failure = failure_of({0: GLOO}, {0: at(18), 1: at(18)})
+    failure = find_cause({0: GLOO}, {0: at(18), 1: at(18)})
     assert (failure.cause, failure.step) == ("infrastructure", 18)
     assert "rank 1 did not come back from it: it stayed in step 18" in failure.message
 
 
 def test_a_process_that_its_own_code_ended_is_the_jobs_failure_with_its_line() -> None:
     crashed = ProcessCrashed("the process crashed with segmentation fault at train.py:17")
-    failure = failure_of({0: GLOO, 1: crashed}, {0: at(4), 1: at(2)})
+    failure = find_cause({0: GLOO, 1: crashed}, {0: at(4), 1: at(2)})
     assert (failure.cause, failure.rank, failure.step) == ("job", 1, 4)
     assert (
         failure.message
@@ -231,17 +233,17 @@ def test_a_process_that_its_own_code_ended_is_the_jobs_failure_with_its_line() -
 
 def test_a_dead_process_without_a_survivor_is_told_with_its_last_known_step() -> None:
     crashed = ProcessCrashed("the process crashed with aborted at train.py:17")
-    assert failure_of({0: crashed}, {0: at(2)}).message.startswith(
+    assert find_cause({0: crashed}, {0: at(2)}).message.startswith(
         "rank 0, last seen in step 2: the process crashed"
     )
     assert (
         "rank 0 is gone, last seen in step 2"
-        in failure_of({0: ActorDiedError()}, {0: at(2)}).message
+        in find_cause({0: ActorDiedError()}, {0: at(2)}).message
     )
 
 
 def test_a_process_that_crashes_while_it_starts_is_the_jobs_failure() -> None:
-    failure = failure_of(
+    failure = find_cause(
         {CONTROLLER: ProcessCrashed("the process ended itself with os._exit(3) at task.py:9")}
     )
     assert (failure.cause, failure.rank) == ("job", None)
@@ -249,9 +251,9 @@ def test_a_process_that_crashes_while_it_starts_is_the_jobs_failure() -> None:
 
 
 def test_groups_that_lose_a_process_again_and_again_without_progress_end_the_job() -> None:
-    state = Failures()
+    state = FailureCounts()
     for _ in range(MOST_DEATHS):
-        state, move = next_move(state, DIED, progressed=False, most_own=3, fatal=None)
+        state, move = decide_retry(state, DIED, progressed=False, most_own=3, fatal=None)
     assert isinstance(move, GiveUp)
     assert move.reason == "NO_PROGRESS"
     assert move.message.startswith(
@@ -263,9 +265,9 @@ def test_groups_that_lose_a_process_again_and_again_without_progress_end_the_job
 def test_however_groups_are_lost_the_job_ends_unless_it_gets_further(
     deaths: list[bool], progressed: bool
 ) -> None:
-    state, moves = Failures(), []
+    state, moves = FailureCounts(), []
     for died in deaths:
-        state, move = next_move(
+        state, move = decide_retry(
             state, DIED if died else LOST, progressed=progressed, most_own=3, fatal=None
         )
         moves.append(isinstance(move, GiveUp))
@@ -287,10 +289,10 @@ def test_however_groups_are_lost_the_job_ends_unless_it_gets_further(
 def test_what_ray_knows_of_a_death_is_told(notice: str, told: str) -> None:
     died = ActorDiedError()
     died.error_msg = notice
-    assert told in failure_of({1: died}).message
+    assert told in find_cause({1: died}).message
 
 
 def test_a_descriptor_that_was_closed_in_the_process_is_the_jobs_failure() -> None:
     closed = RuntimeError("[gloo/transport/tcp/pair.cc:534] Bad file descriptor")
-    assert failure_of({0: GLOO, 1: closed}).rank == 1
-    assert failure_of({1: OSError(errno.EBADF, "Bad file descriptor")}).cause == "job"
+    assert find_cause({0: GLOO, 1: closed}).rank == 1
+    assert find_cause({1: OSError(errno.EBADF, "Bad file descriptor")}).cause == "job"

@@ -11,7 +11,7 @@ from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import BROKEN, FakeCrew
 from workers.contract import EndRecord, FailureRecord
 from workers.controller.attempt import DISAGREEMENT_S
-from workers.controller.failure_policy import MOST_DEATHS, MOST_LOST_GROUPS, Failures
+from workers.controller.failure_policy import MOST_DEATHS, MOST_LOST_GROUPS, FailureCounts
 from workers.controller.start_failures import FailedStart, judge_starts
 from workers.errors import TaskRaised
 from workers.training.context import Doing, RankProgress
@@ -80,9 +80,11 @@ def test_processes_that_die_on_stable_nodes_without_a_checkpoint_end_the_job(
 
 def test_a_supervisor_that_starts_again_knows_how_often_processes_died() -> None:
     died = FailureRecord(cause="infrastructure", rank=1, message="gone", process_died=True)
-    assert Failures.recorded([died] * 3).deaths_in_a_row == 3
+    assert FailureCounts.recorded([died] * 3).deaths_in_a_row == 3
     assert (
-        Failures.recorded([died, died.model_copy(update={"process_died": False})]).deaths_in_a_row
+        FailureCounts.recorded(
+            [died, died.model_copy(update={"process_died": False})]
+        ).deaths_in_a_row
         == 0
     )
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
-from workers.worker.group_rendezvous import Meeting, join
+from workers.worker.group_rendezvous import GroupStore, join
 
 WAIT = timedelta(seconds=30)
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -17,27 +17,27 @@ HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 
 
 @pytest.fixture
-def meeting() -> Meeting:
-    return Meeting(HERE)
+def meeting() -> GroupStore:
+    return GroupStore(HERE)
 
 
-def stranger(meeting: Meeting, host: str = HERE) -> socket.socket:
+def stranger(meeting: GroupStore, host: str = HERE) -> socket.socket:
     return socket.create_connection((host, meeting.address[1]), timeout=1.0)
 
 
-def test_members_find_each_other(meeting: Meeting) -> None:
+def test_members_find_each_other(meeting: GroupStore) -> None:
     with ThreadPoolExecutor() as pool:
         others = [pool.submit(join, meeting.address, rank, WAIT) for rank in (1, 2)]
         meeting.admit(3, WAIT).set("a", "b")
         assert [other.result().get("a") for other in others] == [b"b", b"b"]
 
 
-def test_a_group_meets_on_one_address_only(meeting: Meeting) -> None:
+def test_a_group_meets_on_one_address_only(meeting: GroupStore) -> None:
     with pytest.raises(ConnectionRefusedError):
         stranger(meeting, ELSEWHERE)
 
 
-def test_nobody_can_connect_once_all_members_are_there(meeting: Meeting) -> None:
+def test_nobody_can_connect_once_all_members_are_there(meeting: GroupStore) -> None:
     store = meeting.admit(1, WAIT)
     with pytest.raises(TimeoutError):
         stranger(meeting)
@@ -45,7 +45,7 @@ def test_nobody_can_connect_once_all_members_are_there(meeting: Meeting) -> None
     assert store.get("a") == b"b"
 
 
-def test_a_group_does_not_form_while_a_stranger_is_connected(meeting: Meeting) -> None:
+def test_a_group_does_not_form_while_a_stranger_is_connected(meeting: GroupStore) -> None:
     with (
         stranger(meeting),
         pytest.raises(DistStoreError, match="2 connections to the store of a group of 1"),
@@ -53,7 +53,7 @@ def test_a_group_does_not_form_while_a_stranger_is_connected(meeting: Meeting) -
         meeting.admit(1, WAIT)
 
 
-def test_who_does_not_know_the_secret_is_no_member(meeting: Meeting) -> None:
+def test_who_does_not_know_the_secret_is_no_member(meeting: GroupStore) -> None:
     host, port, _ = meeting.address
     TCPStore(host, port, is_master=False).set("member/1", "guess")
     with pytest.raises(DistStoreError, match="does not know its secret"):
@@ -61,7 +61,7 @@ def test_who_does_not_know_the_secret_is_no_member(meeting: Meeting) -> None:
 
 
 def test_a_member_is_not_led_astray_by_somebody_who_does_not_know_the_secret(
-    meeting: Meeting,
+    meeting: GroupStore,
 ) -> None:
     host, port, _ = meeting.address
     TCPStore(host, port, is_master=False).set("closed", "guess")
@@ -69,7 +69,7 @@ def test_a_member_is_not_led_astray_by_somebody_who_does_not_know_the_secret(
         join(meeting.address, 1, WAIT)
 
 
-def test_a_leader_does_not_wait_for_ever_for_members(meeting: Meeting) -> None:
+def test_a_leader_does_not_wait_for_ever_for_members(meeting: GroupStore) -> None:
     with pytest.raises(DistStoreError):
         meeting.admit(2, timedelta(seconds=0.1))
 
@@ -79,10 +79,10 @@ def test_an_address_that_this_machine_does_not_have_is_met_on_all(
 ) -> None:
     monkeypatch.setattr("workers.worker.group_rendezvous.CONNECT_TIMEOUT", timedelta(seconds=0.2))
     with pytest.raises(DistNetworkError):
-        Meeting("192.0.2.1")
+        GroupStore("192.0.2.1")
     assert "group's store listens on all addresses" in caplog.text
 
 
-def test_the_door_stays_open_for_engines_that_connect_again_later(meeting: Meeting) -> None:
+def test_the_door_stays_open_for_engines_that_connect_again_later(meeting: GroupStore) -> None:
     meeting.admit(1, WAIT, closed=False)
     stranger(meeting).close()

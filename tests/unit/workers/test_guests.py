@@ -19,7 +19,7 @@ from workers.contract import (
     Record,
 )
 from workers.hub.accordion_actor import GUEST_SILENCE_S, AccordionActor
-from workers.hub.actor_messages import Receipt, Refused, Stamp
+from workers.hub.actor_messages import Fenced, FencingToken, PostResponse
 from workers.names import actor_name, installation_of
 
 SPEC = JobSpec.model_validate(
@@ -65,12 +65,12 @@ def enlist(actor: AccordionActor, run: Guest) -> Any:
 def post_end(actor: AccordionActor, run: Guest) -> None:
     end = EndRecord(status="SUCCEEDED", reason="COMPLETED")
     record = Record(attempt=GUEST_ATTEMPT, generation=run.generation, seq=0, time=0.0, payload=end)
-    asyncio.run(actor.post(run.job_id, Stamp(GUEST_ATTEMPT, run.generation), [record]))
+    asyncio.run(actor.post(run.job_id, FencingToken(GUEST_ATTEMPT, run.generation), [record]))
 
 
 def test_guests_are_listed_until_they_are_forgotten(actor: AccordionActor) -> None:
     runs = guest("a", name="one"), guest("b", name="two")
-    assert all(isinstance(enlist(actor, run), Receipt) for run in (*runs, runs[0]))
+    assert all(isinstance(enlist(actor, run), PostResponse) for run in (*runs, runs[0]))
     assert asyncio.run(actor.guests()) == runs
     asyncio.run(actor.forget("a"))
     assert asyncio.run(actor.guests()) == runs[1:]
@@ -120,7 +120,7 @@ def test_the_actor_tells_its_version_in_plain_values(actor: AccordionActor) -> N
 
 def test_an_older_generation_of_a_guest_is_refused(actor: AccordionActor) -> None:
     enlist(actor, guest(generation=2))
-    assert enlist(actor, guest(generation=1)) == Refused(newest=Stamp(GUEST_ATTEMPT, 2))
+    assert enlist(actor, guest(generation=1)) == Fenced(newest=FencingToken(GUEST_ATTEMPT, 2))
     assert asyncio.run(actor.guests()) == (guest(generation=2),)
 
 

@@ -18,11 +18,11 @@ from tests.unit.workers.pool_world import World, crew_of
 from workers.contract import EndRecord
 from workers.controller import actor_pool as crew_module
 from workers.controller.actor_pool import PREPARING_S
-from workers.controller.failure_causes import hang_of
+from workers.controller.failure_causes import describe_hang
 from workers.errors import TaskNotReady, TaskRaised
 from workers.spec import LimitsSpec, WorkersSpec
 from workers.training.context import RankProgress
-from workers.worker.process import Pulse
+from workers.worker.process import Heartbeat
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_group_is_idle_from_its_last_sign_of_training_on(here: Callable[..., W
     actors = world.seated(2)
     world.look(20.0)
     assert world.crew.idle_s() == pytest.approx(20.0, abs=2.0)
-    actors[1].answers["pulse"] = Pulse(step=0, stepped_at=0.0, compute_s=0.0, num_signs=1)
+    actors[1].answers["pulse"] = Heartbeat(step=0, stepped_at=0.0, compute_s=0.0, num_signs=1)
     world.look(10.0)
     assert world.crew.idle_s() == pytest.approx(10.0, abs=2.0)
 
@@ -124,7 +124,7 @@ def test_a_worker_computes_with_the_cpus_that_it_reserves(cpus: float, threads: 
 
 
 def test_a_group_that_hangs_before_it_trains_is_told_the_limit_of_its_start() -> None:
-    failure = hang_of({0: RankProgress()}, {}, 60.0)
+    failure = describe_hang({0: RankProgress()}, {}, 60.0)
     assert failure.message.endswith(
         "rank 0 is at its start; if that is expected, raise limits.start_seconds"
     )

@@ -16,8 +16,8 @@ from workers.hub.log_shipper import (
     BUFFER_BYTES,
     LINE_BYTES,
     LogShipper,
-    Source,
-    captured,
+    LogSource,
+    capture_output,
 )
 
 LONG_S = 20.0
@@ -27,7 +27,7 @@ LONG_S = 20.0
 def shipper(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogShipper]:
     """Not started yet."""
     monkeypatch.setattr(telemetry_module, "BATCH_PAUSE_S", 0.01)
-    made = LogShipper(Source(job_id=JOB, attempt=2, rank=1), cluster, lambda: 7.0)
+    made = LogShipper(LogSource(job_id=JOB, attempt=2, rank=1), cluster, lambda: 7.0)
     yield made
     made.close()
 
@@ -123,7 +123,7 @@ def test_what_is_not_sent_yet_does_not_keep_a_process_from_closing(shipper: LogS
 
 def test_prints_and_log_records_of_all_threads_are_captured_inside_the_block_only() -> None:
     lines: list[str] = []
-    with captured(lines.append):
+    with capture_output(lines.append):
         print("out")
         print("err", file=sys.stderr)
         logging.getLogger("task").info("logged")
@@ -137,7 +137,7 @@ def test_prints_and_log_records_of_all_threads_are_captured_inside_the_block_onl
 
 def test_a_last_line_without_an_end_is_captured() -> None:
     lines: list[str] = []
-    with captured(lines.append):
+    with capture_output(lines.append):
         print("half", end="")
         print(" a line")
         print("no end", end="")
@@ -157,7 +157,7 @@ def test_a_line_ends_where_it_is_overwritten_or_grows_too_long(
     writes: list[str], expected: list[str]
 ) -> None:
     lines: list[str] = []
-    with captured(lines.append):
+    with capture_output(lines.append):
         for text in writes:
             sys.stdout.write(text)
         assert lines == expected
@@ -166,7 +166,7 @@ def test_a_line_ends_where_it_is_overwritten_or_grows_too_long(
 @pytest.mark.parametrize("text", ["\rloss 0.1", "."])
 def test_text_that_no_newline_ends_is_not_kept(text: str) -> None:
     lines: list[str] = []
-    with captured(lines.append):
+    with capture_output(lines.append):
         for _ in range(3 * LINE_BYTES):
             sys.stdout.write(text)
         held = 3 * LINE_BYTES * len(text.strip()) - sum(map(len, lines))
@@ -193,6 +193,6 @@ def test_an_unexpected_error_is_printed_to_stderr_and_does_not_stop_the_sending(
 
 
 def test_what_is_captured_is_still_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with captured(lambda _: None):
+    with capture_output(lambda _: None):
         print("out")
     assert capsys.readouterr().out == "out\n"

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.unit.workers.fake_ray import HERE, THERE, FakeRay
 from tests.unit.workers.world import launch
 from workers.controller import actor_pool as crew_module
-from workers.controller.actor_pool import PULSE_S, RayCrew
-from workers.controller.failure_causes import failure_of
+from workers.controller.actor_pool import PULSE_S, ActorPool
+from workers.controller.failure_causes import find_cause
 from workers.errors import OutOfMemory
 from workers.spec import WorkersSpec
 from workers.training.context import RankProgress
@@ -32,13 +32,13 @@ from workers.worker.memory import (
     MemoryWatch,
     read_memory_use,
 )
-from workers.worker.process import Place, Pulse
+from workers.worker.process import Heartbeat, ProcessLocation
 
 GB = 10**9
 ALLOCATED = 50_000_000
 PRESSED = MemoryUse(process=4 * GB, node=15 * GB, node_total=16 * GB, is_largest=True)
 Used = dict[int, MemoryUse]
-Make = Callable[..., RayCrew]
+Make = Callable[..., ActorPool]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(
         ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HERE)
     )
-    monkeypatch.setattr(crew_module, "draining_nodes", frozenset)
+    monkeypatch.setattr(crew_module, "get_draining_nodes", frozenset)
     monkeypatch.setattr(os, "kill", made.end)
     return made
 
@@ -63,9 +63,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 def seated(fake: FakeRay, tmp_path: Path) -> Make:
     """A group of so many that trains; `used` says what each process uses, by pid."""
 
-    def make(number: int, used: Used, **workers: Any) -> RayCrew:
+    def make(number: int, used: Used, **workers: Any) -> ActorPool:
         spec = launch(tmp_path, workers=WorkersSpec.model_validate(workers))
-        crew = RayCrew(spec, clock=lambda: fake.now, pause=fake.pass_time, measure=used.get)
+        crew = ActorPool(spec, clock=lambda: fake.now, pause=fake.pass_time, measure=used.get)
         for _ in range(number):
             crew.hire()
         look(crew, fake)
@@ -75,7 +75,7 @@ def seated(fake: FakeRay, tmp_path: Path) -> Make:
     return make
 
 
-def look(crew: RayCrew, fake: FakeRay, seconds: float = 2 * PULSE_S) -> None:
+def look(crew: ActorPool, fake: FakeRay, seconds: float = 2 * PULSE_S) -> None:
     end = fake.now + seconds
     while fake.now < end:
         crew.look(0.1)
@@ -86,7 +86,7 @@ def test_process_above_its_limit_is_ended_as_out_of_memory(fake: FakeRay, seated
     used[0] = replace(PRESSED, process=4_100_000_000, node=5 * GB)
     look(crew, fake)
     assert str(crew.returned()[0]).startswith("out of memory (4.1 GB; workers.memory is 4.0 GB)")
-    assert failure_of(crew.returned()).cause == "job"
+    assert find_cause(crew.returned()).cause == "job"
     assert fake.killed == fake.actors
 
 
@@ -96,8 +96,8 @@ def test_process_on_another_node_tells_what_it_uses_with_its_sign_of_life(
     crew = seated(1, {}, memory="4GB")
     crew.hire()
     use = replace(PRESSED, process=5 * GB, node=6 * GB)
-    fake.actors[1].answer("pulse", Pulse(step=0, stepped_at=0.0, compute_s=0.0, memory=use))
-    fake.actors[1].calls[0].answer = Place(node=THERE, host="10.0.0.1", pid=7)
+    fake.actors[1].answer("pulse", Heartbeat(step=0, stepped_at=0.0, compute_s=0.0, memory=use))
+    fake.actors[1].calls[0].answer = ProcessLocation(node=THERE, host="10.0.0.1", pid=7)
     look(crew, fake)
     assert fake.signals == [(THERE, 7)]
     assert [one.number for one in crew.processes] == [0]
@@ -117,7 +117,7 @@ def test_small_process_ended_for_want_of_memory_is_not_blamed(fake: FakeRay, sea
     crew = seated(1, used := {})
     used[0] = replace(PRESSED, process=GB)
     look(crew, fake, SHORTAGE_GRACE_S + PULSE_S)
-    assert failure_of(crew.returned()).cause == "infrastructure"
+    assert find_cause(crew.returned()).cause == "infrastructure"
     assert "its node used 15.0 of 16.0 GB" in str(crew.returned()[0])
 
 
@@ -235,13 +235,13 @@ def test_use_of_a_process_that_is_gone_is_nothing() -> None:
     assert use is None or use.process == 0
 
 
-def training(step: int, used: int) -> Pulse:
+def training(step: int, used: int) -> Heartbeat:
     progress = RankProgress(step=step, doing="training")
     use = replace(PRESSED, process=used, node=used)
-    return Pulse(step=step, stepped_at=1.0, compute_s=0.0, progress=progress, memory=use)
+    return Heartbeat(step=step, stepped_at=1.0, compute_s=0.0, progress=progress, memory=use)
 
 
-def train_with(crew: RayCrew, fake: FakeRay, readings: list[int]) -> str:
+def train_with(crew: ActorPool, fake: FakeRay, readings: list[int]) -> str:
     """Let the process use so much, one reading a second; return why it ended."""
     for step, used in enumerate(readings):
         fake.actors[0].answers["pulse"] = training(step, used)

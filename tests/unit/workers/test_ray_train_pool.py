@@ -25,12 +25,12 @@ from workers.controller.ray_train_pool import (
     MOST_RETRY_S,
     RAY_SERIES,
     RETRY_S,
-    RayTrainCrew,
+    RayTrainPool,
     check_ray_train,
 )
 from workers.errors import CodeError, EngineUnavailable
 from workers.spec import TaskSpec
-from workers.worker.process import Seat
+from workers.worker.process import GroupAssignment
 from workers.worker.ray_train_context import TrainFunctions
 from workers.worker.ray_train_worker import (
     MOST_METRICS,
@@ -42,7 +42,7 @@ from workers.worker.ray_train_worker import (
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
-    world = crew_of(monkeypatch, tmp_path, kind=RayTrainCrew)
+    world = crew_of(monkeypatch, tmp_path, kind=RayTrainPool)
     world.ray.must_join = True
     return world
 
@@ -100,7 +100,7 @@ def test_only_a_scripts_controller_starts_before_a_process_is_prepared(
 ) -> None:
     script = {"task": TaskSpec(name="script", options={"file": "train.py"}), "code": "0" * 64}
     world = crew_of(
-        monkeypatch, tmp_path, kind=RayTrainCrew, **(script if task == "script" else {})
+        monkeypatch, tmp_path, kind=RayTrainPool, **(script if task == "script" else {})
     )
     actor = world.starting(prepare=OPEN)
     world.look()
@@ -262,7 +262,7 @@ def test_only_finite_reported_metrics_are_kept() -> None:
 
 
 def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
-    seat = Seat(
+    seat = GroupAssignment(
         generation=1,
         rank=3,
         world_size=4,

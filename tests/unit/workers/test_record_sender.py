@@ -24,16 +24,16 @@ from tests.unit.workers.world import (
 from workers.contract import Record
 from workers.hub import record_sender as outbox_module
 from workers.hub.journal import read_records
-from workers.hub.record_sender import Outbox
+from workers.hub.record_sender import RecordSender
 
 LONG_S = 20.0
-Open = Callable[[], Outbox]
+Open = Callable[[], RecordSender]
 
 
 @dataclass
 class DrainedRoad:
-    """An `Ask` on which the actor is killed after the posts of these numbers, and the scheduler
-    drains after every.
+    """An `ActorClient` whose actor is killed after the posts of these numbers, while the scheduler
+    drains after every post.
     """
 
     cluster: FakeCluster
@@ -54,10 +54,10 @@ class DrainedRoad:
 def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Starts the outbox of a new generation."""
     monkeypatch.setattr(outbox_module, "TICK_S", 0.01)
-    made: list[Outbox] = []
+    made: list[RecordSender] = []
 
-    def start() -> Outbox:
-        made.append(Outbox(JOB, journal(tmp_path), cluster))
+    def start() -> RecordSender:
+        made.append(RecordSender(JOB, journal(tmp_path), cluster))
         made[-1].start()
         return made[-1]
 
@@ -121,7 +121,7 @@ def test_no_record_is_lost_or_doubled_wherever_the_actor_is_killed(
     older, road = journal(tmp_path), DrainedRoad(cluster, kills)
     for number in range(6):
         older.write(note(number))
-    outbox = Outbox(JOB, journal(tmp_path), road)
+    outbox = RecordSender(JOB, journal(tmp_path), road)
     outbox.start()
     until(lambda: road.received and road.received[-1].seq == 5)
     outbox.close()
@@ -209,7 +209,7 @@ def test_only_the_newest_progress_is_sent(opened: Open, cluster: FakeCluster) ->
 
 @dataclass
 class PacedRoad:
-    """An `Ask` on which the actor is busy: it wants no other call for a long time."""
+    """An `ActorClient` on which the actor is busy: it wants no other call for a long time."""
 
     cluster: FakeCluster
 
@@ -223,7 +223,7 @@ def test_a_busy_actor_is_called_again_when_it_wants_to_be_unless_somebody_waits(
     opened: Open, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     paced_cluster = FakeCluster()
-    paced = Outbox(JOB, journal(tmp_path / "paced"), PacedRoad(paced_cluster))
+    paced = RecordSender(JOB, journal(tmp_path / "paced"), PacedRoad(paced_cluster))
     with closing(paced_cluster), closing(paced):
         paced.start()
         for outbox in (paced, opened()):

@@ -12,10 +12,10 @@ from workers.controller.scaling_policy import (
     FIRST_PATIENCE_S,
     JOIN_PATIENCE_S,
     LEAVE_PATIENCE_S,
-    Plan,
     Process,
-    Situation,
-    placed_nodes,
+    ScalingInput,
+    ScalingPlan,
+    order_nodes,
     plan,
 )
 
@@ -37,13 +37,13 @@ def leaving(number: int, since: float = 0.0) -> Process:
 
 def planned(
     processes: list[Process], size: Size, group: tuple[int, ...] = (), **more: object
-) -> Plan:
+) -> ScalingPlan:
     fields: dict[str, object] = {"training": bool(group), "now": 0.0, **more}
-    return plan(Situation(processes=processes, size=size, group=group, **fields))  # type: ignore[arg-type]
+    return plan(ScalingInput(processes=processes, size=size, group=group, **fields))  # type: ignore[arg-type]
 
 
 def test_a_new_attempt_hires_as_many_as_are_wanted() -> None:
-    assert planned([], ONE_TO_THREE) == Plan(hire=3, dismiss=(), group=())
+    assert planned([], ONE_TO_THREE) == ScalingPlan(hire=3, dismiss=(), group=())
 
 
 def test_a_new_group_waits_for_the_last_of_its_processes_but_not_for_ever() -> None:
@@ -149,7 +149,7 @@ SIZES = st.tuples(st.integers(1, 4), st.integers(0, 4)).map(
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> Situation:
+def situations(draw: st.DrawFn) -> ScalingInput:
     processes = draw(PROCESSES)
     able = [process.number for process in processes if process.ready_since is not None]
     group = draw(
@@ -159,13 +159,13 @@ def situations(draw: st.DrawFn) -> Situation:
     )
     now = draw(st.floats(3.0, 30.0))
     training = bool(group) and draw(st.booleans())
-    return Situation(
+    return ScalingInput(
         processes=processes, size=draw(SIZES), group=tuple(group), training=training, now=now
     )
 
 
 @given(situations())
-def test_whatever_happens_the_plan_is_sound(seen: Situation) -> None:
+def test_whatever_happens_the_plan_is_sound(seen: ScalingInput) -> None:
     todo = plan(seen)
     alive = {process.number: process for process in seen.processes}
     training = set(seen.group) if seen.training else set()
@@ -186,7 +186,7 @@ def test_whatever_happens_the_plan_is_sound(seen: Situation) -> None:
 
 
 @given(situations())
-def test_following_a_plan_comes_to_rest(seen: Situation) -> None:
+def test_following_a_plan_comes_to_rest(seen: ScalingInput) -> None:
     """Where nothing more happens and all that was hired comes up, a few rounds lead to the size
     that is wanted.
     """
@@ -203,7 +203,7 @@ def test_following_a_plan_comes_to_rest(seen: Situation) -> None:
             seen, processes=kept, group=todo.group, training=bool(todo.group), now=seen.now + 60.0
         )
     assert len(seen.group) == seen.size.target
-    assert plan(seen) == Plan(hire=0, dismiss=(), group=tuple(seen.group))
+    assert plan(seen) == ScalingPlan(hire=0, dismiss=(), group=tuple(seen.group))
 
 
 def test_nodes_of_processes_come_in_the_order_in_which_these_are_kept() -> None:
@@ -212,7 +212,7 @@ def test_nodes_of_processes_come_in_the_order_in_which_these_are_kept() -> None:
     members = [
         Process(number=number, ready_since=1.0, node=f"rank-{3 - number}") for number in (2, 3)
     ]
-    assert placed_nodes([starting, unplaced, *members], group=(3, 2)) == (
+    assert order_nodes([starting, unplaced, *members], group=(3, 2)) == (
         "rank-0",
         "rank-1",
         "starts",

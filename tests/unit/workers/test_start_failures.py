@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import FakeCrew
-from workers.contract import EndRecord, Orders, Size
+from workers.contract import DesiredState, EndRecord, Size
 from workers.controller.start_failures import AVOID_S
 from workers.errors import ProcessCrashed, StorageError, TaskRaised
 
@@ -80,7 +80,7 @@ def test_members_that_cannot_build_the_model_are_ended_and_their_node_is_avoided
 
 def test_a_node_is_avoided_for_a_time_only(world: Callable[..., World]) -> None:
     here = world(slow={1, 2}, nodes={1: "b"})
-    here.desk.wanted = Orders(version=1, size=Size(min=1, target=2))
+    here.desk.wanted = DesiredState(version=1, size=Size(min=1, target=2))
 
     def unplaced(crew: FakeCrew) -> None:
         crew.members[2] = replace(crew.members[2], node=None)

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError
 from tests.unit.workers.fake_pool import FakeCrew, Outcome
 from tests.unit.workers.test_accordion_actor import progress
 from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, stamp, until
-from workers.contract import EndRecord, FailureRecord, Launch, Orders, PausedRecord
+from workers.contract import DesiredState, EndRecord, FailureRecord, Launch, PausedRecord
 from workers.controller import supervisor as supervisor_module
 from workers.controller.supervisor import Supervisor
 from workers.errors import EngineUnavailable, LossNotFinite, TaskRaised
@@ -54,7 +54,7 @@ def stop_when_seated(
         seat = FakeCrew.seat
 
         def seat_and_stop(crew: FakeCrew, *arguments: Any) -> None:
-            cluster.call("order", JOB, Orders(version=1, stop=stop))
+            cluster.call("order", JOB, DesiredState(version=1, stop=stop))
             seat(crew, *arguments)
 
         monkeypatch.setattr(FakeCrew, "seat", seat_and_stop)
@@ -158,7 +158,7 @@ def test_a_group_that_was_stopped_for_a_pause_ends_the_attempt(
 def test_a_cancelled_job_starts_no_worker_group(
     run: Run, cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    cluster.call("order", JOB, Orders(version=1, stop="cancel"))
+    cluster.call("order", JOB, DesiredState(version=1, stop="cancel"))
     assert run("completed").generations == []
     assert the_end(tmp_path).reason == "CANCELLED_BY_USER"
 

@@ -15,8 +15,8 @@ from typing import Any
 from accordion.messages import LayerInfo
 from workers.contract import CheckpointRecord, Cursor, Drained, JobSpec, Launch, Record, Started
 from workers.hub.accordion_actor import AccordionActor
-from workers.hub.actor_client import ActorSilentError
-from workers.hub.actor_messages import Stamp
+from workers.hub.actor_client import ActorTimeoutError
+from workers.hub.actor_messages import FencingToken
 from workers.hub.journal import Journal, claim_generation
 
 JOB = "job-1"
@@ -34,7 +34,7 @@ STARTED = Started(
 
 
 class FakeCluster:
-    """Implements `Ask`. `silent` methods never reach the actor; of `deaf` ones the answer
+    """Implements `ActorClient`. `silent` methods never reach the actor; of `deaf` ones the answer
     is lost.
     """
 
@@ -51,14 +51,14 @@ class FakeCluster:
     def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
         self.calls.append(method)
         if method in self.silent or self._closed:
-            raise ActorSilentError(f"{method} was not heard")
+            raise ActorTimeoutError(f"{method} was not heard")
         call = self._submit(getattr(self.actor, method)(*arguments, **named))
         try:
             answer = call.result(timeout_s)
         except (TimeoutError, CancelledError) as error:
-            raise ActorSilentError(f"no answer to {method} within {timeout_s:g} s") from error
+            raise ActorTimeoutError(f"no answer to {method} within {timeout_s:g} s") from error
         if method in self.deaf:
-            raise ActorSilentError(f"the answer to {method} was lost")
+            raise ActorTimeoutError(f"the answer to {method} was lost")
         return answer
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -112,8 +112,8 @@ def cursor_of(item: Record) -> Cursor:
     return Cursor(attempt=item.attempt, generation=item.generation, seq=item.seq)
 
 
-def stamp(generation: int = 1, attempt: int = 1) -> Stamp:
-    return Stamp(attempt=attempt, generation=generation)
+def stamp(generation: int = 1, attempt: int = 1) -> FencingToken:
+    return FencingToken(attempt=attempt, generation=generation)
 
 
 def launch(storage: Path, **spec: Any) -> Launch:
