@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accordion.config import Config, DetectorConfig, Window
-    from accordion.control import Word
     from accordion.controller import Controller
     from accordion.errors import AccordionError
     from accordion.messages import Decision, Override
     from accordion.session import Session, attach
+    from accordion.step_signals import Signal
 
 _HOMES = {
     "AccordionError": "accordion.errors",
@@ -25,7 +25,7 @@ _HOMES = {
     "Override": "accordion.messages",
     "Session": "accordion.session",
     "Window": "accordion.config",
-    "Word": "accordion.control",
+    "Signal": "accordion.step_signals",
     "attach": "accordion.session",
 }
 
@@ -37,8 +37,8 @@ __all__ = [
     "DetectorConfig",
     "Override",
     "Session",
+    "Signal",
     "Window",
-    "Word",
     "attach",
 ]
 

@@ -169,7 +169,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self.ladder()
-        check_policy(self.policy, self.policy_options, [level.name for level in self.ladder()])
+        check_policy(self.policy, self.policy_options)
 
     def ladder(self) -> tuple[Level, ...]:
         """The rungs from the lightest to the strongest compression, of layers that `by_layer` does
@@ -198,13 +198,13 @@ def _idle_sentence(glob: str, layers: Sequence[str]) -> str:
     matching = [layer for layer in layers if fnmatchcase(layer, glob)]
     if matching:
         return (
-            f"by_layer: {listed(matching)} of glob {glob!r} are taken by globs before it; put it"
-            " before them"
+            f"by_layer: {format_layers(matching)} of glob {glob!r} are taken by globs before it;"
+            " put it before them"
         )
-    return f"by_layer: no layer matches {glob!r}; layers are {listed(layers)}"
+    return f"by_layer: no layer matches {glob!r}; layers are {format_layers(layers)}"
 
 
-def listed(layers: Sequence[str]) -> str:
+def format_layers(layers: Sequence[str]) -> str:
     """The first layers by name, and how many more there are; for error sentences."""
     rest = len(layers) - _NAMED_LAYERS
     return ", ".join(layers[:_NAMED_LAYERS]) + (f" and {rest} more" if rest > 0 else "")

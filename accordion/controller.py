@@ -38,8 +38,14 @@ from accordion.messages import (
     decision_from_json,
     to_json,
 )
-from accordion.overrides import Placed, batch_override, first_epoch, overlay, place
-from accordion.policies import POLICIES, UNCOMPRESSED, Situation
+from accordion.overrides import (
+    ResolvedOverride,
+    batch_override,
+    first_epoch,
+    overrides_by_layer,
+    resolve,
+)
+from accordion.policies import POLICIES, UNCOMPRESSED, PolicyInput, check_policy
 
 _DENSE = level_of("none", {}, name=UNCOMPRESSED)
 _MEASURED = {"lr", "next_lr", "statistic_by_layer", "rms_by_layer", "cost_s_by_layer"}
@@ -67,7 +73,7 @@ class Decider(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _LastReport:
     """The last report, as little of it as tells whether another is the same, newer or older."""
 
     epoch: int
@@ -97,14 +103,15 @@ class Controller:
         self.number = 0
         """Decisions made from reports so far."""
         self._config = config
+        self._policy_options = check_policy(config.policy, config.policy_options)
         self._layers = tuple(layer.name for layer in layers)
         self._vectors = {layer.name for layer in layers if len(layer.shape) == 1}
         self._ladders = config.ladders(self._layers)
         self._detector = init_detector(self._layers)
         self._batch = init_batch()
         self._policy_state: Mapping[str, Any] = {}
-        self._placed: tuple[Placed, ...] = ()
-        self._asked: _Asked | None = None
+        self._resolved: tuple[ResolvedOverride, ...] = ()
+        self._asked: _LastReport | None = None
         self.policy_levels: Mapping[str, Level] = self._policy_levels(epoch=0)
         """What the policy alone would pick now."""
         self.decision = self._decision(
@@ -130,9 +137,9 @@ class Controller:
         epoch = report.epoch + 1 if report.epoch_end else report.epoch
         detector, result = update_detector(self._detector, report, self._config.detector)
         batch, batch_reason = self._updated_batch(report)
-        bare = self._situation(epoch, detector, self._policy_state)
-        state = POLICIES[self._config.policy].observe(_observed(bare, report, result))
-        self.policy_levels = self._picked(replace(bare, state=state))
+        bare = self._policy_input(epoch, detector, self._policy_state)
+        state = POLICIES[self._config.policy].observe_report(_add_report(bare, report, result))
+        self.policy_levels = self._decide_levels(replace(bare, state=state))
         self._detector, self._batch, self._policy_state, self._asked = detector, batch, state, asked
         self.number += 1
         reason = f"{result.reason}; {batch_reason}" if batch_reason else result.reason
@@ -152,7 +159,7 @@ class Controller:
             OverrideError: it names a level or a layer that this job does not have, or epochs that
                 hold nothing.
         """
-        place(override, self._ladders, start=0, batch=self._config.batch)
+        resolve(override, self._ladders, start=0, batch=self._config.batch)
 
     def override(self, overrides: Sequence[Override], *, epoch: int, step: int) -> Decision:
         """What holds from `step` of `epoch` on, with these overrides in place of the former ones.
@@ -162,8 +169,8 @@ class Controller:
         Raises:
             OverrideError: one of them cannot be applied; the former ones stay.
         """
-        starts = {item.override.id: item.start for item in self._placed}
-        self._placed = self._place(
+        starts = {item.override.id: item.start for item in self._resolved}
+        self._resolved = self._resolve_overrides(
             overrides, {o.id: starts.get(o.id, first_epoch(o, epoch)) for o in overrides}
         )
         self.policy_levels = self._policy_levels(epoch)
@@ -180,7 +187,7 @@ class Controller:
             "batch": asdict(self._batch),
             "policy": {"name": self._config.policy, "state": dict(self._policy_state)},
             "overrides": [
-                {"start": item.start, "override": to_json(item.override)} for item in self._placed
+                {"start": item.start, "override": to_json(item.override)} for item in self._resolved
             ],
             "asked": asdict(self._asked) if self._asked else None,
             "answer": None if self._answer is self.decision else to_json(self._answer),
@@ -196,10 +203,10 @@ class Controller:
         Raises:
             StateError: the state is of another model, or none of ours; nothing is changed then.
         """
-        saved = _read(state)
+        saved = _parse_state(state)
         self._check_layers(saved.detector)
         try:
-            placed = self._place(saved.overrides, saved.starts)
+            resolved = self._resolve_overrides(saved.overrides, saved.starts)
         except OverrideError as error:
             raise StateError(f"saved controller state does not fit this job: {error}") from error
         regimes = {
@@ -216,23 +223,23 @@ class Controller:
             raise StateError(
                 f"saved state of policy {saved.policy!r} cannot be read ({error!r})"
             ) from error
-        self._batch, self._placed, self._asked, self.number = (
+        self._batch, self._resolved, self._asked, self.number = (
             saved.batch,
-            placed,
+            resolved,
             saved.asked,
             saved.number,
         )
         self._answer, self.decision = saved.answer or saved.decision, saved.decision
 
-    def _place(
+    def _resolve_overrides(
         self, overrides: Sequence[Override], starts: Mapping[str, int]
-    ) -> tuple[Placed, ...]:
+    ) -> tuple[ResolvedOverride, ...]:
         batch = self._config.batch
         return tuple(
-            place(item, self._ladders, start=starts[item.id], batch=batch) for item in overrides
+            resolve(item, self._ladders, start=starts[item.id], batch=batch) for item in overrides
         )
 
-    def _check_order(self, asked: _Asked) -> None:
+    def _check_order(self, asked: _LastReport) -> None:
         last = self._asked
         if last is not None and asked.order <= last.order:
             raise ReportError(
@@ -250,9 +257,11 @@ class Controller:
             )
 
     def _override_reason(self, epoch: int) -> str:
-        layers = Counter(item.override.id for item in overlay(self._placed, epoch).values())
-        batch = batch_override(self._placed, epoch)
-        held = [item for item in self._placed if item.override.id in layers or item is batch]
+        layers = Counter(
+            item.override.id for item in overrides_by_layer(self._resolved, epoch).values()
+        )
+        batch = batch_override(self._resolved, epoch)
+        held = [item for item in self._resolved if item.override.id in layers or item is batch]
         if not held:
             return f"no override holds in epoch {epoch}: the policy decides"
         return "; ".join(
@@ -264,26 +273,26 @@ class Controller:
             return self._batch, ""
         return update_batch(self._batch, report, self._config.detector, batch=self._config.batch)
 
-    def _situation(
+    def _policy_input(
         self, epoch: int, detector: DetectorState, state: Mapping[str, Any]
-    ) -> Situation:
+    ) -> PolicyInput:
         """What the policy is told without a report."""
-        return Situation(
+        return PolicyInput(
             epoch=epoch,
             regime_by_layer=detector.regime_by_layer,
             ladder_by_layer=self._ladders,
-            options=self._config.policy_options,
+            options=self._policy_options,
             state=state,
         )
 
     def _policy_levels(self, epoch: int) -> dict[str, Level]:
-        return self._picked(self._situation(epoch, self._detector, self._policy_state))
+        return self._decide_levels(self._policy_input(epoch, self._detector, self._policy_state))
 
-    def _picked(self, situation: Situation) -> dict[str, Level]:
-        names = POLICIES[self._config.policy].pick(situation)
-        return {layer: self._rung(layer, names.get(layer)) for layer in self._layers}
+    def _decide_levels(self, policy_input: PolicyInput) -> dict[str, Level]:
+        names = POLICIES[self._config.policy].decide_levels(policy_input)
+        return {layer: self._level_named(layer, names.get(layer)) for layer in self._layers}
 
-    def _rung(self, layer: str, name: str | None) -> Level:
+    def _level_named(self, layer: str, name: str | None) -> Level:
         rungs = {level.name: level for level in (*self._ladders[layer], _DENSE)}
         if name not in rungs:
             raise ConfigError(
@@ -301,8 +310,8 @@ class Controller:
         reason: str,
         changes: Mapping[str, float | None] | None = None,
     ) -> Decision:
-        held = overlay(self._placed, epoch)
-        if (held or batch_override(self._placed, epoch)) and cause != "override":
+        held = overrides_by_layer(self._resolved, epoch)
+        if (held or batch_override(self._resolved, epoch)) and cause != "override":
             reason = f"{reason}; {self._override_reason(epoch)}"
         return Decision(
             epoch=epoch,
@@ -319,7 +328,7 @@ class Controller:
         )
 
     def _batch_in_force(self, epoch: int) -> dict[str, Any]:
-        batch, held = self._config.batch, batch_override(self._placed, epoch)
+        batch, held = self._config.batch, batch_override(self._resolved, epoch)
         if batch is None:
             return {}
         if held is None or held.global_batch is None:
@@ -343,13 +352,13 @@ class _Saved:
     policy_state: Mapping[str, Any]
     overrides: tuple[Override, ...]
     starts: Mapping[str, int]
-    asked: _Asked | None
+    asked: _LastReport | None
     answer: Decision | None
     """None where it is the decision in force."""
     decision: Decision
 
 
-def _read(state: Mapping[str, Any]) -> _Saved:
+def _parse_state(state: Mapping[str, Any]) -> _Saved:
     try:
         return _Saved(
             number=int(state["number"]),
@@ -357,9 +366,9 @@ def _read(state: Mapping[str, Any]) -> _Saved:
             batch=_batch(state["batch"]) if "batch" in state else init_batch(),
             policy=state["policy"]["name"] if "policy" in state else None,
             policy_state=dict(state["policy"]["state"]) if "policy" in state else {},
-            overrides=tuple(_override(item["override"]) for item in state["overrides"]),
+            overrides=tuple(_parse_override(item["override"]) for item in state["overrides"]),
             starts={item["override"]["id"]: int(item["start"]) for item in state["overrides"]},
-            asked=_Asked(**state["asked"]) if state["asked"] else None,
+            asked=_LastReport(**state["asked"]) if state["asked"] else None,
             answer=decision_from_json(state["answer"]) if state["answer"] else None,
             decision=decision_from_json(state["decision"]),
         )
@@ -373,11 +382,11 @@ def _batch(data: Mapping[str, Any]) -> BatchState:
     return BatchState(**{**data, "detector": DetectorState(**data["detector"])})
 
 
-def _override(data: Mapping[str, Any]) -> Override:
+def _parse_override(data: Mapping[str, Any]) -> Override:
     return Override(**{**data, "layers": tuple(data["layers"])})
 
 
-def _observed(bare: Situation, report: Report, result: DetectorResult) -> Situation:
+def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> PolicyInput:
     return replace(
         bare,
         cause=result.cause,
@@ -388,21 +397,23 @@ def _observed(bare: Situation, report: Report, result: DetectorResult) -> Situat
     )
 
 
-def _asked(report: Report) -> _Asked:
+def _asked(report: Report) -> _LastReport:
     """Whole numbers become floats first: a report that went through JSON is the same report."""
     content = {
-        name: _floats(value) if name in _MEASURED else value
+        name: _to_floats(value) if name in _MEASURED else value
         for name, value in asdict(report).items()
         if name not in _LATER_FIELDS or value != _LATER_FIELDS[name]
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return _Asked(epoch=report.epoch, step=report.step, epoch_end=report.epoch_end, digest=digest)
+    return _LastReport(
+        epoch=report.epoch, step=report.step, epoch_end=report.epoch_end, digest=digest
+    )
 
 
-def _floats(value: Any) -> Any:
+def _to_floats(value: Any) -> Any:
     """The value with all its numbers as floats."""
     if isinstance(value, Mapping):
-        return {key: _floats(item) for key, item in value.items()}
+        return {key: _to_floats(item) for key, item in value.items()}
     return value if value is None else float(value)
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion.drive import GroupNetwork
 from accordion.errors import HookError, ReportError, StateError
+from accordion.exchange import GroupNetwork
 from accordion.ledger import OVERHEAD, Ledger
 from accordion.messages import Ack, Decision, decision_from_json, to_json
 from accordion.wire import Gather, Mean, Request
 
 _PIECE_BYTES = 1 << 26
-"""Largest message in which `gather_on_first` sends a part of a payload."""
+"""Largest message in which `gather_on_rank_0` sends a part of a payload."""
 
 
 class Coordinator:
@@ -110,7 +110,7 @@ class Coordinator:
         payload = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8).to(
             self._device
         )
-        payloads: list[Tensor] = self._answered(Gather(payload), counted=counted)
+        payloads: list[Tensor] = self._answer_request(Gather(payload), counted=counted)
         return [bytes(payload.tolist()).decode() for payload in payloads]
 
     def _share_text(self, text: str) -> str:
@@ -126,36 +126,36 @@ class Coordinator:
         self._ledger.count_broadcast(size.nbytes + payload.nbytes)
         return bytes(payload.tolist()).decode()
 
-    def gather_on_first(self, payload: bytes) -> list[bytearray] | None:
+    def gather_on_rank_0(self, payload: bytes) -> list[bytearray] | None:
         """Return the payloads of all workers on rank 0, received one by one, and None elsewhere."""
         own = bytearray(payload)
         sizes = [int(text) for text in self.gather_texts(str(len(own)), counted=False)]
         if self._rank != 0:
-            for piece in _pieces(own):
-                self._network.send_to_first(piece.to(self._device))
+            for piece in _split_payload(own):
+                self._network.send_to_rank_0(piece.to(self._device))
             return None
         payloads = [own]
         for rank, size in enumerate(sizes[1:], start=1):
             payloads.append(bytearray(size))
-            for piece in _pieces(payloads[-1]):
+            for piece in _split_payload(payloads[-1]):
                 received = torch.empty_like(piece, device=self._device)
                 self._network.receive_(received, rank)
                 piece.copy_(received)
         return payloads
 
-    def average(self, buffer: Tensor) -> Tensor:
+    def average_tensor(self, buffer: Tensor) -> Tensor:
         """Return the mean of the workers' buffers."""
-        mean: Tensor = self._answered(Mean(buffer))
+        mean: Tensor = self._answer_request(Mean(buffer))
         return mean
 
-    def _answered(self, request: Request, *, counted: bool = True) -> Any:
+    def _answer_request(self, request: Request, *, counted: bool = True) -> Any:
         def count(_: int, leaving: Request) -> None:
             if counted:
                 self._ledger.count((OVERHEAD,), leaving, OVERHEAD)
 
-        return self._network.answer({0: request}, 0, count)[0]
+        return self._network.answer_requests({0: request}, 0, count)[0]
 
 
-def _pieces(payload: bytearray) -> Sequence[Tensor]:
+def _split_payload(payload: bytearray) -> Sequence[Tensor]:
     """View a payload as byte tensors of at most `_PIECE_BYTES`."""
     return torch.split(torch.frombuffer(payload, dtype=torch.uint8), _PIECE_BYTES)

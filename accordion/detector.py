@@ -125,11 +125,11 @@ def update_detector(
         ReportError: the layers are not the model's, the statistic is not the one that was asked
             for, or a learning rate is negative or not finite.
     """
-    _check(state, report, config)
+    _check_report(state, report, config)
     asked = _with_conditions(state, report)
     if report.statistic_by_layer is None:
         after = asked
-        result = _result(
+        result = _uncompared_result(
             asked, "hold", f"window still open after {report.window_steps} steps: regimes stay"
         )
     else:
@@ -140,7 +140,7 @@ def update_detector(
     return after, result
 
 
-def _check(state: DetectorState, report: Report, config: DetectorConfig) -> None:
+def _check_report(state: DetectorState, report: Report, config: DetectorConfig) -> None:
     for name, rate in (("lr", report.lr), ("next_lr", report.next_lr)):
         if not 0.0 <= rate < math.inf:
             raise ReportError(
@@ -187,7 +187,7 @@ def _rate_dropped(state: DetectorState, report: Report, config: DetectorConfig) 
 def _drop_reason(state: DetectorState, report: Report, config: DetectorConfig) -> str:
     return (
         f"learning rate falls from {state.lr:g} at the last check to {report.next_lr:g} "
-        f"(limit {config.lr_drop:g} of it): {_all(state)} critical"
+        f"(limit {config.lr_drop:g} of it): {_all_layers(state)} critical"
     )
 
 
@@ -198,13 +198,15 @@ def _close_window(
     closed = replace(state, statistic_by_layer=finite, lr=report.next_lr, skip_window=False)
     if state.skip_window:
         closed = replace(closed, regime_by_layer=_broken_critical(state.regime_by_layer, finite))
-        return closed, _result(closed, "skip", _skip_reason(report))
+        return closed, _uncompared_result(closed, "skip", _skip_reason(report))
     if not state.statistic_by_layer:
-        return closed, _result(
-            closed, "window", f"nothing to compare this window with: {_all(state)} stay critical"
+        return closed, _uncompared_result(
+            closed,
+            "window",
+            f"nothing to compare this window with: {_all_layers(state)} stay critical",
         )
     verdicts = {
-        layer: _judge(layer, state, finite, config=config) for layer in state.regime_by_layer
+        layer: _judge_layer(layer, state, finite, config=config) for layer in state.regime_by_layer
     }
     closed = replace(
         closed, regime_by_layer={layer: regime for layer, (regime, _) in verdicts.items()}
@@ -214,7 +216,7 @@ def _close_window(
     return closed, DetectorResult(cause="window", reason=reason, change_by_layer=changes)
 
 
-def _judge(
+def _judge_layer(
     layer: str, state: DetectorState, finite: Mapping[str, float], *, config: DetectorConfig
 ) -> tuple[Regime, float | None]:
     """Return the regime of a layer and its relative change.
@@ -239,13 +241,13 @@ def _broken_critical(
     return {layer: regime if layer in finite else "critical" for layer, regime in regimes.items()}
 
 
-def _result(state: DetectorState, cause: DecisionCause, reason: str) -> DetectorResult:
+def _uncompared_result(state: DetectorState, cause: DecisionCause, reason: str) -> DetectorResult:
     return DetectorResult(
         cause=cause, reason=reason, change_by_layer=dict.fromkeys(state.regime_by_layer)
     )
 
 
-def _all(state: DetectorState) -> str:
+def _all_layers(state: DetectorState) -> str:
     return f"all {len(state.regime_by_layer)} layers"
 
 

@@ -1,7 +1,7 @@
-"""Error feedback: what compression left out, kept by layer name and added to the next gradient.
+"""Error feedback: keeps what compression leaves out of a layer and adds it to the next gradient.
 
-A step first writes its new residuals and warm starts aside; `commit` makes them the layer's,
-`rollback` forgets them. So a step that turns out not to be finite on some worker leaves no trace.
+A step stages its new residuals and warm starts; `commit` makes them current and `rollback` drops
+them. A step that is skipped because some worker's gradient is not finite therefore changes nothing.
 """
 
 from __future__ import annotations
@@ -10,97 +10,95 @@ import torch
 from torch import Tensor
 
 
-class Kept:
+class StagedTensors:
     """Tensors by layer name that change only at `commit`."""
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
-        self._next: dict[str, Tensor | None] = {}
+        """Committed tensors by layer."""
+        self._staged: dict[str, Tensor | None] = {}
 
     def get(self, layer: str) -> Tensor | None:
-        """The committed value."""
+        """Return the layer's committed tensor; None without one."""
         return self.values.get(layer)
 
-    def put(self, layer: str, value: Tensor | None) -> None:
-        """Set aside the value from the next commit on; None forgets the layer."""
-        self._next[layer] = value
+    def stage(self, layer: str, value: Tensor | None) -> None:
+        """Stage the layer's tensor for the next commit; None removes the layer."""
+        self._staged[layer] = value
 
     def commit(self) -> None:
-        """Make what was set aside the value."""
-        for layer, value in self._next.items():
+        """Make the staged tensors current."""
+        for layer, value in self._staged.items():
             if value is None:
                 self.values.pop(layer, None)
             else:
                 self.values[layer] = value
-        self._next.clear()
+        self._staged.clear()
 
     def rollback(self) -> None:
-        """Forget what was set aside."""
-        self._next.clear()
+        """Drop the staged tensors."""
+        self._staged.clear()
 
-    def keep(self, layer: str) -> None:
-        """Let what was set aside for a layer be what it has now."""
-        new, old = self._next.get(layer), self.get(layer)
-        if new is None:
-            self._next.pop(layer, None)
-        elif old is not None:
-            # Stays aside: the layers of a stack change buffers together.
-            new.copy_(old.view_as(new))
+    def restore(self, layer: str) -> None:
+        """Replace the content of the layer's staged tensor by its committed content."""
+        staged, committed = self._staged.get(layer), self.get(layer)
+        if staged is None:
+            self._staged.pop(layer, None)
+        elif committed is not None:
+            # The tensor stays staged: all layers of a stack swap their double buffer together.
+            staged.copy_(committed.view_as(staged))
 
-    def copies(self) -> dict[str, Tensor]:
-        """Return copies of the committed values on the CPU, which later steps do not change."""
+    def copy_to_cpu(self) -> dict[str, Tensor]:
+        """Return copies of the committed tensors on the CPU, which later steps do not change."""
         return {layer: value.to("cpu", copy=True) for layer, value in self.values.items()}
 
 
-class Feedback(Kept):
-    """The residuals of one worker, in fp32 (fp64 for fp64 gradients), in the gradient's units
-    before loss scaling.
+class Feedback(StagedTensors):
+    """Residuals of one worker by layer, in units before loss scaling.
+
+    They are kept in fp32, and in fp64 for fp64 gradients.
     """
 
     def compensate_(self, layer: str, gradient: Tensor, *, scale: float = 1.0) -> None:
-        """Add `scale` times the layer's residual, where there is one, to a tensor of the layer's
-        size.
-        """
+        """Add `scale` times the layer's residual, if it has one, to a tensor of its size."""
         residual = self.get(layer)
         if residual is not None:
             gradient.add_(residual.view_as(gradient).to(gradient.device), alpha=scale)
 
-    def settle(self, layer: str) -> None:
-        """Set aside that the layer owes nothing more."""
+    def stage_clear(self, layer: str) -> None:
+        """Stage the removal of the layer's residual."""
         if self.get(layer) is not None:
-            self.put(layer, None)
+            self.stage(layer, None)
 
-    def keep(self, layer: str) -> None:
-        """As for all; what a layer owes that owed nothing is zero."""
-        super().keep(layer)
-        new = self._next.get(layer)
-        if new is not None and self.get(layer) is None:
-            new.zero_()
+    def restore(self, layer: str) -> None:
+        """Replace the layer's staged residual by the committed one, or by zero without one."""
+        super().restore(layer)
+        staged = self._staged.get(layer)
+        if staged is not None and self.get(layer) is None:
+            staged.zero_()
 
 
-class Pair:
-    """Two buffers in turn: one may hold what is in force, the other is free to be written."""
+class DoubleBuffer:
+    """Two buffers that are used in turn: one may be in use while the other is written."""
 
     def __init__(self, like: Tensor) -> None:
         self._buffers = (torch.empty_like(like), torch.empty_like(like))
 
-    def free(self, in_force: Tensor | None) -> Tensor:
-        """The buffer of which `in_force` is no view."""
+    def spare(self, in_use: Tensor | None) -> Tensor:
+        """Return the buffer that `in_use` is not a view of."""
         first, second = self._buffers
-        held = (
-            in_force is not None
-            and in_force.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        is_first_used = (
+            in_use is not None
+            and in_use.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
         )
-        return second if held else first
+        return second if is_first_used else first
 
 
 def working_dtype(gradient: Tensor) -> torch.dtype:
-    """The dtype in which residuals are kept and flows work."""
+    """Return the dtype of residuals and flows for a gradient."""
     return torch.float64 if gradient.dtype == torch.float64 else torch.float32
 
 
-def by_memory(tensor: Tensor) -> Tensor:
-    """A view with the dimensions in the order in which they lie in memory: contiguous for every
-    dense tensor.
-    """
+def memory_order_view(tensor: Tensor) -> Tensor:
+    """Return a view with the dimensions in memory order, contiguous for every dense tensor."""
     return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))

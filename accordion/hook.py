@@ -1,11 +1,10 @@
-"""One dispatcher hook for DDP: buckets in, averaged gradients out, whatever the level of each
-layer.
+"""DDP communication hook that averages the gradients of every bucket at the layers' levels.
 
 DDP accepts a hook once, so levels change inside it. DDP can also rebuild its buckets after the
 first step, so layers are identified by name and never by position.
 """
 
-# Annotations are evaluated here: DDP compares the hook's with its own types.
+# No `from __future__ import annotations`: DDP compares the hook's annotations with its own types.
 
 import time
 import weakref
@@ -19,58 +18,63 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.background import (
-    Inline,
-    OnStream,
-    OnThread,
-    Runner,
-    backend_of,
-    own_group,
-    wait_at_exit,
-)
-from accordion.bucket_order import fix_buckets
-from accordion.control import Word, empty_word, word_flow
-from accordion.drive import GroupNetwork, drive
-from accordion.engine import Engine, Layer, Stack
+from accordion.compression_engine import Engine, Layer
+from accordion.ddp_buckets import as_real, fix_buckets, gradients_of
 from accordion.errors import HookError
-from accordion.gradients import as_real, gradients_of
-from accordion.ledger import OVERHEAD
+from accordion.exchange import GroupNetwork
+from accordion.executors import (
+    Executor,
+    InlineExecutor,
+    StreamExecutor,
+    ThreadExecutor,
+    backend_name,
+    create_exchange_group,
+    register_exit_delay,
+)
 from accordion.messages import LayerInfo
 from accordion.module_checks import check_join
-from accordion.wire import Request
+from accordion.step_signals import Signal
 
 LONG_VECTOR = 1 << 20
-"""Values from which a parameter of one dimension is compressed like a matrix; 4 MB in fp32.
+"""One-dimensional parameters with at least this many values are compressed (4 MB in fp32).
 
-Such a parameter is a table of one weight per feature. Shorter ones are biases and scales of norms,
-which are few bytes and sensitive to errors.
+They are tables of one weight per feature. Shorter ones are biases and scales of norms, which take
+few bytes and are sensitive to errors.
 """
 
 
 class Hook:
-    """Registers itself with a DDP module and runs its engine's flows bucket by bucket, in bucket
-    order.
+    """Registers itself with a DDP module and exchanges its buckets in their order.
 
-    Waiting in a future's callback from several buckets can deadlock on gloo, so collectives block:
-    in a thread beside the backward pass, or, with `overlap=False`, inside the hook.
+    Waiting in callbacks of several buckets' futures can deadlock on gloo, so collectives block: in
+    a thread in parallel with the backward pass, or inside the hook with `overlap=False`.
+
+    Args:
+        module: the module to register with.
+        engine: compresses the gradients.
+        raised: returns the signals that this worker raises; called once per step.
+        loss_scale: returns the scale of the loss, 1 without a scaler; called once per step.
+        pass_skipped_step: given a step's signals, passes the boundary of a step that the training
+            loop's own scaler skipped; returns False for another step.
+        overlap: whether to exchange gradients in parallel with the backward pass.
 
     Raises:
-        HookError: the module has a hook already.
+        HookError: the module already has a hook.
     """
 
     def __init__(
         self,
         module: DistributedDataParallel,
         engine: Engine,
-        raised: Callable[[], frozenset[Word]],
+        raised: Callable[[], frozenset[Signal]],
         *,
         loss_scale: Callable[[], float],
         pass_skipped_step: Callable[[Tensor], bool],
         overlap: bool,
     ) -> None:
-        wait_at_exit()
+        register_exit_delay()
         device = next(module.parameters()).device
-        self._exchange_network, self._runner = _background(
+        self._exchange_network, self._executor = _choose_executor(
             module.process_group, device, overlap=overlap
         )
         self._engine = engine
@@ -83,11 +87,11 @@ class Hook:
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)  # DDP holds the hook
         self._handed_over: set[str] = set()
-        self._word = empty_word(device)
-        self._seen: Tensor | None = None
+        self._signals: Tensor | None = None
+        """Signals of the step whose gradients were exchanged; None before the exchange."""
         self.waited_s = 0.0
-        """Seconds in which training stood still for exchanges, encoding included; on GPUs the
-        device's are not seen.
+        """Seconds for which training waited for exchanges, encoding included; on GPUs, only the
+        host's time.
         """
         try:
             module.register_comm_hook(None, self._on_bucket)
@@ -96,50 +100,48 @@ class Hook:
                 f"DDP refused the hook ({error}); a module takes one hook, attach() to a new DDP"
             ) from error
         if fix_buckets(module):
-            module.register_comm_hook(None, self._on_bucket)  # the first went with the old buckets
-        # Only DDP's Python reducer needs this list, and it is refused; copies of the module would
-        # hold it.
+            module.register_comm_hook(None, self._on_bucket)  # rebuilding removed it
+        # Only DDP's Python reducer needs this list, and attach() refuses it. Copies of the module
+        # would hold the hook through it.
         getattr(module, "_comm_hooks", []).clear()
 
     @property
     def has_gradients(self) -> bool:
-        """Whether the gradients of a step were exchanged since the last step boundary."""
-        self._runner.check()
-        return self._seen is not None
+        """Whether gradients were exchanged since the last step boundary."""
+        self._executor.raise_failure()
+        return self._signals is not None
 
     def remove(self) -> None:
-        """Do nothing: a DDP module keeps its hook as long as it exists."""
+        """Do nothing, because a DDP module keeps its hook for good."""
 
-    def take_word(self) -> Tensor:
-        """The control word of the step's backward, averaged over the workers.
+    def take_signals(self) -> Tensor:
+        """Return the step's signals, averaged over the workers, (5,).
 
         Raises:
             HookError: no gradients were exchanged since the last call.
-            Exception: the error of an exchange that failed during the backward pass, such as a lost
-                connection.
+            Exception: an exchange failed during the backward pass, for example because a connection
+                was lost.
         """
-        self._runner.check()
-        if self._seen is None:
+        self._executor.raise_failure()
+        if self._signals is None:
             raise HookError(
                 "not all gradients were exchanged since the last step; call backward() outside"
                 " no_sync() first, attach() before the first forward pass, and give"
                 " DistributedDataParallel find_unused_parameters=True if layers can be unused"
             )
-        word, self._seen = self._seen, None
-        return word
+        signals, self._signals = self._signals, None
+        return signals
 
-    def unused(self) -> list[str]:
-        """Return the layers that no worker used in this step and whose gradients DDP left
-        unchanged.
+    def unused_layers(self) -> list[str]:
+        """Return the layers that no worker used in this step and whose gradients DDP left alone.
 
         Raises:
-            HookError: the parameters that DDP exchanges are not those that were trainable at
-                `attach`.
+            HookError: DDP exchanges other parameters than were trainable at `attach`.
         """
         module = self._module()
         if module is None or not module.find_unused_parameters or module.static_graph:
             return []
-        # DDP's own map, summed over the workers: a zero gradient does not show whether it was used.
+        # DDP's own map, summed over the workers: a zero gradient does not tell whether it was used.
         used = module.reducer._get_local_used_map().tolist()
         if len(used) != len(self._reduced):
             raise HookError(
@@ -154,7 +156,7 @@ class Hook:
         ]
 
     def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002
-        self._check_turn()
+        self._check_call()
         if bucket.index() == 0:
             self._engine.loss_scale = self._loss_scale()
         buffer, layers = bucket.buffer(), self._layers(bucket)
@@ -162,7 +164,7 @@ class Hook:
         exchange = partial(
             self._exchange, buffer, layers, is_last=is_last, since=time.perf_counter()
         )
-        future: torch.futures.Future[Tensor] = self._runner.submit(exchange, buffer)
+        future: torch.futures.Future[Tensor] = self._executor.submit(exchange, buffer)
         return future
 
     def _is_last(self, bucket: GradBucket, layers: list[Layer]) -> bool:
@@ -183,11 +185,11 @@ class Hook:
         self._handed_over.clear()
         return True
 
-    def _check_turn(self) -> None:
+    def _check_call(self) -> None:
         module = self._module()
         if module is not None:
             check_join(module)
-        if self._seen is not None and not self._pass_skipped_step(self._seen):
+        if self._signals is not None and not self._pass_skipped_step(self._signals):
             raise HookError(
                 "gradients were exchanged twice for one step; call session.step() after each"
                 " backward(), and run all other forward and backward passes, whose gradients are"
@@ -197,56 +199,12 @@ class Hook:
     def _exchange(
         self, buffer: Tensor, layers: list[Layer], *, is_last: bool, since: float
     ) -> None:
-        self._engine.observe(layers)
-        if self._engine.is_dense(layers):
-            self._reduce_in_place(buffer, layers)
-            stacks: list[Stack] = []
-        else:
-            stacks = self._engine.prepare(layers)
-        if stacks or is_last:
-            self._run(stacks, with_word=is_last)
+        raised = self._raised if is_last else None
+        signals = self._engine.exchange(buffer, layers, self._exchange_network, raised=raised)
         if is_last:
-            self._mark_not_finite_(buffer)
-        if is_last or not self._runner.beside:
+            self._signals = signals
+        if is_last or not self._executor.is_parallel:
             self.waited_s += time.perf_counter() - since
-
-    def _run(self, stacks: list[Stack], *, with_word: bool) -> None:
-        flows = [stack.flow for stack in stacks]
-        owners = [(stack.names, stack.level.method) for stack in stacks]
-        if with_word:
-            flows.append(word_flow(self._closing_word()))
-            owners.append(((OVERHEAD,), OVERHEAD))
-
-        def count(index: int, request: Request) -> None:
-            layers, method = owners[index]
-            self._engine.ledger.count(layers, request, method)
-
-        results = drive(flows, self._exchange_network, count)
-        self._engine.finish(stacks)
-        if with_word:
-            self._seen = results[-1]
-            self._word.zero_()
-
-    def _reduce_in_place(self, buffer: Tensor, layers: list[Layer]) -> None:
-        self._engine.settle_(layers)
-        for layer in layers:
-            self._engine.ledger.count_mean(layer.name, layer.gradient)
-        self._exchange_network.mean_(buffer)
-
-    def _closing_word(self) -> Tensor:
-        self._word[Word.NOT_FINITE] = self._engine.not_finite()
-        for word in self._raised():
-            self._word[word] = 1.0
-        return self._word
-
-    def _mark_not_finite_(self, buffer: Tensor) -> None:
-        """Let a gradient be NaN on all workers where one was not finite on any, as plain DDP would.
-
-        Compression may hide it, and whoever looks at the gradients (a GradScaler, clipping) has to
-        see it everywhere.
-        """
-        if self._seen is not None:
-            buffer[:1].masked_fill_(self._seen[Word.NOT_FINITE] != 0, torch.nan)
 
     def _layers(self, bucket: GradBucket) -> list[Layer]:
         parameters = bucket.parameters()
@@ -261,7 +219,7 @@ class Hook:
 def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:
     """Return the layers whose level is decided: trainable matrices, tensors, and long vectors.
 
-    They are in the model's order. A complex parameter has the shape of its real view (`as_real`).
+    The order is the model's. A complex parameter has the shape of its real view (`as_real`).
     """
     return tuple(
         LayerInfo(name=name, shape=tuple(as_real(parameter.detach()).shape))
@@ -279,19 +237,17 @@ def reduced_layers(module: DistributedDataParallel) -> dict[str, torch.nn.Parame
 
 
 def named_layers(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """All parameters, named alike whether or not the module is compiled."""
-    return {_layer_name(name): parameter for name, parameter in module.named_parameters()}
+    """Return all parameters by name, with the same names whether the module is compiled or not."""
+    return {
+        name.replace("_orig_mod.", ""): parameter for name, parameter in module.named_parameters()
+    }
 
 
-def _layer_name(name: str) -> str:
-    return name.replace("_orig_mod.", "")
-
-
-def _background(
+def _choose_executor(
     group: dist.ProcessGroup, device: Any, *, overlap: bool
-) -> tuple[GroupNetwork, Runner]:
+) -> tuple[GroupNetwork, Executor]:
     if not overlap:
-        return GroupNetwork(group, device), Inline()
-    if device.type == "cuda" and backend_of(group, device) == "nccl":
-        return GroupNetwork(group, device), OnStream(device)
-    return GroupNetwork(own_group(group), device), OnThread(device)
+        return GroupNetwork(group, device), InlineExecutor()
+    if device.type == "cuda" and backend_name(group, device) == "nccl":
+        return GroupNetwork(group, device), StreamExecutor(device)
+    return GroupNetwork(create_exchange_group(group), device), ThreadExecutor(device)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accordion.wire import Gather, Mean, Request, bytes_of
+from accordion.wire import Gather, Mean, Request, payload_bytes
 
 DENSE_BYTES = 4
 """Bytes of one value in the dense equivalent, fp32."""
@@ -50,34 +50,34 @@ class Ledger:
 
     def count(self, layers: tuple[str, ...], request: Request, method: str) -> None:
         """Book a request in equal parts on layers of equal shape."""
-        sent, wire = bytes_of(request), wire_bytes(request, self._world_size)
+        sent, wire = payload_bytes(request), wire_bytes(request, self._world_size)
         collective = "all-reduce" if isinstance(request, Mean) else "all-gather"
-        self._book((method, collective), layers, sent=sent, wire=wire)
+        self._add_request((method, collective), layers, sent=sent, wire=wire)
 
     def count_broadcast(self, size: int) -> None:
         """Book control bytes that rank 0 sent to all; on every worker, so that all ledgers
         agree.
         """
         wire = (self._world_size - 1) * size // self._world_size
-        self._book((OVERHEAD, "broadcast"), (OVERHEAD,), sent=size, wire=wire)
+        self._add_request((OVERHEAD, "broadcast"), (OVERHEAD,), sent=size, wire=wire)
 
-    def _book(
+    def _add_request(
         self, kind: tuple[str, str], layers: tuple[str, ...], *, sent: int, wire: int
     ) -> None:
-        _add(self.by_collective[" ".join(kind)], sent, wire)
-        _add(self.total, sent, wire)
+        _add_bytes(self.by_collective[" ".join(kind)], sent, wire)
+        _add_bytes(self.total, sent, wire)
         for place, layer in enumerate(layers):
-            _add(
+            _add_bytes(
                 self.by_layer[layer],
                 _share(sent, place, len(layers)),
                 _share(wire, place, len(layers)),
             )
 
-    def count_mean(self, layer: str, gradient: Tensor) -> None:
+    def count_dense(self, layer: str, gradient: Tensor) -> None:
         """Book a layer that is averaged as it is."""
         self.count((layer,), Mean(gradient), "none")
 
-    def expect(self, layer: str, values: int) -> None:
+    def count_dense_equivalent(self, layer: str, values: int) -> None:
         """Book what a layer of this many values would have cost uncompressed in one step."""
         for count in (self.total, self.by_layer[layer]):
             count.dense += DENSE_BYTES * values
@@ -92,7 +92,7 @@ class Ledger:
         }
 
     @staticmethod
-    def read(state: Mapping[str, Any]) -> dict[str, defaultdict[str, ByteCount]]:
+    def parse_tables(state: Mapping[str, Any]) -> dict[str, defaultdict[str, ByteCount]]:
         """The tables of a saved state, for `restore`.
 
         Raises:
@@ -110,7 +110,7 @@ class Ledger:
         self.by_layer, self.by_collective = tables["layers"], tables["collectives"]
         self.total = ByteCount()
         for count in self.by_layer.values():
-            _add(self.total, count.payload, count.wire)
+            _add_bytes(self.total, count.payload, count.wire)
             self.total.dense += count.dense
             self.total.fp16 += count.fp16
 
@@ -119,12 +119,12 @@ def wire_bytes(request: Request, world_size: int) -> int:
     """Bytes that one worker's interface sends for a request."""
     match request:
         case Mean():
-            return 2 * (world_size - 1) * bytes_of(request) // world_size
+            return 2 * (world_size - 1) * payload_bytes(request) // world_size
         case Gather():
-            return (world_size - 1) * bytes_of(request)
+            return (world_size - 1) * payload_bytes(request)
 
 
-def _add(count: ByteCount, payload: int, wire: int) -> None:
+def _add_bytes(count: ByteCount, payload: int, wire: int) -> None:
     count.payload += payload
     count.wire += wire
 

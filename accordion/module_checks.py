@@ -41,7 +41,7 @@ def check_attachable(module: object, optimizer: Optimizer | None) -> None:
             f"attach() got a {type(module).__name__}; call init_process_group() and wrap the model"
             " in DistributedDataParallel first"
         )
-    for condition, sentence in _refusals(module):
+    for condition, sentence in _unsupported_features(module):
         if condition:
             raise HookError(sentence)
 
@@ -56,12 +56,12 @@ def has_peers() -> bool:
     return launched and os.environ.get("WORLD_SIZE") != "1"
 
 
-def group_of(module: torch.nn.Module) -> dist.ProcessGroup | None:
+def process_group_of(module: torch.nn.Module) -> dist.ProcessGroup | None:
     """Return the process group of a DistributedDataParallel module, and None for other modules."""
     return module.process_group if isinstance(module, DistributedDataParallel) else None
 
 
-def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+def unwrap_module(module: torch.nn.Module) -> torch.nn.Module:
     """Return the model inside DistributedDataParallel, or the module itself if it is not
     wrapped.
     """
@@ -97,10 +97,10 @@ def check_rate_known(config: Config, *rates: float | None) -> None:
         )
 
 
-def _refusals(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
+def _unsupported_features(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
     sparse = [
         f"{name}.weight"
-        for name, part in unwrapped(module).named_modules()
+        for name, part in unwrap_module(module).named_modules()
         if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
     ]
     yield (
@@ -109,7 +109,7 @@ def _refusals(module: torch.nn.Module) -> Iterator[tuple[bool, str]]:
         " sparse=False",
     )
     conjugated = [
-        name for name, p in unwrapped(module).named_parameters() if p.is_conj() or p.is_neg()
+        name for name, p in unwrap_module(module).named_parameters() if p.is_conj() or p.is_neg()
     ]
     yield (
         bool(conjugated),

@@ -45,11 +45,11 @@ class OptimizerSteps:
     ) -> None:
         check_step_mode(mode, optimizer, scaler)
         self.mode: StepMode = mode
-        self.optimizer = None if optimizer is None else _innermost(optimizer)
+        self.optimizer = None if optimizer is None else _unwrap_optimizer(optimizer)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._parameters = tuple(parameters)
 
-    def follow(self, pass_boundary: Callable[[], StepResult]) -> None:
+    def follow_optimizer(self, pass_boundary: Callable[[], StepResult]) -> None:
         """Call `pass_boundary` before each step that the training loop takes, if this is
         the mode.
         """
@@ -79,7 +79,7 @@ class OptimizerSteps:
                 " remove the call of session.step()"
             )
 
-    def finish(self, *, taken: bool) -> None:
+    def finish_step(self, *, taken: bool) -> None:
         """Take the step or skip it, unless the training loop takes steps."""
         if self.mode != "session":
             return
@@ -102,7 +102,7 @@ class OptimizerSteps:
         ) in self._parameters:  # optimizers leave parameters without a gradient as they are
             parameter.grad = None
 
-    def rate(self) -> float | None:
+    def learning_rate(self) -> float | None:
         """Return the optimizer's learning rate, that of its first group; None without an
         optimizer.
         """
@@ -154,7 +154,7 @@ def check_step_mode(mode: str, optimizer: Optimizer | None, scaler: GradScaler |
         raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
 
 
-def _innermost(optimizer: Optimizer) -> Optimizer:
+def _unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer inside wrappers such as Accelerate's, whose step hooks are not
     called.
     """

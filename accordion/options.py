@@ -1,12 +1,10 @@
-"""What a named option may be: one record that checks a value, fills its default and describes
-itself as JSON schema.
-"""
+"""Options of methods, policies and tasks: values with checks and a JSON schema."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from accordion.errors import ConfigError
 from accordion.messages import OptionValue
@@ -16,27 +14,24 @@ _JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option of a method or policy."""
+    """One option."""
 
     default: OptionValue
-    """Its type is the option's type; a whole number is accepted where a float is asked."""
-    least: float | None = None
-    most: float | None = None
+    """Its type is the option's type; a float option also accepts whole numbers."""
+    minimum: float | None = None
+    maximum: float | None = None
     choices: tuple[str, ...] = ()
     required: bool = False
-    """There is no default that fits anybody; `default` says only of which type it is."""
+    """Whether a value must be given; `default` then only sets the type."""
     help: str = ""
     lighter: Literal["more", "less"] | None = None
-    """Which direction compresses less; a ladder must not go that way from its light to its strong
-    level.
-    """
+    """Direction that compresses less; the `high` level must not compress less than `low`."""
 
-    def check(self, value: object, where: str) -> OptionValue:
-        """The value, as the option's type.
+    def check(self, value: object, where: str) -> Any:
+        """Return the value as the option's type; `where` names the option in errors.
 
         Raises:
-            ConfigError: another type, out of range or none of the choices; `where` names the option
-                in the sentence.
+            ConfigError: the value has another type, is out of range or is none of the choices.
         """
         kind = type(self.default)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -53,19 +48,19 @@ class Option:
         return value
 
     def _check_range(self, value: float, where: str) -> None:
-        too_small = self.least is not None and not value >= self.least
-        too_large = self.most is not None and not value <= self.most
+        too_small = self.minimum is not None and not value >= self.minimum
+        too_large = self.maximum is not None and not value <= self.maximum
         if too_small or too_large:
-            limits = [f"at least {self.least:g}"] if self.least is not None else []
-            limits += [f"at most {self.most:g}"] if self.most is not None else []
+            limits = [f"at least {self.minimum:g}"] if self.minimum is not None else []
+            limits += [f"at most {self.maximum:g}"] if self.maximum is not None else []
             raise ConfigError(f"{where} is {value!r}; it must be {' and '.join(limits)}")
 
     def schema(self) -> dict[str, object]:
-        """The option as JSON schema."""
+        """Return the option as JSON schema."""
         schema: dict[str, object] = {"type": _JSON_TYPES[type(self.default)]}
         if not self.required:
             schema["default"] = self.default
-        for key, value in (("minimum", self.least), ("maximum", self.most)):
+        for key, value in (("minimum", self.minimum), ("maximum", self.maximum)):
             if value is not None:
                 schema[key] = value
         if self.choices:
@@ -73,6 +68,45 @@ class Option:
         if self.help:
             schema["description"] = self.help
         return schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOption(Option):
+    """Required option that maps the first epoch of each interval to one of the choices."""
+
+    default: OptionValue = ""
+    required: bool = True
+
+    def check(self, value: object, where: str) -> dict[int, str]:
+        """Return the table with epochs as numbers; `where` names the option in errors.
+
+        Raises:
+            ConfigError: the value is no mapping, a key is no epoch, epoch 0 is missing, or a value
+                is none of the choices.
+        """
+        if not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{where} is {value!r}; it must be a mapping such as {{'0': {self.choices[0]!r},"
+                f" '10': {self.choices[-1]!r}}}"
+            )
+        for key, choice in value.items():
+            if not str(key).isdecimal():
+                raise ConfigError(f"{where}: {key!r} is no epoch; keys are whole numbers from 0")
+            if choice not in self.choices:
+                raise ConfigError(
+                    f"{where}: {choice!r} at epoch {key}; known are {', '.join(self.choices)}"
+                )
+        table = {int(key): str(choice) for key, choice in value.items()}
+        if 0 not in table:
+            raise ConfigError(
+                f"{where} starts at epoch {min(table, default=None)}; add an entry for epoch 0"
+            )
+        return table
+
+    def schema(self) -> dict[str, object]:
+        """Return the option as JSON schema."""
+        values = {"type": "string", "enum": list(self.choices)}
+        return {"type": "object", "description": self.help, "additionalProperties": values}
 
 
 def _as_float(value: int, where: str) -> float:
@@ -86,12 +120,13 @@ def _as_float(value: int, where: str) -> float:
 
 def check_options(
     given: Mapping[str, object], known: Mapping[str, Option], where: str
-) -> dict[str, OptionValue]:
-    """All known options, the given ones checked and the others by default.
+) -> dict[str, Any]:
+    """Return all known options, the given ones checked and the others by default.
+
+    `where` names the owner of the options in errors.
 
     Raises:
-        ConfigError: an unknown name, a value that its option refuses, or none for an option that
-            needs one; `where` names the owner in the sentence.
+        ConfigError: a name is unknown, an option refuses its value, or a required one is missing.
     """
     unknown = sorted(set(given) - set(known))
     if unknown:
@@ -113,7 +148,7 @@ def check_options(
 
 
 def options_schema(known: Mapping[str, Option]) -> dict[str, object]:
-    """JSON schema of an options object."""
+    """Return the JSON schema of an object with these options."""
     required = [name for name, option in known.items() if option.required]
     return {
         "type": "object",

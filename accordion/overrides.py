@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from accordion.compressors import level_of
-from accordion.config import BatchConfig, listed
+from accordion.config import BatchConfig, format_layers
 from accordion.errors import ConfigError, OverrideError
 from accordion.messages import Level, Override
 
@@ -18,7 +18,7 @@ Ladders = Mapping[str, tuple[Level, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class ResolvedOverride:
     """An override as this job understands it."""
 
     override: Override
@@ -49,9 +49,9 @@ class Placed:
         return self.start <= epoch and (self.override.until is None or epoch < self.override.until)
 
 
-def place(
+def resolve(
     override: Override, ladders: Ladders, *, start: int, batch: BatchConfig | None = None
-) -> Placed:
+) -> ResolvedOverride:
     """The override with its level and layers looked up.
 
     Raises:
@@ -59,13 +59,17 @@ def place(
     """
     _check_epochs(override)
     if override.target == "batch":
-        return Placed(
-            override=override, start=start, level_by_layer={}, global_batch=_size(override, batch)
+        return ResolvedOverride(
+            override=override,
+            start=start,
+            level_by_layer={},
+            global_batch=_batch_size(override, batch),
         )
     levels = {
-        layer: _level(override, ladders[layer]) for layer in _matching(override, tuple(ladders))
+        layer: _resolve_level(override, ladders[layer])
+        for layer in _matching_layers(override, tuple(ladders))
     }
-    return Placed(override=override, start=start, level_by_layer=levels)
+    return ResolvedOverride(override=override, start=start, level_by_layer=levels)
 
 
 def _check_epochs(override: Override) -> None:
@@ -101,7 +105,7 @@ def first_epoch(override: Override, epoch: int) -> int:
     return epoch + 1 if override.apply_at == "next_epoch" else override.apply_at
 
 
-def _size(override: Override, batch: BatchConfig | None) -> int:
+def _batch_size(override: Override, batch: BatchConfig | None) -> int:
     level = override.level
     if batch is None:
         raise OverrideError(
@@ -122,24 +126,26 @@ def _size(override: Override, batch: BatchConfig | None) -> int:
     )
 
 
-def batch_override(placed: Sequence[Placed], epoch: int) -> Placed | None:
+def batch_override(resolved: Sequence[ResolvedOverride], epoch: int) -> ResolvedOverride | None:
     """The override in force for the batch, the one with the largest number."""
-    held = [item for item in placed if item.global_batch is not None and item.holds(epoch)]
+    held = [item for item in resolved if item.global_batch is not None and item.holds(epoch)]
     return max(held, key=lambda item: item.override.number, default=None)
 
 
-def overlay(placed: Sequence[Placed], epoch: int) -> dict[str, Placed]:
+def overrides_by_layer(
+    resolved: Sequence[ResolvedOverride], epoch: int
+) -> dict[str, ResolvedOverride]:
     """The override in force by layer: where two overlap, the larger number wins, then the later in
     the sequence.
     """
-    by_layer: dict[str, Placed] = {}
-    for item in sorted(placed, key=lambda item: item.override.number):
+    by_layer: dict[str, ResolvedOverride] = {}
+    for item in sorted(resolved, key=lambda item: item.override.number):
         if item.holds(epoch):
             by_layer.update(dict.fromkeys(item.level_by_layer, item))
     return by_layer
 
 
-def _level(override: Override, ladder: Sequence[Level]) -> Level:
+def _resolve_level(override: Override, ladder: Sequence[Level]) -> Level:
     level = override.level
     if isinstance(level, Mapping):
         return _level_of_options(override.id, level, ladder[0].method)
@@ -167,15 +173,23 @@ def _level_of_options(override_id: str, given: Mapping[str, object], default_met
         raise OverrideError(f"override {override_id}: {error}") from error
 
 
-def _matching(override: Override, layers: Sequence[str]) -> tuple[str, ...]:
+def _matching_layers(override: Override, layers: Sequence[str]) -> tuple[str, ...]:
     for glob in override.layers:
         if not any(fnmatchcase(layer, glob) for layer in layers):
             raise OverrideError(
-                f"override {override.id}: no layer matches {glob!r}; layers are {listed(layers)}"
+                f"override {override.id}: no layer matches {glob!r}; layers are"
+                f" {format_layers(layers)}"
             )
     return tuple(
         layer for layer in layers if any(fnmatchcase(layer, glob) for glob in override.layers)
     )
 
 
-__all__ = ["Ladders", "Placed", "batch_override", "first_epoch", "overlay", "place"]
+__all__ = [
+    "Ladders",
+    "ResolvedOverride",
+    "batch_override",
+    "first_epoch",
+    "overrides_by_layer",
+    "resolve",
+]

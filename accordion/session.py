@@ -23,29 +23,34 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from accordion.compression_engine import Engine
 from accordion.config import Config
-from accordion.control import Word, raised
 from accordion.controller import Controller, Decider
 from accordion.coordination import Coordinator
 from accordion.detector import window_is_due, window_is_full
-from accordion.drive import GroupNetwork
-from accordion.engine import Engine
 from accordion.errors import OverrideError, StateError
+from accordion.exchange import GroupNetwork
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
-from accordion.module_checks import check_attachable, check_rate_known, group_of, unwrapped
+from accordion.module_checks import (
+    check_attachable,
+    check_rate_known,
+    process_group_of,
+    unwrap_module,
+)
 from accordion.optimizer_steps import OptimizerSteps, StepMode
-from accordion.session_state import (
+from accordion.saved_states import (
     complete_states,
-    decision_of,
-    gathered_state,
     load_states,
-    serialized,
+    merge_states,
+    parse_decision,
+    serialize_state,
 )
 from accordion.single_process import SingleProcessHook
-from accordion.statistics import SKETCH_SIZE, norms, root_mean_squares
+from accordion.statistics import SKETCH_SIZE, estimate_norms, root_mean_squares
 from accordion.step_results import StepResult, Switch
+from accordion.step_signals import Signal, raised_signals
 from accordion.training_warnings import (
     SKIPPED_IN_A_ROW,
     WindowProgress,
@@ -86,15 +91,15 @@ def attach(
     """
     check_attachable(module, optimizer)
     steps = OptimizerSteps(step, optimizer=optimizer, scaler=scaler, parameters=module.parameters())
-    layers = decided_layers(unwrapped(module))
-    network = GroupNetwork(group_of(module), next(module.parameters()).device)
+    layers = decided_layers(unwrap_module(module))
+    network = GroupNetwork(process_group_of(module), next(module.parameters()).device)
     engine = Engine(layers, seed=config.seed, world_size=network.world_size, rank=network.rank)
     controller = Controller(config, layers)
     session = Session(config, engine, controller, optimizer_steps=steps, decider=decider)
     session.global_batch = session.global_batch or global_batch
-    session.connect(module, network, overlap=overlap)
+    session.register_hook(module, network, overlap=overlap)
     session.watch_windows(epochs)
-    steps.follow(session.pass_boundary)
+    steps.follow_optimizer(session.pass_boundary)
     return session
 
 
@@ -111,7 +116,7 @@ class Session:
         decider: Decider | None,
     ) -> None:
         self.controller = controller
-        """Kept up to date on rank 0 only."""
+        """StagedTensors up to date on rank 0 only."""
         self.decision: Decision = controller.decision
         """In force."""
         self.steps = 0
@@ -129,8 +134,8 @@ class Session:
         self._decider = decider
         self._skipped_in_a_row = 0
         self._windows = WindowProgress()
-        self._requested: set[Word] = set()
-        self._in_flight: frozenset[Word] = frozenset()
+        self._requested: set[Signal] = set()
+        self._in_flight: frozenset[Signal] = frozenset()
         self._overrides: tuple[Override, ...] = ()
         self.on_boundary: Callable[[StepResult], None] | None = None
         """Called on every rank with the result of each step boundary, also of those that the
@@ -140,13 +145,15 @@ class Session:
         """The schedule's rate of this epoch, before batch scaling and warm-up; None takes the
         optimizer's.
         """
-        self._go_over_to(self.decision)
+        self._adopt_decision(self.decision)
 
-    def connect(self, module: torch.nn.Module, network: GroupNetwork, *, overlap: bool) -> None:
+    def register_hook(
+        self, module: torch.nn.Module, network: GroupNetwork, *, overlap: bool
+    ) -> None:
         """Register the hook; `attach` does this."""
         self.rank: int = network.rank
         self.world_size: int = network.world_size
-        self.layers: tuple[LayerInfo, ...] = decided_layers(unwrapped(module))
+        self.layers: tuple[LayerInfo, ...] = decided_layers(unwrap_module(module))
         self._device: torch.device = next(module.parameters()).device
         self._network = network
         self._coordinator = Coordinator(self._network, self.ledger, self._device, rank=self.rank)
@@ -160,7 +167,7 @@ class Session:
             self.hook: Hook | SingleProcessHook = Hook(
                 module,
                 self._engine,
-                self._raise_now,
+                self._take_requested,
                 loss_scale=steps.read_scale,
                 pass_skipped_step=self._pass_skipped_step,
                 overlap=overlap,
@@ -169,7 +176,7 @@ class Session:
             self.hook = SingleProcessHook(
                 module,
                 self._engine,
-                self._raise_now,
+                self._take_requested,
                 loss_scale=steps.read_scale,
                 unscale=steps.unscale_gradients,
             )
@@ -196,7 +203,7 @@ class Session:
         """
         return self.hook.waited_s + self._network.seconds
 
-    def request(self, word: Word) -> None:
+    def request(self, word: Signal) -> None:
         """Raise a word: at the end of the next step that starts, all workers see it. Any rank, any
         thread.
         """
@@ -217,7 +224,7 @@ class Session:
         for override in overrides:
             self.controller.check_override(override)
         self._overrides = tuple(overrides)
-        self.request(Word.DECISION)
+        self.request(Signal.DECISION)
 
     def step(self) -> StepResult:
         """Take the optimizer's step, unless a gradient was not finite somewhere, and do what was
@@ -241,18 +248,20 @@ class Session:
         """Do what belongs to the boundary between two steps, and raise as `step`; the followed
         optimizer calls this.
         """
-        check_rate_known(self._config, self.lr, self._optimizer_steps.rate())
-        announced = raised(self.hook.take_word())
+        check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
+        announced = raised_signals(self.hook.take_signals())
         self._requested -= self._in_flight
-        taken = Word.NOT_FINITE not in announced
-        self._settle(taken=taken)
+        taken = Signal.NOT_FINITE not in announced
+        self._finish_step(taken=taken)
         self.steps += 1
-        switch = self._switch(self._overridden) if Word.DECISION in announced else None
+        switch = (
+            self._apply_decision(self._decide_overrides) if Signal.DECISION in announced else None
+        )
         if window_is_full(self._config.detector, self.steps):
             switch = self._close_window(
                 epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr()
             )
-        result = StepResult(taken=taken, announced=announced - {Word.NOT_FINITE}, switch=switch)
+        result = StepResult(taken=taken, announced=announced - {Signal.NOT_FINITE}, switch=switch)
         if self.on_boundary is not None:
             self.on_boundary(result)
         return result
@@ -306,8 +315,8 @@ class Session:
         Raises:
             RuntimeError: another worker is gone.
         """
-        payloads = self._coordinator.gather_on_first(serialized(self.state_dict()))
-        return None if payloads is None else gathered_state(payloads)
+        payloads = self._coordinator.gather_on_rank_0(serialize_state(self.state_dict()))
+        return None if payloads is None else merge_states(payloads)
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
         """Continue where a group stopped; every worker calls this.
@@ -321,7 +330,7 @@ class Session:
             StateError: on some worker the states are incomplete, out of order, or of another model;
                 raised on all workers, and nothing is changed on any.
         """
-        before = self._engine.snapshot(), self.controller.state_dict()
+        before = self._engine.take_snapshot(), self.controller.state_dict()
         problem: StateError | None = None
         try:
             chosen = complete_states(states, rank=self.rank, world_size=self.world_size)
@@ -334,10 +343,10 @@ class Session:
         try:
             self._coordinator.require_equal_states(summary)
         except StateError as error:
-            self._engine.restore(before[0])
+            self._engine.restore_snapshot(before[0])
             self.controller.load_state_dict(before[1])
             raise (problem or error) from problem
-        self._go_over_to(decision_of(loaded["decision"]))
+        self._adopt_decision(parse_decision(loaded["decision"]))
         self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
@@ -345,24 +354,24 @@ class Session:
         """Pass the boundary of a step that the loop's own scaler skipped; return False for another
         step.
         """
-        if self._optimizer_steps.mode == "session" or Word.NOT_FINITE not in raised(word):
+        if self._optimizer_steps.mode == "session" or Signal.NOT_FINITE not in raised_signals(word):
             return False
         self.pass_boundary()
         return True
 
-    def _raise_now(self) -> frozenset[Word]:
+    def _take_requested(self) -> frozenset[Signal]:
         self._in_flight = frozenset(self._requested)
         return self._in_flight
 
-    def _settle(self, *, taken: bool) -> None:
+    def _finish_step(self, *, taken: bool) -> None:
         if taken:
-            self._engine.keep(self.hook.unused())
-            self._engine.commit()
+            self._engine.restore_unused(self.hook.unused_layers())
+            self._engine.commit_step()
             self._skipped_in_a_row = 0
         else:
             self._count_skipped()
-            self._engine.rollback()
-        self._optimizer_steps.finish(taken=taken)
+            self._engine.rollback_step()
+        self._optimizer_steps.finish_step(taken=taken)
 
     def _count_skipped(self) -> None:
         self.skipped_steps += 1
@@ -376,7 +385,7 @@ class Session:
         """Return the schedule's learning rate, or the optimizer's while the schedule's is not
         known.
         """
-        return (self._optimizer_steps.rate() or 0.0) if self.lr is None else self.lr
+        return (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
         # A window without a finite step says nothing: it stays open.
@@ -399,7 +408,7 @@ class Session:
             statistic_kind=detector.statistic,
             rms_by_layer=rms,
         )
-        return self._switch(lambda: self._decide(report))
+        return self._apply_decision(lambda: self._decide_report(report))
 
     def _close_sums(self) -> tuple[dict[str, float], dict[str, float]]:
         """The statistic of the window that ends, and the root mean squares beside it, by layer."""
@@ -409,26 +418,26 @@ class Session:
             # The paper sums rank 0's gradients: undo the mean over the steps, and over the workers
             # below.
             own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
-        summary = self._coordinator.average(own)
+        summary = self._coordinator.average_tensor(own)
         sums.clear()
-        return norms(names, summary), root_mean_squares(names, summary)
+        return estimate_norms(names, summary), root_mean_squares(names, summary)
 
-    def _decide(self, report: Report) -> Decision:
+    def _decide_report(self, report: Report) -> Decision:
         proposal = self.controller.decide(report)
         return proposal if self._decider is None else self._decider(report, proposal)
 
-    def _overridden(self) -> Decision:
+    def _decide_overrides(self) -> Decision:
         return self.controller.override(self._overrides, epoch=self.epoch, step=self.steps)
 
-    def _switch(self, decide: Callable[[], Decision]) -> Switch:
+    def _apply_decision(self, decide: Callable[[], Decision]) -> Switch:
         """Rank 0 decides, all ranks go over to it and say which plan they run."""
         decision = self._coordinator.share_decision(decide)
-        self._go_over_to(decision)
+        self._adopt_decision(decision)
         batch = self.global_batch if self._config.batch else None
         own = Ack(rank=self.rank, step=self.steps, digest=plan_digest(self._engine.plan, batch))
         return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
-    def _go_over_to(self, decision: Decision) -> None:
+    def _adopt_decision(self, decision: Decision) -> None:
         self.decision, self._engine.plan = decision, decision.level_by_layer
         self.global_batch = decision.global_batch or self.global_batch
 

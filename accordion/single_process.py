@@ -1,8 +1,8 @@
-"""Follows a module that is not wrapped in DistributedDataParallel, in a process without peers.
+"""Hook for a module that is not wrapped in DistributedDataParallel, in a process without peers.
 
-Ray Train's `prepare_model` leaves a model as it is if there is one worker. There is nothing to
-exchange, so gradients stay what they are; statistic, decisions and saved states are those of any
-session. Only residuals that were saved in a larger group are added, once.
+Ray Train's `prepare_model` does not wrap a model if there is one worker. Nothing is exchanged, so
+gradients stay as they are; statistic, decisions and saved states work as in any session. Residuals
+that were saved in a larger group are added once.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion.control import Word, empty_word
-from accordion.engine import Engine, Layer
+from accordion.compression_engine import Engine, Layer
+from accordion.ddp_buckets import as_real
 from accordion.errors import HookError
-from accordion.gradients import as_real
 from accordion.hook import named_layers
 from accordion.module_checks import has_peers
+from accordion.step_signals import Signal
 
 
 class SingleProcessHook:
     """Observes gradients as they accumulate in `parameter.grad`, before a script clips them.
 
-    Its methods are those of `accordion.hook.Hook`.
+    It has the methods of `accordion.hook.Hook`. `unscale` divides the gradients by the loss scale.
 
     Raises:
-        HookError: another session follows the module.
+        HookError: another session is attached to the module.
     """
 
     waited_s = 0.0
@@ -38,7 +38,7 @@ class SingleProcessHook:
         self,
         module: torch.nn.Module,
         engine: Engine,
-        raised: Callable[[], frozenset[Word]],
+        raised: Callable[[], frozenset[Signal]],
         *,
         loss_scale: Callable[[], float],
         unscale: Callable[[], None],
@@ -48,34 +48,34 @@ class SingleProcessHook:
         self._loss_scale = loss_scale
         self._unscale = unscale
         self._layers = {name: p for name, p in named_layers(module).items() if p.requires_grad}
-        if all(map(_is_followed, self._layers.values())):
+        if all(map(_is_observed, self._layers.values())):
             raise HookError(
                 "the module passed to attach() has a session already; attach() once, or to a new"
                 " module"
             )
         self._accumulated: set[str] = set()
-        observe = partial(_observe, weakref.ref(self))
+        observe = partial(_observe_gradient, weakref.ref(self))
         layers: Iterable[tuple[str, Any]] = self._layers.items()  # torch does not type the method
         handles = [
             p.register_post_accumulate_grad_hook(partial(observe, name)) for name, p in layers
         ]
-        self.remove = weakref.finalize(self, _remove, handles)
-        """Stops following the module, so that another session can."""
+        self.remove = weakref.finalize(self, _remove_handles, handles)
+        """Detaches from the module, so that another session can attach."""
 
     @property
     def has_gradients(self) -> bool:
         """Whether there was a backward pass since the last step boundary."""
         return bool(self._accumulated)
 
-    def observe(self, name: str, parameter: Tensor) -> None:
-        """See what has accumulated of a layer's gradient."""
+    def observe_gradient(self, name: str, parameter: Tensor) -> None:
+        """Observe a layer's gradient as far as it has accumulated."""
         if not self._accumulated:
             self._engine.loss_scale = self._loss_scale()
         self._accumulated.add(name)
-        self._engine.observe_accumulated(_layer(name, parameter))
+        self._engine.observe_accumulated_gradient(_make_layer(name, parameter))
 
-    def take_word(self) -> Tensor:
-        """Return the control word of this process; add to the gradients what their layers owe.
+    def take_signals(self) -> Tensor:
+        """Return this process's signals, (5,), and add the residuals to the gradients.
 
         Raises:
             HookError: there was no backward pass since the last call, or the process has peers now.
@@ -93,48 +93,43 @@ class SingleProcessHook:
             )
         named = {name: self._layers[name] for name in self._accumulated}
         layers = [
-            _layer(name, parameter)
+            _make_layer(name, parameter)
             for name, parameter in named.items()
             if parameter.grad is not None
         ]
         self._accumulated.clear()
-        self._engine.observe_rest(layers)
-        word = empty_word(next(iter(self._layers.values())).device)
-        word[Word.NOT_FINITE] = self._engine.not_finite()
-        for raised in self._raised():
-            word[raised] = 1.0
+        self._engine.observe_other_layers(layers)
+        device = next(iter(self._layers.values())).device
+        signals = self._engine.own_signals(self._raised(), device)
         if self._engine.feedback.values:
             self._unscale()
             self._engine.loss_scale = 1.0
-            self._engine.settle_(layers)
-        return word
+            self._engine.add_residuals_(layers)
+        return signals
 
-    def unused(self) -> list[str]:
-        """Return no layers: one without a gradient keeps what it owes, since nothing of it was
-        sent.
-        """
+    def unused_layers(self) -> list[str]:
+        """Return no layers: a layer without a gradient sent nothing and keeps its residual."""
         return []
 
 
-def _observe(hook: weakref.ref[SingleProcessHook], name: str, parameter: Tensor) -> None:
+def _observe_gradient(hook: weakref.ref[SingleProcessHook], name: str, parameter: Tensor) -> None:
     followed = hook()
     if followed is not None:
-        followed.observe(name, parameter)
+        followed.observe_gradient(name, parameter)
 
 
-def _is_followed(parameter: Any) -> bool:
-    hooks = (
-        getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    )  # torch has no public way to see them
-    return any(getattr(hook, "func", None) is _observe for hook in hooks.values())
+def _is_observed(parameter: Any) -> bool:
+    # torch has no public name for these hooks.
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return any(getattr(hook, "func", None) is _observe_gradient for hook in hooks.values())
 
 
-def _remove(handles: Iterable[Any]) -> None:
+def _remove_handles(handles: Iterable[Any]) -> None:
     for handle in handles:
         handle.remove()
 
 
-def _layer(name: str, parameter: Tensor) -> Layer:
+def _make_layer(name: str, parameter: Tensor) -> Layer:
     if parameter.grad is None:
         raise HookError(
             f"the gradient of layer {name!r} was removed inside the backward pass; an optimizer"

@@ -61,7 +61,7 @@ class GradientSums:
         """Add `scale` times a step's gradient of a layer, to count from the next commit on."""
         if self._hash is None:
             self._hash = SketchHash(self._shapes, self._seed, gradient.device)
-            self._to(gradient.device)
+            self._move_to(gradient.device)
         self._hash.sketch_(self._step[self._rows[layer]], gradient, scale=scale)
 
     def forget(self, layer: str) -> None:
@@ -137,7 +137,7 @@ class GradientSums:
             self._squares[row] += total[-1]
         self.steps = steps
 
-    def _to(self, device: torch.device) -> None:
+    def _move_to(self, device: torch.device) -> None:
         self._sums, self._step, self._squares = (
             t.to(device) for t in (self._sums, self._step, self._squares)
         )
@@ -156,7 +156,7 @@ class SketchHash:
 
     def __init__(self, shapes: Mapping[str, torch.Size], seed: int, device: torch.device) -> None:
         tiles = max((_num_tiles(shape.numel()) for shape in shapes.values()), default=0)
-        draw = seeded(seed, "sketch")
+        draw = seeded_generator(seed, "sketch")
         self._tile_signs_G1T = _random_signs((_ROWS * SKETCH_SIZE // _SEGMENT, 1, tiles), draw).to(
             device
         )
@@ -212,7 +212,7 @@ def _num_tiles(entries: int) -> int:
     return max(0, (entries - _ROWS * SKETCH_SIZE) // _TILE + 1)
 
 
-def norms(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
+def estimate_norms(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
     """Norm of each layer's mean gradient, from a summary averaged over the workers."""
     lengths = torch.linalg.vector_norm(summary[:, :SKETCH_SIZE], dim=1).tolist()
     return dict(zip(layers, lengths, strict=True))
@@ -223,7 +223,7 @@ def root_mean_squares(layers: Iterable[str], summary: Tensor) -> dict[str, float
     return dict(zip(layers, summary[:, SKETCH_SIZE].sqrt().tolist(), strict=True))
 
 
-def seeded(seed: int, purpose: str) -> torch.Generator:
+def seeded_generator(seed: int, purpose: str) -> torch.Generator:
     """A generator on the CPU that is the same on every worker; the global one is never touched."""
     digest = hashlib.sha256(f"{seed}:{purpose}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "big"))

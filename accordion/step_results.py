@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accordion.control import Word
 from accordion.messages import Ack, Decision
+from accordion.step_signals import Signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class StepResult:
 
     taken: bool
     """Whether parameters changed; False if a gradient was not finite on some worker."""
-    announced: frozenset[Word]
+    announced: frozenset[Signal]
     """Words that some worker raised before its last bucket was exchanged."""
     switch: Switch | None
     """The switch to a new decision at this step boundary, if there was one."""

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accordion.config import Config, listed
+from accordion.config import Config, format_layers
 
 SKIPPED_IN_A_ROW = 10
 """Consecutive skipped steps after which a worker warns, and again whenever the number has doubled.
@@ -43,7 +43,9 @@ def warn_of_skipped_steps(in_a_row: int, layers: Sequence[str], *, rank: int) ->
     if rest or doublings & (doublings - 1) or not (layers or rank == 0):
         return
     where = (
-        f"the gradients of {listed(layers)} are" if layers else "a gradient on another worker is"
+        f"the gradients of {format_layers(layers)} are"
+        if layers
+        else "a gradient on another worker is"
     )
     warnings.warn(
         f"rank {rank}: {in_a_row} steps in a row were skipped, since {where} not finite; parameters"

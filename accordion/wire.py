@@ -25,7 +25,7 @@ from torch import Tensor
 from accordion.messages import OptionValue
 
 _ALIGNMENT = 8
-"""Payloads are padded to this many bytes on their way, so that an answer can be viewed as any
+"""Payloads are padded_size to this many bytes on their way, so that an answer can be viewed as any
 dtype.
 """
 
@@ -106,14 +106,14 @@ class Context:
     """
 
 
-def bytes_of(request: Request) -> int:
+def payload_bytes(request: Request) -> int:
     """Bytes that one worker hands to the network for this request."""
     tensor = request.buffer if isinstance(request, Mean) else request.payload
     size = tensor.numel() * tensor.element_size()
-    return size if isinstance(request, Mean) else padded(size)
+    return size if isinstance(request, Mean) else padded_size(size)
 
 
-def padded(size: int) -> int:
+def padded_size(size: int) -> int:
     """Bytes that a payload of this size takes on its way."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 

@@ -21,17 +21,17 @@ from accordion.config import Config, DetectorConfig, Window
 from accordion.session import Session
 from accordion_ray.checkpoints import load_state
 from accordion_ray.checks import check_config, check_model
-from accordion_ray.connection import (
-    ServiceConnection,
-    check_installations,
-    find_installations,
-)
 from accordion_ray.epochs import EpochFollower
 from accordion_ray.failures import OutcomeStore, watch_end
 from accordion_ray.guest_run import GuestRun
 from accordion_ray.identity import IdentityFile
 from accordion_ray.records import Attached, known_spec, make_label
 from accordion_ray.rendezvous import TIMEOUT_S, default_store, wait_for_ranks
+from accordion_ray.service_connection import (
+    ServiceConnection,
+    check_installations,
+    find_installations,
+)
 from accordion_ray.train_context import TrainRun, current_run, follow_reports
 from workers.contract import GUEST_ATTEMPT, FailureRecord, Guest, JobSpec
 from workers.hub.journal import Journal
@@ -84,7 +84,7 @@ def attach(
     guest: GuestRun | None = None
     if register and run.rank == 0:
         spec = partial(known_spec, config, name=label, global_batch=global_batch)
-        guest = _prepare(run, label, spec=spec, installation=installation)
+        guest = _prepare_guest(run, label, spec=spec, installation=installation)
     wait_for_ranks("attach", rank=run.rank, world_size=run.world_size, timeout_s=timeout_s)
     session = accordion.attach(
         model,
@@ -114,7 +114,7 @@ def attach(
     return session
 
 
-def _prepare(
+def _prepare_guest(
     run: TrainRun, label: str, *, spec: Callable[..., JobSpec], installation: str | None
 ) -> GuestRun | None:
     """Return what reports to the service; None, with a warning, if the run cannot be registered.

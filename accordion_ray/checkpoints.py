@@ -63,7 +63,7 @@ def load_state(session: Session, checkpoint: Any, *, node: str = "") -> str | No
         StateError: the state is of another model, or ranks have different checkpoints.
         OSError: the storage cannot be read.
     """
-    found = _gather((_find_state(checkpoint), node))
+    found = _gather_objects((_find_state(checkpoint), node))
     names: list[str] = [name for name, _ in found]
     _check_equal_names(names)
     if not names[0]:
@@ -115,7 +115,7 @@ def _load_downloaded(session: Session, checkpoint: Any, *, first: int) -> None:
                 destination_filesystem=local,
             )
         # It ends with a collective, so no rank reads the copy any more when it is removed.
-        _load_file(session, Path(_gather(folder)[first]) / STATE_FILE)
+        _load_file(session, Path(_gather_objects(folder)[first]) / STATE_FILE)
     finally:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
@@ -127,7 +127,7 @@ def _load_file(session: Session, file: Path) -> None:
     session.load_state_dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
 
 
-def _gather(value: Any) -> list[Any]:
+def _gather_objects(value: Any) -> list[Any]:
     """Return the values of all ranks, in rank order."""
     if not dist.is_initialized():
         return [value]

@@ -38,19 +38,19 @@ class EpochFollower:
             self._guest.record_boundary(result)
         length = self._attached.steps_per_epoch
         if length is not None and self._attached.session.steps % length == 0:
-            self._end()
+            self._end_epoch()
 
     def end_before_save(self) -> None:
         """End the epoch before its state is saved, if the script is about to report it."""
         if self._attached.steps_per_epoch is None:
-            self._end()
+            self._end_epoch()
 
     def begin_report(self, metrics: Mapping[str, Any]) -> None:
         """End the epoch, if reports do so, and record the epoch that has ended with these
         metrics.
         """
         if self._attached.steps_per_epoch is None:
-            self._end()
+            self._end_epoch()
             self._metrics.clear()
         self._metrics.update(metrics)
         self.record_ended()
@@ -60,7 +60,7 @@ class EpochFollower:
         if self._guest is not None:
             self._guest.count_seconds("checkpoint")
 
-    def _end(self) -> None:
+    def _end_epoch(self) -> None:
         session = self._attached.session
         if session.steps == self._ended_at:
             return

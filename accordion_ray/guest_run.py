@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from accordion.errors import OverrideError
 from accordion.messages import Decision, Override, Report
 from accordion.step_results import StepResult, Switch
-from accordion_ray.connection import ServiceConnection
 from accordion_ray.identity import GuestState
 from accordion_ray.records import (
     Attached,
@@ -28,6 +27,7 @@ from accordion_ray.records import (
     keep_finite_numbers,
     read_totals,
 )
+from accordion_ray.service_connection import ServiceConnection
 from workers.contract import (
     GUEST_ATTEMPT,
     DesiredState,

@@ -42,7 +42,7 @@ def current_run() -> TrainRun:
         AttachError: the caller is no Ray Train worker, or Ray has another version.
     """
     warn_of_other_ray(importlib.metadata.version("ray"))
-    context = _context()
+    context = _train_context()
     check_not_in_job(context)
     storage = context.get_storage()
     return TrainRun(
@@ -86,7 +86,7 @@ def follow_reports(
     before_report: Callable[[Mapping[str, Any]], None], after_report: Callable[[], None]
 ) -> None:
     """Call two functions around each `ray.train.report`, the first one with its metrics."""
-    context = _context()
+    context = _train_context()
     report = context.report
 
     def followed(metrics: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
@@ -100,12 +100,12 @@ def follow_reports(
 
 def read_training_error() -> BaseException | None:
     """Return what the training function raised; None if it returned or still runs."""
-    error = _context().execution_context.training_thread_runner.get_error()
+    error = _train_context().execution_context.training_thread_runner.get_error()
     raised: BaseException | None = getattr(error, "_base_exc", error)
     return raised
 
 
-def _context() -> Any:
+def _train_context() -> Any:
     try:
         from ray.train.v2._internal.execution.context import get_train_context
     except ImportError as error:

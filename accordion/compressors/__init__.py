@@ -1,7 +1,7 @@
 """The table of compressors; loads no torch, so that a server can list and check them.
 
 To add one: a file with a flow (see `wire.py`), a row here, a test. The laws in `tests/` run over
-every row.
+all rows.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from accordion.options import Option, check_options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressor:
-    """One method."""
+    """One compression method."""
 
     summary: str
     feedback: bool
-    """Whether what compression leaves out is kept as a residual and sent later."""
+    """Whether the compression error is kept as a residual and sent later."""
     flow: str
-    """`module:function`, loaded at first use."""
+    """`module:function` of the flow, imported at first use."""
     exact: bool = False
-    """True: nothing is left out. A method that is neither exact nor keeps a residual loses what it
-    leaves out.
-    """
+    """Whether nothing is left out; a method with neither this nor `feedback` loses its error."""
     low: Mapping[str, OptionValue] = field(default_factory=dict)
-    """Options of the light level where nobody chose others."""
+    """Default options of the light level."""
     high: Mapping[str, OptionValue] = field(default_factory=dict)
-    """Options of the strong level where nobody chose others."""
+    """Default options of the strong level."""
     options: Mapping[str, Option] = field(default_factory=dict)
     warm_start: str | None = None
-    """`module:function` giving the state that a layer keeps from step to step, fitted to a level;
-    None keeps none.
-    """
+    """`module:function` that returns a layer's state from step to step, resized for a level."""
     raw_gradient: bool = False
-    """True: the flow also gets the gradient without what is owed, as `context.gradient`; needs
-    `feedback`.
-    """
+    """Whether the flow also gets the gradient without its residual; needs `feedback`."""
     alone: bool = False
-    """True: no two layers share a flow. For methods whose draws or sums depend on who else is in
-    the stack: stacks follow DDP's buckets, which differ between a first step and later ones, so a
-    resumed run would not repeat itself.
+    """Whether each layer has a flow of its own.
+
+    Set it for methods whose draws or sums depend on the other layers of a stack: stacks follow
+    DDP's buckets, which may differ between a first step and later ones, so a resumed run would not
+    be bit-equal to an uninterrupted one.
     """
     matrices: bool = False
-    """True: the flow gets layers as stacks of matrices `owed_BNM`; False: flattened, `owed_BL`."""
+    """Whether the flow gets layers as matrices, `owed_BNM`, and not flattened, `owed_BL`."""
 
 
 _DENSITY = Option(
-    default=0.01, least=1e-6, most=1.0, lighter="more", help="part of the entries that is sent"
+    default=0.01,
+    minimum=1e-6,
+    maximum=1.0,
+    lighter="more",
+    help="fraction of the entries that is sent",
 )
 
 COMPRESSORS: Mapping[str, Compressor] = {
     "none": Compressor(
-        summary="the gradient as it is; sends an old residual once",
+        summary="no compression; sends an old residual once",
         feedback=False,
         exact=True,
         flow="accordion.compressors.none:none_flow",
     ),
     "half": Compressor(
-        summary="16 bits a value",
+        summary="16 bits per value",
         feedback=False,
         flow="accordion.compressors.half:half_flow",
         options={
@@ -74,14 +74,14 @@ COMPRESSORS: Mapping[str, Compressor] = {
         flow="accordion.compressors.powersgd:powersgd_flow",
         options={
             "rank": Option(
-                default=4, least=1, most=1024, lighter="more", help="columns of the factors"
+                default=4, minimum=1, maximum=1024, lighter="more", help="columns of the factors"
             ),
             "factors": Option(
                 default="both",
                 choices=("both", "alternating"),
                 help=(
-                    "sent in a step; in turn costs half the bytes and one round less, and follows"
-                    " the gradient slower"
+                    "factors sent in a step; alternating halves the bytes and saves a round, but"
+                    " follows the gradient more slowly"
                 ),
             ),
         },
@@ -103,8 +103,8 @@ COMPRESSORS: Mapping[str, Compressor] = {
                 default="sampled",
                 choices=("sampled", "exact"),
                 help=(
-                    "by a threshold guessed from a sample, or among all entries at once; both send"
-                    " the largest"
+                    "how to find the largest entries: by a threshold estimated from a sample, or"
+                    " among all entries at once"
                 ),
             ),
         },
@@ -112,7 +112,7 @@ COMPRESSORS: Mapping[str, Compressor] = {
         high={"density": 0.01},
     ),
     "randomk": Compressor(
-        summary="entries at positions that all workers draw alike, averaged in place",
+        summary="random entries, at the same positions on all workers (arXiv:1809.07599)",
         feedback=True,
         flow="accordion.compressors.randomk:randomk_flow",
         alone=True,
@@ -121,23 +121,29 @@ COMPRESSORS: Mapping[str, Compressor] = {
         high={"density": 0.01},
     ),
     "signsgd": Compressor(
-        summary="one bit a value, and a scale a layer (arXiv:1802.04434, arXiv:1901.09847)",
+        summary="one bit per value and one scale per layer (arXiv:1802.04434, arXiv:1901.09847)",
         feedback=True,
         flow="accordion.compressors.signsgd:signsgd_flow",
     ),
     "qsgd": Compressor(
-        summary=(
-            "a few bits a value, rounded at random so that the mean is right (arXiv:1610.02132)"
-        ),
+        summary=("a few bits per value by unbiased stochastic rounding (arXiv:1610.02132)"),
         feedback=False,
         flow="accordion.compressors.qsgd:qsgd_flow",
         alone=True,
         options={
             "bits": Option(
-                default=8, least=2, most=8, lighter="more", help="for a value, its sign included"
+                default=8,
+                minimum=2,
+                maximum=8,
+                lighter="more",
+                help="bits per value, including the sign",
             ),
             "bucket": Option(
-                default=512, least=8, most=1 << 15, lighter="less", help="values that share a norm"
+                default=512,
+                minimum=8,
+                maximum=1 << 15,
+                lighter="less",
+                help="number of values that share a norm",
             ),
         },
         low={"bits": 8},
@@ -145,7 +151,7 @@ COMPRESSORS: Mapping[str, Compressor] = {
     ),
     "adacomp": Compressor(
         summary=(
-            "of each bin the entries that the newest gradient makes large, as signs of one size"
+            "the entries of each bin that the newest gradient makes large, as signs with one scale"
             " (arXiv:1712.02679)"
         ),
         feedback=True,
@@ -155,20 +161,20 @@ COMPRESSORS: Mapping[str, Compressor] = {
         options={
             "bin_conv": Option(
                 default=50,
-                least=2,
-                most=16382,
+                minimum=2,
+                maximum=16382,
                 lighter="less",
                 help=(
-                    "entries of a bin of a convolution; up to 62 a sent entry takes 8 bits,"
-                    " above 16"
+                    "entries per bin of a convolution; a sent entry takes 8 bits up to 62,"
+                    " and 16 bits above"
                 ),
             ),
             "bin_other": Option(
                 default=500,
-                least=2,
-                most=16382,
+                minimum=2,
+                maximum=16382,
                 lighter="less",
-                help="entries of a bin of all other layers",
+                help="entries per bin of all other layers",
             ),
         },
         low={"bin_conv": 50, "bin_other": 500},
@@ -177,8 +183,10 @@ COMPRESSORS: Mapping[str, Compressor] = {
 }
 
 
+RUNGS = ("low", "high")
+"""Names of every ladder's levels, from the lightest to the strongest compression."""
 _LIGHTER = {"more": "larger", "less": "smaller"}
-"""Value of an option at the light level, by the direction that compresses less."""
+"""How the option's value at the light level compares, by the direction that compresses less."""
 
 
 def ladder_of(
@@ -186,16 +194,19 @@ def ladder_of(
     low: Mapping[str, OptionValue] | None = None,
     high: Mapping[str, OptionValue] | None = None,
 ) -> tuple[Level, ...]:
-    """The method's rungs from the lightest to the strongest; an option that is not given is the
-    method's own there.
+    """Return a method's levels from the lightest to the strongest, by default with its own options.
 
     Raises:
         ConfigError: an unknown method or option, a value out of range, or a light level that
             compresses harder.
     """
-    row = _row(method)
-    light = level_of(method, {**row.low, **_given(low, f"{method} level 'low'")}, name="low")
-    strong = level_of(method, {**row.high, **_given(high, f"{method} level 'high'")}, name="high")
+    row = _compressor(method)
+    light = level_of(
+        method, {**row.low, **_check_mapping(low, f"{method} level 'low'")}, name="low"
+    )
+    strong = level_of(
+        method, {**row.high, **_check_mapping(high, f"{method} level 'high'")}, name="high"
+    )
     for name, option in row.options.items():
         if option.lighter is None:
             continue
@@ -209,23 +220,25 @@ def ladder_of(
     return (light, strong)
 
 
-def _given(options: Mapping[str, OptionValue] | None, where: str) -> Mapping[str, OptionValue]:
+def _check_mapping(
+    options: Mapping[str, OptionValue] | None, where: str
+) -> Mapping[str, OptionValue]:
     if not isinstance(options, Mapping | None):
         raise ConfigError(f"{where} is {options!r}; give its options by name")
     return options or {}
 
 
 def level_of(method: str, options: Mapping[str, OptionValue], *, name: str) -> Level:
-    """A checked level with every option spelled out.
+    """Return a level with checked options and all defaults filled in.
 
     Raises:
         ConfigError: an unknown method or option, or a value out of range.
     """
-    checked = check_options(options, _row(method).options, f"{method} level {name!r}")
+    checked = check_options(options, _compressor(method).options, f"{method} level {name!r}")
     return Level(name=name, method=method, options=checked)
 
 
-def _row(method: str) -> Compressor:
+def _compressor(method: str) -> Compressor:
     if method not in COMPRESSORS:
         raise ConfigError(
             f"unknown compression method {method!r}; known are {', '.join(COMPRESSORS)}"
@@ -233,4 +246,4 @@ def _row(method: str) -> Compressor:
     return COMPRESSORS[method]
 
 
-__all__ = ["COMPRESSORS", "Compressor", "ladder_of", "level_of"]
+__all__ = ["COMPRESSORS", "RUNGS", "Compressor", "ladder_of", "level_of"]

@@ -111,7 +111,7 @@ class _Coder:
         bins, blocks = self.bins, list(self.bins.blocks(self.entries))
         largest_BK = self.scratch.take("largest", (bins.layers, bins.per_layer), owed_BL.dtype)
         for layers, values, places in blocks:
-            g_KT, inner = self._cut("h", owed_BL[layers, values])
+            g_KT, inner = self._cut_bins("h", owed_BL[layers, values])
             torch.abs(owed_BL[layers, values], out=inner)
             torch.amax(_bits(g_KT), 1, out=_bits(largest_BK[layers, places].view(-1)))
         limit = torch.finfo(torch.float32).max
@@ -144,39 +144,39 @@ class _Coder:
         """The selected entries of a block, counted with padding, and which bins have none; those
         give their first.
         """
-        h_KT, inner = self._cut("h", owed)
+        h_KT, inner = self._cut_bins("h", owed)
         torch.add(owed, gradient, out=inner)
         h_KT.abs_()
         largest_K.masked_fill_(largest_K == 0, torch.inf)
         bits_KT, least_K = _bits(h_KT), _bits(largest_K)
         empty_K = (
-            torch.amax(bits_KT, 1, out=self._take("highest", h_KT.shape[0], bits_KT.dtype))
+            torch.amax(bits_KT, 1, out=self._buffer("highest", h_KT.shape[0], bits_KT.dtype))
             < least_K
         )
         # a mask of whole numbers: torch is four times as fast with it as with one of bools, and as
         # fast at finding them
         torch.ge(bits_KT, least_K[:, None], out=bits_KT)
         bits_KT[:, 0].masked_fill_(empty_K, 1)
-        room = self._take("i", self.entries, torch.int64).view(-1, 1).resize_(0, 1)
+        room = self._buffer("i", self.entries, torch.int64).view(-1, 1).resize_(0, 1)
         return torch.nonzero(bits_KT.view(-1), out=room).view(-1), empty_K
 
     def _send_(self, owed: Tensor, i_S: Tensor, *, empty_K: Tensor, scale_B: Tensor) -> Tensor:
         """The codes of a block's selected entries, which are taken off `owed`."""
         size, count = self.bins.size, i_S.numel()
         g_KT = self._padded(owed)
-        g_S = torch.index_select(g_KT.view(-1), 0, i_S, out=self._take("g", count, owed.dtype))
+        g_S = torch.index_select(g_KT.view(-1), 0, i_S, out=self._buffer("g", count, owed.dtype))
         places, rows = _numbering(size, self.entries, owed.device)
-        row_S = torch.index_select(rows, 0, i_S, out=self._take("row", count, torch.int32))
-        code_S = torch.index_select(places, 0, i_S, out=self._take("code", count, torch.int32))
-        nothing_S = torch.eq(g_S, 0, out=self._take("nothing", count, torch.bool))
+        row_S = torch.index_select(rows, 0, i_S, out=self._buffer("row", count, torch.int32))
+        code_S = torch.index_select(places, 0, i_S, out=self._buffer("code", count, torch.int32))
+        nothing_S = torch.eq(g_S, 0, out=self._buffer("nothing", count, torch.bool))
         if _is_needed(empty_K.device, empty_K.any):
             nothing_S.logical_or_(empty_K.index_select(0, row_S))
         sent_S = torch.copysign(
-            self._by_entry(scale_B, row_S), g_S, out=self._take("sent", count, owed.dtype)
+            self._by_entry(scale_B, row_S), g_S, out=self._buffer("sent", count, owed.dtype)
         )
         bits = _BITS[owed.dtype]
         negative_S = torch.bitwise_right_shift(
-            g_S.view(bits), 8 * bits.itemsize - 2, out=self._take("negative", count, bits)
+            g_S.view(bits), 8 * bits.itemsize - 2, out=self._buffer("negative", count, bits)
         )
         code_S.add_(negative_S.bitwise_and_(2))
         if _is_needed(nothing_S.device, nothing_S.any):
@@ -197,17 +197,19 @@ class _Coder:
         follow.
         """
         bins, count = self.bins, codes.numel()
-        code_S = self._take("code", count, torch.int64).copy_(codes)
+        code_S = self._buffer("code", count, torch.int64).copy_(codes)
         if bins.dtype == torch.int16:
             code_S.bitwise_and_(0xFFFF)
         row_S = (
-            torch.bitwise_and(code_S, 1, out=self._take("row", count, torch.int64))
+            torch.bitwise_and(code_S, 1, out=self._buffer("row", count, torch.int64))
             .cumsum_(0)
             .add_(bins_before)
         )
         bins_before = row_S[-1:].clone()
-        sign_S = self._take("g", count, update_BL.dtype)
-        sign_S.copy_(torch.bitwise_and(code_S, 2, out=self._take("i", count, torch.int64))).sub_(1)
+        sign_S = self._buffer("g", count, update_BL.dtype)
+        sign_S.copy_(torch.bitwise_and(code_S, 2, out=self._buffer("i", count, torch.int64))).sub_(
+            1
+        )
         code_S.bitwise_right_shift_(2)
         if _is_needed(code_S.device, lambda: code_S.max() == bins.nothing):
             nothing_S = code_S == bins.nothing
@@ -221,19 +223,19 @@ class _Coder:
         update_BL.view(-1).index_add_(0, code_S, sign_S.mul_(scale_B), alpha=-1)
         return bins_before
 
-    def _take(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+    def _buffer(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
         """The first part of a buffer."""
         if (name, dtype) not in self.buffers:
             self.buffers[name, dtype] = self.scratch.take(name, (self.entries,), dtype)
         return self.buffers[name, dtype][:count]
 
-    def _cut(self, name: str, block_BL: Tensor) -> tuple[Tensor, Tensor]:
+    def _cut_bins(self, name: str, block_BL: Tensor) -> tuple[Tensor, Tensor]:
         """A buffer for a block as bins (K, T), padded with zeros, and its part that is no padding,
         (B, L).
         """
         layers, values = block_BL.shape
         width = -(-values // self.bins.size) * self.bins.size
-        whole = self._take(name, layers * width, block_BL.dtype).view(layers, width)
+        whole = self._buffer(name, layers * width, block_BL.dtype).view(layers, width)
         if values == width:
             return whole.view(-1, self.bins.size), whole
         whole[:, values:] = 0
@@ -243,7 +245,7 @@ class _Coder:
         """A block as bins (K, T): its own memory where no bin is short."""
         if block_BL.shape[1] % self.bins.size == 0:
             return block_BL.view(-1, self.bins.size)
-        bins_KT, inner = self._cut("padded", block_BL)
+        bins_KT, inner = self._cut_bins("padded", block_BL)
         inner.copy_(block_BL)
         return bins_KT
 

@@ -16,7 +16,7 @@ becomes zero.
 """
 
 
-def orthogonalize_(p_BNR: Tensor) -> None:
+def orthonormalize_(p_BNR: Tensor) -> None:
     """Make the columns of each matrix orthonormal, in place. R is at most N.
 
     A zero or dependent column becomes zero (R < 3) or an arbitrary unit column orthogonal to the

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from accordion.compressors.linalg import orthogonalize_
+from accordion.compressors.linalg import orthonormalize_
 from accordion.messages import OptionValue
 from accordion.wire import Context, Flow, Mean
 
@@ -22,7 +22,7 @@ def powersgd_flow(owed_BNM: Tensor, context: Context) -> Flow:
     dense.
     """
     warm_BRX = context.warm
-    if warm_BRX is None or not _pays(owed_BNM.shape[-2:], warm_BRX.shape[-2]):
+    if warm_BRX is None or not _is_smaller(owed_BNM.shape[-2:], warm_BRX.shape[-2]):
         mean_BNM = yield Mean(owed_BNM)
         context.update.copy_(mean_BNM)
         owed_BNM.zero_()
@@ -66,7 +66,7 @@ def _both_factors(owed_BNM: Tensor, q_BRM: Tensor, context: Context) -> Flow:
     rank = q_BRM.shape[1]
     sent_BNR = context.scratch.take("p", (layers, rows, rank), owed_BNM.dtype)
     p_BNR = yield Mean(torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR))
-    orthogonalize_(p_BNR)
+    orthonormalize_(p_BNR)
     sent_BRM = context.scratch.take("q", (layers, rank, columns), owed_BNM.dtype)
     new_BRM = yield Mean(torch.bmm(p_BNR.mT, owed_BNM, out=sent_BRM))
     _take_off(owed_BNM, context, p_BNR=p_BNR, q_BRM=new_BRM)
@@ -77,7 +77,7 @@ def _left_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     """Send P = M·orth(Q); the update is P·orth(Q)ᵀ."""
     layers, rows, columns = owed_BNM.shape
     q_BRM, p_BRN = warm_BRX[..., :columns], warm_BRX[..., columns:]
-    orthogonalize_(q_BRM.mT)
+    orthonormalize_(q_BRM.mT)
     sent_BNR = context.scratch.take("p", (layers, rows, p_BRN.shape[1]), owed_BNM.dtype)
     p_BNR = yield Mean(torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR))
     _take_off(owed_BNM, context, p_BNR=p_BNR, q_BRM=q_BRM)
@@ -88,7 +88,7 @@ def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     """Send Q = Mᵀ·orth(P); the update is orth(P)·Qᵀ."""
     layers, _, columns = owed_BNM.shape
     q_BRM, p_BRN = warm_BRX[..., :columns], warm_BRX[..., columns:]
-    orthogonalize_(p_BRN.mT)
+    orthonormalize_(p_BRN.mT)
     sent_BRM = context.scratch.take("q", (layers, q_BRM.shape[1], columns), owed_BNM.dtype)
     new_BRM = yield Mean(torch.bmm(p_BRN, owed_BNM, out=sent_BRM))
     _take_off(owed_BNM, context, p_BNR=p_BRN.mT, q_BRM=new_BRM)
@@ -100,7 +100,7 @@ def _take_off(owed_BNM: Tensor, context: Context, *, p_BNR: Tensor, q_BRM: Tenso
     owed_BNM.sub_(context.update)
 
 
-def _pays(shape: torch.Size, rank: int) -> bool:
+def _is_smaller(shape: torch.Size, rank: int) -> bool:
     rows, columns = shape
     return rank * (rows + columns) < rows * columns
 

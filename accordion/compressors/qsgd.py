@@ -67,7 +67,7 @@ def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
             unpack_codes(packed, codes, context.scratch, bits=bits)
         torch.mul(norm, 1.0 / (_levels(bits) * len(payloads)), out=step)
         parts = _buckets(context.update, packed if bits == 8 else codes, step, bucket=bucket)
-        _add_up(parts, _lift(_levels(bits)), context, first=place == 0)
+        _add_decoded(parts, _lift(_levels(bits)), context, first=place == 0)
 
 
 Part = tuple[Tensor, ...]
@@ -154,7 +154,7 @@ def _places(size: int, draw: torch.Generator) -> Iterator[int]:
         )
 
 
-def _add_up(parts: Iterator[Part], lift: int, context: Context, *, first: bool) -> None:
+def _add_decoded(parts: Iterator[Part], lift: int, context: Context, *, first: bool) -> None:
     """Add one worker's decoded values to the update, or begin it with them."""
     for update_BKD, codes_BKD, step_BK1 in parts:
         decoded_BKD = context.scratch.take("values", update_BKD.shape, update_BKD.dtype).copy_(

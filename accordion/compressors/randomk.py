@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from accordion.compressors.strata import draw_positions
+from accordion.compressors.stratified_sampling import draw_positions
 from accordion.wire import Context, Flow, Mean
 
 

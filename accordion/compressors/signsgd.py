@@ -35,7 +35,9 @@ def signsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     payloads = yield Gather(payload, equal=True)
     for place, sent in enumerate(payloads):
         scale_B1, packed_BY = _parts(sent, layers, packed_bytes)
-        _add_up(packed_BY, scale_B1.to(owed_BL.dtype) / len(payloads), context, first=place == 0)
+        _add_decoded(
+            packed_BY, scale_B1.to(owed_BL.dtype) / len(payloads), context, first=place == 0
+        )
 
 
 def _parts(payload: Tensor, layers: int, packed_bytes: int) -> tuple[Tensor, Tensor]:
@@ -71,7 +73,7 @@ def _take_off(owed_BL: Tensor, scale_B1: Tensor, context: Context) -> None:
         part_BL.sub_(torch.copysign(scale_BL, part_BL, out=sent_BL))
 
 
-def _add_up(packed_BY: Tensor, scale_B1: Tensor, context: Context, *, first: bool) -> None:
+def _add_decoded(packed_BY: Tensor, scale_B1: Tensor, context: Context, *, first: bool) -> None:
     """Add one worker's scaled signs to the update, or begin it with them."""
     wide_BL = scale_B1.expand(context.update.shape)
     for part_BL, part_BY, scale_BL in blocks(

@@ -23,7 +23,7 @@ import math
 import torch
 from torch import Tensor
 
-from accordion.compressors.strata import draw_positions
+from accordion.compressors.stratified_sampling import draw_positions
 from accordion.wire import Context, Flow, Gather, Scratch
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}

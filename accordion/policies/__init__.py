@@ -1,102 +1,109 @@
 """The table of policies; loads no torch.
 
-A policy is a pure function from a `Situation` to the name of the rung each layer gets, or `none`
-for no compression. One that learns from reports has a second, `observe`, that gives the state it is
-handed from then on. To add one: a file with a `choose` function, a row here, a test.
+A policy is a pure function from a `PolicyInput` to the name of each layer's level, which is a rung
+of the layer's ladder or `none` for no compression. A policy that learns from reports has a second
+function, `observe_report`, which returns its new state. To add one: a file with a `decide_levels`
+function, a row here, a test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from accordion.compressors import RUNGS
 from accordion.errors import ConfigError
 from accordion.messages import Level, Regime
+from accordion.options import Option, TableOption, check_options
 from accordion.policies import adaqs, fixed, scheduled, two_level
-from accordion.policies.situation import Situation
+from accordion.policies.policy_input import PolicyInput
 
-Pick = Callable[[Situation], Mapping[str, str]]
-Observe = Callable[[Situation], Mapping[str, Any]]
-Check = Callable[[Mapping[str, object], Sequence[str]], None]
 UNCOMPRESSED = "none"
-"""What every policy may pick besides the rungs."""
-_TWO_RUNGS = tuple(Level(name=name, method=UNCOMPRESSED) for name in ("low", "high"))
+"""Level that every policy may return besides the rungs."""
+_LADDER = tuple(Level(name=name, method=UNCOMPRESSED) for name in RUNGS)
 
 
-def keep_state(situation: Situation) -> Mapping[str, Any]:
-    """The `observe` of a policy that learns nothing from reports."""
-    return situation.state
+def keep_state(policy_input: PolicyInput) -> Mapping[str, Any]:
+    """Return the state unchanged: `observe_report` of a policy that learns nothing from reports."""
+    return policy_input.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """One policy; both functions are pure."""
+    """One policy; its functions are pure."""
 
     summary: str
-    pick: Pick
-    """A rung's name, or `none`, for every layer of the situation."""
-    check: Check
-    """`check(options, rungs)` refuses bad options."""
-    schema: Mapping[str, object]
-    """JSON schema of its options."""
-    observe: Observe = keep_state
-    """The policy's state after one report, as JSON."""
+    decide_levels: Callable[[PolicyInput], Mapping[str, str]]
+    """Returns the name of a rung, or `none`, for every layer."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    observe_report: Callable[[PolicyInput], Mapping[str, Any]] = keep_state
+    """Returns the policy's state after a report, as JSON."""
 
-    def choose(
+    def initial_levels(
         self, regime_by_layer: Mapping[str, Regime], epoch: int, options: Mapping[str, object]
     ) -> dict[str, str]:
-        """What it picks before it has observed anything, by regimes and epoch alone; ladders are
-        `low` and `high`.
+        """Return the levels before any report, on ladders of `low` and `high`.
+
+        `options` are checked, with all defaults filled in.
         """
-        ladders = dict.fromkeys(regime_by_layer, _TWO_RUNGS)
-        situation = Situation(
+        ladders = dict.fromkeys(regime_by_layer, _LADDER)
+        policy_input = PolicyInput(
             epoch=epoch, regime_by_layer=regime_by_layer, ladder_by_layer=ladders, options=options
         )
-        return dict(self.pick(situation))
+        return dict(self.decide_levels(policy_input))
 
 
 POLICIES: Mapping[str, Policy] = {
     "two_level": Policy(
         summary="light compression in critical regimes, strong elsewhere (arXiv:2010.16248)",
-        pick=two_level.choose,
-        check=two_level.check,
-        schema=two_level.SCHEMA,
+        decide_levels=two_level.decide_levels,
     ),
     "fixed": Policy(
         summary="one level for the whole run",
-        pick=fixed.choose,
-        check=fixed.check,
-        schema=fixed.SCHEMA,
+        decide_levels=fixed.decide_levels,
+        options={"level": Option(default="high", choices=RUNGS, help="level of every layer")},
     ),
     "scheduled": Policy(
         summary="a table of levels by epoch",
-        pick=scheduled.choose,
-        check=scheduled.check,
-        schema=scheduled.SCHEMA,
+        decide_levels=scheduled.decide_levels,
+        options={
+            "table": TableOption(
+                choices=RUNGS, help="first epoch (from 0, as text) to level, beginning at epoch 0"
+            )
+        },
     ),
     "adaqs": Policy(
         summary=(
             "strong at first, lighter rung by rung as a layer's signal-to-noise ratio falls (AdaQS,"
             " ICASSP 2020)"
         ),
-        pick=adaqs.choose,
-        check=adaqs.check,
-        schema=adaqs.SCHEMA,
-        observe=adaqs.observe,
+        decide_levels=adaqs.decide_levels,
+        options={
+            "drop": Option(
+                default=0.5,
+                minimum=0.01,
+                maximum=0.99,
+                help=(
+                    "fraction of its reference to which a layer's signal-to-noise ratio must fall"
+                    " before the layer is compressed one rung less"
+                ),
+            )
+        },
+        observe_report=adaqs.observe_report,
     ),
 }
 
 
-def check_policy(name: str, options: Mapping[str, object], rungs: Sequence[str]) -> None:
-    """Accept the policy and its options, or say what is wrong.
+def check_policy(name: str, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return all options of a policy, the given ones checked and the others by default.
 
     Raises:
-        ConfigError: an unknown policy or option, or a rung that the ladder does not have.
+        ConfigError: the policy or an option is unknown, or an option refuses its value.
     """
     if name not in POLICIES:
         raise ConfigError(f"unknown policy {name!r}; known are {', '.join(POLICIES)}")
-    POLICIES[name].check(options, rungs)
+    return check_options(options, POLICIES[name].options, f"policy {name}")
 
 
-__all__ = ["POLICIES", "UNCOMPRESSED", "Policy", "Situation", "check_policy"]
+__all__ = ["POLICIES", "UNCOMPRESSED", "Policy", "PolicyInput", "check_policy"]

@@ -1,112 +1,84 @@
-"""More precision as the gradient drowns in noise, after AdaQS (Guo et al., "Accelerating
-distributed deep learning by adaptive gradient quantization", ICASSP 2020).
+"""AdaQS: less compression as a layer's signal-to-noise ratio falls.
+
+Guo et al., "Accelerating distributed deep learning by adaptive gradient quantization", ICASSP 2020.
 
     noise^2 = rms^2 - norm^2        ratio = norm / noise        of a layer, over one window
 
-`norm` is that of the window's mean gradient and `rms` the root mean square of single gradients'
-norms, so that the ratio is the mean-to-deviation ratio of the layer as a whole. A layer starts on
-its strongest rung. When its ratio has fallen to `drop` times the reference, it goes one rung
-lighter, and that ratio is the new reference. The reference follows a ratio that rises. No layer
-ever goes back to a stronger rung.
+`norm` is the norm of the window's mean gradient and `rms` the root mean square of the norms of
+single gradients, so the ratio is the mean-to-deviation ratio of the whole layer. A layer starts on
+its strongest rung. When its ratio has fallen to `drop` times the reference, the layer moves one
+rung lighter and the ratio becomes the new reference. A higher ratio becomes the reference at once.
+No layer returns to a stronger rung.
 
-Where a report carries no `rms`, the noise is taken as constant, and the ratio falls as the norm
-does. Departures from the paper: it quantizes, here the rungs may be of any method; and a window
-after a change of batch or world size, whose noise is another, only gives a new reference.
+If a report has no `rms`, the noise is assumed to be constant, so the ratio falls with the norm. Two
+differences from the paper: rungs may be of any method, not only quantization; and a window after a
+change of batch or world size, whose noise differs, only sets a new reference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from accordion.options import Option, check_options, options_schema
-from accordion.policies.situation import Situation
-
-OPTIONS: Mapping[str, Option] = {
-    "drop": Option(
-        default=0.5,
-        least=0.01,
-        most=0.99,
-        help=(
-            "part of its reference to which a layer's signal-to-noise ratio must fall for one rung"
-            " less compression"
-        ),
-    )
-}
-SCHEMA: Mapping[str, object] = options_schema(OPTIONS)
+from accordion.policies.policy_input import PolicyInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Followed:
-    """One layer as far as it was followed."""
+class _LayerState:
+    """State of one layer."""
 
     rungs: int = 0
-    """Rungs that it has come down from the strongest."""
+    """Number of rungs below the strongest one."""
     reference: float | None = None
     """Ratio that the next one is compared with; None before the first."""
     noise: bool = False
-    """Whether the reference is a ratio to measured noise, or a plain norm."""
+    """Whether the reference is a ratio to measured noise; False for a plain norm."""
 
 
-def choose(situation: Situation) -> dict[str, str]:
-    """The rung of each layer."""
+def decide_levels(policy_input: PolicyInput) -> dict[str, str]:
+    """Return the level of each layer, by the number of rungs that it has moved."""
     return {
-        layer: ladder[max(0, len(ladder) - 1 - _followed(situation.state, layer).rungs)].name
-        for layer, ladder in situation.ladder_by_layer.items()
+        layer: ladder[max(0, len(ladder) - 1 - _layer_state(policy_input.state, layer).rungs)].name
+        for layer, ladder in policy_input.ladder_by_layer.items()
     }
 
 
-def observe(situation: Situation) -> Mapping[str, Any]:
-    """The state after a report: by layer, how far it came down and what its next ratio is compared
-    with.
-    """
-    norms, rms = situation.statistic_by_layer, situation.rms_by_layer
+def observe_report(policy_input: PolicyInput) -> Mapping[str, Any]:
+    """Return the state of each layer after a report."""
+    norms, rms = policy_input.statistic_by_layer, policy_input.rms_by_layer
     if norms is None:
-        return situation.state
-    drop = float(check_options(situation.options, OPTIONS, "policy adaqs")["drop"])
+        return policy_input.state
+    drop = float(policy_input.options["drop"])
     after = {}
     for layer, norm in norms.items():
-        before, ratio = (
-            _followed(situation.state, layer),
-            _ratio(norm, None if rms is None else rms.get(layer)),
-        )
+        before = _layer_state(policy_input.state, layer)
+        ratio = _signal_to_noise(norm, None if rms is None else rms.get(layer))
         noise = rms is not None
-        if situation.cause == "skip" or before.noise != noise:
+        if policy_input.cause == "skip" or before.noise != noise:
             before = replace(before, reference=None, noise=noise)
-        after[layer] = asdict(_follow(before, ratio, drop=drop))
+        after[layer] = asdict(_update_layer(before, ratio, drop=drop))
     return after
 
 
-def check(options: Mapping[str, object], rungs: Sequence[str]) -> None:  # noqa: ARG001
-    """Accept `drop`, a part between 0 and 1.
-
-    Raises:
-        ConfigError: another option, or a value out of range.
-    """
-    check_options(options, OPTIONS, "policy adaqs")
+def _layer_state(state: Mapping[str, Any], layer: str) -> _LayerState:
+    return _LayerState(**state[layer]) if layer in state else _LayerState()
 
 
-def _followed(state: Mapping[str, Any], layer: str) -> _Followed:
-    return _Followed(**state[layer]) if layer in state else _Followed()
-
-
-def _ratio(norm: float, rms: float | None) -> float | None:
-    """Signal over noise; None where there is no signal, or less noise than can be told from
-    none.
-    """
+def _signal_to_noise(norm: float, rms: float | None) -> float | None:
+    """Return the ratio; None without a signal, or if the noise is too small to be measured."""
     if not 0.0 < norm < math.inf:
         return None
     if rms is None:
         return norm
-    # Through the quotient, since the squares of small norms vanish; a sketched norm may come out
-    # above the rms.
+    # The quotient is squared instead of the norms, whose squares may underflow. A sketched norm may
+    # exceed the rms.
     share = norm / rms if 0.0 < rms < math.inf else 1.0
     return share / math.sqrt((1.0 - share) * (1.0 + share)) if 0.0 < share < 1.0 else None
 
 
-def _follow(before: _Followed, ratio: float | None, *, drop: float) -> _Followed:
+def _update_layer(before: _LayerState, ratio: float | None, *, drop: float) -> _LayerState:
     if ratio is None:
         return before
     if before.reference is None:

@@ -51,7 +51,8 @@ def get_policies() -> NamedList:
     rows = POLICIES.items()
     return NamedList(
         items=[
-            Named(name=name, summary=row.summary, options=dict(row.schema)) for name, row in rows
+            Named(name=name, summary=row.summary, options=options_schema(row.options))
+            for name, row in rows
         ]
     )
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from accordion.config import Config
 from accordion.messages import Decision, LayerInfo, Level, Regime, decision_from_json
-from accordion.policies import POLICIES
+from accordion.policies import POLICIES, check_policy
 from service.api.cluster_schemas import ClusterView, NodeView
 from service.api.override_schemas import OverrideView
 from service.api.schemas import (
@@ -243,7 +243,8 @@ def _start_levels(config: Config, layers: list[str]) -> dict[str, Level]:
     """Return the levels that the policy chooses before the first report."""
     regimes: dict[str, Regime] = dict.fromkeys(layers, "critical")
     rungs = {level.name: level for level in config.ladder()}
-    picked = POLICIES[config.policy].choose(regimes, 0, config.policy_options)
+    options = check_policy(config.policy, config.policy_options)
+    picked = POLICIES[config.policy].initial_levels(regimes, 0, options)
     return {layer: rungs.get(name, Level(name=name, method=name)) for layer, name in picked.items()}
 
 

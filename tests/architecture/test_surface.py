@@ -22,7 +22,7 @@ EXPORTED = {
     "Override",
     "Session",
     "Window",
-    "Word",
+    "Signal",
     "attach",
 }
 TOP_LEVEL = {

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from accordion.compression_engine import Engine, Layer
 from accordion.compressors import COMPRESSORS, level_of
-from accordion.drive import GroupNetwork, drive
-from accordion.engine import Engine, Layer
+from accordion.exchange import GroupNetwork, run_flows
 from accordion.messages import LayerInfo, OptionValue
 from tests.bench.peers_encoding import AdaComp, Peer, Quantised, Sign, TopK
 from tests.bench.report import Measured
@@ -85,10 +85,10 @@ class Ours:
         return self.engine.ledger.total.payload
 
     def __call__(self) -> None:
-        stacks = self.engine.prepare(self._layers)
-        drive([stack.flow for stack in stacks], self._network, self._count)
-        self.engine.finish(stacks)
-        self.engine.commit()
+        stacks = self.engine.build_stacks(self._layers)
+        run_flows([stack.flow for stack in stacks], self._network, self._count)
+        self.engine.apply_updates(stacks)
+        self.engine.commit_step()
 
     def _count(self, _: int, request: object) -> None:
         self.engine.ledger.count((LAYER,), request, "bench")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from accordion.engine import Engine, Layer
+from accordion.compression_engine import Engine, Layer
 from accordion.messages import LayerInfo
 from tests.bench.report import Measured
 from tests.bench.resnet import PARAMETERS, resnet18
@@ -45,7 +45,7 @@ def _statistic(model: torch.nn.Module):
     layers = [Layer(name=name, gradient=parameter.grad) for name, parameter in named.items()]
 
     def step() -> None:
-        engine.observe(layers)
-        engine.commit()
+        engine.observe_gradients(layers)
+        engine.commit_step()
 
     return step

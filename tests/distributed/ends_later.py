@@ -1,5 +1,5 @@
 """Runs a script without us: FILE ARGUMENTS. Of torch's own fault at the end of a process see
-`accordion.background`.
+`accordion.executors`.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 import runpy
 import sys
 
-from accordion.background import wait_at_exit
+from accordion.executors import register_exit_delay
 
-wait_at_exit()
+register_exit_delay()
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch.distributed as dist
 
-from accordion import drive
+from accordion import exchange
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.messages import to_json
 from accordion.wire import Gather, Mean
@@ -17,7 +17,7 @@ from tests.distributed import small
 from tests.distributed.compose import Way, trial
 
 METHODS = sorted(COMPRESSORS)
-COLLECTIVES = ((dist, "all_reduce"), (drive, "_gather_rows"))
+COLLECTIVES = ((dist, "all_reduce"), (exchange, "_gather_rows"))
 
 
 class _Counted:
@@ -28,8 +28,8 @@ class _Counted:
     def __init__(self, session):
         self.calls, self.allowed = Counter(), 0
         self._network = session.hook._exchange_network
-        self._answer = self._network.answer
-        self._network.answer = self._asked
+        self._answer = self._network.answer_requests
+        self._network.answer_requests = self._asked
         self._originals = [(home, name, getattr(home, name)) for home, name in COLLECTIVES]
         for home, name, call in self._originals:
             setattr(home, name, self._counting(name, call))
@@ -71,8 +71,8 @@ def _counts(rank):
                 buckets.append(1),
                 inner(*a, **k),
             )[1]
-            in_place, dense = [], hook._reduce_in_place
-            hook._reduce_in_place = lambda *a, dense=dense, in_place=in_place: (
+            in_place, dense = [], hook._engine._reduce_in_place
+            hook._engine._reduce_in_place = lambda *a, dense=dense, in_place=in_place: (
                 in_place.append(1),
                 dense(*a),
             )[1]
@@ -142,9 +142,9 @@ def _largest_gather(rank):
     small.train(session, ddp, rank, range(2))
     received = []
     with pytest.MonkeyPatch.context() as patch:
-        gather = drive._gather_rows
+        gather = exchange._gather_rows
         patch.setattr(
-            drive,
+            exchange,
             "_gather_rows",
             lambda into, row, **named: (received.append(into.nbytes), gather(into, row, **named)),
         )

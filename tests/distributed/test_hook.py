@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from accordion.compressors import COMPRESSORS
-from accordion.control import Word
 from accordion.errors import HookError
 from accordion.messages import Override
 from accordion.session import attach
+from accordion.step_signals import Signal
 from tests.distributed import small
 
 METHODS = sorted(COMPRESSORS)
@@ -56,8 +56,11 @@ def test_method_none_equals_plain_ddp_within_the_order_of_addition_at_three_work
 def _many_buckets(rank, method, cap):
     ddp, session = small.start(method, bucket_cap_mb=cap, window=1)
     buckets = []
-    inner = session.hook._engine.observe
-    session.hook._engine.observe = lambda layers: (buckets.append(session.steps), inner(layers))
+    inner = session.hook._engine.observe_gradients
+    session.hook._engine.observe_gradients = lambda layers: (
+        buckets.append(session.steps),
+        inner(layers),
+    )
     for epoch in range(3):
         small.train(session, ddp, rank, range(4 * epoch, 4 * epoch + 4))
         session.end_epoch(lr=0.1, next_lr=0.1)
@@ -165,7 +168,7 @@ def _announce(rank, word, from_rank):
     return seen
 
 
-@pytest.mark.parametrize("word", [Word.SAVE_STOP, Word.CHECKPOINT])
+@pytest.mark.parametrize("word", [Signal.SAVE_STOP, Signal.CHECKPOINT])
 def test_a_word_raised_on_any_rank_is_seen_once_by_all_at_the_same_step(run_group, word):
     assert run_group(3, _announce, word, 2) == [[{word}, set()]] * 3
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accordion.control import Word
+from accordion.step_signals import Signal
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec, synthetic
 from workers.contract import StorageUse
 from workers.training.clock import PHASES, Clock
@@ -86,7 +86,7 @@ def save_when_asked(rank: int, storage: Path) -> list[str]:
     link = RecordingLink()
     run = build(context(rank, storage, synthetic(1), link), Clock())
     if rank == 1:
-        run.session.request(Word.CHECKPOINT)
+        run.session.request(Signal.CHECKPOINT)
     train_epochs(run)
     return [record.name for record in link.of("checkpoint")]
 

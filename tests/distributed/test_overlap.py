@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion.background import OnThread
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config
 from accordion.errors import HookError
+from accordion.executors import ThreadExecutor
 from accordion.session import attach
 from tests.distributed import small
 from tests.distributed.compose import WAYS, Way, trial
@@ -77,7 +77,7 @@ def _fail_on(rank, bad_rank, overlap):
     worker = trial(rank, Way(ddp={"process_group": group}), "powersgd", overlap=overlap)
     worker.step(0)
     if rank == bad_rank:
-        worker.session._engine.prepare = _raise
+        worker.session._engine.build_stacks = _raise
     sentences = []
     for step in (1, 2):
         try:
@@ -130,7 +130,7 @@ def test_the_thread_ends_when_the_module_and_the_session_are_dropped(run_group):
 def _after_a_failure(rank):
     before = _threads()
     worker = trial(rank, WAYS["as usual"], "powersgd")
-    worker.session._engine.prepare = _raise
+    worker.session._engine.build_stacks = _raise
     try:
         worker.step(0)
     except Exception:  # noqa: BLE001
@@ -144,7 +144,7 @@ def test_the_thread_ends_after_a_failure_too(run_group):
 
 
 def test_exchanges_on_the_thread_keep_their_order_and_end_at_the_first_error():
-    runner, seen = OnThread(torch.device("cpu")), []
+    executor, seen = ThreadExecutor(torch.device("cpu")), []
     buffers = [torch.zeros(1) for _ in range(4)]
 
     def exchange(number):
@@ -153,7 +153,7 @@ def test_exchanges_on_the_thread_keep_their_order_and_end_at_the_first_error():
             raise HookError("planted")
 
     futures = [
-        runner.submit(lambda number=number: exchange(number), buffers[number])
+        executor.submit(lambda number=number: exchange(number), buffers[number])
         for number in range(4)
     ]
     assert [future.wait() is buffer for future, buffer in zip(futures, buffers, strict=True)] == [
@@ -161,7 +161,7 @@ def test_exchanges_on_the_thread_keep_their_order_and_end_at_the_first_error():
     ] * 4
     for sentence in ("^planted\n", "earlier exchange of gradients failed .HookError: planted"):
         with pytest.raises(HookError, match=sentence):
-            runner.check()
+            executor.raise_failure()
     assert seen == [0, 1, 2]
 
 

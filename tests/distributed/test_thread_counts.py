@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.compressors.linalg import orthogonalize_
+from accordion.compressors.linalg import orthonormalize_
 from accordion.config import Config
 from accordion.session import attach
 
@@ -51,7 +51,7 @@ def test_orthogonal_columns_do_not_depend_on_the_number_of_threads(shape):
         for threads in (1, 2):
             torch.set_num_threads(threads)
             found.append(matrix.clone())
-            orthogonalize_(found[-1])
+            orthonormalize_(found[-1])
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

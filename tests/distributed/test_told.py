@@ -106,7 +106,7 @@ def test_overlap_that_differs_between_workers_is_refused_on_all_of_them(run_grou
 
 def _exchange_fails(rank):
     ddp, session = small.start("powersgd")
-    session._engine.prepare = _raise
+    session._engine.build_stacks = _raise
     try:
         small.backward(ddp, rank, 0)
         session.step()

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.background import OnStream
 from accordion.compressors import COMPRESSORS
 from accordion.config import Config, DetectorConfig, Window
+from accordion.executors import StreamExecutor
 from accordion.session import Session, attach
 from tests.distributed import small
 
@@ -49,7 +49,7 @@ def _on_nccl(
     dist.destroy_process_group()
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     parameters, session = _train(rank, method, card)
-    return parameters, isinstance(session.hook._runner, OnStream)
+    return parameters, isinstance(session.hook._executor, StreamExecutor)
 
 
 @pytest.mark.parametrize("method", METHODS)

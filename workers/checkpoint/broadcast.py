@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.feedback import by_memory
+from accordion.feedback import memory_order_view
 
 PIECE_BYTES = 1 << 26
 """Largest message in which a part of a tensor is sent."""
@@ -60,7 +60,7 @@ class _OutlineWriter(pickle.Pickler):
     def persistent_id(self, value: object) -> _Layout | None:
         if not isinstance(value, Tensor):
             return None
-        tensor = value if by_memory(value).is_contiguous() else value.contiguous()
+        tensor = value if memory_order_view(value).is_contiguous() else value.contiguous()
         self.tensors.append(tensor)
         return tuple(tensor.shape), tensor.stride(), tensor.dtype
 
@@ -84,7 +84,7 @@ def _pieces(tensor: Tensor) -> Sequence[Tensor]:
     """View a tensor's memory as byte tensors of at most `PIECE_BYTES`."""
     if not tensor.numel():
         return []
-    return torch.split(by_memory(tensor.detach()).view(-1).view(torch.uint8), PIECE_BYTES)
+    return torch.split(memory_order_view(tensor.detach()).view(-1).view(torch.uint8), PIECE_BYTES)
 
 
 __all__ = ["broadcast_state"]

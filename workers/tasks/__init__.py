@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from accordion.options import Option
 
 _SLOW = Option(
-    default=0.0, least=0.0, most=60.0, help="least seconds a step takes, so that people can watch"
+    default=0.0,
+    minimum=0.0,
+    maximum=60.0,
+    help="least seconds a step takes, so that people can watch",
 )
 
 
 _SAMPLES = {
-    "samples": Option(default=0, least=0, help="samples to train on; 0 for all"),
-    "eval_samples": Option(default=0, least=0, help="samples to evaluate on; 0 for all"),
+    "samples": Option(default=0, minimum=0, help="samples to train on; 0 for all"),
+    "eval_samples": Option(default=0, minimum=0, help="samples to evaluate on; 0 for all"),
 }
 _TEXT = {
     "data": Option(
@@ -23,8 +26,8 @@ _TEXT = {
     "tokens": Option(default="words", choices=("chars", "words"), help="what a token is"),
     "vocabulary": Option(
         default=50_000,
-        least=2,
-        most=1_000_000,
+        minimum=2,
+        maximum=1_000_000,
         help="most tokens that are told apart, the most frequent ones",
     ),
     **_SAMPLES,
@@ -46,7 +49,9 @@ TASKS: Mapping[str, TaskRow] = {
         summary="scikit-learn's 1,797 handwritten digits, a perceptron with one hidden layer",
         task="workers.tasks.digits:DigitsMlp",
         options={
-            "hidden": Option(default=512, least=1, most=65536, help="units of the hidden layer"),
+            "hidden": Option(
+                default=512, minimum=1, maximum=65536, help="units of the hidden layer"
+            ),
             "min_step_s": _SLOW,
         },
     ),
@@ -64,7 +69,10 @@ TASKS: Mapping[str, TaskRow] = {
             ),
             "augment": Option(default=True, help="move and mirror pictures at random"),
             "channels": Option(
-                default=64, least=1, most=1024, help="of the first stage; later ones double them"
+                default=64,
+                minimum=1,
+                maximum=1024,
+                help="of the first stage; later ones double them",
             ),
             **_SAMPLES,
         },
@@ -74,13 +82,16 @@ TASKS: Mapping[str, TaskRow] = {
         task="workers.tasks.language:LmLstm",
         options={
             **_TEXT,
-            "sequence": Option(default=30, least=1, most=100_000, help="tokens of a sample"),
+            "sequence": Option(default=30, minimum=1, maximum=100_000, help="tokens of a sample"),
             "width": Option(
-                default=650, least=1, most=65536, help="of the embedding and of each layer"
+                default=650, minimum=1, maximum=65536, help="of the embedding and of each layer"
             ),
-            "layers": Option(default=3, least=1, most=1000, help="one upon the other"),
+            "layers": Option(default=3, minimum=1, maximum=1000, help="one upon the other"),
             "dropout": Option(
-                default=0.4, least=0.0, most=0.99, help="part of the units left out in training"
+                default=0.4,
+                minimum=0.0,
+                maximum=0.99,
+                help="part of the units left out in training",
             ),
             "tied": Option(default=True, help="the output layer has the embedding's weights"),
         },
@@ -91,17 +102,23 @@ TASKS: Mapping[str, TaskRow] = {
         options={
             **_TEXT,
             "sequence": Option(
-                default=128, least=1, most=100_000, help="tokens of a sample, and of the context"
+                default=128,
+                minimum=1,
+                maximum=100_000,
+                help="tokens of a sample, and of the context",
             ),
             "width": Option(
-                default=256, least=1, most=65536, help="of the embedding and of each layer"
+                default=256, minimum=1, maximum=65536, help="of the embedding and of each layer"
             ),
-            "layers": Option(default=4, least=1, most=1000, help="one upon the other"),
+            "layers": Option(default=4, minimum=1, maximum=1000, help="one upon the other"),
             "heads": Option(
-                default=4, least=1, most=1024, help="of each layer; they share the width"
+                default=4, minimum=1, maximum=1024, help="of each layer; they share the width"
             ),
             "dropout": Option(
-                default=0.1, least=0.0, most=0.99, help="part of the units left out in training"
+                default=0.1,
+                minimum=0.0,
+                maximum=0.99,
+                help="part of the units left out in training",
             ),
             "tied": Option(default=True, help="the output layer has the embedding's weights"),
         },
@@ -110,14 +127,17 @@ TASKS: Mapping[str, TaskRow] = {
         summary="random regression of any size, for measuring and for breaking things on purpose",
         task="workers.tasks.synthetic:Synthetic",
         options={
-            "samples": Option(default=1024, least=1, most=10_000_000, help="training samples"),
+            "samples": Option(default=1024, minimum=1, maximum=10_000_000, help="training samples"),
             "width": Option(
-                default=256, least=1, most=65536, help="inputs and outputs of each linear layer"
+                default=256,
+                minimum=1,
+                maximum=65536,
+                help="inputs and outputs of each linear layer",
             ),
-            "depth": Option(default=2, least=1, most=1000, help="linear layers"),
-            "raise_at_step": Option(default=-1, least=-1, help="raise in this step; -1 never"),
+            "depth": Option(default=2, minimum=1, maximum=1000, help="linear layers"),
+            "raise_at_step": Option(default=-1, minimum=-1, help="raise in this step; -1 never"),
             "nan_at_step": Option(
-                default=-1, least=-1, help="loss is NaN from this step on; -1 never"
+                default=-1, minimum=-1, help="loss is NaN from this step on; -1 never"
             ),
             "min_step_s": _SLOW,
         },

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from accordion.control import Word
 from accordion.session import StepResult
+from accordion.step_signals import Signal
 from workers.contract import Position
 from workers.errors import LossNotFinite
 from workers.training.checkpointing import is_due, is_due_after_epoch, restore, save
@@ -82,14 +82,14 @@ def finish_step(run: Run, batch: range, result: StepResult) -> None:
     report_progress(run)
 
 
-def follow_signals(run: Run, signals: frozenset[Word]) -> Outcome | None:
+def follow_signals(run: Run, signals: frozenset[Signal]) -> Outcome | None:
     """Save the state if the signals of a step or the job's spec ask for it; all ranks together.
 
     Returns:
         How training ends at this step boundary; None if it goes on.
     """
-    if Word.SAVE_STOP in signals or Word.RESIZE in signals:
-        outcome: Outcome = "stopped" if Word.SAVE_STOP in signals else "resized"
+    if Signal.SAVE_STOP in signals or Signal.RESIZE in signals:
+        outcome: Outcome = "stopped" if Signal.SAVE_STOP in signals else "resized"
         return outcome if save(run, wait=True) else "unsaved"
     if is_due(run, signals):
         save(run)

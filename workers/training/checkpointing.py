@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from accordion.control import Word
+from accordion.step_signals import Signal
 from workers.checkpoint.async_save import SHARED, Peers, Snapshot, Upload, Written, rank_file
 from workers.checkpoint.checkpoint_files import Manifest, checkpoint_name
 from workers.checkpoint.storage import Storage, storage_of
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _Verdict = Literal["again", "cancelled", "superseded"]
 
 
-def is_due(run: Run, words: Container[Word]) -> bool:
+def is_due(run: Run, words: Container[Signal]) -> bool:
     """Whether a checkpoint is to be taken at this step boundary; the same on all ranks.
 
     Steps are counted alike everywhere. Seconds are rank 0's, which asks for a checkpoint with the
@@ -47,11 +47,11 @@ def is_due(run: Run, words: Container[Word]) -> bool:
     """
     spec, at_epochs_end = run.spec.checkpoint, run.position.samples >= len(run.data)
     by_steps = spec.every_steps is not None and run.session.steps % spec.every_steps == 0
-    due = Word.CHECKPOINT in words or (by_steps and not (at_epochs_end and _is_saved_at_end(run)))
+    due = Signal.CHECKPOINT in words or (by_steps and not (at_epochs_end and _is_saved_at_end(run)))
     if run.context.rank == 0 and not due and spec.every_seconds is not None:
         passed = run.phases.clock.elapsed() - run.saving.began_s
         if passed >= spec.every_seconds:
-            run.session.request(Word.CHECKPOINT)
+            run.session.request(Signal.CHECKPOINT)
     return due
 
 

@@ -14,7 +14,7 @@ from accordion.messages import Decision, Report
 from workers.contract import DesiredState, Launch, Payload, Progress, Started
 
 if TYPE_CHECKING:
-    from accordion.control import Word
+    from accordion.step_signals import Signal
     from workers.data import Data
     from workers.tasks.base import Task
 
@@ -121,8 +121,8 @@ class Helm:
         self.num_signs = 0
         """Activity counter: a worker whose counter stands still makes no progress."""
         self._metrics: dict[str, float] = {}
-        self._words: set[Word] = set()
-        self._listener: Callable[[Word], None] | None = None
+        self._words: set[Signal] = set()
+        self._listener: Callable[[Signal], None] | None = None
         self._lock = threading.Lock()
 
     def let_go(self) -> None:
@@ -170,7 +170,7 @@ class Helm:
         helm._metrics = self.take_metrics()
         return helm
 
-    def ask(self, word: Word) -> None:
+    def ask(self, word: Signal) -> None:
         """Have the loop announce it at its next step boundary; any thread, before it
         listens too.
         """
@@ -179,7 +179,7 @@ class Helm:
             if self._listener is not None:
                 self._listener(word)
 
-    def listen(self, listener: Callable[[Word], None]) -> None:
+    def listen(self, listener: Callable[[Signal], None]) -> None:
         """Hear what was asked for so far, and from now on."""
         with self._lock:
             self._listener = listener

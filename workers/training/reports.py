@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from accordion.control import Word
 from accordion.errors import OverrideError
 from accordion.messages import Decision, Override, plan_digest
 from accordion.session import Switch
+from accordion.step_signals import Signal
 from workers.contract import (
     AcksRecord,
     Bytes,
@@ -73,7 +73,7 @@ def obey(run: Run, orders: DesiredState) -> None:
         )
     run.stop = orders.stop
     if orders.stop is not None:
-        run.session.request(Word.SAVE_STOP)
+        run.session.request(Signal.SAVE_STOP)
 
 
 def _possible(run: Run, override: Override) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion.session_state import MeanState
+from accordion.saved_states import MeanState
 from workers.contract import Bytes, Position
 from workers.training.schedule import BatchChange
 from workers.training.train_state import Mark, Run
@@ -43,7 +43,7 @@ class MergedParts:
     """Merges the parts of a group of `size` workers, added in rank order, for a group of another
     size.
 
-    Residuals and open windows are averaged (`accordion.session_state.MeanState`), the loss of the
+    Residuals and open windows are averaged (`accordion.saved_states.MeanState`), the loss of the
     open epoch is summed, and all else is rank 0's. No part is held.
     """
 

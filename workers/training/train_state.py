@@ -17,7 +17,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from accordion.controller import Controller
 from accordion.messages import Decision, Override, Report
-from accordion.module_checks import unwrapped
+from accordion.module_checks import unwrap_module
 from accordion.session import Session, attach
 from workers.checkpoint.async_save import Saving
 from workers.contract import Bytes, JobSpec, Position
@@ -158,7 +158,7 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The model itself, without DistributedDataParallel."""
-        return unwrapped(self.ddp)
+        return unwrap_module(self.ddp)
 
     def add_loss(self, mean_loss: Tensor, samples: int) -> None:
         """Count the training loss of a micro-batch."""

@@ -172,9 +172,9 @@ class Worker:
         """Have the group save and come back at its next step boundary, and keep the note among its
         records.
         """
-        from accordion.control import Word
+        from accordion.step_signals import Signal
 
-        self._helm.ask(Word.RESIZE)
+        self._helm.ask(Signal.RESIZE)
         if self._link is not None:
             # a full disk must not keep a group from making room.
             with suppress(OSError):

@@ -5,14 +5,16 @@ they exchange.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
+from accordion.compression_engine import Engine, Layer
 from accordion.compressors import COMPRESSORS, ladder_of, level_of
-from accordion.drive import drive_lockstep
-from accordion.engine import Engine, Layer
+from accordion.exchange import Answers, advance_flows
 from accordion.messages import LayerInfo, Level
+from accordion.wire import Flow, Gather, Mean, Request
 
 Gradients = Mapping[str, torch.Tensor]
 
@@ -33,6 +35,45 @@ LOSSLESS_LEVELS = [
 ]
 SHAPES = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(tuple)
 WORLD_SIZES = st.integers(1, 4)
+
+
+def run_flows_lockstep(flows_by_worker: Sequence[Sequence[Flow]]) -> list[list[Any]]:
+    """Run the flows of W pretended workers side by side; return what they returned, by worker."""
+    results: list[list[Any]] = [[None] * len(flows) for flows in flows_by_worker]
+    answers: list[Answers] = [dict.fromkeys(range(len(flows))) for flows in flows_by_worker]
+    while True:
+        asked = [
+            advance_flows(*parts) for parts in zip(flows_by_worker, answers, results, strict=True)
+        ]
+        if not asked[0]:
+            return results
+        answers = answer_lockstep(asked)
+
+
+def answer_lockstep(asked_by_worker: Sequence[Mapping[int, Request]]) -> list[Answers]:
+    """Return one round's answers for all workers, summed in rank order."""
+    answers: list[Answers] = [{} for _ in asked_by_worker]
+    for index in asked_by_worker[0]:
+        requests = [asked[index] for asked in asked_by_worker]
+        for own in answers:
+            own[index] = (
+                _mean_of(requests) if isinstance(requests[0], Mean) else _payloads_of(requests)
+            )
+    return answers
+
+
+def _mean_of(requests: Sequence[Request]) -> torch.Tensor:
+    buffers = [
+        request.buffer * (1.0 / len(requests)) for request in requests if isinstance(request, Mean)
+    ]
+    total = buffers[0].clone()
+    for buffer in buffers[1:]:
+        total += buffer
+    return total
+
+
+def _payloads_of(requests: Sequence[Request]) -> list[torch.Tensor]:
+    return [request.payload.clone() for request in requests if isinstance(request, Gather)]
 
 
 class Cluster:
@@ -57,19 +98,20 @@ class Cluster:
         """Average by flows; the gradients given stay as they are. Nothing is committed."""
         buckets = [[Layer(name=n, gradient=g.clone()) for n, g in own.items()] for own in gradients]
         for engine, bucket in zip(self.engines, buckets, strict=True):
-            engine.observe(bucket)
+            engine.observe_gradients(bucket)
         stacks = [
-            engine.prepare(bucket) for engine, bucket in zip(self.engines, buckets, strict=True)
+            engine.build_stacks(bucket)
+            for engine, bucket in zip(self.engines, buckets, strict=True)
         ]
-        drive_lockstep([[stack.flow for stack in own] for own in stacks])
+        run_flows_lockstep([[stack.flow for stack in own] for own in stacks])
         for engine, own in zip(self.engines, stacks, strict=True):
-            engine.finish(own)
+            engine.apply_updates(own)
         return [{layer.name: layer.gradient for layer in bucket} for bucket in buckets]
 
     def step(self, gradients: Sequence[Gradients]) -> list[dict[str, torch.Tensor]]:
         updates = self.exchange(gradients)
         for engine in self.engines:
-            engine.commit()
+            engine.commit_step()
         return updates
 
     def mean_residual(self, layer: str, like: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from accordion.compression_engine import load_function
 from accordion.compressors import COMPRESSORS, level_of
-from accordion.engine import load
-from accordion.statistics import seeded
+from accordion.statistics import seeded_generator
 from accordion.wire import Context, Mean, Request, Scratch
 
 
@@ -21,7 +21,7 @@ class Alone:
     """A worker in a world of one that sends one stack again and again."""
 
     def __init__(self, method: str, options: dict[str, Any]) -> None:
-        self._flow = load(COMPRESSORS[method].flow)
+        self._flow = load_function(COMPRESSORS[method].flow)
         self._options = level_of(method, options, name="alone").options
         self._scratch = Scratch(torch.device("cpu"))
         self._step = 0
@@ -51,7 +51,7 @@ class Alone:
     @staticmethod
     def draw(seed: int) -> Callable[[str], torch.Generator]:
         """The generators that a step is given."""
-        return lambda whose: seeded(seed, whose)
+        return lambda whose: seeded_generator(seed, whose)
 
 
 def assert_keeps_its_memory(alone: Alone, first: Tensor, *others: Tensor) -> None:

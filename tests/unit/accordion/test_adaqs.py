@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accordion.messages import Level
-from accordion.policies import POLICIES, Situation
+from accordion.policies import POLICIES, PolicyInput
 
 RUNGS = ("b2", "b4", "b6", "b8")  # lightest first, as on every ladder
 LADDER = tuple(Level(name=name, method="none") for name in RUNGS)
-START = Situation(
+START = PolicyInput(
     epoch=0, regime_by_layer={"a": "stable"}, ladder_by_layer={"a": LADDER}, options={"drop": 0.5}
 )
 ADAQS = POLICIES["adaqs"]
@@ -33,17 +33,17 @@ def with_ratio(ratio: float | None, **fields: object) -> Mapping[str, object]:
     return window(ratio, None if ratio is None else math.hypot(ratio, 1.0), **fields)
 
 
-def rungs_after(windows: Iterable[Mapping[str, object]], start: Situation = START) -> list[str]:
+def rungs_after(windows: Iterable[Mapping[str, object]], start: PolicyInput = START) -> list[str]:
     """The layer's rung after each window."""
     rungs, now = [], start
     for fields in windows:
-        now = replace(start, state=ADAQS.observe(replace(now, **fields)))
-        rungs.append(ADAQS.pick(now)["a"])
+        now = replace(start, state=ADAQS.observe_report(replace(now, **fields)))
+        rungs.append(ADAQS.decide_levels(now)["a"])
     return rungs
 
 
 def test_a_layer_starts_on_its_strongest_rung() -> None:
-    assert ADAQS.pick(START) == {"a": "b8"}
+    assert ADAQS.decide_levels(START) == {"a": "b8"}
 
 
 def test_each_halving_of_signal_to_noise_takes_one_rung_off() -> None:
@@ -112,5 +112,5 @@ def test_rungs_do_not_depend_on_the_unit_of_the_gradient(ratios, exponent) -> No
 
 @given(ratio=st.floats(1e-3, 1e3))
 def test_an_open_window_leaves_the_state_alone(ratio) -> None:
-    state = ADAQS.observe(replace(START, **with_ratio(ratio)))
-    assert ADAQS.observe(replace(START, state=state)) == state
+    state = ADAQS.observe_report(replace(START, **with_ratio(ratio)))
+    assert ADAQS.observe_report(replace(START, state=state)) == state

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from accordion import drive
+from accordion import exchange
 from accordion.compressors import COMPRESSORS
 from tests.unit.accordion.alone import alone, step
 from tests.unit.accordion.lockstep import LEVELS
@@ -43,7 +43,7 @@ def test_the_profiler_sees_an_allocation():
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.method}-{level.name}")
 def test_no_step_takes_more_than_64_kb_at_once_after_warm_up(level, monkeypatch):
     # gloo's own all-gather takes two buffers of the payload's size a call
-    monkeypatch.setattr(drive, "_gather_rows", lambda gathered, row, group: gathered.copy_(row))
+    monkeypatch.setattr(exchange, "_gather_rows", lambda gathered, row, group: gathered.copy_(row))
     with alone(SHAPES, level) as (ddp, session):
         for _ in range(WARM_UP):
             step(ddp, session)

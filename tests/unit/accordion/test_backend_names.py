@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers "fake"
 
-from accordion.background import backend_of, own_group
+from accordion.executors import backend_name, create_exchange_group
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ def test_the_backend_of_a_device_is_known_whatever_a_group_was_made_with(name, o
         on_cuda = "nccl"
     dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        for group in (dist.group.WORLD, own_group(dist.group.WORLD)):
-            assert backend_of(group, torch.device("cpu")) == "gloo"
-            assert backend_of(group, torch.device("cuda")) == on_cuda
+        for group in (dist.group.WORLD, create_exchange_group(dist.group.WORLD)):
+            assert backend_name(group, torch.device("cpu")) == "gloo"
+            assert backend_name(group, torch.device("cuda")) == on_cuda
     finally:
         dist.destroy_process_group()

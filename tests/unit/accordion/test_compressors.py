@@ -7,15 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accordion.compression_engine import STACKED_BELOW, Layer
 from accordion.compressors import level_of
-from accordion.compressors.linalg import orthogonalize_
+from accordion.compressors.linalg import orthonormalize_
 from accordion.compressors.powersgd import warm_factors
-from accordion.drive import GroupNetwork, drive_lockstep
-from accordion.engine import STACKED_BELOW, Layer
+from accordion.exchange import GroupNetwork
 from accordion.ledger import ByteCount
-from accordion.statistics import seeded
+from accordion.statistics import seeded_generator
 from accordion.wire import Mean
-from tests.unit.accordion.lockstep import Cluster, draw_gradients, mean_of, rank_level
+from tests.unit.accordion.lockstep import (
+    Cluster,
+    draw_gradients,
+    mean_of,
+    rank_level,
+    run_flows_lockstep,
+)
 
 
 def test_powersgd_is_exact_for_a_gradient_of_its_rank_after_two_steps():
@@ -36,13 +42,13 @@ def test_powersgd_sends_the_two_factors_and_nothing_else(rank):
 
 def _count_requests(rank: int) -> ByteCount:
     """Book what one worker's flow asks for, as the hook does."""
-    from accordion.drive import answer_lockstep
-    from accordion.engine import Engine, Layer
+    from accordion.compression_engine import Engine, Layer
     from accordion.messages import LayerInfo
+    from tests.unit.accordion.lockstep import answer_lockstep
 
     engine = Engine([LayerInfo(name="w", shape=(20, 30))], seed=0, world_size=4)
     engine.plan = {"w": rank_level(rank)}
-    (stack,) = engine.prepare([Layer(name="w", gradient=torch.randn(20, 30))])
+    (stack,) = engine.build_stacks([Layer(name="w", gradient=torch.randn(20, 30))])
     request = stack.flow.send(None)
     while request is not None:
         engine.ledger.count(("w",), request, "powersgd")
@@ -63,9 +69,13 @@ def test_powersgd_sends_a_layer_whole_when_its_factors_would_be_no_smaller(shape
 
 @pytest.mark.parametrize(("factors", "width"), [("both", 8), ("alternating", 8 + 9)])
 def test_the_warm_start_keeps_the_rows_it_can_over_a_change_of_rank(factors, width):
-    four = warm_factors(None, (9, 8), {"rank": 4, "factors": factors}, draw=seeded(0, "x"))
-    one = warm_factors(four, (9, 8), {"rank": 1, "factors": factors}, draw=seeded(0, "x"))
-    three = warm_factors(one, (9, 8), {"rank": 3, "factors": factors}, draw=seeded(1, "y"))
+    four = warm_factors(
+        None, (9, 8), {"rank": 4, "factors": factors}, draw=seeded_generator(0, "x")
+    )
+    one = warm_factors(four, (9, 8), {"rank": 1, "factors": factors}, draw=seeded_generator(0, "x"))
+    three = warm_factors(
+        one, (9, 8), {"rank": 3, "factors": factors}, draw=seeded_generator(1, "y")
+    )
     assert torch.equal(one, four[:1])
     assert torch.equal(three[:1], one)
     assert three.shape == (3, width)
@@ -76,7 +86,7 @@ def test_the_warm_start_keeps_the_rows_it_can_over_a_change_of_rank(factors, wid
 @settings(max_examples=50, deadline=None)
 def test_orthogonal_columns_are_orthonormal(columns, batch, seed):
     p = torch.randn(batch, 12, columns, generator=torch.Generator().manual_seed(seed))
-    orthogonalize_(p)
+    orthonormalize_(p)
     eye = torch.eye(columns).expand(batch, -1, -1)
     torch.testing.assert_close(
         p.mT @ p, eye, rtol=0, atol=1e-4
@@ -87,7 +97,7 @@ def test_orthogonal_columns_are_orthonormal(columns, batch, seed):
 def test_orthogonalisation_of_zero_and_repeated_columns_gives_no_nan(columns):
     p = torch.zeros(2, 8, columns)
     p[1] = torch.arange(8.0).view(8, 1)
-    orthogonalize_(p)
+    orthonormalize_(p)
     assert torch.isfinite(p).all()
     assert torch.linalg.vector_norm(p[1, :, 0]).item() == pytest.approx(1.0, abs=1e-5)
 
@@ -113,15 +123,15 @@ def test_stacks_of_a_former_bucket_layout_are_forgotten():
     cluster.switch(level_of("powersgd", {}, name="low"))
     engine, ones = cluster.engines[0], torch.ones(8, 8)
     cluster.step([{"a": ones, "b": ones}])
-    assert len(engine._memories) == 1
+    assert len(engine._buffers) == 1
     for name in ("a", "b"):
         layers = [Layer(name=name, gradient=ones.clone())]
-        engine.observe(layers)
-        stacks = engine.prepare(layers)
-        drive_lockstep([[stack.flow for stack in stacks]])
-        engine.finish(stacks)
-    engine.commit()
-    assert len(engine._memories) == 2
+        engine.observe_gradients(layers)
+        stacks = engine.build_stacks(layers)
+        run_flows_lockstep([[stack.flow for stack in stacks]])
+        engine.apply_updates(stacks)
+    engine.commit_step()
+    assert len(engine._buffers) == 2
 
 
 @pytest.mark.parametrize(("values", "flows"), [(STACKED_BELOW - 8, 1), (STACKED_BELOW, 2)])
@@ -130,7 +140,7 @@ def test_small_layers_of_equal_shape_share_a_flow_and_large_ones_do_not(values, 
     cluster = Cluster({"a": shape, "b": shape}, 1)
     cluster.switch(level_of("powersgd", {}, name="low"))
     layers = [Layer(name=name, gradient=torch.ones(shape)) for name in ("a", "b")]
-    assert len(cluster.engines[0].prepare(layers)) == flows
+    assert len(cluster.engines[0].build_stacks(layers)) == flows
 
 
 @pytest.mark.parametrize(
@@ -147,6 +157,10 @@ def test_means_ride_in_a_gather_while_that_costs_no_more_than_a_collective(world
     network = GroupNetwork.__new__(GroupNetwork)
     network.world_size = world_size
     assert (
-        bool(network._riders({0: Mean(torch.zeros(4)), 1: Mean(torch.zeros(size // 4 - 4))}))
+        bool(
+            network._piggybacked_means(
+                {0: Mean(torch.zeros(4)), 1: Mean(torch.zeros(size // 4 - 4))}
+            )
+        )
         is rides
     )

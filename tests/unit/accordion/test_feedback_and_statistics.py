@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from accordion.compression_engine import Engine
 from accordion.compressors import ladder_of
-from accordion.engine import Engine
 from accordion.errors import StateError
 from accordion.messages import LayerInfo
-from accordion.session_state import MeanState
-from accordion.statistics import SKETCH_SIZE, GradientSums, norms, root_mean_squares
+from accordion.saved_states import MeanState
+from accordion.statistics import SKETCH_SIZE, GradientSums, estimate_norms, root_mean_squares
 from tests.unit.accordion.lockstep import FEEDBACK_METHODS, Cluster, draw_gradients
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def _sums(shape: tuple[int, ...], gradients: Iterable[Tensor], seed: int = 0) ->
 
 
 def _norm(sums: GradientSums) -> float:
-    return norms(["w"], sums.summary(CPU))["w"]
+    return estimate_norms(["w"], sums.summary(CPU))["w"]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (32, 32)])
@@ -204,7 +204,7 @@ def test_the_statistic_is_kept_without_the_scale_of_the_loss(shape):
 def test_the_mean_square_is_of_single_steps_and_does_not_cancel_where_the_mean_does():
     gradient = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
     summary = _sums((8, 8), [gradient, -gradient]).summary(CPU)
-    assert norms(["w"], summary)["w"] == pytest.approx(0.0, abs=1e-6)
+    assert estimate_norms(["w"], summary)["w"] == pytest.approx(0.0, abs=1e-6)
     assert root_mean_squares(["w"], summary)["w"] == pytest.approx(gradient.norm().item(), rel=1e-5)
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from accordion.compression_engine import load_function
 from accordion.compressors import COMPRESSORS, adacomp, ladder_of
-from accordion.engine import load
-from accordion.statistics import seeded
+from accordion.statistics import seeded_generator
 from accordion.wire import Context, Mean, Scratch
 
 LENGTH = 1 << 16
@@ -34,10 +34,10 @@ def _run(method: str, owed: Tensor, gradient: Tensor | None = None) -> tuple[Ten
         scratch=Scratch(owed.device),
         step=0,
         warm=warm,
-        draw=lambda whose: seeded(0, whose),
+        draw=lambda whose: seeded_generator(0, whose),
         gradient=gradient,
     )
-    flow, answer = load(row.flow)(owed, context), None
+    flow, answer = load_function(row.flow)(owed, context), None
     while True:
         try:
             request = flow.send(answer)

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accordion.compression_engine import load_function
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config, DetectorConfig, Window
 from accordion.controller import Controller
 from accordion.messages import LayerInfo, Report
-from accordion.statistics import norms
+from accordion.statistics import estimate_norms
 from tests.unit.accordion.lockstep import (
     FEEDBACK_METHODS,
     LEVELS,
@@ -116,7 +117,7 @@ def test_a_step_that_is_rolled_back_leaves_no_trace(shape, world_size, level, se
         if with_bad_step:
             cluster.exchange([{"w": torch.full(shape, 7.0)} for _ in range(world_size)])
             for engine in cluster.engines:
-                engine.rollback()
+                engine.rollback_step()
         update = cluster.step(draw_gradients({"w": shape}, world_size, seed + 1))[0]["w"]
         return [update, *(engine.sums.summary(torch.device("cpu")) for engine in cluster.engines)]
 
@@ -168,7 +169,7 @@ _EACH_EPOCH = DetectorConfig(window=Window(epochs=1))
 
 def _report(cluster: Cluster, epoch: int) -> Report:
     sketches = [engine.sums.summary(torch.device("cpu")) for engine in cluster.engines]
-    statistic = norms(["a", "b"], torch.stack(sketches).mean(0))
+    statistic = estimate_norms(["a", "b"], torch.stack(sketches).mean(0))
     for engine in cluster.engines:
         engine.sums.clear()
     return Report(
@@ -199,8 +200,7 @@ def test_one_stream_of_gradients_gives_the_same_regimes_under_every_method_and_l
 
 
 def test_every_row_says_what_it_is_and_names_a_flow_that_loads():
-    from accordion.engine import load
 
     for name, row in COMPRESSORS.items():
         assert row.summary, name
-        assert callable(load(row.flow)), name
+        assert callable(load_function(row.flow)), name

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from accordion.errors import ConfigError
 from accordion.options import Option, check_options, options_schema
 
-RANK = Option(default=4, least=1, most=8)
-DENSITY = Option(default=0.5, least=0.0, most=1.0)
+RANK = Option(default=4, minimum=1, maximum=8)
+DENSITY = Option(default=0.5, minimum=0.0, maximum=1.0)
 KIND = Option(default="fp32", choices=("fp32", "fp16"), help="format")
 FLAG = Option(default=False)
 VALUES = (

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from accordion.errors import ConfigError
 from accordion.messages import Level
-from accordion.policies import POLICIES, Situation, check_policy
+from accordion.options import options_schema
+from accordion.policies import POLICIES, PolicyInput, check_policy
 
 REGIMES = st.dictionaries(st.text(min_size=1), st.sampled_from(["critical", "stable"]))
 OPTIONS = {
@@ -25,10 +26,13 @@ def picked(
 ):
     """What a policy picks that has observed nothing."""
     ladders = dict.fromkeys(regimes, LADDER)
-    chosen = Situation(
-        epoch=epoch, regime_by_layer=regimes, ladder_by_layer=ladders, options=options or {}
+    chosen = PolicyInput(
+        epoch=epoch,
+        regime_by_layer=regimes,
+        ladder_by_layer=ladders,
+        options=check_policy(name, options or {}),
     )
-    return POLICIES[name].pick(chosen)
+    return POLICIES[name].decide_levels(chosen)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -44,19 +48,19 @@ def test_every_policy_gives_every_layer_a_rung(name, regimes, epoch) -> None:
 def test_what_a_policy_says_of_regimes_alone_is_what_it_picks_at_the_start(
     name, regimes, epoch
 ) -> None:
-    chosen = POLICIES[name].choose(regimes, epoch, OPTIONS[name])
+    chosen = POLICIES[name].initial_levels(regimes, epoch, check_policy(name, OPTIONS[name]))
     assert chosen == picked(name, regimes, epoch=epoch, options=OPTIONS[name])
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_refuses_an_unknown_option_by_name(name) -> None:
     with pytest.raises(ConfigError, match="no option 'bogus'"):
-        check_policy(name, {**OPTIONS[name], "bogus": 1}, ["low", "high"])
+        check_policy(name, {**OPTIONS[name], "bogus": 1})
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_describes_exactly_the_options_it_takes(name) -> None:
-    schema = POLICIES[name].schema
+    schema = options_schema(POLICIES[name].options)
     assert set(schema["properties"]) == set(OPTIONS[name])
     assert schema["additionalProperties"] is False
 
@@ -65,7 +69,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         ConfigError, match="unknown policy 'best'; known are two_level, fixed, scheduled"
     ):
-        check_policy("best", {}, ["low", "high"])
+        check_policy("best", {})
 
 
 @given(regimes=REGIMES)
@@ -92,18 +96,19 @@ def test_a_schedule_holds_each_level_until_the_next_row() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({}, "table is None"),
+        ({}, "policy scheduled needs option 'table'"),
+        ({"table": "low"}, "table is 'low'; it must be a mapping"),
         ({"table": {}}, "starts at epoch None"),
         ({"table": {"3": "low"}}, "starts at epoch 3"),
         ({"table": {"0": "low", "-1": "high"}}, "'-1' is no epoch"),
-        ({"table": {"0": "middle"}}, "level 'middle' at epoch 0; known are low, high"),
+        ({"table": {"0": "middle"}}, "'middle' at epoch 0; known are low, high"),
     ],
 )
 def test_a_table_that_cannot_be_followed_is_refused(options, sentence) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        check_policy("scheduled", options, ["low", "high"])
+        check_policy("scheduled", options)
 
 
 def test_a_fixed_level_that_the_ladder_lacks_is_refused() -> None:
     with pytest.raises(ConfigError, match="'middle'; known are low, high"):
-        check_policy("fixed", {"level": "middle"}, ["low", "high"])
+        check_policy("fixed", {"level": "middle"})

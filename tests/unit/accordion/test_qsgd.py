@@ -9,8 +9,8 @@ import torch
 
 from accordion.compressors.packing import block_size
 from accordion.compressors.qsgd import qsgd_flow
-from accordion.drive import drive_lockstep
 from accordion.wire import Context, Flow, Scratch
+from tests.unit.accordion.lockstep import run_flows_lockstep
 from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
 
 BLOCK = block_size(torch.device("cpu"))
@@ -36,7 +36,9 @@ def flow_of(
 def exchange(*given: torch.Tensor, **of_flow: int) -> torch.Tensor:
     """The update, the same on all workers."""
     stacks = [owed.clone() for owed in given]
-    drive_lockstep([[flow_of(stack, rank=rank, **of_flow)] for rank, stack in enumerate(stacks)])
+    run_flows_lockstep(
+        [[flow_of(stack, rank=rank, **of_flow)] for rank, stack in enumerate(stacks)]
+    )
     assert all(torch.equal(stack, stacks[0]) for stack in stacks)
     return stacks[0]
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accordion.compressors import level_of
-from accordion.compressors.strata import draw_positions
-from accordion.statistics import seeded
+from accordion.compressors.stratified_sampling import draw_positions
+from accordion.statistics import seeded_generator
 from accordion.wire import Mean, Scratch
 from tests.unit.accordion.lockstep import Cluster, draw_gradients, mean_of
 from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
@@ -28,7 +28,7 @@ SCRATCH = Scratch(torch.device("cpu"))
 @settings(max_examples=200, deadline=None)
 def test_positions_are_distinct_and_each_layer_has_its_own_k(layers, length, part, seed):
     count = max(1, round(part * length))
-    positions = draw_positions((layers, length, count), seeded(seed, "x"), SCRATCH).view(
+    positions = draw_positions((layers, length, count), seeded_generator(seed, "x"), SCRATCH).view(
         layers, count
     )
     for row, own in enumerate(positions):
@@ -56,7 +56,9 @@ def test_two_positions_lie_at_any_distance_from_each_other():
 
 def test_positions_of_a_large_layer_are_drawn_from_all_of_it():
     length, count = 25_600_000, 256_000
-    positions = draw_positions((1, length, count), seeded(0, "x"), Scratch(torch.device("cpu")))
+    positions = draw_positions(
+        (1, length, count), seeded_generator(0, "x"), Scratch(torch.device("cpu"))
+    )
     assert positions.unique().numel() == count
     by_hundredth = torch.histc(positions.double(), 100, 0, length)
     # one in each stratum of 100 entries; the turn moves at most one over each border

@@ -7,8 +7,8 @@ import torch
 
 from accordion.compressors.packing import block_size
 from accordion.compressors.signsgd import signsgd_flow
-from accordion.drive import drive_lockstep
 from accordion.wire import Context, Flow, Scratch
+from tests.unit.accordion.lockstep import run_flows_lockstep
 from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
 
 BLOCK = block_size(torch.device("cpu"))
@@ -27,7 +27,7 @@ def flow_of(owed_BL: torch.Tensor) -> tuple[Flow, torch.Tensor]:
 def exchange(*owed_by_worker: torch.Tensor) -> list[torch.Tensor]:
     """Updates by worker; what is owed is changed in place."""
     flows, updates = zip(*(flow_of(owed) for owed in owed_by_worker), strict=True)
-    drive_lockstep([[flow] for flow in flows])
+    run_flows_lockstep([[flow] for flow in flows])
     return list(updates)
 
 

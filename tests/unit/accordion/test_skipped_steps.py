@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.amp import GradScaler
 
+from accordion.compression_engine import DENSE, Engine
 from accordion.compressors import level_of
-from accordion.engine import DENSE, Engine
 from tests.unit.accordion.alone import alone
 from tests.unit.accordion.lockstep import Cluster, draw_gradients
 
@@ -45,8 +45,8 @@ def test_a_layer_that_nobody_used_keeps_residual_and_warm_start_and_others_do_no
     [engine] = cluster.engines
     before = {layer: _kept(engine, layer) for layer in SHAPES}
     cluster.exchange(draw_gradients(SHAPES, 1, seed=1))
-    engine.keep(["unused"])
-    engine.commit()
+    engine.restore_unused(["unused"])
+    engine.commit_step()
     for layer, layers_before in before.items():
         same = [
             torch.equal(old, new)
@@ -58,12 +58,12 @@ def test_a_layer_that_nobody_used_keeps_residual_and_warm_start_and_others_do_no
 def test_a_skipped_step_after_one_without_a_layer_leaves_no_trace(cluster):
     [engine] = cluster.engines
     cluster.exchange(draw_gradients(SHAPES, 1, seed=1))
-    engine.keep(["unused"])
-    engine.commit()
+    engine.restore_unused(["unused"])
+    engine.commit_step()
     before = {layer: _kept(engine, layer) for layer in SHAPES}
     cluster.exchange(draw_gradients(SHAPES, 1, seed=2))
-    engine.rollback()
-    engine.commit()  # of a step that brought nothing
+    engine.rollback_step()
+    engine.commit_step()  # of a step that brought nothing
     for layer, layers_before in before.items():
         assert all(
             torch.equal(old, new)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from accordion.compressors import level_of
-from accordion.compressors.strata import draw_positions
-from accordion.statistics import seeded
+from accordion.compressors.stratified_sampling import draw_positions
+from accordion.statistics import seeded_generator
 from accordion.wire import Gather, Scratch
 from tests.unit.accordion.lockstep import Cluster
 from tests.unit.accordion.one_flow import Alone, assert_keeps_its_memory
@@ -137,7 +137,7 @@ def test_each_layer_of_a_stack_sends_its_own_largest(size, select):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_values_that_are_not_finite_go_first_and_leave_the_count_as_it_is(size, bad, value):
     owed, count = _normal(1, size), round(0.05 * size)
-    places = torch.randperm(size, generator=seeded(1, "places"))[
+    places = torch.randperm(size, generator=seeded_generator(1, "places"))[
         : bad if bad >= 1 else round(bad * size)
     ]
     owed[0, places] = value

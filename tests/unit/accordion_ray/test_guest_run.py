@@ -16,11 +16,11 @@ import accordion
 from accordion.config import Config, DetectorConfig, Window
 from accordion.messages import Override
 from accordion_ray import guest_run
-from accordion_ray.connection import ServiceConnection
 from accordion_ray.epochs import EpochFollower
 from accordion_ray.guest_run import GuestRun
 from accordion_ray.identity import GuestState
 from accordion_ray.records import Attached, known_spec
+from accordion_ray.service_connection import ServiceConnection
 from tests.unit.workers.world import FakeCluster, until
 from workers.contract import (
     GUEST_ATTEMPT,

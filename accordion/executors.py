@@ -1,8 +1,8 @@
-"""Where a bucket's exchange runs, so that it overlaps with the rest of the backward pass.
+"""Executors that run a bucket's exchange in parallel with the rest of the backward pass.
 
-On CPUs: one thread that takes buckets in their order, with a process group of its own, so that its
-collectives never mix with DDP's. On GPUs: a stream of its own; there collectives are asynchronous
-by themselves. `Inline` runs at once.
+On CPUs, one thread takes the buckets in their order; it has a process group of its own, so that its
+collectives never mix with DDP's. With NCCL, where collectives are asynchronous, exchanges run on a
+CUDA stream of their own. `InlineExecutor` runs an exchange at once.
 """
 
 from __future__ import annotations
@@ -25,47 +25,46 @@ from accordion.errors import HookError
 Future = torch.futures.Future
 _Job = tuple[Callable[[], None], Tensor, Any]
 AT_EXIT_S = 0.2
-"""What a process waits before it ends, so that gloo's threads are done with its last collectives.
-"""
+"""Seconds that a process waits at its exit for gloo's threads to finish the last collectives."""
 
 
-class Runner(Protocol):
-    """Runs exchanges in the order in which they are given."""
+class Executor(Protocol):
+    """Runs exchanges in the order in which they are submitted."""
 
-    beside: bool
-    """Whether the backward pass goes on meanwhile."""
+    is_parallel: bool
+    """Whether the backward pass continues during an exchange."""
 
     def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
-        """A future of the buffer, done when the exchange that fills it is."""
+        """Run an exchange that fills a buffer; return the buffer's future."""
 
-    def check(self) -> None:
+    def raise_failure(self) -> None:
         """Raise the error of an exchange that failed after `submit` had returned."""
 
 
-class Inline:
-    """Runs an exchange where it is submitted; its errors are raised there."""
+class InlineExecutor:
+    """Runs an exchange in the call of `submit`, which raises its errors."""
 
-    beside = False
+    is_parallel = False
 
     def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
-        """Implements `Runner`."""
+        """Implements `Executor`."""
         exchange()
         future: Any = Future()
         future.set_result(buffer)
         return future
 
-    def check(self) -> None:
-        """Implements `Runner`: errors were raised by `submit`."""
+    def raise_failure(self) -> None:
+        """Do nothing, because `submit` raised all errors."""
 
 
-class OnThread:
-    """Runs exchanges on one thread; after a failure it runs no more, and `check` raises the error.
+class ThreadExecutor:
+    """Runs exchanges on one thread, until one fails; `raise_failure` raises the error.
 
     The error is not set on the future, because DDP would report it as "Unable to cast ... to
     Tensor".
     """
 
-    beside = True
+    is_parallel = True
 
     def __init__(self, device: torch.device) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -74,28 +73,29 @@ class OnThread:
         self._failure = ""
         arguments = (self._jobs, self._failed, torch.get_num_threads())
         worker = threading.Thread(
-            target=_work, args=arguments, name="accordion-exchange", daemon=True
+            target=_run_jobs, args=arguments, name="accordion-exchange", daemon=True
         )
         worker.start()
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
-        """Implements `Runner`. On a GPU the thread waits for the gradients on its stream, and DDP
-        for the result.
+        """Implements `Executor`.
+
+        On a GPU, the thread's stream waits for the gradients and DDP's stream for the result.
         """
         if self._device.type != "cuda":
             future: Any = Future()
         else:
             ready = torch.cuda.current_stream(self._device).record_event()
             exchange, future = (
-                partial(_after, ready, self._device, exchange),
+                partial(_run_after, ready, self._device, exchange),
                 Future(devices=[self._device]),
             )
         self._jobs.put((exchange, buffer, future))
         return future
 
-    def check(self) -> None:
-        """Implements `Runner`."""
+    def raise_failure(self) -> None:
+        """Implements `Executor`."""
         if self._failure:
             raise HookError(
                 f"an earlier exchange of gradients failed ({self._failure}); restart this worker"
@@ -113,19 +113,17 @@ class OnThread:
         raise error
 
 
-class OnStream:
-    """Runs exchanges on a CUDA stream: the host only enqueues them, in the order of the buckets."""
+class StreamExecutor:
+    """Runs exchanges on a CUDA stream; the host only enqueues them, in the order of the buckets."""
 
-    beside = True
+    is_parallel = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
-        """Implements `Runner`. DDP waits for the future's event on its own stream, not on
-        the host.
-        """
+        """Implements `Executor`; DDP's stream, not the host, waits for the future's event."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         buffer.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
@@ -134,76 +132,71 @@ class OnStream:
             future.set_result(buffer)
         return future
 
-    def check(self) -> None:
-        """Implements `Runner`: errors were raised by `submit`."""
+    def raise_failure(self) -> None:
+        """Do nothing, because `submit` raised all errors."""
 
 
-def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     """Return the name of the backend that serves tensors of a device.
 
-    `init_process_group()` without a backend makes a group of several, such as `cpu:gloo,cuda:nccl`,
-    for which `get_backend` returns "undefined".
+    `init_process_group()` without a backend creates a group with several, such as
+    `cpu:gloo,cuda:nccl`, for which `get_backend` returns "undefined".
     """
     backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
     return backends.get(device.type, "none")
 
 
-def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A process group with the same members, backend and timeout, for the exchange thread alone.
+def create_exchange_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Create a process group for the exchange thread, with the same members, backend and timeout.
 
-    DDP's own collectives, such as the map of used parameters, would otherwise run between ours, in
-    an order that differs between the workers.
+    In a shared group, DDP's own collectives, such as the map of used parameters, would run between
+    those of the exchange, in an order that differs between the workers.
     """
     ranks = dist.get_process_group_ranks(group)
     backend, alone = dist.get_backend_config(group), len(ranks) == 1
     own: dist.ProcessGroup = dist.new_group(
-        ranks, timeout=_timeout(group), backend=backend, use_local_synchronization=not alone
+        ranks, timeout=_group_timeout(group), backend=backend, use_local_synchronization=not alone
     )
     return own
 
 
-def wait_at_exit() -> None:
-    """Let this process wait a moment when it ends, before Python does; said again it waits no
-    longer.
+def register_exit_delay() -> None:
+    """Make this process wait for `AT_EXIT_S` when it exits; further calls add nothing.
 
-    The thread of gloo that ran a collective of the backward pass drops the pass's Python context
-    when training already goes on (torch 2.13). Where it is late and Python is ending, it ends the
-    process by SIGABRT, all work done.
+    The gloo thread that ran a collective of the backward pass releases the pass's Python context
+    after training has continued (torch 2.13). If it does so while Python shuts down, the process
+    ends by SIGABRT although all work is done.
     """
-    atexit.unregister(_wait)
-    atexit.register(_wait)
+    atexit.unregister(_delay_exit)
+    atexit.register(_delay_exit)
 
 
-def _wait() -> None:
+def _delay_exit() -> None:
     time.sleep(AT_EXIT_S)
 
 
-def _timeout(group: dist.ProcessGroup) -> Any:
+def _group_timeout(group: dist.ProcessGroup) -> Any:
     backend = group._get_backend(torch.device("cpu"))
     return backend.options._timeout
 
 
-def _after(ready: Any, device: torch.device, exchange: Callable[[], None]) -> None:
+def _run_after(ready: Any, device: torch.device, exchange: Callable[[], None]) -> None:
     torch.cuda.set_device(device)
     torch.cuda.current_stream(device).wait_event(ready)
     exchange()
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """The error, or where a future takes none of its kind, such as SystemExit, one that has it as
-    its cause.
-    """
+    """Return the error, or a HookError caused by it if it is no Exception, such as SystemExit."""
     if isinstance(error, Exception):
         return error
-    ended = HookError(f"the exchange of gradients was ended by {error!r}; start this worker again")
+    ended = HookError(f"{error!r} ended the exchange of gradients; restart this worker")
     ended.__cause__ = error
     return ended
 
 
-def _without_frames(error: Exception) -> Exception:
-    """The error and what led to it, less the tracebacks: their frames hold the hook, and so keep
-    this thread alive.
-    """
+def _drop_tracebacks(error: Exception) -> Exception:
+    """Return the error without tracebacks, whose frames hold the hook and keep the thread alive."""
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None
@@ -211,7 +204,7 @@ def _without_frames(error: Exception) -> Exception:
     return error
 
 
-def _work(
+def _run_jobs(
     jobs: queue.SimpleQueue[_Job | None], failures: queue.SimpleQueue[Exception], threads: int
 ) -> None:
     torch.set_num_threads(threads)
@@ -221,8 +214,8 @@ def _work(
         if not failed:
             try:
                 exchange()
-            except BaseException as error:  # noqa: BLE001 -- `check` raises it
-                failures.put(_without_frames(_as_exception(error)))
+            except BaseException as error:  # noqa: BLE001 -- `raise_failure` raises it
+                failures.put(_drop_tracebacks(_as_exception(error)))
                 failed = True
         future.set_result(buffer)
         del job, exchange, buffer, future

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from accordion.background import OnThread
 from accordion.errors import HookError
+from accordion.executors import ThreadExecutor
 
 PATIENCE_S = 20.0
 
@@ -17,14 +17,14 @@ PATIENCE_S = 20.0
     "ending", [SystemExit("planted"), KeyboardInterrupt("planted"), GeneratorExit("planted")]
 )
 def test_check_raises_an_error_when_an_exchange_ends_by_a_base_exception(ending):
-    runner, answered = OnThread(torch.device("cpu")), threading.Event()
+    executor, answered = ThreadExecutor(torch.device("cpu")), threading.Event()
 
     def exchange() -> None:
         raise ending
 
-    _, later = (runner.submit(run, torch.zeros(1)) for run in (exchange, lambda: None))
+    _, later = (executor.submit(run, torch.zeros(1)) for run in (exchange, lambda: None))
     later.add_done_callback(lambda _: answered.set())
     assert answered.wait(PATIENCE_S)
     with pytest.raises(HookError, match=f"{type(ending).__name__}.*planted") as caught:
-        runner.check()
+        executor.raise_failure()
     assert caught.value.__cause__ is ending

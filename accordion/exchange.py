@@ -1,9 +1,8 @@
-"""The only code that moves gradient bytes: runs flows over a process group, or in lockstep for
-workers of one process.
+"""Runs the flows of a bucket over a process group; all gradient bytes are sent here.
 
-All flows of a bucket run together. In every round the driver packs what they ask for into one
-buffer per kind and dtype, so a bucket costs one collective per round and kind however many layers
-it has. Small means ride in a gather of the same round, which saves a collective.
+All flows of a bucket run together. In each round their requests are packed into one buffer per kind
+and dtype, so a bucket costs one collective per round and kind, however many layers it has. Small
+means are piggybacked on a gather of the same round, which saves a collective.
 """
 
 from __future__ import annotations
@@ -16,111 +15,75 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded
+from accordion.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded_size
 
 Answers = dict[int, Any]
 OnRequest = Callable[[int, Request], None]
 
-RIDES_BELOW = 1 << 14
-"""Bytes that a mean may cost more as part of a gather than by itself: about what one more
-collective costs in time.
-"""
-RIDES_AT_MOST = 1 << 21
-"""Bytes of all means of a round that may ride: above, copying them costs more time than the
-collective that is saved.
+PIGGYBACK_EXTRA_BYTES = 1 << 14
+"""Bytes that piggybacking the means of a round may add: about what a collective costs in time."""
+PIGGYBACK_MAX_BYTES = 1 << 21
+"""Largest size of a round's means that are piggybacked; copying more costs more than a collective.
 
-Of two gloo workers on one host, riding is about 1 ms faster at 2 MB, equal at 4 MB and 25 ms slower
-at 16 MB.
+With two gloo workers on one host, piggybacking is about 1 ms faster at 2 MB, equal at 4 MB and
+25 ms slower at 16 MB.
 """
 
 _LENGTH_BYTES = 8
 _gather_rows: Callable[..., Any] = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 )
-"""Its name from torch 2.13 on, and the older one."""
+"""The function's name from torch 2.13 on, or its older name."""
 
 
 class Network(Protocol):
-    """Answers one round of requests; all workers ask the same round."""
+    """Answers one round of requests; all workers make the same requests in the same round."""
 
-    def answer(
+    def answer_requests(
         self, requests: Mapping[int, Request], round_number: int, on_request: OnRequest
     ) -> Answers:
-        """The answers, by the keys of the requests; they stay valid until round 0 of the next
-        exchange.
+        """Return the answers by the keys of the requests, valid until round 0 of the next exchange.
+
+        `on_request` is called with every request that is sent.
         """
 
 
-def drive(flows: Sequence[Flow], network: Network, on_request: OnRequest) -> list[Any]:
-    """Run one worker's flows to their ends; what they returned.
+def run_flows(flows: Sequence[Flow], network: Network, on_request: OnRequest) -> list[Any]:
+    """Run one worker's flows to their ends; return what each returned.
 
-    Every worker calls this with the same flows in the same order. `on_request` sees every request
-    as it leaves.
+    Every worker calls this with the same flows in the same order. `on_request` is called with every
+    request that is sent, and with the index of its flow.
     """
     results: list[Any] = [None] * len(flows)
-    asked = _advance(flows, dict.fromkeys(range(len(flows))), results)
+    requests = advance_flows(flows, dict.fromkeys(range(len(flows))), results)
     round_number = 0
-    while asked:
-        asked = _advance(flows, network.answer(asked, round_number, on_request), results)
+    while requests:
+        answers = network.answer_requests(requests, round_number, on_request)
+        requests = advance_flows(flows, answers, results)
         round_number += 1
     return results
 
 
-def drive_lockstep(flows_by_worker: Sequence[Sequence[Flow]]) -> list[list[Any]]:
-    """Run the flows of W pretended workers side by side; what they returned, by worker."""
-    results: list[list[Any]] = [[None] * len(flows) for flows in flows_by_worker]
-    answers: list[Answers] = [dict.fromkeys(range(len(flows))) for flows in flows_by_worker]
-    while True:
-        asked = [_advance(*parts) for parts in zip(flows_by_worker, answers, results, strict=True)]
-        if not asked[0]:
-            return results
-        answers = answer_lockstep(asked)
+def advance_flows(
+    flows: Sequence[Flow], answers: Answers, results: list[Any]
+) -> dict[int, Request]:
+    """Send flows their answers; return their next requests, by the index of the flow.
 
-
-def answer_lockstep(asked_by_worker: Sequence[Mapping[int, Request]]) -> list[Answers]:
-    """One round's answers for all workers, summed in rank order."""
-    answers: list[Answers] = [{} for _ in asked_by_worker]
-    for index in asked_by_worker[0]:
-        requests = [asked[index] for asked in asked_by_worker]
-        for own in answers:
-            own[index] = (
-                _mean_of(requests) if isinstance(requests[0], Mean) else _payloads_of(requests)
-            )
-    return answers
-
-
-def _mean_of(requests: Sequence[Request]) -> Tensor:
-    buffers = [
-        request.buffer * (1.0 / len(requests)) for request in requests if isinstance(request, Mean)
-    ]
-    total = buffers[0].clone()
-    for buffer in buffers[1:]:
-        total += buffer
-    return total
-
-
-def _payloads_of(requests: Sequence[Request]) -> list[Tensor]:
-    return [request.payload.clone() for request in requests if isinstance(request, Gather)]
-
-
-def _advance(flows: Sequence[Flow], answers: Answers, results: list[Any]) -> dict[int, Request]:
-    """Send every waiting flow its answer; what they ask next, and in `results` what the finished
-    ones returned.
+    What a finished flow returned is written into `results`.
     """
-    asked: dict[int, Request] = {}
+    requests: dict[int, Request] = {}
     for index, answer in answers.items():
         try:
-            asked[index] = flows[index].send(answer)
+            requests[index] = flows[index].send(answer)
         except StopIteration as stop:
             results[index] = stop.value
-    return asked
+    return requests
 
 
 class GroupNetwork:
-    """Answers over a process group with blocking collectives, in an order that is the same on all
-    workers.
+    """Network over a process group, with blocking collectives in the same order on all workers.
 
-    Without a group this process is alone, and nothing is sent.
+    Without a group the process has no peers, and nothing is sent.
     """
 
     def __init__(
@@ -135,9 +98,9 @@ class GroupNetwork:
         self.world_size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
         self.seconds = 0.0
-        """Spent in collectives so far, waiting for slower workers included."""
+        """Seconds spent in collectives so far, waiting for slower workers included."""
 
-    def answer(
+    def answer_requests(
         self, requests: Mapping[int, Request], round_number: int, on_request: OnRequest
     ) -> Answers:
         """Implements `Network`."""
@@ -145,29 +108,27 @@ class GroupNetwork:
         gathers = {
             index: request for index, request in requests.items() if isinstance(request, Gather)
         }
-        riders = (
-            {index: _as_gather(mean) for index, mean in self._riders(means).items()}
-            if gathers
-            else {}
-        )
-        for index, request in {**requests, **riders}.items():
+        chosen = self._piggybacked_means(means) if gathers else {}
+        piggybacked = {index: _as_gather(mean) for index, mean in chosen.items()}
+        for index, request in {**requests, **piggybacked}.items():
             on_request(index, request)
         answers: Answers = {}
-        alone = {index: mean for index, mean in means.items() if index not in riders}
+        alone = {index: mean for index, mean in means.items() if index not in piggybacked}
         for dtype in dict.fromkeys(mean.buffer.dtype for mean in alone.values()):
             of_dtype = {index: mean for index, mean in alone.items() if mean.buffer.dtype == dtype}
             answers |= self._answer_means(of_dtype, f"mean {round_number}")
         if gathers:
             answers |= self._answer_gathers(
-                {**gathers, **riders}, f"gather {round_number}", on_request
+                {**gathers, **piggybacked}, f"gather {round_number}", on_request
             )
         return answers | {
-            index: _mean_of_payloads_(answers[index], means[index].buffer) for index in riders
+            index: _mean_of_payloads_(answers[index], means[index].buffer) for index in piggybacked
         }
 
-    def mean_(self, buffer: Tensor) -> None:
-        """Replace a contiguous buffer by its mean over the workers, scaled before the sum as DDP
-        does.
+    def all_reduce_mean_(self, buffer: Tensor) -> None:
+        """Replace a contiguous buffer by its mean over the workers.
+
+        It is scaled before the sum, as DDP does.
         """
         if self._group is None:
             return
@@ -177,28 +138,29 @@ class GroupNetwork:
         self.seconds += self._clock() - started
 
     def broadcast_(self, tensor: Tensor) -> None:
-        """Replace a tensor by the group's rank 0's, of equal size and dtype."""
+        """Replace a tensor by that of the group's rank 0, of equal size and dtype."""
         if self._group is None:
             return
         started = self._clock()
         dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
         self.seconds += self._clock() - started
 
-    def send_to_first(self, tensor: Tensor) -> None:
-        """Send a tensor to rank 0 of the group."""
+    def send_to_rank_0(self, tensor: Tensor) -> None:
+        """Send a tensor to the group's rank 0."""
         dist.send(tensor, group=self._group, group_dst=0)
 
     def receive_(self, tensor: Tensor, rank: int) -> None:
-        """Fill a tensor with the one of equal size that the group's `rank` sends."""
+        """Fill a tensor with one of equal size that the group's `rank` sends."""
         dist.recv(tensor, group=self._group, group_src=rank)
 
-    def _riders(self, means: Mapping[int, Mean]) -> dict[int, Mean]:
-        """Small means that cost no more as part of a gather: W-1 times their bytes, 2(W-1)/W times
-        by themselves.
+    def _piggybacked_means(self, means: Mapping[int, Mean]) -> dict[int, Mean]:
+        """Return the means to send as part of a gather: all of them if they are small, else none.
+
+        In a gather they cost W-1 times their bytes, in an all-reduce 2(W-1)/W times.
         """
         size = sum(mean.buffer.numel() * mean.buffer.element_size() for mean in means.values())
         extra = (self.world_size - 1) * (self.world_size - 2) * size // self.world_size
-        return dict(means) if size <= RIDES_AT_MOST and extra <= RIDES_BELOW else {}
+        return dict(means) if size <= PIGGYBACK_MAX_BYTES and extra <= PIGGYBACK_EXTRA_BYTES else {}
 
     def _answer_means(self, requests: Mapping[int, Mean], name: str) -> Answers:
         buffers = [request.buffer for request in requests.values()]
@@ -209,7 +171,7 @@ class GroupNetwork:
                 name, (sum(buffer.numel() for buffer in buffers),), buffers[0].dtype
             )
             torch.cat([buffer.reshape(-1) for buffer in buffers], out=packed)
-        self.mean_(packed)
+        self.all_reduce_mean_(packed)
         parts = torch.split(packed, [buffer.numel() for buffer in buffers])
         return {
             index: part.view(b.shape)
@@ -225,21 +187,20 @@ class GroupNetwork:
         lengths_by_rank = (
             [own] * self.world_size if equal else self._exchange_lengths(own, payloads[0].device)
         )
-        longest = max(sum(map(padded, lengths)) for lengths in lengths_by_rank)
+        longest = max(sum(map(padded_size, lengths)) for lengths in lengths_by_rank)
         if not equal:
-            # What only the difference in sizes costs: the sizes themselves, and this worker's row
-            # filled up.
-            rest = longest - sum(map(padded, own)) + _LENGTH_BYTES * len(own)
+            # Unequal sizes cost the exchange of the sizes and the padding of this worker's row.
+            rest = longest - sum(map(padded_size, own)) + _LENGTH_BYTES * len(own)
             on_request(
                 next(iter(requests)), Gather(torch.empty(rest, dtype=torch.uint8, device="meta"))
             )
         packed = self._scratch.take(f"{name} own", (longest,), torch.uint8)
-        for payload, place in zip(payloads, _places(own), strict=True):
-            packed[place].copy_(payload)
+        for payload, part in zip(payloads, _payload_slices(own), strict=True):
+            packed[part].copy_(payload)
         gathered = self._scratch.take(f"{name} all", (self.world_size, longest), torch.uint8)
         self._all_gather(gathered, packed)
         parts = [
-            [row[place] for place in _places(lengths)]
+            [row[part] for part in _payload_slices(lengths)]
             for row, lengths in zip(gathered, lengths_by_rank, strict=True)
         ]
         return {index: [part[place] for part in parts] for place, index in enumerate(requests)}
@@ -252,7 +213,7 @@ class GroupNetwork:
         return lengths
 
     def _all_gather(self, gathered: Tensor, row: Tensor) -> None:
-        """Fill (W, length) with the rows of all workers."""
+        """Fill `gathered`, (W, length), with the rows of all workers."""
         if self._group is None:
             gathered.copy_(row)
             return
@@ -266,8 +227,9 @@ def _as_gather(mean: Mean) -> Gather:
 
 
 def _mean_of_payloads_(payloads: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Summed in rank order, so that all workers get the same bits; lies in the memory of
-    the first.
+    """Return the mean in the memory of the first payload.
+
+    It is summed in rank order, so that all workers get the same bits.
     """
     total = payloads[0].view(like.dtype).mul_(1.0 / len(payloads))
     for payload in payloads[1:]:
@@ -275,9 +237,9 @@ def _mean_of_payloads_(payloads: Sequence[Tensor], like: Tensor) -> Tensor:
     return total.view(like.shape)
 
 
-def _places(lengths: Sequence[int]) -> list[slice]:
-    """Where payloads of these lengths lie in a row."""
+def _payload_slices(lengths: Sequence[int]) -> list[slice]:
+    """Return the slices that payloads of these lengths take in a row."""
     starts = [0]
     for length in lengths:
-        starts.append(starts[-1] + padded(length))
+        starts.append(starts[-1] + padded_size(length))
     return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]

@@ -8,8 +8,12 @@ from contextlib import closing
 
 import pytest
 
-from accordion_ray.connection import ActorOutdatedError, ServiceConnection, check_installations
 from accordion_ray.errors import AttachError
+from accordion_ray.service_connection import (
+    ActorOutdatedError,
+    ServiceConnection,
+    check_installations,
+)
 from tests.unit.workers.world import FakeCluster
 from workers.contract import Guest, JobSpec
 from workers.hub.actor_client import ActorTimeoutError

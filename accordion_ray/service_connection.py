@@ -145,7 +145,7 @@ class ServiceConnection:
         except ActorOutdatedError:
             protocol, version = 0, "of an older release"
         if protocol != GUEST_PROTOCOL:
-            self._tell(
+            self._log_once(
                 f"the guest run {self.guest.name!r} is not registered with Accordion, since their"
                 f" versions do not fit: this script has accordion-train {package_version()}"
                 f" (protocol {GUEST_PROTOCOL}), the service's actor {version} (protocol"
@@ -159,7 +159,7 @@ class ServiceConnection:
     def _choose_installation(self, found: Sequence[str]) -> str | None:
         listed = ", ".join(map(repr, found)) or "none"
         if self._given is not None and self._given not in found:
-            self._tell(
+            self._log_once(
                 f"installation {self._given!r} of Accordion is not on this Ray cluster (found:"
                 f" {listed}); training goes on, and the guest run {self.guest.name!r} registers"
                 " when it appears. Check attach(..., installation=)"
@@ -169,20 +169,20 @@ class ServiceConnection:
         if chosen is not None and chosen in found:
             return chosen
         if not found:
-            self._tell(
+            self._log_once(
                 "no Accordion service on this Ray cluster yet; the guest run "
                 f"{self.guest.name!r} registers when there is one",
                 level=logging.INFO,
             )
         elif len(found) > 1:
-            self._tell(_describe_choice(found))
+            self._log_once(_describe_choice(found))
         return found[0] if len(found) == 1 else None
 
     def _handle_answer(self, answer: PostResponse | Fenced) -> None:
         match answer:
             case Fenced():
                 self.is_registered, self.is_superseded = False, True
-                self._tell(
+                self._log_once(
                     f"the guest run {self.guest.name!r} is registered in a newer generation "
                     f"({answer.newest.generation}), so this one ({self.guest.generation}) reports "
                     "nothing more. After a restart there is nothing to do. If one script attaches "
@@ -198,13 +198,13 @@ class ServiceConnection:
                     )
                 self.is_registered = True
                 if answer.namesake is not None:
-                    self._tell(
+                    self._log_once(
                         f"two guest runs have the name {self.guest.name!r}: {answer.namesake} and, "
                         f"younger, {self.guest.job_id}; the service appends part of the id to the "
                         "name of one of them. Give attach() another name= to tell them apart"
                     )
 
-    def _tell(self, sentence: str, *, level: int = logging.WARNING) -> None:
+    def _log_once(self, sentence: str, *, level: int = logging.WARNING) -> None:
         if sentence != self._last_message:
             log.log(level, "%s", sentence)
         self._last_message = sentence

@@ -15,25 +15,25 @@ from accordion.config import BatchConfig
 from accordion.controller import Controller
 from accordion.errors import ConfigError
 from accordion.messages import Override
-from accordion.policies import POLICIES, Policy, Situation
+from accordion.policies import POLICIES, Policy, PolicyInput
 from tests.unit.accordion.reports import NAMES, controller, report
 
 
-def remember_costs(situation: Situation) -> Mapping[str, Any]:
-    return dict(situation.cost_s_by_layer) or situation.state
+def remember_costs(policy_input: PolicyInput) -> Mapping[str, Any]:
+    return dict(policy_input.cost_s_by_layer) or policy_input.state
 
 
-def cheapest(situation: Situation) -> dict[str, str]:
+def cheapest(policy_input: PolicyInput) -> dict[str, str]:
     """A toy: a critical layer is never compressed hard, and every other takes what costs least, or
     no compression.
     """
     names = {}
-    for layer, regime in situation.regime_by_layer.items():
-        costs = situation.state.get(layer) or {"low": 0.0}
+    for layer, regime in policy_input.regime_by_layer.items():
+        costs = policy_input.state.get(layer) or {"low": 0.0}
         allowed = [
             name
             for name in costs
-            if regime == "stable" or name != situation.ladder_by_layer[layer][-1].name
+            if regime == "stable" or name != policy_input.ladder_by_layer[layer][-1].name
         ]
         names[layer] = min(allowed, key=costs.__getitem__)
     return names
@@ -41,10 +41,8 @@ def cheapest(situation: Situation) -> dict[str, str]:
 
 COST_AWARE = Policy(
     summary="a toy",
-    pick=cheapest,
-    observe=remember_costs,
-    check=lambda options, rungs: None,
-    schema={},
+    decide_levels=cheapest,
+    observe_report=remember_costs,
 )
 COSTS = {
     "fc1.weight": {"none": 0.9, "low": 0.5, "high": 0.2},
@@ -56,7 +54,8 @@ COSTS = {
 @pytest.fixture(autouse=True)
 def toys(monkeypatch) -> None:
     wrong = replace(
-        COST_AWARE, pick=lambda situation: dict.fromkeys(situation.regime_by_layer, "middle")
+        COST_AWARE,
+        decide_levels=lambda policy_input: dict.fromkeys(policy_input.regime_by_layer, "middle"),
     )
     monkeypatch.setitem(POLICIES, "cost_aware", COST_AWARE)
     monkeypatch.setitem(POLICIES, "wrong", wrong)
@@ -154,9 +153,10 @@ def test_adaqs_steps_one_level_lighter_and_keeps_its_reference_through_a_crash()
 
 
 def test_levels_are_asked_for_without_what_a_report_brought(monkeypatch) -> None:
-    told: list[Situation] = []
+    told: list[PolicyInput] = []
     spying = replace(
-        COST_AWARE, pick=lambda situation: told.append(situation) or cheapest(situation)
+        COST_AWARE,
+        decide_levels=lambda policy_input: told.append(policy_input) or cheapest(policy_input),
     )
     monkeypatch.setitem(POLICIES, "cost_aware", spying)
     measured(controller(policy="cost_aware"))
@@ -167,8 +167,10 @@ def test_levels_are_asked_for_without_what_a_report_brought(monkeypatch) -> None
 
 
 def test_what_a_report_brought_is_told_to_the_policy_that_observes_it(monkeypatch) -> None:
-    told: list[Situation] = []
-    spying = replace(COST_AWARE, observe=lambda situation: told.append(situation) or {})
+    told: list[PolicyInput] = []
+    spying = replace(
+        COST_AWARE, observe_report=lambda policy_input: told.append(policy_input) or {}
+    )
     monkeypatch.setitem(POLICIES, "cost_aware", spying)
     measured(controller(policy="cost_aware"))
     assert [item.cause for item in told] == ["window", "window"]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion.compression_engine import Engine
 from accordion.controller import Controller
-from accordion.engine import Engine
 from accordion.errors import StateError
 from accordion.messages import Decision, decision_from_json
 
@@ -29,8 +29,8 @@ _WAY_OUT = (
 State = Mapping[str, Any]
 
 
-def gathered_state(payloads: Sequence[bytes | bytearray]) -> dict[str, Any]:
-    """Return one state that contains those of all workers, given serialized in rank order."""
+def merge_states(payloads: Sequence[bytes | bytearray]) -> dict[str, Any]:
+    """Return one state that contains those of all workers, given serialize_state in rank order."""
     states = [
         torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
         for payload in payloads
@@ -38,8 +38,8 @@ def gathered_state(payloads: Sequence[bytes | bytearray]) -> dict[str, Any]:
     return {_GATHERED: states}
 
 
-def serialized(state: State) -> bytes:
-    """Return a state as bytes that `gathered_state` can read."""
+def serialize_state(state: State) -> bytes:
+    """Return a state as bytes that `merge_states` can read."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
@@ -54,7 +54,7 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
         StateError: the set is incomplete, out of order, from different steps, or contains anything
             other than states.
     """
-    states = _listed(given)
+    states = _list_states(given)
     ranks, sizes = (
         [state["rank"] for state in states],
         sorted({state["world_size"] for state in states}),
@@ -67,7 +67,7 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
     if ranks == [rank] and sizes == [world_size]:
         return states
     if ranks != list(range(sizes[0])):
-        raise StateError(_incomplete(ranks, sizes[0]))
+        raise StateError(_describe_incomplete(ranks, sizes[0]))
     steps = [state["steps"] for state in states]
     if len(set(steps)) > 1:
         raise StateError(
@@ -87,7 +87,7 @@ def load_states(
         StateError: the states are of another model, or rank 0's lacks its controller.
     """
     own = state_of_rank(states, rank, world_size=world_size)
-    decision_of(own["decision"])
+    parse_decision(own["decision"])
     if rank == 0 and own["controller"] is None:
         raise StateError(
             "load_state_dict() got a state of rank 0 without its controller; give the state that"
@@ -182,7 +182,7 @@ def _check_sizes(totals: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> N
             )
 
 
-def _incomplete(ranks: Sequence[object], saved_size: int) -> str:
+def _describe_incomplete(ranks: Sequence[object], saved_size: int) -> str:
     if ranks == [0]:
         found = (
             f"only the state of rank 0 of a group of {saved_size}, but every worker has its own"
@@ -195,7 +195,7 @@ def _incomplete(ranks: Sequence[object], saved_size: int) -> str:
     return f"load_state_dict() got {found}; {_WAY_OUT}"
 
 
-def _listed(given: object) -> list[State]:
+def _list_states(given: object) -> list[State]:
     if isinstance(given, Mapping):
         given = given.get(_GATHERED, [given])
     if not isinstance(given, Sequence) or isinstance(given, str | bytes) or not given:
@@ -216,7 +216,7 @@ def _listed(given: object) -> list[State]:
     return list(given)
 
 
-def decision_of(saved: Any) -> Decision:
+def parse_decision(saved: Any) -> Decision:
     """Read the decision of a saved state.
 
     Raises:

@@ -1,0 +1,501 @@
+"""Compression state of one worker: which flow each layer runs, residuals, warm starts, byte counts.
+
+`Engine.exchange` averages one bucket over a network. It consists of `observe_gradients`,
+`build_stacks` and `apply_updates`, which tests call one by one to run several engines in lockstep
+in one process. `commit_step` or `rollback_step` ends a step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accordion.compressors import COMPRESSORS
+from accordion.errors import StateError
+from accordion.exchange import GroupNetwork, run_flows
+from accordion.feedback import (
+    DoubleBuffer,
+    Feedback,
+    StagedTensors,
+    memory_order_view,
+    working_dtype,
+)
+from accordion.ledger import OVERHEAD, Ledger
+from accordion.messages import LayerInfo, Level
+from accordion.statistics import GradientSums, seeded_generator
+from accordion.step_signals import Signal, signal_flow, zero_signals
+from accordion.wire import Context, Flow, LayerKind, Request, Scratch
+
+DENSE = Level(name="none", method="none")
+"""Level of layers that the plan does not name."""
+STACKED_BELOW = 1 << 17
+"""Layers with at least this many values get a flow of their own, which writes into the bucket.
+
+Smaller layers of equal shape share a flow: the number of operations dominates their cost, and
+copies are cheap.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer of a bucket in one step."""
+
+    name: str
+    gradient: Tensor
+    """View into the bucket with the parameter's shape; the exchange changes it in place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Layers of equal shape and level that share one flow."""
+
+    layers: tuple[Layer, ...]
+    level: Level
+    owed: Tensor
+    """Gradients plus residuals, (B, N, M) for matrix methods and (B, L) for the others. The flow
+    leaves the new residuals in it.
+    """
+    update: Tensor
+    """Averaged gradients, shaped like `owed`; may be the bucket's own memory."""
+    warm: Tensor | None
+    flow: Flow
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the layers."""
+        return tuple(layer.name for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """State of an engine before another state was loaded."""
+
+    residuals: dict[str, Tensor]
+    warm: dict[str, Tensor]
+    window: Mapping[str, Any]
+    ledger: Mapping[str, Any]
+    steps: int
+
+
+class _StackBuffers:
+    """Buffers that one stack reuses in every step, allocated on first use."""
+
+    def __init__(self, shape: tuple[int, ...], gradient: Tensor) -> None:
+        self.scratch = Scratch(gradient.device)
+        self.warm: DoubleBuffer | None = None
+        self._new = partial(
+            torch.empty, shape, dtype=working_dtype(gradient), device=gradient.device
+        )
+
+    @cached_property
+    def owed(self) -> DoubleBuffer:
+        """Buffers for the committed and the new residuals."""
+        return DoubleBuffer(self._new())
+
+    @cached_property
+    def update(self) -> Tensor:
+        """Buffer for an update that cannot be written straight into the bucket."""
+        return self._new()
+
+
+class Engine:
+    """Compresses one worker's gradients by the plan in force and keeps their state.
+
+    `layers` are those whose level is decided; other layers are never compressed. `seed`, equal on
+    all workers, seeds sketches, draws and warm starts.
+    """
+
+    def __init__(
+        self, layers: Sequence[LayerInfo], *, seed: int, world_size: int, rank: int = 0
+    ) -> None:
+        self.feedback = Feedback()
+        self.ledger = Ledger(world_size)
+        self.sums = GradientSums({layer.name: torch.Size(layer.shape) for layer in layers}, seed)
+        self.loss_scale = 1.0
+        """Factor of the gradients in the buckets; residuals and statistic are kept without it."""
+        self._plan: Mapping[str, Level] = {}
+        self._warm = StagedTensors()
+        self._decided = {layer.name: math.prod(layer.shape) for layer in layers}
+        self._seed, self._rank = seed, rank
+        self._steps = 0
+        self._buffers: dict[Any, _StackBuffers] = {}
+        self._used: set[Any] = set()
+        self._other_sum: Tensor | None = None
+        """Sum over the step's gradients of layers that are not decided."""
+
+    @property
+    def plan(self) -> Mapping[str, Level]:
+        """Level by layer; layers that it does not name are sent dense."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Mapping[str, Level]) -> None:
+        if plan != self._plan:
+            self._buffers.clear()
+        self._plan = plan
+
+    def exchange(
+        self,
+        buffer: Tensor,
+        layers: Sequence[Layer],
+        network: GroupNetwork,
+        *,
+        raised: Callable[[], frozenset[Signal]] | None = None,
+    ) -> Tensor | None:
+        """Average a bucket's gradients over the workers, in place, and stage the new residuals.
+
+        Every worker calls this for the same buckets in the same order.
+
+        Args:
+            buffer: the bucket, flat.
+            layers: views into the bucket, one per layer.
+            network: exchanges tensors with the other workers.
+            raised: given with the last bucket of a step; returns the signals that this worker
+                raises.
+
+        Returns:
+            With `raised`, the signals averaged over the workers, (5,); otherwise None.
+        """
+        self.observe_gradients(layers)
+        stacks: list[Stack] = []
+        if self._is_dense(layers):
+            self._reduce_in_place(buffer, layers, network)
+        else:
+            stacks = self.build_stacks(layers)
+        if not stacks and raised is None:
+            return None
+        flows = [stack.flow for stack in stacks]
+        owners = [(stack.names, stack.level.method) for stack in stacks]
+        if raised is not None:
+            flows.append(signal_flow(self.own_signals(raised(), buffer.device)))
+            owners.append(((OVERHEAD,), OVERHEAD))
+
+        def count(index: int, request: Request) -> None:
+            names, method = owners[index]
+            self.ledger.count(names, request, method)
+
+        results = run_flows(flows, network, count)
+        self.apply_updates(stacks)
+        if raised is None:
+            return None
+        signals: Tensor = results[-1]
+        _mark_nonfinite_(buffer, signals)
+        return signals
+
+    def own_signals(self, raised: frozenset[Signal], device: torch.device) -> Tensor:
+        """Return this worker's signals, those raised and whether a gradient is not finite, (5,)."""
+        signals = zero_signals(device)
+        signals[Signal.NOT_FINITE] = self._has_nonfinite_gradient()
+        for signal in raised:
+            signals[signal] = 1.0
+        return signals
+
+    def observe_gradients(self, layers: Sequence[Layer]) -> None:
+        """Add a bucket's raw gradients to the window's sums and count their dense bytes."""
+        for layer in layers:
+            if layer.name in self._decided:
+                self._add_to_window(layer)
+        self.observe_other_layers(layers)
+
+    def observe_accumulated_gradient(self, layer: Layer) -> None:
+        """Replace what the window holds of a layer in this step by its accumulated gradient."""
+        if layer.name in self._decided:
+            self.sums.forget(layer.name)
+            self._add_to_window(layer)
+
+    def observe_other_layers(self, layers: Sequence[Layer]) -> None:
+        """Count dense bytes, and check layers for finite values that the window does not hold."""
+        for layer in layers:
+            self.ledger.count_dense_equivalent(layer.name, layer.gradient.numel())
+            if layer.name not in self._decided:
+                total = layer.gradient.sum(dtype=working_dtype(layer.gradient))
+                self._other_sum = total if self._other_sum is None else self._other_sum + total
+
+    def add_residuals_(self, layers: Sequence[Layer]) -> None:
+        """Add the residuals to gradients that are sent uncompressed, and stage their removal."""
+        for layer in layers:
+            self.feedback.compensate_(layer.name, layer.gradient, scale=self.loss_scale)
+            self.feedback.stage_clear(layer.name)
+
+    def build_stacks(self, layers: Sequence[Layer]) -> list[Stack]:
+        """Return the stacks of a bucket; small layers of equal level, shape and dtype share one.
+
+        They are sorted by name: DDP changes the order in a bucket after its first step, which must
+        change neither random draws nor the rounding of sums.
+        """
+        groups: dict[Any, list[Layer]] = {}
+        for layer in sorted(layers, key=lambda layer: layer.name):
+            level = self._level_of(layer.name)
+            key = (
+                level.method,
+                tuple(level.options.items()),
+                layer.gradient.shape,
+                layer.gradient.dtype,
+            )
+            alone = COMPRESSORS[level.method].alone or layer.gradient.numel() >= STACKED_BELOW
+            groups.setdefault((key, layer.name if alone else None), []).append(layer)
+        return [self._build_stack(tuple(group)) for group in groups.values()]
+
+    def apply_updates(self, stacks: Sequence[Stack]) -> None:
+        """Write the averaged gradients of finished flows into the bucket; stage the residuals."""
+        for stack in stacks:
+            for place, layer in enumerate(stack.layers):
+                update = stack.update[place]
+                if update.data_ptr() != layer.gradient.data_ptr():
+                    layer.gradient.copy_(update.view_as(layer.gradient))
+                row = COMPRESSORS[stack.level.method]
+                if row.feedback and self.loss_scale != 1.0:
+                    layer.gradient.mul_(self.loss_scale)
+                if row.feedback:
+                    self.feedback.stage(layer.name, stack.owed[place])
+                if stack.warm is not None:
+                    self._warm.stage(layer.name, stack.warm[place])
+
+    def restore_unused(self, layers: Sequence[str]) -> None:
+        """Restore the residuals and warm starts of layers whose update DDP did not apply."""
+        for layer in layers:
+            self.feedback.restore(layer)
+            self._warm.restore(layer)
+
+    def commit_step(self) -> None:
+        """Make the staged residuals, warm starts and window sums of a taken step current."""
+        for staged in (self.feedback, self._warm, self.sums):
+            staged.commit()
+        self._end_step()
+        self._steps += 1
+
+    def rollback_step(self) -> None:
+        """Drop what a skipped step staged; its bytes stay counted."""
+        for staged in (self.feedback, self._warm, self.sums):
+            staged.rollback()
+        self._end_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all state but the plan, with tensors on the CPU, for `weights_only=True`."""
+        return {
+            "residuals": self.feedback.copy_to_cpu(),
+            "warm": self._warm.copy_to_cpu(),
+            "window": self.sums.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "steps": self._steps,
+        }
+
+    def take_snapshot(self) -> Snapshot:
+        """Return the state that `load_state_dict` replaces; only the window's sums are copied."""
+        return Snapshot(
+            residuals=self.feedback.values,
+            warm=self._warm.values,
+            window=self.sums.state_dict(),
+            ledger=self.ledger.state_dict(),
+            steps=self._steps,
+        )
+
+    def restore_snapshot(self, snapshot: Snapshot) -> None:
+        """Restore a snapshot; no step may have been taken since it was taken."""
+        self.feedback.values, self._warm.values = snapshot.residuals, snapshot.warm
+        self.sums.load_state_dict(snapshot.window)
+        self.ledger.restore(Ledger.parse_tables(snapshot.ledger))
+        self._steps = snapshot.steps
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            StateError: the state belongs to another model or cannot be read; nothing is changed.
+        """
+        try:
+            self._load(state)
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise StateError(
+                f"saved state cannot be read ({error!r}); pass what state_dict() returned"
+            ) from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._check_residuals(state["residuals"])
+        for layer, value in state["warm"].items():
+            if layer not in self._decided or value.dim() != 2:
+                raise StateError(
+                    f"saved warm start of layer {layer!r} does not fit this model; was the model"
+                    " changed?"
+                )
+        steps, ledger = int(state["steps"]), Ledger.parse_tables(state["ledger"])
+        self.sums.load_state_dict(state["window"])
+        self.ledger.restore(ledger)
+        self.feedback.values = {layer: value.clone() for layer, value in state["residuals"].items()}
+        self._warm.values = {layer: value.clone() for layer, value in state["warm"].items()}
+        self._steps = steps
+
+    def _check_residuals(self, residuals: Mapping[str, Tensor]) -> None:
+        unexpected = sorted(set(residuals) - set(self._decided))
+        if unexpected:
+            raise StateError(
+                f"saved residuals do not match the model: unexpected {unexpected}; was the model"
+                " changed?"
+            )
+        for layer, residual in residuals.items():
+            if residual.numel() != self._decided[layer]:
+                raise StateError(
+                    f"saved residual of layer {layer!r} has {residual.numel()} values, the layer"
+                    f" has {self._decided[layer]}; was the model changed?"
+                )
+
+    def _is_dense(self, layers: Sequence[Layer]) -> bool:
+        """Return whether no layer of the bucket is compressed."""
+        return all(self._level_of(layer.name).method == "none" for layer in layers)
+
+    def _reduce_in_place(
+        self, buffer: Tensor, layers: Sequence[Layer], network: GroupNetwork
+    ) -> None:
+        self.add_residuals_(layers)
+        for layer in layers:
+            self.ledger.count_dense(layer.name, layer.gradient)
+        network.all_reduce_mean_(buffer)
+
+    def _add_to_window(self, layer: Layer) -> None:
+        self.sums.add(layer.name, memory_order_view(layer.gradient), scale=1.0 / self.loss_scale)
+
+    def _has_nonfinite_gradient(self) -> Tensor:
+        """Return whether a gradient of this step is not finite, as a bool on the device."""
+        total = self.sums.step_total()
+        total = total if self._other_sum is None else total + self._other_sum
+        return torch.isfinite(total).logical_not()
+
+    def _end_step(self) -> None:
+        """Drop the buffers of stacks that this step did not use, since DDP changed its buckets."""
+        self._other_sum = None
+        self._buffers = {key: held for key, held in self._buffers.items() if key in self._used}
+        self._used.clear()
+
+    def _level_of(self, layer: str) -> Level:
+        return self._plan.get(layer, DENSE)
+
+    def _build_stack(self, layers: tuple[Layer, ...]) -> Stack:
+        level, first = self._level_of(layers[0].name), layers[0].gradient
+        row = COMPRESSORS[level.method]
+        shape = (first.shape[0], math.prod(first.shape[1:])) if row.matrices else (first.numel(),)
+        buffers = self._buffers_for(layers, shape)
+        in_place = (
+            len(layers) == 1 and first.dtype == working_dtype(first) and first.is_contiguous()
+        )
+        update = first.view(1, *shape) if in_place else buffers.update
+        owed = buffers.owed.spare(self.feedback.get(layers[0].name)) if row.feedback else update
+        for part, layer in zip(owed, layers, strict=True):
+            if row.feedback:
+                self._write_owed(part, layer)
+            else:
+                self._write_final(part, layer)
+        gradient = self._write_raw_gradients(update, layers) if row.raw_gradient else None
+        warm = self._warm_start(layers, owed, buffers) if row.warm_start else None
+        context = Context(
+            options=level.options,
+            update=update,
+            scratch=buffers.scratch,
+            warm=warm,
+            step=self._steps,
+            draw=partial(self._make_generator, layers[0].name),
+            kind=_layer_kind(first),
+            gradient=gradient,
+        )
+        flow = load_function(row.flow)(owed, context)
+        return Stack(layers=layers, level=level, owed=owed, update=update, warm=warm, flow=flow)
+
+    def _buffers_for(self, layers: tuple[Layer, ...], shape: tuple[int, ...]) -> _StackBuffers:
+        key = (*(layer.name for layer in layers), shape, layers[0].gradient.dtype)
+        self._used.add(key)
+        if key not in self._buffers:
+            self._buffers[key] = _StackBuffers((len(layers), *shape), layers[0].gradient)
+        return self._buffers[key]
+
+    def _write_owed(self, owed: Tensor, layer: Layer) -> None:
+        """Write the gradient, without loss scaling, plus the residual into a part of a stack."""
+        gradient, residual = layer.gradient, self.feedback.get(layer.name)
+        owed = owed.view(gradient.shape)
+        if residual is not None:
+            torch.add(
+                residual.view_as(owed).to(owed), gradient, alpha=1.0 / self.loss_scale, out=owed
+            )
+            return
+        if gradient.data_ptr() != owed.data_ptr():
+            owed.copy_(gradient)
+        if self.loss_scale != 1.0:
+            # After the copy: a product in 16 bits would lose small gradients.
+            owed.mul_(1.0 / self.loss_scale)
+
+    def _write_final(self, owed: Tensor, layer: Layer) -> None:
+        """Write the gradient, with loss scaling, plus the residual; stage the residual's removal.
+
+        A method without feedback rounds this sum: without loss scaling, small gradients would be
+        lost for good.
+        """
+        owed = owed.view(layer.gradient.shape)
+        if layer.gradient.data_ptr() != owed.data_ptr():
+            owed.copy_(layer.gradient)
+        self.feedback.compensate_(layer.name, owed, scale=self.loss_scale)
+        self.feedback.stage_clear(layer.name)
+
+    def _write_raw_gradients(self, update: Tensor, layers: tuple[Layer, ...]) -> Tensor:
+        """Write the gradients without loss scaling into `update`, which is returned."""
+        for part, layer in zip(update, layers, strict=True):
+            if layer.gradient.data_ptr() != part.data_ptr():
+                part.view(layer.gradient.shape).copy_(layer.gradient)
+            if self.loss_scale != 1.0:
+                part.mul_(1.0 / self.loss_scale)
+        return update
+
+    def _make_generator(self, layer: str, whose: str) -> torch.Generator:
+        owner = "" if whose == "shared" else f":{self._rank}"
+        return seeded_generator(self._seed, f"flow:{layer}:{self._steps}{owner}")
+
+    def _warm_start(
+        self, layers: tuple[Layer, ...], owed: Tensor, buffers: _StackBuffers
+    ) -> Tensor:
+        level = self._level_of(layers[0].name)
+        make = load_function(str(COMPRESSORS[level.method].warm_start))
+        old = [self._warm.get(layer.name) for layer in layers]
+        values = [
+            make(
+                value,
+                tuple(owed.shape[1:]),
+                level.options,
+                draw=seeded_generator(self._seed, f"warm:{layer.name}"),
+            )
+            for value, layer in zip(old, layers, strict=True)
+        ]
+        if buffers.warm is None:
+            buffers.warm = DoubleBuffer(
+                torch.empty(len(layers), *values[0].shape, dtype=owed.dtype, device=owed.device)
+            )
+        warm = buffers.warm.spare(old[0])
+        for part, value in zip(warm, values, strict=True):
+            part.copy_(value)
+        return warm
+
+
+def _mark_nonfinite_(buffer: Tensor, signals: Tensor) -> None:
+    """Write a NaN into the last bucket on all workers if some worker's gradient was not finite.
+
+    Compression may hide such a gradient; with plain DDP every worker sees it, and a GradScaler or
+    gradient clipping relies on that.
+    """
+    buffer[:1].masked_fill_(signals[Signal.NOT_FINITE] != 0, torch.nan)
+
+
+def _layer_kind(gradient: Tensor) -> LayerKind:
+    if gradient.dim() == 2:
+        return "matrix"
+    return "vector" if gradient.dim() < 2 else "conv"
+
+
+@cache
+def load_function(path: str) -> Callable[..., Any]:
+    """Return the function that a table names as `module:function`."""
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function

@@ -1,0 +1,42 @@
+"""The record that a policy decides from, so that a new field changes no existing policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accordion.messages import DecisionCause, Level, Regime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInput:
+    """Input of a policy.
+
+    The fields from `cause` on describe one report and are set for `observe_report` only. Levels are
+    also decided without a report (at the start, after an override, after loading a state) and must
+    then be the same, so a policy stores what it needs of a report in its state.
+    """
+
+    epoch: int
+    """First epoch for which the levels hold."""
+    regime_by_layer: Mapping[str, Regime]
+    ladder_by_layer: Mapping[str, tuple[Level, ...]]
+    """Levels of each layer from the lightest to the strongest; methods may differ by layer."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """All options of the policy, checked, with defaults filled in."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What `observe_report` last returned: JSON with finite numbers only; empty at the start."""
+    cause: DecisionCause | None = None
+    """Conclusion of the detector from the report."""
+    statistic_by_layer: Mapping[str, float] | None = None
+    """Norm of the window's mean gradient, as in the report; None while the window is open."""
+    rms_by_layer: Mapping[str, float] | None = None
+    """Root mean square of the gradient norms, as in the report; None while the window is open."""
+    cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Measured seconds per step by layer and level, as in the report."""
+    change_by_layer: Mapping[str, float | None] = field(default_factory=dict)
+    """Relative change of the statistic; None for a layer that was not compared."""
+
+
+__all__ = ["PolicyInput"]
