@@ -43,7 +43,7 @@ from accordion.overrides import (
     batch_override,
     first_epoch,
     overrides_by_layer,
-    resolve,
+    resolve_override,
 )
 from accordion.policies import POLICIES, UNCOMPRESSED, PolicyInput, check_policy
 
@@ -159,7 +159,7 @@ class Controller:
             OverrideError: it names a level or a layer that this job does not have, or epochs that
                 hold nothing.
         """
-        resolve(override, self._ladders, start=0, batch=self._config.batch)
+        resolve_override(override, self._ladders, start=0, batch=self._config.batch)
 
     def override(self, overrides: Sequence[Override], *, epoch: int, step: int) -> Decision:
         """What holds from `step` of `epoch` on, with these overrides in place of the former ones.
@@ -236,7 +236,8 @@ class Controller:
     ) -> tuple[ResolvedOverride, ...]:
         batch = self._config.batch
         return tuple(
-            resolve(item, self._ladders, start=starts[item.id], batch=batch) for item in overrides
+            resolve_override(item, self._ladders, start=starts[item.id], batch=batch)
+            for item in overrides
         )
 
     def _check_order(self, asked: _LastReport) -> None:
@@ -265,7 +266,7 @@ class Controller:
         if not held:
             return f"no override holds in epoch {epoch}: the policy decides"
         return "; ".join(
-            item.sentence(layers[item.override.id], of=len(self._layers)) for item in held
+            item.describe(layers[item.override.id], of=len(self._layers)) for item in held
         )
 
     def _updated_batch(self, report: Report) -> tuple[BatchState, str]:

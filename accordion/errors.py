@@ -29,7 +29,12 @@ class ReportError(AccordionError, ValueError):
 
 
 class OverrideError(AccordionError, ValueError):
-    """An override names a level or a layer that this job does not have."""
+    """An override cannot be applied, for example because the job has no such level or layer."""
+
+    def __init__(self, sentence: str, field: str = "") -> None:
+        super().__init__(sentence)
+        self.field = field
+        """Path of the wrong field, such as `level` or `layers/0`; empty if it is none of them."""
 
 
 class StateError(AccordionError, ValueError):

@@ -20,9 +20,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from service.api.override_schemas import OverrideState
 from service.api.views import progress_view
 from service.domain.jobs import Kind, Status
+from service.domain.standing import OverrideState
 from service.domain.tally import RECOVERY_CAUSES, RESIZE_CAUSES, Tally
 from service.store.models import JobRow
 from service.store.repository import Repository

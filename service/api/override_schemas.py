@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from accordion.messages import Ack, OptionValue
 from service.api.schemas import PLAIN, PLAIN_LINES, Answer, Request
+from service.domain.standing import OverrideState
 from workers.contract import MOST_SAMPLES
 
 
@@ -59,11 +60,6 @@ class OverrideRequest(Request):
             ]
         }
     )
-
-
-OverrideState = Literal[
-    "PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"
-]
 
 
 class OverrideView(Answer):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from accordion.overrides import matching_layers
 from service.domain.standing import LIVE, ORDERED, Standing, Switched
-from service.domain.wishes import matching
 
 _BATCH = ""
 """Stands for the batch among names of layers: no layer has an empty name."""
@@ -173,4 +173,4 @@ def _lasts_as_long(newer: Standing, older: Standing) -> bool:
 
 def _held(standing: Standing, names: Sequence[str]) -> set[str]:
     """What it is about: layers by name, or the batch."""
-    return {_BATCH} if standing.target == "batch" else matching(standing.layers, names)
+    return {_BATCH} if standing.target == "batch" else set(matching_layers(standing.layers, names))

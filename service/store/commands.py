@@ -14,10 +14,11 @@ import uuid_utils
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from accordion.overrides import check_interval, check_layers, resolve_batch, resolve_level
 from service.domain import overrides
 from service.domain.jobs import Desired, Kind, Reason, Status
+from service.domain.override_checks import invalid_fields
 from service.domain.standing import Standing
-from service.domain.wishes import check_batch, check_interval, check_layers, check_level
 from service.errors import Conflict, Invalid, NotFound
 from service.store.engine import Database
 from service.store.models import IdempotencyRow, JobRow, OverrideRow
@@ -224,16 +225,17 @@ def _check_wish(job: JobRow, wish: OverrideWish) -> None:
         raise Invalid(
             "this is a guest run, and its batch belongs to its script; change the script", "/target"
         )
-    if wish.target == "batch":
-        check_batch(wish.level, wish.layers, batch=spec.config().batch, least=spec.least_batch)
-    else:
-        check_level(wish.level, spec.config().ladder())
-    progress = stored_progress(job)
-    epochs = None if is_guest else spec.training.epochs
-    check_interval(
-        wish.apply_at, wish.until, epoch=progress["epoch"] if progress else 0, epochs=epochs
-    )
-    check_layers(wish.layers, layer_names(job))
+    progress, names = stored_progress(job), layer_names(job)
+    epoch, epochs = progress["epoch"] if progress else 0, None if is_guest else spec.training.epochs
+    config = spec.config()
+    with invalid_fields():
+        if wish.target == "batch":
+            resolve_batch(wish.level, wish.layers, batch=config.batch, minimum=spec.least_batch)
+        else:
+            resolve_level(wish.level, config.ladder())
+        check_interval(wish.apply_at, wish.until, epoch=epoch, epochs=epochs)
+        if names:
+            check_layers(wish.layers, names)
 
 
 def _new_override(job: JobRow, wish: OverrideWish, now: float) -> OverrideRow:

@@ -62,17 +62,17 @@ WRONG_SPECS = [
     ([], "", "[] is rejected"),
 ]
 WRONG_OVERRIDES = [
-    ({"level": "middle"}, "/level", "level is 'middle'; this job knows low, high"),
-    ({"level": 2}, "/level", "this job's ladder has rungs 0 to 1"),
+    ({"level": "middle"}, "/level", "unknown level 'middle'; known are low (0), high (1)"),
+    ({"level": 2}, "/level", "unknown level 2; known are low (0), high (1)"),
     ({"level": {"rank": 0}}, "/level", "at least 1"),
     ({"level": {"method": "zip"}}, "/level", "unknown compression method 'zip'"),
     (
         {"level": "low", "layers": ["fc1*", "conv*"]},
         "/layers/1",
-        "'conv*' matches none of the job's layers fc1.weight",
+        "no layer matches 'conv*'; layers are fc1.weight",
     ),
     ({"level": "low", "until": 1}, "/until", "would begin in epoch"),
-    ({"level": "low", "apply_at": 9, "until": 9}, "/until", "give 10 or more"),
+    ({"level": "low", "apply_at": 9, "until": 9}, "/until", "give at least 10"),
     ({"level": "low", "apply_at": 30}, "/apply_at", "the job's last epoch is 29"),
     ({"level": "low", "from": 3}, "/from", "unknown key"),
     ({"level": "low", "target": "moon"}, "/target", "'moon' is rejected"),
@@ -86,16 +86,20 @@ WRONG_BATCHES = [
     (
         {"level": "middle"},
         "/level",
-        "the batch of this job is low (64 samples), high (512), or a number of samples",
+        "known are low (64 samples), high (512), or a number of samples",
     ),
     ({"level": {"rank": 1}}, "/level", "'rank': 1"),
     (
         {"level": 16},
         "/level",
-        "level is 16; from 17 samples on every worker that this job may have gets a part",
+        "level is 16 samples; the batch needs at least 17, so that every worker",
     ),
-    ({"level": 0}, "/level", "level is 0; from 17 samples"),
-    ({"level": "low", "layers": ["fc1*"]}, "/layers", "one for the whole model; leave layers out"),
+    ({"level": 0}, "/level", "level is 0 samples; the batch needs at least 17"),
+    (
+        {"level": "low", "layers": ["fc1*"]},
+        "/layers",
+        "applies to the whole model; leave out the layers",
+    ),
 ]
 
 

@@ -259,7 +259,7 @@ def test_override_of_a_guest_is_acknowledged_by_every_rank(world: World) -> None
         (
             {"level": "low", "layers": ["head*"]},
             "/layers/0",
-            "'head*' matches none of the job's layers fc1.weight",
+            "no layer matches 'head*'; layers are fc1.weight",
         ),
         (
             {"level": "high", "target": "batch"},

@@ -60,7 +60,7 @@ def test_a_refused_override_says_why(watched, running):
     page.goto(f"/jobs/{running}")
     page.get_by_label("Layers", exact=True).fill("nothing*")
     page.get_by_role("button", name="Override", exact=True).click()
-    expect(page.locator("#override-said")).to_contain_text("matches none of the job's layers")
+    expect(page.locator("#override-said")).to_contain_text("no layer matches 'nothing*'")
 
 
 def test_the_resize_form_gives_the_job_other_workers(page, steered):

@@ -212,7 +212,7 @@ def test_a_batch_that_is_no_level_and_no_size_is_refused_with_what_is_known(leve
 
 
 def test_a_batch_of_some_layers_is_refused() -> None:
-    with pytest.raises(OverrideError, match="one for the whole model; leave layers out"):
+    with pytest.raises(OverrideError, match="applies to the whole model; leave out the layers"):
         controller(batch=GROWS).check_override(by_hand("low", layers=("fc*",)))
 
 

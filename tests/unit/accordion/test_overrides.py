@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accordion.config import BatchConfig, Config
 from accordion.errors import OverrideError
 from accordion.messages import Decision, Override
+from accordion.overrides import (
+    check_interval,
+    check_layers,
+    matching_layers,
+    resolve_batch,
+    resolve_level,
+)
 from tests.unit.accordion.reports import NAMES, controller, report
 
 INTERVALS = st.tuples(st.integers(0, 9), st.none() | st.integers(1, 12))
@@ -63,7 +73,7 @@ def test_a_glob_without_a_layer_is_refused_with_the_layers() -> None:
 
 
 def test_an_override_that_ends_before_it_starts_is_refused() -> None:
-    with pytest.raises(OverrideError, match="until epoch 3"):
+    with pytest.raises(OverrideError, match="until is 3"):
         controller().check_override(override(apply_at=3, until=3))
 
 
@@ -158,3 +168,96 @@ def test_a_window_still_judges_layers_that_a_person_holds() -> None:
     assert set(decision.regime_by_layer.values()) == {"stable"}
     assert names(decision) == ["low"] * 3
     assert decision.reason.endswith("; override o1 holds 3 of 3 layers at low")
+
+
+LADDER = Config().ladder()
+BATCH = BatchConfig(low=64, high=512)
+
+
+def assert_field(field: str | None, check: Callable[..., object], *given: object, **more: object):
+    """Assert that a check refuses this field; None is accepted."""
+    if field is None:
+        check(*given, **more)
+        return
+    with pytest.raises(OverrideError) as refused:
+        check(*given, **more)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("level", "field"),
+    [
+        (LADDER[0].name, None),
+        ("no-such-rung", "level"),
+        (0, None),
+        (len(LADDER) - 1, None),
+        (len(LADDER), "level"),
+        ({"rank": 3}, None),
+        ({"rank": 0}, "level"),
+        ({"method": "topk", "density": 0.5}, None),
+        ({"method": "no-such-method"}, "level"),
+    ],
+)
+def test_a_wrong_level_is_refused_with_its_field(level, field) -> None:
+    assert_field(field, resolve_level, level, LADDER)
+
+
+@pytest.mark.parametrize(
+    ("level", "layers", "field"),
+    [
+        ("low", ["*"], None),
+        ("high", ["*"], None),
+        ("middle", ["*"], "level"),
+        (8, ["*"], None),
+        (7, ["*"], "level"),
+        ({"rank": 2}, ["*"], "level"),
+        ("low", ["fc1"], "layers"),
+    ],
+)
+def test_a_batch_is_a_level_or_large_enough(level, layers, field) -> None:
+    assert_field(field, resolve_batch, level, layers, batch=BATCH, minimum=8)
+
+
+def test_a_job_without_batch_levels_keeps_its_batch() -> None:
+    assert_field("target", resolve_batch, "low", ["*"], batch=None)
+
+
+@pytest.mark.parametrize(
+    ("apply_at", "until", "field"),
+    [
+        ("next_step", None, None),
+        ("next_step", 5, "until"),
+        ("next_epoch", None, None),
+        (9, None, None),
+        (10, None, "apply_at"),
+        (0, 6, None),
+        (0, 5, "until"),
+        (7, 8, None),
+        (7, 7, "until"),
+        ("next_epoch", 7, None),
+        ("next_epoch", 6, "until"),
+    ],
+)
+def test_an_interval_needs_an_epoch_that_is_still_to_come(apply_at, until, field) -> None:
+    assert_field(field, check_interval, apply_at, until, epoch=5, epochs=10)
+
+
+@pytest.mark.parametrize(("apply_at", "field"), [("next_step", None), ("next_epoch", "apply_at")])
+def test_the_last_epoch_has_no_next_one(apply_at, field) -> None:
+    assert_field(field, check_interval, apply_at, None, epoch=9, epochs=10)
+
+
+@pytest.mark.parametrize(
+    ("globs", "field"),
+    [(["fc*", "fc1"], None), (["fc1", "conv*"], "layers/1"), (["FC1"], "layers/0")],
+)
+def test_every_glob_has_to_match_a_layer(globs, field) -> None:
+    assert_field(field, check_layers, globs, ["fc1", "fc2"])
+
+
+def test_layers_match_if_one_of_the_globs_does() -> None:
+    assert matching_layers(["fc[12]", "head"], ["fc1", "fc2", "fc3", "head"]) == (
+        "fc1",
+        "fc2",
+        "head",
+    )

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from accordion.messages import Ack
 from service.domain import overrides
 from service.domain.standing import LIVE, ORDERED, Standing, Switched
-from service.domain.wishes import check_interval
-from service.errors import Invalid
 
 LAYERS = ["fc1", "fc2", "fc3"]
 GLOBS = st.sampled_from([("*",), ("fc1",), ("fc2",), ("fc1", "fc2"), ("fc[23]",)])
@@ -210,11 +208,3 @@ def test_the_first_switch_says_where_it_was_applied() -> None:
     first = overrides.acknowledge(standing, switched(1, acks))
     later = Switched(epoch=7, step=99, world_size=1, digest="d", override_ids=("a",), acks=acks)
     assert overrides.acknowledge(first, later).epoch == 3
-
-
-@pytest.mark.parametrize(
-    ("apply_at", "until"), [("next_step", 5), ("next_epoch", 6), (8, 8), (2, 5)]
-)
-def test_an_interval_without_an_epoch_to_come_is_refused(apply_at: str | int, until: int) -> None:
-    with pytest.raises(Invalid, match=f"until is {until}, but the override would begin in epoch"):
-        check_interval(apply_at, until, epoch=5, epochs=30)
