@@ -336,8 +336,7 @@ class Engine:
         unexpected = sorted(set(residuals) - set(self._decided))
         if unexpected:
             raise StateError(
-                f"saved residuals do not match the model: unexpected {unexpected}; was the model"
-                " changed?"
+                f"saved residuals of unknown layers {unexpected}; was the model changed?"
             )
         for layer, residual in residuals.items():
             if residual.numel() != self._decided[layer]:
@@ -364,7 +363,8 @@ class Engine:
     def _has_nonfinite_gradient(self) -> Tensor:
         """Return whether a gradient of this step is not finite, as a bool on the device."""
         total = self.sums.step_total()
-        total = total if self._other_sum is None else total + self._other_sum
+        if self._other_sum is not None:
+            total = total + self._other_sum
         return torch.isfinite(total).logical_not()
 
     def _end_step(self) -> None:

@@ -13,8 +13,6 @@ from accordion.messages import Level, OptionValue, Override
 
 _SHOWN_ID = 13
 """Characters of an id in a message; the first 13 of a time-ordered UUID are its millisecond."""
-Ladders = Mapping[str, tuple[Level, ...]]
-"""Levels of each of the job's layers, from the lightest to the strongest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +42,15 @@ class ResolvedOverride:
 
 
 def resolve_override(
-    override: Override, ladders: Ladders, *, start: int, batch: BatchConfig | None = None
+    override: Override,
+    ladders: Mapping[str, tuple[Level, ...]],
+    *,
+    start: int,
+    batch: BatchConfig | None = None,
 ) -> ResolvedOverride:
     """Look up the level and layers of an override that starts in epoch `start`.
+
+    `ladders` holds the levels of each of the job's layers, from the lightest to the strongest.
 
     Raises:
         OverrideError: the job does not have the level or a layer, or the interval is empty.
@@ -115,10 +119,10 @@ def resolve_batch(
     sizes = {"low": batch.low, "high": batch.high}
     if isinstance(level, str) and level in sizes:
         return sizes[level]
-    if not isinstance(level, int) or isinstance(level, bool):
+    if not isinstance(level, int) or isinstance(level, bool) or level < 1:
         raise OverrideError(
             f"unknown level {level!r} of the batch; known are low ({batch.low} samples), high"
-            f" ({batch.high}), or a number of samples",
+            f" ({batch.high}), or a number of samples from 1 on",
             "level",
         )
     if level < minimum:

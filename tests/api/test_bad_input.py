@@ -94,7 +94,7 @@ WRONG_BATCHES = [
         "/level",
         "level is 16 samples; the batch needs at least 17, so that every worker",
     ),
-    ({"level": 0}, "/level", "level is 0 samples; the batch needs at least 17"),
+    ({"level": 0}, "/level", "or a number of samples from 1 on"),
     (
         {"level": "low", "layers": ["fc1*"]},
         "/layers",
