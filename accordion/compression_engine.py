@@ -56,6 +56,8 @@ class Layer:
 class Stack:
     """Layers of equal shape and level that share one flow."""
 
+    """Layers of equal shape and level that share one flow."""
+
     layers: tuple[Layer, ...]
     level: Level
     owed: Tensor
@@ -335,9 +337,7 @@ class Engine:
     def _check_residuals(self, residuals: Mapping[str, Tensor]) -> None:
         unexpected = sorted(set(residuals) - set(self._decided))
         if unexpected:
-            raise StateError(
-                f"saved residuals of unknown layers {unexpected}; was the model changed?"
-            )
+            raise StateError(f"saved residuals of unknown layers {unexpected}; model changed?")
         for layer, residual in residuals.items():
             if residual.numel() != self._decided[layer]:
                 raise StateError(

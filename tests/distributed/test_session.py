@@ -100,7 +100,7 @@ def _gradients_of(rank, method, rung):
         averaged.append(
             {n: p.grad.clone() for n, p in zip(names, ddp.module.parameters(), strict=True)}
         )
-        session._settle(taken=True) if session.hook.take_signals() is not None else None
+        session._finish_step(taken=True) if session.hook.take_signals() is not None else None
         ddp.zero_grad()
     return raw, averaged
 
