@@ -38,8 +38,7 @@ DENSE = Level(name="none", method="none")
 STACKED_BELOW = 1 << 17
 """Layers with at least this many values get a flow of their own, which writes into the bucket.
 
-Smaller layers of equal shape share a flow: the number of operations dominates their cost, and
-copies are cheap.
+Smaller layers of equal shape share a flow, because their cost is dominated by the number of calls.
 """
 
 
@@ -368,8 +367,8 @@ class Engine:
         return torch.isfinite(total).logical_not()
 
     def _end_step(self) -> None:
-        """Drop the buffers of stacks that this step did not use, since DDP changed its buckets."""
         self._other_sum = None
+        # DDP may have changed its buckets: drop the buffers of stacks that this step did not use.
         self._buffers = {key: held for key, held in self._buffers.items() if key in self._used}
         self._used.clear()
 
