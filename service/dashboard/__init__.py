@@ -1,1 +1,1 @@
-"""Pages for people, over the same api that everybody else uses."""
+"""Server-rendered pages that use the public REST API."""

@@ -1,5 +1,5 @@
-"""Files that the pages load, by name; a name that is not in the table is not served, so no path can
-be walked.
+"""Static files of the pages, by name. Only names in the table are served, which prevents path
+traversal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """One file."""
+    """One static file."""
 
     path: Path
     media_type: str
@@ -28,10 +28,10 @@ class Asset:
 
 @cache
 def assets() -> Mapping[str, Asset]:
-    """All files by their name in the address.
+    """Return all files by their name in the URL.
 
     Raises:
-        SettingsError: plotly, which brings the chart code, is not installed.
+        SettingsError: plotly, which contains the chart code, is not installed.
     """
     found = {
         str(path.relative_to(STATIC)): path
@@ -46,9 +46,7 @@ def assets() -> Mapping[str, Asset]:
 
 @cache
 def fingerprint() -> str:
-    """Changes whenever a file does: part of every address, so that browsers may keep files for
-    ever.
-    """
+    """Return a digest of all files. It is part of every URL, so that browsers can cache files."""
     digest = hashlib.sha256(version("plotly").encode())
     for name, asset in sorted(assets().items()):
         if asset.path.is_relative_to(STATIC):
@@ -57,11 +55,11 @@ def fingerprint() -> str:
 
 
 def _plotly() -> Path:
-    # The package is found, not imported: importing it takes longer than the api needs to start.
+    # Importing plotly would take longer than the whole start of the API.
     found = find_spec("plotly")
     if found is None or found.origin is None:
         raise SettingsError(
-            "plotly is not installed, the charts need it; run pip install"
+            "plotly is not installed, and the charts need it; run pip install"
             " 'accordion-train[service]'"
         )
     return Path(found.origin).parent / "package_data" / "plotly.min.js"

@@ -1,9 +1,8 @@
-"""The pages people look at: rendered here once, then kept up to date by the browser through the
-documented api.
+"""Dashboard pages: rendered here once, then updated by the browser through the REST API.
 
-They hold nothing that the api does not give, and every button is one REST call of `service/api`.
-The content security policy allows scripts from this origin only; styles may be inline because
-Plotly sets them on the charts it draws.
+They show only what the API returns, and every button makes one documented REST call. The content
+security policy allows scripts from this origin only; inline styles are allowed because Plotly sets
+them on its charts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ FRESH = {"Cache-Control": "no-store"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart over the epochs of a job; `charts.js` draws it by its id."""
+    """One chart over the epochs of a job, drawn by `charts.js` according to its ID."""
 
     id: str
     title: str
@@ -43,31 +42,31 @@ class Chart:
 
 
 CHARTS = (
-    Chart(id="loss", title="Loss", note="mean over the epoch; shaded: a person had the wheel"),
-    Chart(id="metrics", title="Metrics", note="of the held-out samples, at the end of the epoch"),
+    Chart(id="loss", title="Loss", note="mean over the epoch; shaded: override active"),
+    Chart(id="metrics", title="Metrics", note="on held-out samples, at the end of the epoch"),
     Chart(
         id="traffic",
-        title="Bytes sent by a worker",
-        note="per epoch, log scale, against fp32 and fp16",
+        title="Bytes sent per worker",
+        note="per epoch, log scale, compared with fp32 and fp16",
     ),
-    Chart(id="phases", title="Time by phase", note="seconds of an epoch, rank 0"),
-    Chart(id="change", title="Gradient change", note="critical from the threshold up"),
-    Chart(id="rate", title="Learning rate", note="of the schedule"),
+    Chart(id="phases", title="Time by phase", note="seconds per epoch, rank 0"),
+    Chart(id="change", title="Gradient change", note="critical at or above the threshold"),
+    Chart(id="rate", title="Learning rate", note="set by the schedule"),
 )
 
 
 @router.get("/")
 def show_jobs(request: Request) -> Response:
-    """All jobs."""
+    """Show the list of jobs."""
     return _page(request, "jobs.html", page="jobs", statuses=[status.value for status in Status])
 
 
 @router.get("/jobs/{job_id}")
 def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Response:
-    """One job, live."""
+    """Show one job, live."""
     row = repository.job(job_id)
     if row is None:
-        message = f"There is no job {job_id}; the list of jobs shows all that there are."
+        message = f"There is no job {job_id}; see the list of jobs."
         return _page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
     job = job_view(row, repository.first_without_room([row]))
     asked = yaml.safe_dump(job.spec, sort_keys=False)
@@ -82,28 +81,28 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
 
 @router.get("/cluster")
 def show_cluster(request: Request) -> Response:
-    """Nodes, queue and the service's own checks."""
+    """Show nodes, queue and readiness checks."""
     return _page(request, "cluster.html", page="cluster")
 
 
 @router.get("/login")
 def show_login(request: Request) -> Response:
-    """Page that submits the admin token or a one-time link; opening it does not use the link."""
+    """Show the login form for the admin token or a one-time link; opening it does not use the link."""
     query = request.query_params
     failed, link = query.get("failed", ""), query.get("link", "")
     return _page(request, "login.html", next=query.get("next", "/"), failed=failed, link=link)
 
 
 @router.get("/static/pages/{version}/{name:path}")
-def give_asset(name: str) -> Response:
-    """A file of the pages.
+def serve_asset(name: str) -> Response:
+    """Serve a static file of the pages.
 
     Raises:
-        NotFound: no page loads a file of that name.
+        NotFound: the pages have no such file.
     """
     asset = assets().get(name)
     if asset is None:
-        raise NotFound(f"there is no file {name!r}; the pages name those that exist")
+        raise NotFound(f"there is no file {name!r}")
     return FileResponse(asset.path, media_type=asset.media_type, headers=FOR_EVER)
 
 

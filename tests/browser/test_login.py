@@ -43,7 +43,7 @@ def test_the_token_opens_the_pages(page):
 
 def test_a_wrong_token_is_refused_with_a_sentence(page):
     sign_in(page, "not-the-token-at-all")
-    expect(page.get_by_role("alert")).to_contain_text("That is not the token")
+    expect(page.get_by_role("alert")).to_contain_text("Wrong token")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_link_that_was_used_is_refused_with_a_sentence(page, link, browser, gu
     other = browser.new_context(base_url=guarded.url)
     stranger = other.new_page()
     stranger.goto(link)
-    expect(stranger.get_by_role("alert")).to_contain_text("This link was used already")
+    expect(stranger.get_by_role("alert")).to_contain_text("This link has already been used")
     other.close()
 
 

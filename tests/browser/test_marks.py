@@ -32,16 +32,14 @@ def changes(page, kind):
 
 def test_a_resize_is_marked_in_every_chart_while_people_look(page, service, steered):
     page.goto(f"/jobs/{steered}")
-    expect(page.locator("#changes")).to_have_text(
-        "None so far: the same workers train, and the policy decides."
-    )
+    expect(page.locator("#changes")).to_have_text("None so far.")
     resize(service, steered, 1, 3)
     for chart in CHARTS:
         expect(signs(page, chart, "2→3")).to_have_count(1)
     expect(changes(page, "resize")).to_contain_text("Resized: 2 → 3 workers")
-    expect(changes(page, "resize")).to_contain_text("ordered")
+    expect(changes(page, "resize")).to_contain_text("requested")
     expect(page.locator("#loss-said")).to_contain_text("Marked: 1 resize;")
-    expect(page.locator("#marks")).to_contain_text("other workers")
+    expect(page.locator("#marks")).to_contain_text("resize")
 
 
 def test_a_mark_lies_where_its_epoch_was_interrupted(page, service, steered):
@@ -112,8 +110,8 @@ def test_an_announced_resize_is_closed_when_it_does_not_come_to_pass(page, servi
     )
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#live")).to_have_text("Finished")
-    expect(changes(page, "resize")).to_contain_text("Resize 2 → 3 did not come to pass")
-    expect(changes(page, "resize")).to_contain_text("ordered")
+    expect(changes(page, "resize")).to_contain_text("Resize 2 → 3 did not take place")
+    expect(changes(page, "resize")).to_contain_text("requested")
     expect(changes(page, "restart")).to_have_count(len(orders) - 1)
 
 
@@ -126,9 +124,9 @@ def test_workers_that_nobody_replaced_are_told_as_the_end_of_the_job(page, servi
 def test_a_resumed_job_is_marked_where_it_goes_on(page, service, steered):
     page.goto(f"/jobs/{steered}")
     page.get_by_role("button", name="Pause", exact=True).click()
-    expect(changes(page, "restart")).to_contain_text("Attempt 1 is over")
+    expect(changes(page, "restart")).to_contain_text("Attempt 1 ended")
     page.get_by_role("button", name="Resume", exact=True).click()
-    expect(changes(page, "restart")).to_contain_text("Attempt 2 goes on with 2 workers")
+    expect(changes(page, "restart")).to_contain_text("Attempt 2 continues with 2 workers")
     expect(signs(page, "loss", "↻")).to_have_count(1)
 
 
@@ -145,7 +143,7 @@ def test_an_override_is_marked_and_its_shade_ends_where_it_is_handed_back(page, 
     expect(changes(page, "override")).to_contain_text("to see <b>it</b>")
     expect(page.locator("#decisions")).to_contain_text("override 1 holds 1 of 3 layers")
     expect(signs(page, "loss", "✎")).to_have_count(1)
-    page.get_by_role("button", name="Hand override 1 back to the policy").click()
+    page.get_by_role("button", name="Cancel override 1").click()
     expect(page.locator("#overrides")).to_contain_text("Cancelled")
     service.wait_for_epochs(steered, service.num_epochs(steered) + 2)
     page.reload()

@@ -25,7 +25,7 @@ def test_a_job_that_waits_says_so_and_shows_no_empty_charts(page, service):
     expect(page.locator("#status")).to_have_text("Cancelled")
     expect(page.locator("#live")).to_have_text("Finished")
     expect(page.locator("#no-epochs")).to_have_text(
-        "No epoch was finished, so there is nothing to draw."
+        "No epoch was finished, so there are no charts."
     )
 
 
@@ -36,7 +36,7 @@ def test_a_job_that_failed_before_its_first_epoch_says_why(page, service):
     expect(page.locator("#message")).to_contain_text("RuntimeError: raised on purpose")
     expect(page.locator("#changes")).to_contain_text("rank 0 failed at step")
     expect(page.locator("#no-epochs")).to_have_text(
-        "No epoch was finished, so there is nothing to draw."
+        "No epoch was finished, so there are no charts."
     )
 
 
@@ -66,9 +66,9 @@ def test_a_page_tells_that_the_service_is_gone_and_goes_on_when_it_is_back(
     expect(page.locator("#live")).to_have_text("Live")
     service.api.stop()
     try:
-        expect(page.locator("#live")).to_have_text("Connection lost, trying again")
+        expect(page.locator("#live")).to_have_text("Connection lost, retrying")
         page.get_by_role("button", name="Pause", exact=True).click()
-        expect(page.locator("#message")).to_contain_text("The service does not answer")
+        expect(page.locator("#message")).to_contain_text("The service does not respond")
     finally:
         service.api.start()
     expect(page.locator("#live")).to_have_text("Live")
@@ -174,7 +174,7 @@ def test_what_was_accepted_is_said_so_though_the_page_cannot_be_told_what_came_o
         lambda route: route.abort() if route.request.method == "GET" else route.continue_(),
     )
     page.get_by_role("button", name=button, exact=True).click()
-    expect(page.locator("#live")).to_have_text("Connection lost, trying again")
+    expect(page.locator("#live")).to_have_text("Connection lost, retrying")
     expect(page.locator(f"#{form}-said")).to_contain_text("Accepted")
 
 

@@ -32,7 +32,7 @@ def test_the_charts_are_drawn(page, service, running):
     expect(page.locator("#storage")).to_contain_text("shared: verified by 2 workers on 1 host at")
 
 
-def test_the_override_form_takes_the_wheel_and_hands_it_back(page, running):
+def test_the_override_form_adds_and_cancels_an_override(page, running):
     page.goto(f"/jobs/{running}")
     page.get_by_label("Level", exact=True).select_option("options")
     page.get_by_label("Options", exact=True).fill("rank=2")
@@ -41,7 +41,7 @@ def test_the_override_form_takes_the_wheel_and_hands_it_back(page, running):
     expect(page.locator("#overrides")).to_contain_text("Applied")
     expect(page.locator("#overrides")).to_contain_text("2 of 2")
     expect(page.locator("#schedule tr", has_text="fc1.weight")).to_contain_text("override 1")
-    page.get_by_role("button", name="Hand override 1 back to the policy").click()
+    page.get_by_role("button", name="Cancel override 1").click()
     expect(page.locator("#overrides")).to_contain_text("Cancelled")
 
 
@@ -72,9 +72,9 @@ def test_the_resize_form_gives_the_job_other_workers(page, steered):
     )
     page.get_by_role("button", name="Resize", exact=True).click()
     expect(page.locator("#events")).to_contain_text(
-        "2 → 3 workers: ordered, 0 steps rolled back, 0.8 s lost"
+        "2 → 3 workers: requested, 0 steps rolled back, 0.8 s lost"
     )
-    expect(page.locator("#workers-note")).to_have_text("3 train, 3 wanted, 1 to 3 allowed")
+    expect(page.locator("#workers-note")).to_have_text("3 training, 3 allocated, 1 to 3 allowed")
     expect(page.locator("#ranks tr")).to_have_count(3)
     expect(page.locator("#tally")).to_contain_text("1 resize, 0 recoveries; 0 steps rolled back")
 

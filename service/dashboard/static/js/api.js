@@ -1,9 +1,9 @@
-// The documented REST calls, and nothing else.
+// Calls of the documented REST API.
 
 export const BASE = "/api/v1";
 
 export async function call(method, path, body) {
-  const silent = () => { throw new Error("The service does not answer; nothing was changed as far as is known. Try again once it is back."); };
+  const silent = () => { throw new Error("The service does not respond, so the request may not have been carried out. Try again later."); };
   const answer = await fetch(path, {
     method,
     headers: body === undefined ? {} : { "Content-Type": "application/json" },
@@ -27,21 +27,21 @@ async function sentence(answer) {
 const live = () => document.getElementById("live");
 
 export function showLive(state) {
-  const [tone, text] = { live: ["run", "Live"], lost: ["bad", "Connection lost, trying again"], over: ["", "Finished"] }[state];
+  const [tone, text] = { live: ["run", "Live"], lost: ["bad", "Connection lost, retrying"], over: ["", "Finished"] }[state];
   if (live().textContent === text) return;
   live().hidden = false;
   live().className = `pill ${tone}`;
   live().textContent = text;
 }
 
-// Calls `turn` now and then every `ms` milliseconds while the page can be seen; a turn that fails is tried again.
-export function everyWhile(ms, turn) {
+// Calls `update` now and every `ms` milliseconds while the page is visible, and retries after a failure.
+export function updateEvery(ms, update) {
   let busy = false;
   const once = async () => {
     if (busy || document.hidden) return;
     busy = true;
     try {
-      await turn();
+      await update();
       showLive("live");
     } catch (error) {
       showLive("lost");

@@ -1,11 +1,11 @@
-// What changed who trains a job and who decides: told from its events, marked in its charts, listed in a table.
+// Changes of worker group and overrides of a job: read from its events, marked in its charts, listed in a table.
 import { cell, clock, counted, element, fill, labelled, levelText } from "./format.js";
 import { CAUSES, lost } from "./workers.js";
 
 const at = (id) => document.getElementById(id);
 
 const SIGNS = { resize: "n→m", recovery: "✕", restart: "↻", override: "✎" };
-const ABOUT = { resize: "other workers", recovery: "lost and recovered", restart: "went on in a new attempt", override: "a person took the wheel" };
+const ABOUT = { resize: "resize", recovery: "recovery after a failure", restart: "new attempt", override: "override" };
 const NOUNS = { resize: "resize", recovery: "recovery", restart: "new attempt", override: "override" };
 
 const sizes = (before, size) => (before === size ? `with ${counted(size, "worker")}` : `${before} → ${size} workers`);
@@ -15,7 +15,7 @@ const culprit = ({ cause, rank, step }) => {
   return `${rank === null ? "workers" : `rank ${rank}`} ${fate}${step === null ? "" : ` at step ${step}`}`;
 };
 
-// A change is announced, maybe more than once, and done when a worker group trains again; else it goes by its title `atEnd`.
+// A change may be announced several times. It is done when a worker group trains again; if the job ends first, its title is `atEnd`.
 function announce(changes, { word, ...news }) {
   const last = changes.at(-1);
   if (last === undefined || last.done) changes.push({ done: false, epoch: null, step: null, words: [word], ...news });
@@ -28,13 +28,13 @@ function announce(changes, { word, ...news }) {
 const DONE = {
   resize: (data) => ({ sign: `${data.previous_world_size}→${data.world_size}`, title: `Resized: ${sizes(data.previous_world_size, data.world_size)}` }),
   recovery: (data) => ({ sign: SIGNS.recovery, title: `Recovered ${sizes(data.previous_world_size, data.world_size)}` }),
-  start: (data) => ({ kind: "restart", sign: SIGNS.restart, title: `Attempt ${data.attempt} goes on with ${counted(data.world_size, "worker")}` }),
+  start: (data) => ({ kind: "restart", sign: SIGNS.restart, title: `Attempt ${data.attempt} continues with ${counted(data.world_size, "worker")}` }),
 };
 
 const TAKE = {
   resizing: (changes, data, time) => announce(changes, {
     kind: "resize", time, sign: `${data.old}→${data.new}`, title: `Resizing: ${sizes(data.old, data.new)}`,
-    atEnd: `Resize ${data.old} → ${data.new} did not come to pass`, word: CAUSES[data.cause] ?? data.message,
+    atEnd: `Resize ${data.old} → ${data.new} did not take place`, word: CAUSES[data.cause] ?? data.message,
   }),
   failed: (changes, data, time) => announce(changes, {
     kind: "recovery", time, sign: SIGNS.recovery, title: "Workers lost", atEnd: "Workers lost; the job ended",
@@ -48,14 +48,14 @@ const TAKE = {
   },
 };
 
-// Takes one more event of the job.
+// Adds one event of the job.
 export function takeEvent(changes, { type, time, data }) {
   const last = changes.at(-1);
   const open = last !== undefined && !last.done;
   if (type === "workers" && data.what in TAKE) TAKE[data.what](changes, data, time);
   else if (type === "end" && open) Object.assign(last, { done: true, title: last.atEnd });
   else if (type === "status" && data.attempt > 0 && ["QUEUED", "PAUSED"].includes(data.status)) {
-    const title = `Attempt ${data.attempt} is over`;
+    const title = `Attempt ${data.attempt} ended`;
     if (open && last.kind === "resize") Object.assign(last, { done: true, title: last.atEnd });
     if (!open || last.kind !== "restart") announce(changes, { kind: "restart", time, sign: SIGNS.restart, title, atEnd: title, word: data.message });
   }
@@ -67,7 +67,7 @@ const byHand = (row) => ({
   words: row.reason ? [row.reason] : [],
 });
 
-// All changes, oldest first; overrides count from the workers' word that they switched.
+// All changes, oldest first; an override counts from the time at which the workers applied it.
 export function allChanges(changes, overrides) {
   const applied = overrides.filter((row) => row.epoch !== null && row.applied_at !== null).map(byHand);
   return [...changes, ...applied].sort((a, b) => Date.parse(a.time) - Date.parse(b.time));
@@ -75,13 +75,13 @@ export function allChanges(changes, overrides) {
 
 const cost = (change) => (["resize", "recovery"].includes(change.kind) && change.epoch !== null ? lost(change.steps, change.seconds) : "");
 
-// What a mark says when it is pointed at.
+// Lines of a mark's tooltip.
 export const wordsOf = (change) => [change.title, ...change.words, `epoch ${change.epoch}, step ${change.step}`, cost(change)].filter(Boolean);
 
 export function summary(changes) {
   const marked = changes.filter((change) => change.epoch !== null);
   const counts = Object.entries(NOUNS).map(([kind, noun]) => [marked.filter((change) => change.kind === kind).length, noun]).filter(([count]) => count);
-  return counts.length ? ` Marked: ${counts.map(([count, noun]) => counted(count, noun)).join(", ")}; the table of changes tells them.` : "";
+  return counts.length ? ` Marked: ${counts.map(([count, noun]) => counted(count, noun)).join(", ")}; see the table of changes.` : "";
 }
 
 const badge = (kind, text) => element("span", { className: `mark ${kind}`, "aria-hidden": "true" }, text);
@@ -95,7 +95,7 @@ function row(change) {
 }
 
 export function showChanges(changes) {
-  const none = element("tr", {}, element("td", { className: "quiet", colSpan: 6 }, "None so far: the same workers train, and the policy decides."));
+  const none = element("tr", {}, element("td", { className: "quiet", colSpan: 6 }, "None so far."));
   fill(at("changes"), ...(changes.length ? [...changes].reverse().map(row) : [none]));
   const kinds = Object.keys(ABOUT).filter((kind) => changes.some((change) => change.kind === kind && change.epoch !== null));
   at("marks").hidden = kinds.length === 0;

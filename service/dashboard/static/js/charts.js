@@ -68,7 +68,7 @@ export function drawLines({ epochs, marked }) {
     { showlegend: false, yaxis: { rangemode: "tozero" } }, `Newest learning rate ${newest(epochs, (row) => row.lr)}.`, marked);
 }
 
-// Parts of one and larger numbers would flatten each other: the first metric's kind has the left axis, the other the right.
+// Fractions and larger numbers need different axes: metrics of the first one's kind use the left, the others the right.
 function drawMetrics({ epochs, marked }) {
   const names = measured(epochs);
   const of = (name) => (row) => row.metrics[name] ?? null;
@@ -103,7 +103,7 @@ export function drawPhases({ epochs, marked }) {
     phases.map((phase) => `${LABELS[phase]} ${newest(epochs, (row) => row.seconds_by_phase[phase] ?? 0)} s`).join(", "), marked, ON_AREAS);
 }
 
-// What the detector compares: a line a layer, or the largest of all where there are many.
+// The statistic that the detector compares: one line per layer, or the largest of all if there are many.
 export function drawChanges({ decisions, layers, threshold, epochs, marked }) {
   const compared = decisions.filter(({ decision }) => Object.values(decision.change_by_layer).some(Number.isFinite));
   const x = compared.map(({ decision }) => decision.epoch);

@@ -1,4 +1,4 @@
-import { everyWhile, get } from "./api.js";
+import { updateEvery, get } from "./api.js";
 import { ago, bytes, cell, element, fill, number, tile, usedByOthers } from "./format.js";
 
 const at = (id) => document.getElementById(id);
@@ -10,12 +10,12 @@ const queued = (entry) => element("tr", {},
   cell("long", entry.message),
   cell("num", ago(entry.created_at)));
 
-const standing = (node) => (!node.alive ? ["bad", "Dead"] : node.draining ? ["wait", "Draining"] : ["good", "Alive"]);
+const nodeState = (node) => (!node.alive ? ["bad", "Dead"] : node.draining ? ["wait", "Draining"] : ["good", "Alive"]);
 
-const machine = (node) => element("tr", {},
+const nodeRow = (node) => element("tr", {},
   cell("mono", node.id.slice(0, 12)),
   cell("mono", node.address),
-  cell("", element("span", { className: `pill ${standing(node)[0]}` }, standing(node)[1])),
+  cell("", element("span", { className: `pill ${nodeState(node)[0]}` }, nodeState(node)[1])),
   cell("num", number(node.cpus)),
   cell("num", number(node.gpus)),
   cell("num", bytes(node.memory_bytes)));
@@ -27,20 +27,20 @@ const check = ([name, result]) => element("tr", {},
 
 const readiness = async () => (await fetch("/readyz", { credentials: "same-origin" })).json();
 
-async function turn() {
+async function update() {
   const [cluster, queue, ready] = await Promise.all([get("/cluster"), get("/queue"), readiness()]);
   fill(at("tiles"), ...[
-    ["Cluster", cluster.reachable ? "Reachable" : "Not reachable", cluster.seen_at ? `seen ${ago(cluster.seen_at)}` : "never seen", true],
+    ["Cluster", cluster.reachable ? "Reachable" : "Not reachable", cluster.seen_at ? `checked ${ago(cluster.seen_at)}` : "not checked yet", true],
     ["Nodes", String(cluster.nodes.filter((node) => node.alive).length)],
     ["CPUs in use", `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`, usedByOthers(cluster, "cpus")],
     ["GPUs in use", `${number(cluster.gpus_reserved)} of ${number(cluster.gpus)}`, usedByOthers(cluster, "gpus")],
-    ["Waiting jobs", String(queue.items.length)],
+    ["Queued jobs", String(queue.items.length)],
   ].map(tile));
   fill(at("queue"), ...queue.items.map(queued));
   at("queue-empty").hidden = queue.items.length > 0;
-  fill(at("nodes"), ...cluster.nodes.map(machine));
+  fill(at("nodes"), ...cluster.nodes.map(nodeRow));
   at("nodes-empty").hidden = cluster.nodes.length > 0;
   fill(at("checks"), ...Object.entries(ready.checks ?? {}).map(check));
 }
 
-everyWhile(2000, turn);
+updateEvery(2000, update);

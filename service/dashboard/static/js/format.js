@@ -1,4 +1,4 @@
-// Numbers, times and small pieces of markup for people.
+// Formats numbers, times and small pieces of markup.
 
 export const element = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -36,7 +36,7 @@ export function number(value, digits = 3) {
 
 const percent = (value) => (Number.isFinite(value) ? `${(100 * value).toFixed(1)} %` : "–");
 
-// What tasks measure besides the loss goes by the names they give it; accuracy comes first and is a part of one, all else is as it is.
+// Metrics other than the loss, under the names that tasks give them. Accuracy comes first and is shown in percent.
 export const measured = (rows) => [...new Set(rows.flatMap(({ metrics }) => Object.keys(metrics)))]
   .filter((name) => name !== "loss")
   .sort((a, b) => (b === "accuracy") - (a === "accuracy"));
@@ -82,7 +82,7 @@ export const repaint = (node, state) => {
 
 export const isGuest = (job) => job.kind === "guest";
 
-// How many epochs are done, of how many where that is known.
+// Finished epochs, and the planned number if it is known.
 export const epochsDone = (done, planned) => (planned ? `${done} of ${planned} epochs` : counted(done, "epoch"));
 
 const ENGINES = { "ray-train": "Ray Train", actors: "plain actors" };
@@ -98,7 +98,7 @@ export const levelClass = (name) => (["low", "high", "none"].includes(name) ? na
 
 export const swatch = (kind, text) => element("span", {}, element("i", { className: `swatch ${kind}` }), text);
 
-// What programs besides our jobs use of the cluster; `kind` is "cpus" or "gpus".
+// Resources used by other programs; `kind` is "cpus" or "gpus".
 export function usedByOthers(cluster, kind) {
   const used = cluster[`${kind}_foreign`];
   const noun = `${kind.slice(0, 3).toUpperCase()}s`;

@@ -1,4 +1,4 @@
-// One job, live: history by REST once, then deltas by server-sent events.
+// One job, live: loads the history by REST, then follows server-sent events.
 import { BASE, call, get, showLive } from "./api.js";
 import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
@@ -13,7 +13,7 @@ import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js"
 const CHARTS_MS = 1000;
 const RETRY_MS = 2000;
 const MAX_ROWS = 300;
-// Items per request, on opening and for each click on "older": a long job has more than a browser can draw.
+// Items per request, on opening and for each click on "older": a long job has more than a browser can show.
 const PAGE = 200;
 const PAST_EVENTS = 1000;
 const MAX_LOG_LINES = 400;
@@ -23,7 +23,7 @@ const PATH = `/jobs/${ID}`;
 const seen = { job: null, epochs: new Map(), decisions: new Map(), overrides: [], schedule: null, totals: {}, older: {}, changes: [], events: [], lines: [] };
 const epochs = () => [...seen.epochs.values()].sort((a, b) => a.epoch - b.epoch);
 const decisions = () => [...seen.decisions.values()].sort((a, b) => a.decision.step - b.decision.step || a.decision.epoch - b.decision.epoch);
-// The total, of which the page may have loaded only the newest.
+// Total number of items; the page may have loaded only the newest.
 const count = (name) => Math.max(seen[name].size, seen.totals[name] ?? 0);
 const changes = () => allChanges(seen.changes, seen.overrides);
 
@@ -43,7 +43,7 @@ function showHead() {
   at("resume").hidden = isFixed || job.desired !== "PAUSE";
   at("cancel").hidden = (isFixed && job.status !== "LOST") || job.desired === "CANCEL";
   at("to-override").hidden = hasEnded(job.status);
-  if (hasEnded(job.status)) at("no-epochs").textContent = "No epoch was finished, so there is nothing to draw.";
+  if (hasEnded(job.status)) at("no-epochs").textContent = "No epoch was finished, so there are no charts.";
   const planned = isGuest(job) ? null : job.spec.training?.epochs ?? "?";
   at("epoch-text").textContent = `${epochsDone(count("epochs"), planned)} done`;
   at("bar").hidden = isGuest(job) && !hasEnded(job.status);
@@ -70,8 +70,8 @@ function figures(job) {
   const sent = progress?.bytes;
   return [
     sent && sent.payload > sent.dense
-      ? ["Traffic added", times(sent.dense, sent.payload), `${bytes(sent.payload)} instead of ${bytes(sent.dense)}: more than dense training sends`, true]
-      : ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} against fp16` : "against fp32", true],
+      ? ["Traffic added", times(sent.dense, sent.payload), `${bytes(sent.payload)} instead of ${bytes(sent.dense)}: more than without compression`, true]
+      : ["Traffic saved", sent ? times(sent.payload, sent.dense) : "–", sent ? `${bytes(sent.payload)} instead of ${bytes(sent.dense)}; ${times(sent.payload, sent.fp16)} vs fp16` : "vs fp32", true],
     ["Training loss", number(progress?.loss ?? last?.loss), last ? `epoch ${last.epoch}: ${number(last.loss)}` : ""],
     ...main(last?.metrics ?? job.metrics),
     ["Critical layers", regimes.length ? `${regimes.filter((regime) => regime === "critical").length} of ${regimes.length}` : "–", counted(count("decisions"), "decision")],
@@ -80,9 +80,9 @@ function figures(job) {
   ];
 }
 
-const allowedText = (job) => (isGuest(job) ? "of a guest run" : `${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`);
+const allowedText = (job) => (isGuest(job) ? "guest run" : `${job.workers} allocated, ${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`);
 
-// Of several metrics the first two: all are in the chart and in the table.
+// The first two metrics; the chart and the table have all.
 function main(metrics) {
   const names = measured([{ metrics }]).slice(0, 2);
   return names.length ? names.map((name) => [words(name), metric(name, metrics[name]), "newest evaluation"]) : [["Metrics", "–", "after the first epoch"]];
@@ -113,23 +113,23 @@ const epochRow = (row) => element("tr", { "data-epoch": row.epoch },
 function showSchedule() {
   const { schedule, job } = seen;
   const { low, high } = job.spec.compression ?? {};
-  fill(at("levels-legend"), ...[["low", `low: ${levelText(low)}`], ["high", `high: ${levelText(high)}`], ["none", "none"], ["other", "own options"]]
-    .map(([kind, text]) => swatch(kind, text)), element("span", {}, "◇ by override"));
+  fill(at("levels-legend"), ...[["low", `low: ${levelText(low)}`], ["high", `high: ${levelText(high)}`], ["none", "none"], ["other", "custom options"]]
+    .map(([kind, text]) => swatch(kind, text)), element("span", {}, "◇ override"));
   if (!schedule) return;
   at("schedule-note").textContent = `${counted(schedule.layers.length, "layer")}, at epoch ${schedule.epoch}, step ${schedule.step}`;
   fill(at("schedule"), ...schedule.layers.map((row) => element("tr", {},
     cell("mono", row.layer), cell("mono", row.shape.join("×")), cell("", swatch(row.regime, row.regime)),
     cell("", swatch(levelClass(row.level), row.level)), cell("", `${row.method} ${levelText(row.options)}`),
-    cell("", row.said_by === "policy" ? "policy" : speaker(row.said_by)), cell("", row.policy_level))));
+    cell("", row.said_by === "policy" ? "policy" : overrideName(row.said_by)), cell("", row.policy_level))));
 }
 
-function speaker(id) {
+function overrideName(id) {
   const row = seen.overrides.find((override) => override.id.startsWith(id));
   return row ? `override ${row.number}` : "override";
 }
 
-// Reasons name overrides by how their ids begin; people know them by their numbers.
-const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27})/g, (_, id) => speaker(id));
+// Reasons contain the first digits of override IDs; the page shows numbers instead.
+const named = (text) => text.replace(/override ([0-9a-f]{8}-[0-9a-f-]{4,27})/g, (_, id) => overrideName(id));
 
 const decisionRow = ({ decision }) => {
   const regimes = Object.values(decision.regime_by_layer);
@@ -177,7 +177,7 @@ const load = {
 
 const byGroup = (a, b) => a.attempt - b.attempt || a.generation - b.generation;
 
-// Events of long ago come again after what is known by now: a newer worker group's word stays.
+// Old events may arrive after newer rows: the row of the newer worker group is kept.
 function keep(rows, key, row) {
   const known = rows.get(key);
   if (known === undefined || byGroup(known, row) <= 0) rows.set(key, row);
@@ -187,21 +187,21 @@ const keepEpoch = (row) => keep(seen.epochs, row.epoch, row);
 
 const keepDecision = (view) => keep(seen.decisions, `${view.decision.epoch}:${view.decision.step}`, view);
 
-// What a lost worker group did after its checkpoint is done again by its successor, and no part of the history.
+// Removes what a failed worker group did after its checkpoint: the next group trains it again.
 function takeBack(started) {
   const isVoid = (row, after) => after && byGroup(row, started) < 0;
   for (const [key, row] of seen.epochs) if (isVoid(row, row.epoch >= started.epoch)) seen.epochs.delete(key);
   for (const [key, view] of seen.decisions) if (isVoid(view, view.decision.step > started.step)) seen.decisions.delete(key);
 }
 
-// Many events may come at once: each part of the page is drawn at most once a frame, each list is asked for once.
+// Many events may arrive at once: each part of the page is drawn at most once per frame, and each list requested once.
 const paints = new Set();
 function soon(paint) {
   if (paints.size === 0) requestAnimationFrame(() => { const now = [...paints]; paints.clear(); if (seen.job) now.forEach((one) => one()); });
   paints.add(paint);
 }
 
-// Charts cost more than all the rest together, so they have a pace of their own.
+// Charts cost more than everything else together, so they are drawn less often.
 let drawing;
 let drawnAt = -CHARTS_MS;
 function soonEpochs() {
@@ -210,7 +210,7 @@ function soonEpochs() {
 
 const pause = () => new Promise((go) => { setTimeout(go, RETRY_MS); });
 
-// What was asked for and did not come: lists, streams, at first the whole page.
+// Lists and streams that failed to load.
 const missing = new Set();
 
 function showState() {
@@ -249,7 +249,7 @@ const TELL = {
   decision: ({ decision }) => named(decision.reason),
   override: ({ number: place, level, state, message }) => `override ${place} (${levelText(level)}): ${state.toLowerCase()}${message ? `; ${message}` : ""}`,
   workers: tellWorkers,
-  checkpoint: ({ name, epoch, size_bytes: size }) => `${name}, ${bytes(size)}; goes on at epoch ${epoch}`,
+  checkpoint: ({ name, epoch, size_bytes: size }) => `${name}, ${bytes(size)}; resumes at epoch ${epoch}`,
   end: ({ status, message }) => `${status.toLowerCase()}${message ? `: ${message}` : ""}`,
 };
 
@@ -275,11 +275,11 @@ function close() {
 
 let newestEvent = 0;
 let newestChunk = 0;
-// Streams that have not come to their end; none is open while nobody sees the page.
+// Streams that have not ended; none is open while the page is hidden.
 const streams = new Map([["events", null], ["logs", null]]);
 const STREAMS = {
-  events: () => hearEvents(new EventSource(`${BASE}${PATH}/events?${newestEvent ? `after=${newestEvent}` : `last=${PAST_EVENTS}`}`)),
-  logs: () => hearLogs(new EventSource(`${BASE}${PATH}/logs?follow=true`)),
+  events: () => followEvents(new EventSource(`${BASE}${PATH}/events?${newestEvent ? `after=${newestEvent}` : `last=${PAST_EVENTS}`}`)),
+  logs: () => followLogs(new EventSource(`${BASE}${PATH}/logs?follow=true`)),
 };
 
 function open(name) {
@@ -290,7 +290,7 @@ function open(name) {
   source.addEventListener("end", () => { source.close(); streams.delete(name); came(name); });
 }
 
-// A browser comes again by itself, unless it was refused, as by something in front of the api.
+// A browser reconnects by itself unless the request was rejected, for example by a proxy.
 async function gone(name, source) {
   const waited = lost(name);
   if (source.readyState !== EventSource.CLOSED) return;
@@ -299,7 +299,7 @@ async function gone(name, source) {
   if (streams.get(name) === source) open(name);
 }
 
-function hearEvents(source) {
+function followEvents(source) {
   source.addEventListener("progress", ({ data }) => { seen.job.progress = JSON.parse(data); soon(showHead); });
   for (const type of Object.keys(TELL)) {
     source.addEventListener(type, ({ data }) => {
@@ -315,7 +315,7 @@ function hearEvents(source) {
   return source;
 }
 
-function hearLogs(source) {
+function followLogs(source) {
   source.addEventListener("log", ({ data }) => {
     const chunk = JSON.parse(data);
     if (chunk.number <= newestChunk) return;
@@ -337,7 +337,7 @@ function showLogs() {
   if (atEnd) box.scrollTop = box.scrollHeight;
 }
 
-// A browser opens six streams to a service and no more: pages that nobody sees give theirs back.
+// A browser opens at most six streams to one service, so hidden pages close theirs.
 function follow() {
   for (const [name, source] of streams) {
     source?.close();
@@ -366,7 +366,7 @@ async function begin() {
   await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule()]);
 }
 
-// Whoever is faster than the first answers is heard.
+// The forms work before the first responses arrive.
 openForm(ID, () => again("overrides"));
 openResize({ id: ID }, () => again("job"));
 while (await begin().catch(() => lost("page")));

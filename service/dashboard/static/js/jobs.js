@@ -1,4 +1,4 @@
-import { everyWhile, get } from "./api.js";
+import { updateEvery, get } from "./api.js";
 import { ago, cell, counted, duration, element, epochsDone, fill, hasEnded, isGuest, labelled, number, pill, quality, tile, times, usedByOthers, words } from "./format.js";
 
 const PAGE_SIZE = 50;
@@ -40,15 +40,15 @@ function tiles(jobs, cluster) {
   const guests = jobs.filter((job) => isGuest(job) && ["RUNNING", "RECOVERING"].includes(job.status)).length;
   const cpus = `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`;
   return [
-    ["Running", count("RUNNING", "STARTING", "RESIZING", "RECOVERING", "PAUSING", "STOPPING"), guests ? `${counted(guests, "guest run")} among them` : "", true],
-    ["Waiting", count("QUEUED"), `${count("PAUSED")} paused`],
+    ["Running", count("RUNNING", "STARTING", "RESIZING", "RECOVERING", "PAUSING", "STOPPING"), guests ? `including ${counted(guests, "guest run")}` : "", true],
+    ["Queued", count("QUEUED"), `${count("PAUSED")} paused`],
     ["Succeeded", count("SUCCEEDED")],
     ["Failed", count("FAILED")],
-    ["CPUs in use", cpus, cluster.reachable ? usedByOthers(cluster, "cpus") || counted(cluster.nodes.filter((node) => node.alive).length, "node") : "cluster does not answer"],
+    ["CPUs in use", cpus, cluster.reachable ? usedByOthers(cluster, "cpus") || counted(cluster.nodes.filter((node) => node.alive).length, "node") : "cluster unreachable"],
   ];
 }
 
-async function turn() {
+async function update() {
   const status = at("status").value;
   const [page, cluster] = await Promise.all([get(`/jobs?limit=${shown}${status ? `&status=${status}` : ""}`), get("/cluster")]);
   fill(at("rows"), ...page.items.map(row));
@@ -57,9 +57,9 @@ async function turn() {
   if (!status) fill(at("tiles"), ...tiles(page.items, cluster).map(tile));
 }
 
-at("status").addEventListener("change", turn);
+at("status").addEventListener("change", update);
 at("more").addEventListener("click", () => {
   shown = Math.min(shown + PAGE_SIZE, 200);
-  turn();
+  update();
 });
-everyWhile(1500, turn);
+updateEvery(1500, update);

@@ -1,4 +1,4 @@
-// Where a job's changes lie in its charts, and how they are drawn there.
+// Positions and drawing of a job's changes in its charts.
 import { summary, wordsOf } from "./changes.js";
 
 const COLOURS = { resize: "text", recovery: "bad", restart: "wait", override: "series-4", several: "text" };
@@ -10,7 +10,7 @@ const WORDS_A_LINE = 44;
 const MAX_LINES = 12;
 const MAX_LENGTH = 300;
 
-// Epoch e takes e - 0.5 to e + 0.5 of a chart; where in it a step lies is told by the steps at which epochs ended.
+// Epoch e covers e - 0.5 to e + 0.5 of a chart; the last steps of the epochs place a step within it.
 function placing(epochs) {
   const ends = new Map(epochs.map((row) => [row.epoch, row.step]));
   const usual = epochs.length ? epochs.at(-1).step - (ends.get(epochs.at(-1).epoch - 1) ?? 0) : 0;
@@ -23,7 +23,7 @@ function placing(epochs) {
 
 const inForce = ({ decision }, id) => decision.batch_override === id || Object.values(decision.override_by_layer).includes(id);
 
-// Where each override was in force, by the decisions.
+// Intervals in which each override was in force, from the decisions.
 function spans(changes, decisions, place, end) {
   const found = [];
   for (const { id } of changes.filter((change) => change.kind === "override")) {
@@ -61,12 +61,12 @@ function wrapped(text) {
 const told = (mark) => mark.words.flatMap((text, index) => (index ? wrapped(text) : wrapped(text).map((line) => `<b>${line}</b>`)));
 
 function cut(lines) {
-  return lines.length > MAX_LINES ? [...lines.slice(0, MAX_LINES), "… the table of changes has all"] : lines;
+  return lines.length > MAX_LINES ? [...lines.slice(0, MAX_LINES), "… see the table of changes"] : lines;
 }
 
 const width = (text) => text.length * LETTER_PX + PADDING_PX;
 
-// Signs that would cover each other become one, which counts them.
+// Signs that would overlap are merged into one with their number.
 function groups(marks, perPx) {
   const found = [];
   for (const mark of marks) {

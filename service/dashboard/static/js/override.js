@@ -1,4 +1,4 @@
-// The form by which a person takes the wheel, and the list of what people decided.
+// The override form and the list of overrides.
 import { BASE, call } from "./api.js";
 import { cell, element, fill, levelText, pill } from "./format.js";
 
@@ -47,7 +47,7 @@ export function openForm(job, changed) {
     button.disabled = true;
     try {
       await call("POST", `${BASE}/jobs/${job}/overrides`, request());
-      say("good", "Accepted; the list shows when every worker has switched.");
+      say("good", "Accepted. The list shows when every worker has applied it.");
       changed();
     } catch (error) {
       say("bad", error.message);
@@ -80,7 +80,7 @@ function back(job, row, changed) {
     await call("DELETE", `${BASE}/jobs/${job}/overrides/${row.id}`).catch((error) => say("bad", error.message));
     changed();
   };
-  return element("button", { className: "tiny", onclick: give, "aria-label": `Hand override ${row.number} back to the policy` }, "Hand back");
+  return element("button", { className: "tiny", onclick: give, "aria-label": `Cancel override ${row.number}` }, "Cancel");
 }
 
 export function showOverrides(job, rows, { ended, changed }) {
@@ -92,6 +92,6 @@ export function showOverrides(job, rows, { ended, changed }) {
     cell("", span(row)),
     cell("", acknowledged(row)),
     cell("num", !ended && OPEN.includes(row.state) ? back(job, row, changed) : ""));
-  const none = element("tr", {}, element("td", { className: "quiet", colSpan: 6 }, "None: the policy decides."));
+  const none = element("tr", {}, element("td", { className: "quiet", colSpan: 6 }, "No overrides: the policy decides."));
   fill(at("overrides"), ...(rows.length ? newestFirst.map(line) : [none]));
 }

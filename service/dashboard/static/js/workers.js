@@ -1,9 +1,9 @@
-// A job's workers: how many people allow, what each computes, and what it cost that they came and went.
+// The workers of a job: limits, compute time by rank, and the cost of changes.
 import { BASE, call } from "./api.js";
 import { cell, counted, element, fill, isGuest, number } from "./format.js";
 
 const at = (id) => document.getElementById(id);
-export const CAUSES = { ordered: "ordered", joined: "workers joined", leaving: "a node leaves", infrastructure: "workers lost", job: "the job failed" };
+export const CAUSES = { ordered: "requested", joined: "workers joined", leaving: "node drained", infrastructure: "workers lost", job: "the job failed" };
 
 const request = () => ({ min: Number(at("least").value), max: Number(at("most").value) });
 
@@ -18,7 +18,7 @@ function say(tone, text) {
   said.textContent = text;
 }
 
-// What somebody has typed, maybe before this script ran, is not replaced by what others ordered meanwhile.
+// A value that the user has typed, possibly before this script ran, is kept when the limits change.
 const follow = (field, allowed) => {
   if (field.value === field.defaultValue) field.value = field.defaultValue = String(allowed);
 };
@@ -33,7 +33,7 @@ export function openResize(job, changed) {
     try {
       await call("POST", path(job), request());
       for (const field of [at("least"), at("most")]) field.defaultValue = field.value;
-      say("good", "Accepted; the events show when the job goes on with other workers.");
+      say("good", "Accepted. The events show when the number of workers changes.");
       changed();
     } catch (error) {
       say("bad", error.message);
@@ -50,7 +50,7 @@ export function showWorkers(job) {
   follow(at("least"), job.min_workers);
   follow(at("most"), job.max_workers);
   refresh(job);
-  at("workers-note").textContent = isGuest(job) ? `${job.world_size} train` : `${job.world_size} train, ${job.workers} wanted, ${job.min_workers} to ${job.max_workers} allowed`;
+  at("workers-note").textContent = isGuest(job) ? `${job.world_size} training` : `${job.world_size} training, ${job.workers} allocated, ${job.min_workers} to ${job.max_workers} allowed`;
   at("tally").textContent = cost(job.tally, job.attempt);
   const seconds = job.world_size ? job.progress?.compute_s_by_rank ?? [] : [];
   const slowest = Math.max(...seconds, 0);
@@ -59,14 +59,14 @@ export function showWorkers(job) {
 
 const rankRow = (rank, own, slowest) => element("tr", {},
   cell("num", String(rank)), cell("num", `${number(1000 * own)} ms`),
-  cell("", element("meter", { min: 0, max: slowest || 1, value: own, "aria-label": `Rank ${rank} against the slowest` })));
+  cell("", element("meter", { min: 0, max: slowest || 1, value: own, "aria-label": `Rank ${rank} relative to the slowest` })));
 
 const sum = (counts) => Object.values(counts).reduce((total, count) => total + count, 0);
 
 function cost(tally, attempt) {
   const [resizes, recoveries] = [sum(tally.resizes), sum(tally.recoveries)];
-  if (resizes + recoveries === 0) return attempt > 1 ? `This is attempt ${attempt}; within an attempt the workers have not changed.` : "The workers have not changed so far.";
-  return `${counted(resizes, "resize")}, ${counted(recoveries, "recovery")}; ${lost(tally.steps_rolled_back, tally.seconds_lost)} in all`;
+  if (resizes + recoveries === 0) return attempt > 1 ? `Attempt ${attempt}; no change of workers within an attempt.` : "No change of workers so far.";
+  return `${counted(resizes, "resize")}, ${counted(recoveries, "recovery")}; ${lost(tally.steps_rolled_back, tally.seconds_lost)} in total`;
 }
 
 export const lost = (steps, seconds) => `${counted(steps, "step")} rolled back, ${seconds.toFixed(1)} s lost`;
@@ -75,10 +75,10 @@ const TELL = {
   started: ({ cause, why, previous_world_size: before, world_size: size, ...data }) => (cause === "start"
     ? `${counted(size, "worker")} training from epoch ${data.epoch}, step ${data.step}`
     : `${before} → ${size} workers: ${CAUSES[why] ?? why}, ${lost(data.steps_rolled_back, data.seconds_lost)}`),
-  resizing: (data) => `at the next step ${data.message}`,
-  granted: (data) => `${data.old} → ${data.new} workers wanted: ${data.message}`,
+  resizing: (data) => `at the next step: ${data.message}`,
+  granted: (data) => `${data.old} → ${data.new} workers allocated: ${data.message}`,
   allowed: ({ min, max }) => `${min} to ${max} workers allowed`,
-  failed: ({ message }) => `workers ended: ${message}`,
+  failed: ({ message }) => `workers failed: ${message}`,
 };
 
 export const tellWorkers = (data) => TELL[data.what](data);
