@@ -1,8 +1,7 @@
-"""What Prometheus scrapes at `/metrics`, read from the database at every scrape.
+"""Prometheus metrics at `/metrics`, read from the database at every scrape.
 
-Nothing is remembered between two scrapes, so a job that leaves `scraped_jobs` leaves `/metrics`,
-several api processes say the same, and a restart loses nothing. Only the api's own request times
-live in its process (`request_times.py`).
+No state is kept between scrapes, so that all API processes export the same values and a restart
+loses nothing. Only request times belong to one API process (`request_times.py`).
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from service.store.stored_spec import spec_value
 from workers.contract import Progress
 
 MAX_GROUPS = 20
-"""Layer groups a job may have in `/metrics`; detail by layer belongs to the api."""
+"""Maximum number of layer groups per job; the REST API has the values by layer."""
 _OTHER = "other"
 _REGIMES = ("critical", "stable")
 _LEVELS = ("none", "low", "high", _OTHER)
 _LOOK_BACK = 64
-"""Epochs and decisions that a scrape reads of a job; a comparison older than that is not shown."""
+"""Epochs and decisions that a scrape reads per job; older comparisons are not exported."""
 
 
 _log = structlog.get_logger()
@@ -45,7 +44,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """One metric: its kind and its sentence for people."""
+    """Type and help text of one metric."""
 
     kind: Literal["gauge", "counter"]
     help: str
@@ -53,94 +52,93 @@ class _Family:
 
 FAMILIES: Mapping[str, _Family] = {
     "accordion_job_info": _Family(
-        "gauge", "What a job is: name, kind (job or guest), task, method and policy; always 1."
+        "gauge", "Name, kind (job or guest), task, method and policy of a job; always 1."
     ),
-    "accordion_job_state": _Family("gauge", "1 for the state the job is in, 0 for all others."),
-    "accordion_job_epochs": _Family("gauge", "Epochs of a job: finished and planned."),
-    "accordion_job_steps": _Family("gauge", "Optimizer steps of a job: finished and planned."),
+    "accordion_job_state": _Family("gauge", "1 for the current state of a job, 0 for all others."),
+    "accordion_job_epochs": _Family("gauge", "Finished and planned epochs of a job."),
+    "accordion_job_steps": _Family(
+        "gauge",
+        "Finished and planned optimizer steps of a job; the plan assumes the present batch.",
+    ),
     "accordion_job_loss": _Family(
-        "gauge", "Newest loss of training and of evaluation; NaN where it was not finite."
+        "gauge", "Newest training and evaluation loss; NaN if it was not finite."
     ),
-    "accordion_job_metric": _Family(
-        "gauge", "Newest evaluation, by metric: accuracy and what else the task measures."
-    ),
-    "accordion_job_learning_rate": _Family("gauge", "Learning rate in force."),
+    "accordion_job_metric": _Family("gauge", "Newest evaluation metrics, such as accuracy."),
+    "accordion_job_learning_rate": _Family("gauge", "Current learning rate."),
     "accordion_job_samples_per_second": _Family(
-        "gauge", "Training samples a second, over all workers."
+        "gauge", "Training samples per second over all workers."
     ),
     "accordion_job_workers_wanted": _Family(
-        "gauge", "Workers that the scheduler grants: the job shall have so many."
+        "gauge", "Workers that the scheduler allocated to the job."
     ),
     "accordion_job_workers_allowed": _Family(
-        "gauge", "Workers that people allow: the fewest and the most."
+        "gauge", "Minimum and maximum number of workers that users allow."
     ),
-    "accordion_job_workers_alive": _Family("gauge", "Workers that train now."),
-    "accordion_job_restarts_total": _Family(
-        "counter", "Worker groups that ended before their time."
-    ),
+    "accordion_job_workers_alive": _Family("gauge", "Workers in training now."),
+    "accordion_job_restarts_total": _Family("counter", "Worker groups that failed."),
     "accordion_job_resizes_total": _Family(
-        "counter", "Changes to another number of workers, none lost, by cause."
+        "counter", "Planned changes of the number of workers, by cause."
     ),
     "accordion_job_recoveries_total": _Family(
-        "counter", "Worker groups that took over from one that broke, by cause."
+        "counter", "Worker groups that replaced a failed one, by cause."
     ),
     "accordion_job_lost_seconds_total": _Family(
-        "counter", "Seconds without a step while worker groups changed."
+        "counter", "Seconds without a step during changes of worker group."
     ),
     "accordion_job_rolled_back_steps_total": _Family(
-        "counter", "Steps trained again after the newest checkpoint."
+        "counter", "Steps repeated because they followed the newest checkpoint."
     ),
     "accordion_job_bytes_total": _Family(
         "counter",
-        "Bytes of one worker: payload (sent), wire (at the interface), dense and fp16 (what those"
-        " would have sent).",
+        "Bytes of one worker: payload (sent), wire (estimate at the network interface), dense and"
+        " fp16 (payload without compression, in fp32 and fp16).",
     ),
     "accordion_step_phase_seconds_total": _Family(
-        "counter", "Seconds that rank 0 spent in each phase."
+        "counter", "Seconds that rank 0 spent in each phase of training."
     ),
     "accordion_step_compute_seconds": _Family(
-        "gauge", "Seconds that each rank computed for its newest step."
+        "gauge", "Seconds that each rank spent computing its newest step."
     ),
-    "accordion_job_decisions_total": _Family("counter", "Decisions that every worker switched to."),
-    "accordion_job_overrides": _Family("gauge", "Overrides by people, by state."),
+    "accordion_job_decisions_total": _Family("counter", "Decisions that all workers applied."),
+    "accordion_job_overrides": _Family("gauge", "Overrides, by state."),
     "accordion_job_checkpoint_timestamp_seconds": _Family(
-        "gauge", "When the newest checkpoint was saved."
+        "gauge", "Time at which the newest checkpoint was saved."
     ),
     "accordion_job_checkpoint_size_bytes": _Family("gauge", "Size of the newest checkpoint."),
     "accordion_job_checkpoint_duration_seconds": _Family(
-        "gauge", "How long the newest checkpoint took to be stored."
+        "gauge", "Seconds that saving the newest checkpoint took."
     ),
     "accordion_job_checkpoint_blocked_seconds": _Family(
-        "gauge", "How long training stood still for it."
+        "gauge", "Seconds for which the newest checkpoint blocked training."
     ),
     "accordion_job_progress_timestamp_seconds": _Family(
-        "gauge", "When the job last said how far it is."
+        "gauge", "Time of the newest progress report."
     ),
     "accordion_job_threshold_ratio": _Family(
-        "gauge", "Relative change from which a layer counts as critical."
+        "gauge", "Relative change of the gradient norm from which a layer is critical."
     ),
     "accordion_group_regime": _Family(
-        "gauge", "1 for the regime of a layer group; critical if one layer is."
+        "gauge", "1 for the regime of a layer group, which is critical if any of its layers is."
     ),
     "accordion_group_level": _Family(
-        "gauge", "1 for the lightest level in force in a layer group."
+        "gauge", "1 for the lightest compression level in force in a layer group."
     ),
     "accordion_group_change_ratio": _Family(
         "gauge", "Relative change of the gradient norm at the newest comparison."
     ),
     "accordion_group_gradient_norm": _Family(
-        "gauge", "Norm of the mean raw gradient over the newest closed window."
+        "gauge", "Norm of the mean gradient over the newest complete window."
     ),
     "accordion_jobs": _Family(
-        "gauge", "Jobs by state, the ended ones included, without guest runs (accordion_guests)."
+        "gauge", "Jobs by state, including ended ones, without guest runs (accordion_guests)."
     ),
-    "accordion_guests": _Family("gauge", "Guest runs by state, the ended ones included."),
-    "accordion_queue_jobs": _Family("gauge", "Jobs that wait."),
+    "accordion_guests": _Family("gauge", "Guest runs by state, including ended ones."),
+    "accordion_queue_jobs": _Family("gauge", "Queued jobs."),
     "accordion_scheduler_heartbeat_timestamp_seconds": _Family(
-        "gauge", "When the scheduler last renewed its lease."
+        "gauge", "Time at which the scheduler last renewed its lease."
     ),
     "accordion_cluster_reachable": _Family(
-        "gauge", "1 where the scheduler reaches the Ray cluster."
+        "gauge", "1 if the scheduler reaches the Ray cluster, otherwise 0."
     ),
 }
 
@@ -160,9 +158,9 @@ def metrics_response(
     retention_s: float = 300.0,
     extra: Sequence[Collector] = (),
 ) -> tuple[bytes, str]:
-    """The exposition and its content type; `extra` are collectors of this process.
+    """Return the exposition and its content type; `extra` are collectors of this process.
 
-    `retention_s`: how long an ended job stays.
+    `retention_s` is how long an ended job is still exported.
     """
     registry = CollectorRegistry(auto_describe=False)
     for collector in (StoreCollector(repository, now.timestamp() - retention_s), *extra):
@@ -171,20 +169,18 @@ def metrics_response(
 
 
 class StoreCollector(Collector):
-    """All that the database knows, as metric families; jobs that ended before `since` are
-    left out.
-    """
+    """Collects the metrics in the database, without jobs that ended before `since`."""
 
     def __init__(self, repository: Repository, since: float) -> None:
         self._repository = repository
         self._since = since
 
     def describe(self) -> Iterable[Metric]:
-        """Names without reading the database."""
+        """Yield the names of the metrics without reading the database."""
         return [_family(name) for name in FAMILIES]
 
     def collect(self) -> Iterator[Metric]:
-        """One family for each name that has samples."""
+        """Yield one family for each name that has samples."""
         samples = defaultdict(list)
         for sample in self._samples():
             samples[sample.name].append(sample)
@@ -193,7 +189,7 @@ class StoreCollector(Collector):
                 yield _family(name, samples[name])
 
     def _samples(self) -> Iterator[_Sample]:
-        yield from _service(self._repository)
+        yield from _service_samples(self._repository)
         rows = self._repository.shown(self._since)
         histories = read_histories(
             self._repository.database, [row.id for row in rows], look_back=_LOOK_BACK
@@ -203,18 +199,18 @@ class StoreCollector(Collector):
 
 
 def _samples_of(row: JobRow, history: JobHistory) -> Sequence[_Sample]:
-    """Samples of one job; none if this version cannot read its rows, so that other jobs are still
-    exported.
+    """Return the samples of one job; none if this version cannot read its rows, so that other jobs
+    are still exported.
     """
     try:
-        return list(_job(_Facts(row=row, progress=_progress_of(row), history=history)))
+        return list(_job_samples(_Facts(row=row, progress=_progress_of(row), history=history)))
     except (ValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
         _log.error("a job is left out of the metrics", job_id=row.id, error=str(error))
         return ()
 
 
 def _progress_of(row: JobRow) -> Progress | None:
-    """Progress of the job; None before the first report, or if this version cannot read it."""
+    """Read the progress of a job; None before the first report, or if it is unreadable."""
     try:
         return Progress.model_validate(row.progress) if row.progress else None
     except ValidationError as error:
@@ -224,14 +220,14 @@ def _progress_of(row: JobRow) -> Progress | None:
 
 def _family(name: str, samples: Sequence[_Sample] = ()) -> Metric:
     family = FAMILIES[name]
-    # The library adds `_total` to a counter's name itself.
+    # prometheus_client appends `_total` to the name of a counter.
     metric = Metric(name.removesuffix("_total"), family.help, family.kind)
     for sample in samples:
         metric.add_sample(name, dict(sample.labels), sample.value)
     return metric
 
 
-def _service(repository: Repository) -> Iterator[_Sample]:
+def _service_samples(repository: Repository) -> Iterator[_Sample]:
     counts = repository.count_by_status()
     for status, count in counts.items():
         yield _Sample("accordion_jobs", count, {"state": status})
@@ -249,24 +245,24 @@ def _service(repository: Repository) -> Iterator[_Sample]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What the samples of one job are made from."""
+    """Inputs of the samples of one job."""
 
     row: JobRow
     progress: Progress | None
     history: JobHistory
 
 
-def _job(facts: _Facts) -> Iterator[_Sample]:
+def _job_samples(facts: _Facts) -> Iterator[_Sample]:
     for name, value, labels in (
-        *_identity(facts),
-        *_training(facts),
-        *_service_of(facts),
-        *_groups(facts),
+        *_identity_samples(facts),
+        *_training_samples(facts),
+        *_elasticity_samples(facts),
+        *_group_samples(facts),
     ):
         yield _Sample(name, float(value), {"job_id": facts.row.id, **labels})
 
 
-def _identity(facts: _Facts) -> Iterator[_Sample]:
+def _identity_samples(facts: _Facts) -> Iterator[_Sample]:
     row = facts.row
     places = {"task": "task.name", "method": "compression.method", "policy": "policy.name"}
     named = {label: spec_value(row, place, "unknown") for label, place in places.items()}
@@ -278,9 +274,9 @@ def _identity(facts: _Facts) -> Iterator[_Sample]:
         yield _Sample("accordion_job_threshold_ratio", threshold, {})
 
 
-def _training(facts: _Facts) -> Iterator[_Sample]:
+def _training_samples(facts: _Facts) -> Iterator[_Sample]:
     progress = facts.progress
-    yield from _extent(facts)
+    yield from _extent_samples(facts)
     for metric, value in stored_metrics(facts.row).items():
         if metric == "loss":
             yield _Sample("accordion_job_loss", value, {"kind": "evaluation"})
@@ -305,8 +301,8 @@ def _training(facts: _Facts) -> Iterator[_Sample]:
         yield _Sample("accordion_step_compute_seconds", seconds, {"rank": str(rank)})
 
 
-def _extent(facts: _Facts) -> Iterator[_Sample]:
-    """Finished and planned epochs and steps; no one knows how many a guest run has planned."""
+def _extent_samples(facts: _Facts) -> Iterator[_Sample]:
+    """Yield finished and planned epochs and steps; the plan of a guest run is unknown."""
     finished = facts.history.epochs[0].epoch + 1 if facts.history.epochs else 0
     yield _Sample("accordion_job_epochs", finished, {"state": "finished"})
     if facts.row.kind == Kind.JOB:
@@ -319,14 +315,14 @@ def _extent(facts: _Facts) -> Iterator[_Sample]:
         yield _Sample("accordion_job_steps", progress.steps, {"state": "planned"})
 
 
-def _service_of(facts: _Facts) -> Iterator[_Sample]:
+def _elasticity_samples(facts: _Facts) -> Iterator[_Sample]:
     yield _Sample("accordion_job_workers_alive", facts.row.world_size, {})
     if facts.row.kind == Kind.JOB:
         yield _Sample("accordion_job_workers_wanted", facts.row.workers, {})
         yield _Sample("accordion_job_workers_allowed", facts.row.min_workers, {"limit": "min"})
         yield _Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
     yield _Sample("accordion_job_restarts_total", facts.row.failures, {})
-    yield from _changes(stored_tally(facts.row))
+    yield from _change_samples(stored_tally(facts.row))
     yield _Sample("accordion_job_decisions_total", facts.history.num_decisions, {})
     for state in get_args(OverrideState):
         yield _Sample(
@@ -349,9 +345,8 @@ def _service_of(facts: _Facts) -> Iterator[_Sample]:
         )
 
 
-def _changes(tally: Tally) -> Iterator[_Sample]:
-    # Every cause is there from the start: a counter that appears with its first event has no rate
-    # for it.
+def _change_samples(tally: Tally) -> Iterator[_Sample]:
+    # Every cause is exported from the start: a counter that appears with an event has no rate.
     for cause in (*RESIZE_CAUSES, *(tally.resizes.keys() - RESIZE_CAUSES)):
         yield _Sample("accordion_job_resizes_total", tally.resizes.get(cause, 0), {"cause": cause})
     for cause in (*RECOVERY_CAUSES, *(tally.recoveries.keys() - RECOVERY_CAUSES)):
@@ -362,7 +357,7 @@ def _changes(tally: Tally) -> Iterator[_Sample]:
     yield _Sample("accordion_job_rolled_back_steps_total", tally.steps_rolled_back, {})
 
 
-def _groups(facts: _Facts) -> Iterator[_Sample]:
+def _group_samples(facts: _Facts) -> Iterator[_Sample]:
     if not facts.history.decisions:
         return
     decision = facts.history.decisions[0].decision
@@ -399,8 +394,8 @@ def _of(group: str, **labels: str) -> dict[str, str]:
 
 
 def groups_of(layers: Sequence[str]) -> dict[str, str]:
-    """The group of each layer: its module, or the deepest part of the module's path that gives few
-    enough groups.
+    """Return the group of each layer: its module, or the longest prefix of the module's path that
+    gives at most `MAX_GROUPS` groups.
     """
     paths = {layer: layer.split(".")[:-1] or [layer] for layer in layers}
     depths = range(max((len(path) for path in paths.values()), default=1), 0, -1)
@@ -425,9 +420,7 @@ def _lightest(
 
 
 def _first_with_values(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
-    """Values of the newest row that has any: most decisions fall inside a window and compare
-    nothing.
-    """
+    """Return the values of the newest row that has any; decisions inside a window have none."""
     found = ({layer: value for layer, value in row.items() if value is not None} for row in rows)
     return next(filter(None, found), {})
 

@@ -34,12 +34,12 @@ def main() -> None:
 
 
 def job_dashboard() -> str:
-    """The dashboard *Job* as JSON."""
+    """Build the dashboard *Job* as JSON."""
     board = (
         dashboard.Dashboard("Accordion: job")
         .uid("accordion-job")
         .description(
-            "One training job: learning, the controller's decisions, traffic, step time, and the"
+            "One training job: learning, decisions of the controller, traffic, step time, and the"
             " service."
         )
         .tags(["accordion"])
@@ -84,7 +84,7 @@ def _annotation(name: str, colour: str, expr: str) -> dashboard.AnnotationQuery:
 
 
 def _placed(rows: tuple[Row, ...]) -> Iterator[dashboard.Row | PanelBuilder]:
-    """Rows and panels from left to right, top to bottom."""
+    """Yield rows and panels, placed from left to right and top to bottom."""
     y = 0
     ids = count(1)
     for row in rows:

@@ -1,6 +1,6 @@
-"""What the dashboard *Job* shows: rows of panels with their queries, as plain records.
+"""Rows of panels of the dashboard *Job*, with their queries.
 
-Several api processes export the same series, so job queries drop `instance` with `max`, and
+Several API processes export the same series, so job queries drop `instance` with `max`, and
 counters are compared after that. `$job_id` is the dashboard's variable.
 """
 
@@ -46,8 +46,8 @@ class Row:
 
 
 def of_job(name: str, more: str = "", *, drop: str = "") -> str:
-    """One series of the job, whichever api process said it; `drop` names further labels to leave
-    out.
+    """Build the query for one series of the job from any API process; `drop` names further labels
+    to remove.
     """
     labels = ", ".join(part for part in ('job_id="$job_id"', more) if part)
     dropped = ", ".join(part for part in ("instance", drop) if part)
@@ -55,7 +55,7 @@ def of_job(name: str, more: str = "", *, drop: str = "") -> str:
 
 
 def rate_of_job(name: str, more: str = "", *, drop: str = "") -> str:
-    """The same as a rate a second."""
+    """Build the query for the rate per second of one series of the job."""
     labels = ", ".join(part for part in ('job_id="$job_id"', more) if part)
     dropped = ", ".join(part for part in ("instance", drop) if part)
     return f"max without ({dropped}) (rate({name}{{{labels}}}{RATE}))"
@@ -92,7 +92,7 @@ _LEVEL_NAMES = {
     0: ("none", "text"),
     1: ("low", "light-blue"),
     2: ("high", "dark-blue"),
-    3: ("by hand", "purple"),
+    3: ("custom", "purple"),
 }
 _YES_NO = {0: ("no", "red"), 1: ("yes", "green")}
 
@@ -118,7 +118,7 @@ NOW = Row(
             width=3,
             height=4,
             description=(
-                "Finished steps as a part of all planned steps; empty for guest runs, whose plan is"
+                "Finished steps as a fraction of planned steps; empty for guest runs, whose plan is"
                 " unknown."
             ),
             queries=_one(_STEPS, "done"),
@@ -139,8 +139,8 @@ NOW = Row(
             width=3,
             height=4,
             description=(
-                "How many times fewer bytes were sent than fp32 gradients would have been, since"
-                " the start."
+                "Bytes of uncompressed fp32 gradients divided by bytes sent, since the start of the"
+                " job."
             ),
             queries=_one(_SAVED, "times"),
         ),
@@ -150,7 +150,7 @@ NOW = Row(
             unit="none",
             width=3,
             height=4,
-            description="Workers that train now.",
+            description="Workers in training now.",
             queries=_one(of_job("accordion_job_workers_alive"), "alive"),
         ),
         Panel(
@@ -159,7 +159,7 @@ NOW = Row(
             unit="none",
             width=3,
             height=4,
-            description="Worker groups that ended before their time.",
+            description="Worker groups that failed.",
             queries=_one(of_job("accordion_job_restarts_total"), "restarts"),
         ),
         Panel(
@@ -168,7 +168,7 @@ NOW = Row(
             unit="s",
             width=3,
             height=4,
-            description="Work that a crash would lose now, in seconds.",
+            description="Seconds of work that a failure would lose now.",
             queries=_one(f"time() - {of_job('accordion_job_checkpoint_timestamp_seconds')}", "age"),
         ),
         Panel(
@@ -197,14 +197,14 @@ LEARNING = Row(
             title="Evaluation",
             unit="none",
             width=6,
-            description="Accuracy and what else the task measures.",
+            description="Metrics of the newest evaluation, such as accuracy.",
             queries=_one(of_job("accordion_job_metric"), "{{kind}}"),
         ),
         Panel(
             title="Learning rate",
             unit="none",
             width=6,
-            description="Learning rate in force.",
+            description="Current learning rate.",
             queries=_one(of_job("accordion_job_learning_rate"), "learning rate"),
         ),
         Panel(
@@ -212,7 +212,7 @@ LEARNING = Row(
             unit="none",
             width=6,
             description=(
-                "Finished and planned epochs; a step back is work that a crash rolled back."
+                "Finished and planned epochs; a decrease is work that a failure rolled back."
             ),
             queries=_one(of_job("accordion_job_epochs"), "{{state}}"),
         ),
@@ -228,8 +228,8 @@ CONTROLLER = Row(
             width=12,
             values=_REGIME_NAMES,
             description=(
-                "Regime by layer group: critical where the gradients of one of its layers change"
-                " fast."
+                "Regime by layer group: critical if the gradient of any of its layers changes"
+                " quickly."
             ),
             queries=_one(of_job("accordion_group_regime", _state("critical")), "{{group}}"),
         ),
@@ -243,12 +243,12 @@ CONTROLLER = Row(
             queries=_one(_LEVELS, "{{group}}"),
         ),
         Panel(
-            title="Change against threshold",
+            title="Gradient change and threshold",
             unit="none",
             width=8,
             description=(
-                "Relative change of the gradient norm at the last comparison; critical from the"
-                " threshold up."
+                "Relative change of the gradient norm at the last comparison; critical at or above"
+                " the threshold."
             ),
             queries=(
                 Query(expr=of_job("accordion_group_change_ratio"), legend="{{group}}"),
@@ -260,7 +260,7 @@ CONTROLLER = Row(
             unit="none",
             width=8,
             description=(
-                "Norm of the mean raw gradient over the newest closed window, by layer group."
+                "Norm of the mean gradient over the newest complete window, by layer group."
             ),
             queries=_one(of_job("accordion_group_gradient_norm"), "{{group}}"),
         ),
@@ -268,11 +268,11 @@ CONTROLLER = Row(
             title="Decisions and overrides",
             unit="none",
             width=8,
-            description="Decisions a minute by the policy, and overrides by people in each state.",
+            description="Decisions per minute, and overrides by state.",
             queries=(
                 Query(
                     expr=f"60 * {rate_of_job('accordion_job_decisions_total')}",
-                    legend="decisions a minute",
+                    legend="decisions per minute",
                 ),
                 Query(expr=of_job("accordion_job_overrides"), legend="overrides {{state}}"),
             ),
@@ -283,18 +283,18 @@ COMMUNICATION = Row(
     title="Communication",
     panels=(
         Panel(
-            title="Bytes a second",
+            title="Bytes per second",
             unit="Bps",
             width=12,
-            description="Sent by one worker, against what fp32 and fp16 gradients would have been.",
+            description="Sent by one worker, compared with fp32 and fp16 gradients.",
             queries=_one(rate_of_job("accordion_job_bytes_total"), "{{kind}}"),
         ),
         Panel(
-            title="Saved over time",
+            title="Traffic saved over time",
             unit="none",
             width=12,
             description=(
-                "How many times fewer bytes than fp32, now; nothing while no step is taken."
+                "Bytes of fp32 gradients divided by bytes sent, now; empty while no step is made."
             ),
             queries=_one(
                 f"{rate_of_job('accordion_job_bytes_total', _kind('dense'), drop='kind')} / "
@@ -312,14 +312,14 @@ STEP_TIME = Row(
             unit="s",
             width=12,
             stacked=True,
-            description="Seconds that rank 0 spends in each phase, for each second.",
+            description="Seconds that rank 0 spends in each phase, per second.",
             queries=_one(rate_of_job("accordion_step_phase_seconds_total"), "{{phase}}"),
         ),
         Panel(
-            title="Samples a second",
+            title="Samples per second",
             unit="none",
             width=12,
-            description="Training samples a second, over all workers.",
+            description="Training samples per second over all workers.",
             queries=_one(of_job("accordion_job_samples_per_second"), "samples/s"),
         ),
     ),
@@ -331,19 +331,18 @@ ELASTICITY = Row(
             title="Workers",
             unit="none",
             description=(
-                "Workers that train, those that are granted, and the fewest and most that people"
-                " allow."
+                "Workers in training and allocated, and the minimum and maximum that users allow."
             ),
             queries=(
                 Query(expr=of_job("accordion_job_workers_alive"), legend="alive"),
-                Query(expr=of_job("accordion_job_workers_wanted"), legend="wanted"),
+                Query(expr=of_job("accordion_job_workers_wanted"), legend="allocated"),
                 Query(expr=of_job("accordion_job_workers_allowed"), legend="{{limit}} allowed"),
             ),
         ),
         Panel(
             title="Resizes and recoveries",
             unit="none",
-            description="Changes of worker group since the job began, by cause.",
+            description="Changes of worker group since the start of the job, by cause.",
             queries=(
                 Query(expr=of_job("accordion_job_resizes_total"), legend="resized: {{cause}}"),
                 Query(expr=of_job("accordion_job_recoveries_total"), legend="recovered: {{cause}}"),
@@ -352,15 +351,17 @@ ELASTICITY = Row(
         Panel(
             title="Seconds lost",
             unit="s",
-            description="Seconds without a step while worker groups changed, since the job began.",
+            description=(
+                "Seconds without a step during changes of worker group, since the start of the job."
+            ),
             queries=_one(of_job("accordion_job_lost_seconds_total"), "lost"),
         ),
         Panel(
             title="Steps rolled back",
             unit="none",
             description=(
-                "Steps trained again because they came after the newest checkpoint, since the job"
-                " began."
+                "Steps repeated because they followed the newest checkpoint, since the start of the"
+                " job."
             ),
             queries=_one(of_job("accordion_job_rolled_back_steps_total"), "rolled back"),
         ),
@@ -368,7 +369,7 @@ ELASTICITY = Row(
             title="Compute by rank",
             unit="s",
             description=(
-                "Seconds that each rank computed for its newest step; a straggler stands out."
+                "Seconds that each rank spent computing its newest step; a straggler stands out."
             ),
             queries=_one(of_job("accordion_step_compute_seconds"), "rank {{rank}}"),
         ),
@@ -376,26 +377,23 @@ ELASTICITY = Row(
             title="Checkpoint time",
             unit="s",
             description=(
-                "How long the newest checkpoint took to be stored, and how long training stood"
-                " still for it."
+                "Seconds that saving the newest checkpoint took, and how long it blocked training."
             ),
             queries=(
                 Query(
-                    expr=of_job("accordion_job_checkpoint_duration_seconds"), legend="stored after"
+                    expr=of_job("accordion_job_checkpoint_duration_seconds"), legend="saved after"
                 ),
                 Query(
                     expr=of_job("accordion_job_checkpoint_blocked_seconds"),
-                    legend="training stood still",
+                    legend="training blocked",
                 ),
             ),
         ),
         Panel(
-            title="Silence",
+            title="Progress report age",
             unit="s",
-            description="Seconds since the job last said how far it is.",
-            queries=_one(
-                f"time() - {of_job('accordion_job_progress_timestamp_seconds')}", "since last word"
-            ),
+            description="Seconds since the newest progress report.",
+            queries=_one(f"time() - {of_job('accordion_job_progress_timestamp_seconds')}", "age"),
         ),
         Panel(
             title="Checkpoint size",
@@ -412,7 +410,7 @@ SERVICE = Row(
             title="Jobs",
             unit="none",
             width=6,
-            description="All jobs by state, and how many wait.",
+            description="All jobs by state, guest runs and queued jobs.",
             queries=(
                 Query(expr="max without (instance) (accordion_jobs)", legend="{{state}}"),
                 Query(
@@ -426,10 +424,10 @@ SERVICE = Row(
             ),
         ),
         Panel(
-            title="Answers, 95 of 100",
+            title="Response time, 95th percentile",
             unit="s",
             width=6,
-            description="Time to the first byte of an answer, by route.",
+            description="Time to the first byte of a response, by route.",
             queries=_one(
                 "histogram_quantile(0.95, sum by (le, route) "
                 f"(rate(accordion_api_request_duration_seconds_bucket{RATE})))",
@@ -443,7 +441,7 @@ SERVICE = Row(
             description="Seconds since the scheduler last renewed its lease.",
             queries=_one(
                 "time() - max without (instance) (accordion_scheduler_heartbeat_timestamp_seconds)",
-                "silence",
+                "age",
             ),
         ),
         Panel(
@@ -453,8 +451,7 @@ SERVICE = Row(
             width=6,
             values=_YES_NO,
             description=(
-                "Whether the scheduler reaches the Ray cluster; its nodes are on Ray's own"
-                " dashboard."
+                "Whether the scheduler reaches the Ray cluster; Ray's dashboard shows its nodes."
             ),
             queries=_one("max without (instance) (accordion_cluster_reachable)", "reachable"),
         ),

@@ -87,7 +87,7 @@ def show_cluster(request: Request) -> Response:
 
 @router.get("/login")
 def show_login(request: Request) -> Response:
-    """Show the login form for the admin token or a one-time link; opening it does not use the link."""
+    """Show the login form for the admin token or a one-time link, which opening does not use up."""
     query = request.query_params
     failed, link = query.get("failed", ""), query.get("link", "")
     return _page(request, "login.html", next=query.get("next", "/"), failed=failed, link=link)
