@@ -18,7 +18,7 @@ from accordion.session import Session
 from accordion.step_results import Switch
 from accordion_ray.identity import GuestState
 from workers.contract import Bytes, JobSpec, Started
-from workers.spec import LEAST_SHARE
+from workers.spec import MIN_SHARE
 from workers.tasks import GUEST
 
 _LOSS_METRICS = ("train_loss", "loss")
@@ -47,7 +47,7 @@ def known_spec(
     low, high = (dict(level.options) for level in _ends_of_ladder(config))
     detector, window = config.detector, config.detector.window
     workers: dict[str, Any] = {"min": world_size, "max": world_size}
-    if resources.get("CPU", 0.0) >= LEAST_SHARE:
+    if resources.get("CPU", 0.0) >= MIN_SHARE:
         workers["cpus"] = resources["CPU"]
     if float(resources.get("GPU", 0.0)).is_integer():
         workers["gpus"] = resources.get("GPU", 0.0)

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import IO
 
 from service.errors import Invalid, NotFound, TooLarge, Unavailable
-from workers.user_code.archive import CodeError, Entry, check_archive, entries_of, modules_of
+from workers.user_code.archive import (
+    CodeError,
+    Entry,
+    check_archive,
+    list_entries,
+    top_level_modules,
+)
 
 OURS = ("accordion", "service", "workers")
 _HOOKS = ("sitecustomize", "usercustomize")
@@ -128,7 +134,7 @@ class CodeStore:
             with self._permitted(), self._lock():
                 self._touch(path)
             with path.open("rb") as file:
-                return _code(sha256, entries_of(file), path.stat().st_size)
+                return _code(sha256, list_entries(file), path.stat().st_size)
         except FileNotFoundError:
             raise _unknown(sha256) from None
 
@@ -247,7 +253,7 @@ def _check_contents(files: list[str]) -> None:
     Raises:
         CodeError: a file would.
     """
-    modules = modules_of(files)
+    modules = top_level_modules(files)
     if not modules:
         raise CodeError(
             "the archive holds no Python module; put .py files at its top, or folders of them"

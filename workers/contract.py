@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from accordion.messages import Ack, Decision, LayerInfo, Override
 from workers.plain_text import clean_texts
-from workers.spec import MOST_SAMPLES as MOST_SAMPLES
+from workers.spec import MAX_SAMPLES as MAX_SAMPLES
 from workers.spec import JobSpec as JobSpec
 from workers.spec import Label, Strict
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from workers.training.script_session import Batches, Leave, ScriptSession, session
+from workers.training.script_session import Batches, ScriptExit, ScriptSession, session
 
-__all__ = ["Batches", "Leave", "ScriptSession", "session"]
+__all__ = ["Batches", "ScriptExit", "ScriptSession", "session"]

@@ -34,7 +34,7 @@ Label = Annotated[
 ]
 
 
-OWN_TASK = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """`package.module:Class`."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -51,22 +51,22 @@ Whole = Annotated[int, Field(strict=True)]
 """A whole number: neither a text nor a truth value that could be taken for one."""
 Number = Annotated[float, Field(strict=True)]
 """Likewise, whole or not."""
-MOST_SAMPLES = 10_000_000
+MAX_SAMPLES = 10_000_000
 """Of a global batch."""
-LEAST_SHARE = 0.001
+MIN_SHARE = 0.001
 """The smallest part of a CPU or GPU that Ray can reserve is ten times smaller; below this nobody
 means it.
 """
 
 
-LEAST_MEMORY_BYTES = 300_000_000
+MIN_MEMORY_BYTES = 300_000_000
 """A worker with torch in it takes about 250 MB before it holds a model."""
-MOST_MEMORY_BYTES = 2**50
+MAX_MEMORY_BYTES = 2**50
 
 
 def _task_names(schema: dict[str, Any]) -> None:
     own = {
-        "pattern": f"^{OWN_TASK.pattern}$",
+        "pattern": f"^{USER_CLASS.pattern}$",
         "description": "a class of your own, `package.module:Class`",
     }
     schema["anyOf"] = [{"enum": [*TASKS, SCRIPT]}, own]
@@ -82,14 +82,14 @@ class TaskSpec(Strict):
     """Checked where the task is one of ours; a class of one's own is given them as they are."""
 
     @property
-    def is_own(self) -> bool:
+    def is_user_class(self) -> bool:
         """Whether it names a class outside the table."""
         return ":" in self.name
 
     @model_validator(mode="after")
     def _known(self) -> TaskSpec:
         rows = {**TASKS, SCRIPT: SCRIPT_ROW}
-        if OWN_TASK.fullmatch(self.name) or self.name == GUEST:
+        if USER_CLASS.fullmatch(self.name) or self.name == GUEST:
             return self
         if self.name not in rows:
             raise ValueError(
@@ -117,9 +117,9 @@ class WorkersSpec(Strict):
 
     min: Whole = Field(default=1, ge=1, le=1024)
     max: Whole = Field(default=2, ge=1, le=1024)
-    cpus: Number = Field(default=1.0, ge=LEAST_SHARE, le=1024)
+    cpus: Number = Field(default=1.0, ge=MIN_SHARE, le=1024)
     gpus: Number = Field(default=0.0, ge=0, le=64)
-    memory: ByteSize | None = Field(default=None, ge=LEAST_MEMORY_BYTES, le=MOST_MEMORY_BYTES)
+    memory: ByteSize | None = Field(default=None, ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)
     """Memory limit of each worker, in bytes or as text such as `4GB`. It is reserved on the node,
     and a worker that exceeds it is killed. Without it, the largest worker of a node that runs out
     of memory is killed.
@@ -151,10 +151,10 @@ class WorkersSpec(Strict):
             raise ValueError(
                 f"workers.min is {self.min}, above workers.max {self.max}; lower min or raise max"
             )
-        if not (self.gpus.is_integer() or LEAST_SHARE <= self.gpus <= 1):
+        if not (self.gpus.is_integer() or MIN_SHARE <= self.gpus <= 1):
             raise ValueError(
                 f"workers.gpus is {self.gpus:g}; give a whole number, or a part of one GPU from"
-                f" {LEAST_SHARE}"
+                f" {MIN_SHARE}"
             )
         if 0 < self.gpus < 1 and self.max > 1:
             raise ValueError(
@@ -209,7 +209,7 @@ class TrainingSpec(Strict):
     """The mathematics of the run; none of it depends on the number of workers."""
 
     epochs: Whole = Field(default=20, ge=1, le=100_000)
-    global_batch: Whole = Field(default=64, ge=1, le=MOST_SAMPLES)
+    global_batch: Whole = Field(default=64, ge=1, le=MAX_SAMPLES)
     """Samples a step, over all workers; with batch levels those of the low one."""
     micro_batch: Whole = Field(default=16, ge=1, le=1_000_000)
     """Samples a forward pass: the unit that is shared out to workers."""
@@ -244,10 +244,10 @@ class BatchSpec(Strict):
     stays as it is.
     """
 
-    low: Whole | None = Field(default=None, ge=1, le=MOST_SAMPLES)
+    low: Whole | None = Field(default=None, ge=1, le=MAX_SAMPLES)
     """Samples a step in critical regimes: `training.global_batch`, which may be left out instead.
     """
-    high: Whole = Field(ge=2, le=MOST_SAMPLES)
+    high: Whole = Field(ge=2, le=MAX_SAMPLES)
     """Likewise elsewhere; made of more micro-batches a worker, with one exchange a step as before.
     """
     grow_only: Annotated[bool, Field(strict=True)] = True
@@ -400,7 +400,7 @@ class JobSpec(Strict):
         self._settle_batch()
         self.config()
         size, micro = self.training.global_batch, self.training.micro_batch
-        if size < self.least_batch and self.task.name != GUEST:
+        if size < self.min_global_batch and self.task.name != GUEST:
             raise ValueError(
                 f"a global batch of {size} in micro-batches of {micro} gives {-(-size // micro)}"
                 f" shares for workers.max {self.workers.max}; lower micro_batch or workers.max"
@@ -424,7 +424,7 @@ class JobSpec(Strict):
             )
 
     @property
-    def least_batch(self) -> int:
+    def min_global_batch(self) -> int:
         """Samples from which on every worker that the job may have gets a part of a global
         batch.
         """

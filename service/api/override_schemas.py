@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from accordion.messages import Ack, OptionValue
 from service.api.schemas import PLAIN, PLAIN_LINES, Answer, Request
 from service.domain.standing import OverrideState
-from workers.contract import MOST_SAMPLES
+from workers.contract import MAX_SAMPLES
 
 
 class OverrideRequest(Request):
@@ -20,7 +20,7 @@ class OverrideRequest(Request):
     """What to override: the compression of layers (default), or the size of the global batch."""
     level: (
         Annotated[str, Field(min_length=1, max_length=64)]
-        | Annotated[int, Field(ge=0, le=MOST_SAMPLES)]
+        | Annotated[int, Field(ge=0, le=MAX_SAMPLES)]
         | dict[str, OptionValue]
     )
     """Compression: `low` (light), `high` (strong), the index of a level (0 is the lightest), or

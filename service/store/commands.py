@@ -230,7 +230,9 @@ def _check_wish(job: JobRow, wish: OverrideWish) -> None:
     config = spec.config()
     with invalid_fields():
         if wish.target == "batch":
-            resolve_batch(wish.level, wish.layers, batch=config.batch, minimum=spec.least_batch)
+            resolve_batch(
+                wish.level, wish.layers, batch=config.batch, minimum=spec.min_global_batch
+            )
         else:
             resolve_level(wish.level, config.ladder())
         check_interval(wish.apply_at, wish.until, epoch=epoch, epochs=epochs)

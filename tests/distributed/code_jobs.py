@@ -25,9 +25,9 @@ from workers.errors import WorkerError
 from workers.session import session
 from workers.training.boundaries import Outcome
 from workers.training.context import NoLink, RankProgress, WorkerContext
-from workers.training.loop import train
+from workers.training.loop import train_job
 from workers.training.script_runner import run_script
-from workers.user_code.install import install
+from workers.user_code.install import install_code
 from workers.worker.process import _run
 from workers.worker.process_damage import note_destroyed_groups
 
@@ -105,8 +105,8 @@ def run_own_script(
 def run_own_task(rank: int, order: Launch) -> Result:
     link = RecordingLink()
     with process_of_its_own():
-        install(order)
-        outcome = train(context(rank, order, link))
+        install_code(order)
+        outcome = train_job(context(rank, order, link))
     link.callback = None
     return Result(outcome, link if rank == 0 else RecordingLink(), "")
 
@@ -137,5 +137,5 @@ def how_it_ended(rank: int, order: Launch) -> tuple[BaseException | None, RankPr
             _run(place)
         except (RuntimeError, ValueError, WorkerError) as error:
             # its cause may be of a kind that cannot be sent.
-            return type(error)(*error.args), place.helm.progress
-    return None, place.helm.progress
+            return type(error)(*error.args), place.control.progress
+    return None, place.control.progress

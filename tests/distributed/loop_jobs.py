@@ -16,11 +16,11 @@ import torch.distributed as dist
 from accordion.messages import Decision, Report
 from workers.contract import DesiredState, JobSpec, Launch, Payload, Progress, Started
 from workers.training.boundaries import Outcome
-from workers.training.checkpointing import restore
+from workers.training.checkpointing import restore_checkpoint
 from workers.training.clock import Clock
 from workers.training.context import NoLink, WorkerContext
-from workers.training.loop import train
-from workers.training.train_state import Run, build
+from workers.training.loop import train_job
+from workers.training.train_state import TrainState, build_train_state
 
 READING = 10**6
 """Generation of the group that only looks at what a job saved."""
@@ -120,21 +120,21 @@ def run_job(
 ) -> Result:
     """Train, and say what came of it."""
     link = link or RecordingLink()
-    outcome = train(context(rank, storage, job, link, generation))
+    outcome = train_job(context(rank, storage, job, link, generation))
     link.callback = None
     end = saved(rank, storage, job)
     buffers = [buffer.clone() for buffer in end.ddp.module.buffers()]
     return Result(outcome, link if rank == 0 else RecordingLink(), parameters(end), buffers)
 
 
-def saved(rank: int, storage: Path, job: JobSpec) -> Run:
+def saved(rank: int, storage: Path, job: JobSpec) -> TrainState:
     """The job as its newest checkpoint holds it."""
-    run = build(context(rank, storage, job, RecordingLink(), READING), Clock())
-    restore(run)
+    run = build_train_state(context(rank, storage, job, RecordingLink(), READING), Clock())
+    restore_checkpoint(run)
     return run
 
 
-def parameters(run: Run) -> list[torch.Tensor]:
+def parameters(run: TrainState) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in run.ddp.module.parameters()]
 
 

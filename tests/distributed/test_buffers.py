@@ -17,7 +17,7 @@ from tests.unit.workers import datasets
 from workers.training.clock import Clock
 from workers.training.loop import train_epochs
 from workers.training.running_statistics import average_buffers, mark_buffers_equal
-from workers.training.train_state import build
+from workers.training.train_state import build_train_state
 
 
 class Model(nn.Module):
@@ -162,7 +162,7 @@ def through_the_loop(rank: int, storage: Path, data: Path) -> list[list[float]]:
     job = spec(
         "cifar-resnet18", options, training={"epochs": 2, "global_batch": 10, "micro_batch": 4}
     )
-    run = build(context(rank, storage, job, RecordingLink()), Clock())
+    run = build_train_state(context(rank, storage, job, RecordingLink()), Clock())
     train_epochs(run)
     return [buffer.flatten().tolist() for buffer in run.ddp.module.buffers()]
 

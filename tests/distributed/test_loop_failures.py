@@ -11,8 +11,8 @@ from tests.distributed.loop_jobs import RecordingLink, context, parameters, run_
 from workers.errors import LossNotFinite, TaskRaised
 from workers.training.boundaries import MAX_SKIPPED_IN_A_ROW
 from workers.training.clock import Clock
-from workers.training.evaluation import agree, gather_summaries, measure_metrics
-from workers.training.train_state import build
+from workers.training.evaluation import gather_summaries, measure_metrics, sync_drifted_parameters
+from workers.training.train_state import build_train_state
 
 
 @pytest.mark.parametrize(("step", "epoch"), [(3, 0), (5, 1)])
@@ -53,10 +53,12 @@ def test_steps_that_were_skipped_are_counted_and_the_loss_of_their_epoch_is_none
 
 def drift(rank: int, storage: Path) -> tuple[list[bool], list[str], list[torch.Tensor]]:
     link = RecordingLink()
-    run = build(context(rank, storage, synthetic(), link), Clock())
+    run = build_train_state(context(rank, storage, synthetic(), link), Clock())
     with torch.no_grad():
         run.ddp.module.layers[0].weight[rank, 0] += 1.0 * rank
-    agreed = [agree(run, gather_summaries(run, measure_metrics(run))) for _ in range(2)]
+    agreed = [
+        sync_drifted_parameters(run, gather_summaries(run, measure_metrics(run))) for _ in range(2)
+    ]
     return agreed, link.lines, parameters(run)
 
 

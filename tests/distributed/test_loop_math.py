@@ -25,14 +25,14 @@ from tests.distributed.loop_tasks import run_task
 from workers.contract import DesiredState, EpochRecord, JobSpec
 from workers.training.sampler import (
     batch_at,
-    cut,
+    derive_seed,
     epoch_order,
     loss_weight,
+    micro_batches,
     num_batches,
-    seed_of,
-    share,
+    rank_shard,
 )
-from workers.training.train_state import seeded
+from workers.training.train_state import seeded_generators
 from workers.user_code.load_task import load_task
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
@@ -46,7 +46,7 @@ def plain_ddp(rank: int, job: JobSpec) -> list[torch.Tensor]:
         job.training,
         load_task(job.task.name, job.task.options),
     )
-    with seeded(seed_of("model", training.seed), "cpu"):
+    with seeded_generators(derive_seed("model", training.seed), "cpu"):
         ddp = DistributedDataParallel(task.model(), broadcast_buffers=False)
     sgd = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     data = task.train_data()
@@ -58,7 +58,7 @@ def plain_ddp(rank: int, job: JobSpec) -> list[torch.Tensor]:
             num_samples=len(data),
             global_batch=training.global_batch,
         )
-        mine = share(cut(batch, training.micro_batch), rank=rank, world_size=world)
+        mine = rank_shard(micro_batches(batch, training.micro_batch), rank=rank, world_size=world)
         sgd.param_groups[0]["lr"] = 0.1 * min(1.0, step // steps + batch.stop / len(data))
         sgd.zero_grad()
         for piece in mine:

@@ -13,9 +13,9 @@ from accordion.step_signals import Signal
 from tests.distributed.loop_jobs import RecordingLink, context, run_job, spec, synthetic
 from workers.contract import StorageUse
 from workers.training.clock import PHASES, Clock
-from workers.training.loop import train, train_epochs
+from workers.training.loop import train_epochs, train_job
 from workers.training.reports import PROGRESS_EVERY_S
-from workers.training.train_state import build
+from workers.training.train_state import build_train_state
 
 
 @dataclass
@@ -41,7 +41,7 @@ def train_by_hand(
     rank: int, storage: Path, options: Mapping[str, Any]
 ) -> tuple[Hand, RecordingLink]:
     hand, link = Hand(), RecordingLink()
-    train(context(rank, storage, synthetic(**options), link), hand.clock())
+    train_job(context(rank, storage, synthetic(**options), link), hand.clock())
     link.callback = None
     return hand, link
 
@@ -84,7 +84,7 @@ def test_an_epochs_record_names_every_phase_and_its_own_bytes(run_group, tmp_pat
 
 def save_when_asked(rank: int, storage: Path) -> list[str]:
     link = RecordingLink()
-    run = build(context(rank, storage, synthetic(1), link), Clock())
+    run = build_train_state(context(rank, storage, synthetic(1), link), Clock())
     if rank == 1:
         run.session.request(Signal.CHECKPOINT)
     train_epochs(run)

@@ -31,11 +31,15 @@ from tests.distributed.loop_jobs import (
 )
 from workers.contract import JobSpec
 from workers.errors import WorkerError
-from workers.training.checkpointing import restore, save, settle
+from workers.training.checkpointing import (
+    restore_checkpoint,
+    save_checkpoint,
+    wait_for_pending_save,
+)
 from workers.training.clock import Clock
-from workers.training.loop import train, train_batch
+from workers.training.loop import train_batch, train_job
 from workers.training.sampler import epoch_order
-from workers.training.train_state import Run, build
+from workers.training.train_state import TrainState, build_train_state
 
 WAITED_S = 5.0
 LARGE = synthetic(width=256)
@@ -48,14 +52,14 @@ def checkpointed(job: JobSpec, **settings: Any) -> JobSpec:
 
 def begun(
     rank: int, storage: Path, job: JobSpec, link: RecordingLink, clock: Clock | None = None
-) -> Run:
+) -> TrainState:
     """A run before its first step."""
-    run = build(context(rank, storage, job, link), clock or Clock())
-    restore(run)
+    run = build_train_state(context(rank, storage, job, link), clock or Clock())
+    restore_checkpoint(run)
     return run
 
 
-def steps(run: Run, count: int) -> None:
+def steps(run: TrainState, count: int) -> None:
     order = epoch_order(len(run.data), seed=0, epoch=0)
     for _ in range(count):
         train_batch(run, order)
@@ -88,7 +92,7 @@ class Ticking:
 
 def train_by_seconds(rank: int, storage: Path, job: JobSpec) -> list[int]:
     link = RecordingLink()
-    train(context(rank, storage, job, link), Ticking(pace=1.0 if rank == 0 else 9.0).clock())
+    train_job(context(rank, storage, job, link), Ticking(pace=1.0 if rank == 0 else 9.0).clock())
     return [record.step for record in link.of("checkpoint")]
 
 
@@ -104,11 +108,11 @@ def train_beside_a_write(rank: int, storage: Path, job: JobSpec) -> dict[str, An
     steps(run, 1)
     then = parameters(run)
     gate.OPEN.clear()
-    save(run)
+    save_checkpoint(run)
     steps(run, 3)
-    told, unfinished = list(link.posted), run.saving.upload.written(0.0) is None
+    told, unfinished = list(link.posted), run.save_status.upload.written(0.0) is None
     gate.OPEN.set()
-    error = settle(run)
+    error = wait_for_pending_save(run)
     held = saved(rank, storage, job)
     return {
         "told": told,
@@ -170,12 +174,12 @@ def save_twice(rank: int, storage: Path, job: JobSpec) -> list[Any]:
     run = begun(rank, storage, job, link, Clock(elapsed=stopped.elapsed))
     steps(run, 1)
     gate.OPEN.clear()
-    save(run)
+    save_checkpoint(run)
     steps(run, 1)
     # saving looks when it begins, and once more when its phase does.
     stopped.open_the_gate(looks=2)
-    save(run)
-    settle(run)
+    save_checkpoint(run)
+    wait_for_pending_save(run)
     return [*link.of("checkpoint"), run.phases.seconds["checkpoint"]]
 
 
@@ -188,7 +192,7 @@ def test_a_second_checkpoint_waits_for_the_first_and_that_counts_as_standing_sti
     assert (first.blocked_s, second.blocked_s, seconds) == (0.0, WAITED_S, WAITED_S)
 
 
-def limited(run: Run, *, wait: bool) -> Any:
+def limited(run: TrainState, *, wait: bool) -> Any:
     """Save while files of this process may have 100 KB at most, on rank 1; gives whether it is
     saved, or why not.
     """
@@ -196,8 +200,8 @@ def limited(run: Run, *, wait: bool) -> Any:
     if run.context.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        is_saved = save(run, wait=wait)
-        return is_saved if wait else settle(run)
+        is_saved = save_checkpoint(run, wait=wait)
+        return is_saved if wait else wait_for_pending_save(run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -210,7 +214,7 @@ def fail_and_go_on(rank: int, storage: Path) -> tuple[str | None, list[str], lis
     left = sorted(path.name for path in (storage / "checkpoints").iterdir())
     dist.barrier()
     steps(run, 1)
-    save(run, wait=True)
+    save_checkpoint(run, wait=True)
     return error, left, link.lines, link.of("checkpoint")
 
 
@@ -273,15 +277,15 @@ def fill_and_free(rank: int, disk: Path) -> tuple[list[str], list[str], list[int
     if rank == 0:
         ballast.write_bytes(bytes(3_500_000))
     dist.barrier()
-    save(run)
-    settle(run)
+    save_checkpoint(run)
+    wait_for_pending_save(run)
     left = sorted(path.name for path in (disk / "checkpoints").iterdir())
     dist.barrier()
     if rank == 0:
         ballast.unlink()
     dist.barrier()
     steps(run, 1)
-    save(run, wait=True)
+    save_checkpoint(run, wait=True)
     return link.lines, left, [record.step for record in link.of("checkpoint")]
 
 
@@ -300,17 +304,17 @@ def die_in_an_upload(rank: int, storage: Path, job: JobSpec) -> None:
     dist.init_process_group("gloo", init_method=f"file://{storage}/store", rank=rank, world_size=2)
     run = begun(rank, storage, job, RecordingLink())
     steps(run, 1)
-    save(run, wait=True)
+    save_checkpoint(run, wait=True)
     steps(run, 1)
     if rank == 1:
         gate.OPEN.clear()
         gate.REACHED.clear()
-    save(run)
+    save_checkpoint(run)
     if rank == 1:
         gate.REACHED.wait()
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RuntimeError):
-        settle(run)
+        wait_for_pending_save(run)
     # as Ray ends a worker: the interpreter's own end would meet the thread that still asks for the
     # dead one's part.
     os._exit(0)

@@ -16,9 +16,9 @@ from workers.checkpoint import broadcast
 from workers.checkpoint.checkpoint_files import read_part
 from workers.contract import DesiredState
 from workers.training import resume
-from workers.training.checkpointing import restore
+from workers.training.checkpointing import restore_checkpoint
 from workers.training.clock import Clock
-from workers.training.train_state import build
+from workers.training.train_state import build_train_state
 
 JOB = spec(
     training={"epochs": 3},
@@ -60,10 +60,10 @@ def _restored(rank: int, folder: Path) -> dict[str, Any]:
     """Resume, and return what was read and what this rank goes on from."""
     reads = Reads()
     link = RecordingLink()
-    run = build(context(rank, folder, JOB, link, 10**6), Clock())
+    run = build_train_state(context(rank, folder, JOB, link, 10**6), Clock())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resume, "read_part", reads)
-        name = restore(run)
+        name = restore_checkpoint(run)
     return {
         "name": name,
         "lines": link.lines,

@@ -14,13 +14,13 @@ from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, s
 from tests.distributed.s3 import BUCKET, s3_server
 from workers.checkpoint.checkpoint_files import (
     Manifest,
-    candidates,
-    prune,
+    find_candidates,
+    prune_checkpoints,
     read_part,
     write_manifest,
     write_part,
 )
-from workers.checkpoint.storage import Storage, storage_of
+from workers.checkpoint.storage import Storage, open_storage
 from workers.contract import DesiredState, JobSpec
 from workers.errors import CheckpointError
 
@@ -40,7 +40,7 @@ def s3() -> Iterator[Mapping[str, str]]:
 def storage(s3, request, monkeypatch) -> Storage:
     for name, value in s3.items():
         monkeypatch.setenv(name, value)
-    return storage_of(f"s3://{BUCKET}/{request.node.name}", job_id="job-1", directory=NOWHERE)
+    return open_storage(f"s3://{BUCKET}/{request.node.name}", job_id="job-1", directory=NOWHERE)
 
 
 def write(storage: Storage, name: str, *, finished: bool = True) -> Manifest:
@@ -53,7 +53,9 @@ def write(storage: Storage, name: str, *, finished: bool = True) -> Manifest:
 
 def found(storage: Storage) -> tuple[list[str], list[str]]:
     refused: list[str] = []
-    return [manifest.name for manifest in candidates(storage, "job-1", refused.append)], refused
+    return [
+        manifest.name for manifest in find_candidates(storage, "job-1", refused.append)
+    ], refused
 
 
 def test_what_was_written_is_read_back(storage):
@@ -118,19 +120,19 @@ def test_only_the_newest_complete_ones_are_kept_and_nothing_newer_is_touched(sto
     for name in ("g1", "g3", "g4", "g9"):
         write(storage, name)
     write(storage, "g2", finished=False)
-    prune(storage, keep=2, newest_name="g4")
+    prune_checkpoints(storage, keep=2, newest_name="g4")
     assert sorted(storage.names()) == ["g3", "g4", "g9"]
 
 
 def test_what_another_client_writes_is_seen_at_once(storage, request):
     assert storage.names() == []
-    other = storage_of(f"s3://{BUCKET}/{request.node.name}", job_id="job-1", directory=NOWHERE)
+    other = open_storage(f"s3://{BUCKET}/{request.node.name}", job_id="job-1", directory=NOWHERE)
     write(other, "g1")
     assert storage.names() == ["g1"]
 
 
 def test_a_bucket_that_is_not_there_is_told_before_the_first_step_and_not_made(storage):
-    elsewhere = storage_of("s3://a-slip/path", job_id="job-1", directory=NOWHERE)
+    elsewhere = open_storage("s3://a-slip/path", job_id="job-1", directory=NOWHERE)
     with pytest.raises(OSError, match="bucket"):
         elsewhere.prepare()
 
@@ -143,7 +145,7 @@ def test_a_server_that_does_not_answer_is_not_taken_for_an_empty_storage(storage
     S3FileSystem.clear_instance_cache()
     try:
         with pytest.raises(OSError, match=r"127\.0\.0\.1:9"):
-            storage_of(f"s3://{BUCKET}/x", job_id="job-1", directory=NOWHERE).names()
+            open_storage(f"s3://{BUCKET}/x", job_id="job-1", directory=NOWHERE).names()
     finally:
         S3FileSystem.clear_instance_cache()
 

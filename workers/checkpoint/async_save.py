@@ -19,23 +19,23 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
 
 from workers.checkpoint.checkpoint_files import (
-    FileSum,
+    FileChecksum,
     Manifest,
-    discard,
-    prune,
+    discard_checkpoint,
+    prune_checkpoints,
     write_manifest,
     write_part,
 )
-from workers.checkpoint.lineage import Lineage, Survivors, newest_first
-from workers.checkpoint.storage import Storage, way_out
+from workers.checkpoint.lineage import Lineage, SurvivorFilter, newest_first
+from workers.checkpoint.storage import Storage, storage_advice
 
-SHARED = "shared.pt"
+SHARED_FILE = "shared.pt"
 """Name of the file in a checkpoint that holds the state shared by all ranks."""
-PEERS_POLL_S = 0.02
+COLLECT_POLL_S = 0.02
 """Distance between two looks for what the others wrote, on rank 0."""
-LOOKS_AT_GROUP = 50
+POLLS_PER_GROUP_CHECK = 50
 """After so many of these it also looks whether its group is over, which is a look into a folder."""
-PEERS_TIMEOUT_S = 600.0
+COLLECT_TIMEOUT_S = 600.0
 """How long rank 0's thread waits for the others' parts after its own. Only a worker that is gone
 says nothing, and then training ends as well; the thread must not stay in a process that goes on in
 another group.
@@ -48,12 +48,12 @@ class GroupOverError(Exception):
     """The worker group was given up while its checkpoint was being written."""
 
 
-class Written(BaseModel):
+class PartResult(BaseModel):
     """How writing ended on one rank."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    files: tuple[FileSum, ...] = ()
+    files: tuple[FileChecksum, ...] = ()
     error: str | None = None
     """One sentence; None where everything is written."""
 
@@ -71,7 +71,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peers:
+class SaveGroup:
     """What the threads of a group tell each other about one checkpoint."""
 
     store: Any
@@ -83,7 +83,7 @@ class Peers:
     world_size: int
 
     @classmethod
-    def of_group(cls, name: str, number: int) -> Peers:
+    def of_group(cls, name: str, number: int) -> SaveGroup:
         """Of the default process group."""
         store = dist.distributed_c10d._get_default_store()  # the one store that every backend has
         return cls(
@@ -94,28 +94,28 @@ class Peers:
             world_size=dist.get_world_size(),
         )
 
-    def say(self, written: Written) -> None:
+    def publish(self, written: PartResult) -> None:
         """Tell rank 0."""
         self.store.set(self._key(self.rank), written.model_dump_json())
 
-    def hear(self, timeout_s: float, over: Callable[[], bool]) -> list[Written] | None:
+    def collect(self, timeout_s: float, over: Callable[[], bool]) -> list[PartResult] | None:
         """What every rank said, in rank order; on rank 0, once. None where the group is `over`.
 
         Raises:
             TimeoutError: some said nothing.
         """
         keys = [self._key(rank) for rank in range(self.world_size)]
-        looks, pause = math.ceil(timeout_s / PEERS_POLL_S), threading.Event()
+        looks, pause = math.ceil(timeout_s / COLLECT_POLL_S), threading.Event()
         # looks instead of one wait: that would keep the store from everybody else in this process.
         while not self.store.check(keys):
             if (looks := looks - 1) < 0:
                 raise TimeoutError(
                     f"other workers have not written their parts {timeout_s:g} s after rank 0"
                 )
-            if looks % LOOKS_AT_GROUP == 0 and over():
+            if looks % POLLS_PER_GROUP_CHECK == 0 and over():
                 return None
-            pause.wait(PEERS_POLL_S)
-        heard = [Written.model_validate_json(self.store.get(key)) for key in keys]
+            pause.wait(COLLECT_POLL_S)
+        heard = [PartResult.model_validate_json(self.store.get(key)) for key in keys]
         for key in keys:
             self.store.delete_key(key)
         return None if over() else heard
@@ -124,7 +124,7 @@ class Peers:
         return f"checkpoint/{self.name}/{self.number}/{rank}"
 
 
-class Upload:
+class AsyncSave:
     """One rank's part of a checkpoint on its way.
 
     Args:
@@ -144,12 +144,12 @@ class Upload:
         self,
         snapshot: Snapshot,
         storage: Storage,
-        peers: Peers,
+        peers: SaveGroup,
         *,
         done: Callable[[Manifest], None],
         failed: Callable[[str], None],
         superseded: Callable[[], bool] = bool,
-        survivors: Survivors = newest_first,
+        survivors: SurvivorFilter = newest_first,
     ) -> None:
         self.name = snapshot.manifest.name
         self._snapshot = snapshot
@@ -159,7 +159,7 @@ class Upload:
         self._failed = failed
         self._superseded = superseded
         self._survivors = survivors
-        self._written: Written | None = None
+        self._written: PartResult | None = None
         # a daemon: a worker that ends before its time must not wait for a storage that hangs.
         self._thread = threading.Thread(target=self._run, name=f"upload {self.name}", daemon=True)
 
@@ -167,7 +167,7 @@ class Upload:
         """Begin to write."""
         self._thread.start()
 
-    def written(self, timeout_s: float) -> Written | None:
+    def written(self, timeout_s: float) -> PartResult | None:
         """How it ended: on rank 0 for the whole checkpoint, elsewhere for the own part; None while
         it goes on.
         """
@@ -177,13 +177,13 @@ class Upload:
     def _run(self) -> None:
         try:
             written = self._write()
-            self._peers.say(written)
+            self._peers.publish(written)
             self._written = self._complete() if self._peers.rank == 0 else written
         except GroupOverError as error:
-            self._written = Written(error=str(error))
+            self._written = PartResult(error=str(error))
         except Exception as error:
             logger.exception("checkpoint %s", self.name)
-            self._written = Written(
+            self._written = PartResult(
                 error=f"checkpoint {self.name} is not complete: {type(error).__name__}: {error}"
             )
         # the memory is given back now, not with the next checkpoint.
@@ -191,7 +191,7 @@ class Upload:
         if self._peers.rank == 0 and self._written.error is not None:
             self._failed(self._written.error)
 
-    def _write(self) -> Written:
+    def _write(self) -> PartResult:
         """This rank's parts; what goes wrong with them is told, not raised."""
         try:
             parts = self._snapshot.parts.items()
@@ -199,12 +199,12 @@ class Upload:
                 write_part(self._storage, f"{self.name}/{name}", state) for name, state in parts
             ]
         except OSError as error:
-            return Written(error=f"{type(error).__name__}: {error}; {way_out(error)}")
-        return Written(files=tuple(files))
+            return PartResult(error=f"{type(error).__name__}: {error}; {storage_advice(error)}")
+        return PartResult(files=tuple(files))
 
-    def _complete(self) -> Written:
+    def _complete(self) -> PartResult:
         """Rank 0: the manifest, or an end without one."""
-        heard = self._peers.hear(PEERS_TIMEOUT_S, self._superseded)
+        heard = self._peers.collect(COLLECT_TIMEOUT_S, self._superseded)
         if heard is None:
             return self._give_up(["another worker group runs the job"])
         errors = [
@@ -217,11 +217,11 @@ class Upload:
             errors = self._write_manifest(
                 self._snapshot.manifest.model_copy(update={"files": files})
             )
-        return self._give_up(errors) if errors else Written(files=files)
+        return self._give_up(errors) if errors else PartResult(files=files)
 
-    def _give_up(self, errors: Sequence[str]) -> Written:
+    def _give_up(self, errors: Sequence[str]) -> PartResult:
         self._clear()
-        return Written(
+        return PartResult(
             error=(
                 f"checkpoint {self.name} could not be written to {self._storage}:"
                 f" {'; '.join(errors)}"
@@ -232,7 +232,7 @@ class Upload:
         try:
             write_manifest(self._storage, manifest)
         except OSError as error:
-            return [f"{type(error).__name__}: {error}; {way_out(error)}"]
+            return [f"{type(error).__name__}: {error}; {storage_advice(error)}"]
         if self._superseded():
             # not removed: the newer group may be reading it, and no later group will resume from
             # it.
@@ -241,7 +241,7 @@ class Upload:
             )
         self._done(manifest)
         try:
-            prune(
+            prune_checkpoints(
                 self._storage,
                 keep=self._snapshot.keep,
                 newest_name=self.name,
@@ -256,7 +256,7 @@ class Upload:
         it.
         """
         try:
-            discard(self._storage, self.name)
+            discard_checkpoint(self._storage, self.name)
         except OSError as error:
             logger.warning(
                 "what was written of checkpoint %s stays where it is: %s", self.name, error
@@ -264,10 +264,10 @@ class Upload:
 
 
 @dataclass(slots=True, kw_only=True)
-class Saving:
+class SaveStatus:
     """Where a worker is with its checkpoints; all but the clock alike on all ranks."""
 
-    upload: Upload | None = None
+    upload: AsyncSave | None = None
     """In flight, or at its end and nobody has asked how that was."""
     begun: int = 0
     """Checkpoints of this worker group."""
@@ -281,18 +281,18 @@ class Saving:
     """When the last began, on the clock's `elapsed`; infinite until the run has begun."""
 
 
-def rank_file(rank: int) -> str:
+def rank_file_name(rank: int) -> str:
     """Return the name of the file in a checkpoint that holds a rank's own part."""
     return f"rank-{rank}.pt"
 
 
 __all__ = [
-    "PEERS_TIMEOUT_S",
-    "SHARED",
-    "Peers",
-    "Saving",
+    "COLLECT_TIMEOUT_S",
+    "SHARED_FILE",
+    "AsyncSave",
+    "PartResult",
+    "SaveGroup",
+    "SaveStatus",
     "Snapshot",
-    "Upload",
-    "Written",
-    "rank_file",
+    "rank_file_name",
 ]

@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO, Self, cast
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from workers.checkpoint.lineage import Lineage, Survivors, newest_first
+from workers.checkpoint.lineage import Lineage, SurvivorFilter, newest_first
 from workers.checkpoint.storage import Storage
 from workers.contract import Position
 from workers.errors import CheckpointError
@@ -24,7 +24,7 @@ _FORMAT = 2
 _MANIFEST = "manifest.json"
 
 
-class FileSum(BaseModel):
+class FileChecksum(BaseModel):
     """What a file of a checkpoint must look like."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,7 +50,7 @@ class Manifest(BaseModel):
     epoch: int
     step: int
     world_size: int
-    files: tuple[FileSum, ...] = ()
+    files: tuple[FileChecksum, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -63,7 +63,7 @@ def checkpoint_name(generation: int, position: Position) -> str:
     return f"g{generation:012d}-e{position.epoch:06d}-s{position.samples:010d}"
 
 
-def write_part(storage: Storage, path: str, state: Mapping[str, Any]) -> FileSum:
+def write_part(storage: Storage, path: str, state: Mapping[str, Any]) -> FileChecksum:
     """Save a part, `checkpoint/file`; any rank, before the manifest.
 
     Raises:
@@ -73,7 +73,7 @@ def write_part(storage: Storage, path: str, state: Mapping[str, Any]) -> FileSum
         sink = _Sink(file)
         torch.save(dict(state), cast("IO[bytes]", sink))
         sink.check()
-    return FileSum(
+    return FileChecksum(
         name=path.rpartition("/")[2], sha256=sink.digest.hexdigest(), size_bytes=sink.size_bytes
     )
 
@@ -91,7 +91,7 @@ def read_part(storage: Storage, manifest: Manifest, name: str) -> dict[str, Any]
         raise CheckpointError(
             f"checkpoint {manifest.name} lacks {name}; the one before it is used"
         ) from error
-    if FileSum.of(name, content) not in manifest.files:
+    if FileChecksum.of(name, content) not in manifest.files:
         raise CheckpointError(
             f"checkpoint {manifest.name}: {name} does not match its checksum; the one before it is"
             " used"
@@ -109,7 +109,7 @@ def write_manifest(storage: Storage, manifest: Manifest) -> None:
     storage.put(f"{manifest.name}/{_MANIFEST}", manifest.model_dump_json(indent=1).encode())
 
 
-def candidates(
+def find_candidates(
     storage: Storage, job_id: str, refused: Callable[[str], None], *, lineage: Lineage | None = None
 ) -> Iterator[Manifest]:
     """Yield the job's finished checkpoints on the surviving line, the newest first.
@@ -175,12 +175,12 @@ def read_manifest(storage: Storage, name: str, job_id: str) -> Manifest:
     return manifest
 
 
-def prune(
+def prune_checkpoints(
     storage: Storage,
     *,
     keep: int,
     newest_name: str,
-    survivors: Survivors = newest_first,
+    survivors: SurvivorFilter = newest_first,
 ) -> None:
     """Remove all but the newest `keep` complete checkpoints on the surviving line, up to this one.
 
@@ -193,10 +193,10 @@ def prune(
     ours = [name for name in storage.names() if name <= newest_name]
     complete = [name for name in survivors(ours) if storage.holds(f"{name}/{_MANIFEST}")]
     for name in set(ours) - set(complete[:keep]):
-        discard(storage, name)
+        discard_checkpoint(storage, name)
 
 
-def discard(storage: Storage, name: str) -> None:
+def discard_checkpoint(storage: Storage, name: str) -> None:
     """Remove a checkpoint; without its manifest a half removed one is a torn one, whenever we are
     interrupted.
 

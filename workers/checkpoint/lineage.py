@@ -18,7 +18,7 @@ from workers.contract import CheckpointRecord, EpochRecord, Record, Started
 
 _NAME = re.compile(r"g(\d{12})-e\d{6}-s\d{10}")
 
-Survivors = Callable[[Iterable[str]], list[str]]
+SurvivorFilter = Callable[[Iterable[str]], list[str]]
 """Selects the names of checkpoints on the surviving line, the newest first."""
 
 
@@ -105,4 +105,4 @@ def generation_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-__all__ = ["Group", "Lineage", "Survivors", "generation_of", "newest_first"]
+__all__ = ["Group", "Lineage", "SurvivorFilter", "generation_of", "newest_first"]

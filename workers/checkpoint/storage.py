@@ -254,7 +254,7 @@ class UrlStorage:
             raise OSError(f"{self} ({what}): {type(error).__name__}: {error}") from error
 
 
-def storage_of(url: str | None, *, job_id: str, directory: Path) -> Storage:
+def open_storage(url: str | None, *, job_id: str, directory: Path) -> Storage:
     """The job's own directory, or its part of a URL that several jobs may share.
 
     Raises:
@@ -268,7 +268,7 @@ def storage_of(url: str | None, *, job_id: str, directory: Path) -> Storage:
     return UrlStorage(url, job_id)
 
 
-def way_out(error: OSError) -> str:
+def storage_advice(error: OSError) -> str:
     """What people can do about a storage that cannot be written."""
     return _WAYS_OUT.get(error.errno or 0, "see that the workers reach it and may write there")
 
@@ -281,4 +281,4 @@ def _to_disk(directory: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["LocalStorage", "Storage", "UrlStorage", "storage_of", "way_out"]
+__all__ = ["LocalStorage", "Storage", "UrlStorage", "open_storage", "storage_advice"]

@@ -32,7 +32,7 @@ from workers.errors import (
     TaskRaised,
     WorkerError,
 )
-from workers.training.context import Interruption, RankProgress
+from workers.training.context import PreviousGroup, RankProgress
 from workers.worker.exit_notes import discard_exit_note, exit_note_path, read_exit_note
 from workers.worker.memory import MemoryGrowth, MemoryUse, read_memory_use
 from workers.worker.process import GroupAssignment, Heartbeat, Worker
@@ -174,7 +174,7 @@ class ActorPool:
         return failed
 
     def seat(
-        self, group: Sequence[int], generation: int, interruption: Interruption | None
+        self, group: Sequence[int], generation: int, previous_group: PreviousGroup | None
     ) -> None:
         """Rank 0 opens the store, then all train.
 
@@ -198,7 +198,7 @@ class ActorPool:
                 rank=rank,
                 world_size=len(group),
                 store=store,
-                interruption=interruption,
+                previous_group=previous_group,
                 peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._answer_s),
                 nodes=nodes,
             )
@@ -340,8 +340,8 @@ class ActorPool:
                 member.memory.growth.add(pulse.step, self._clock(), pulse.memory.process)
         if member.number in self._group:
             self._progress[member.number] = pulse.progress
-            if self._num_signs.get(member.number) != pulse.num_signs:
-                self._num_signs[member.number], self._idle_s = pulse.num_signs, 0.0
+            if self._num_signs.get(member.number) != pulse.activity_count:
+                self._num_signs[member.number], self._idle_s = pulse.activity_count, 0.0
         if pulse.stepped_at:
             newest = self._newest or (0, 0.0)
             self._newest = max(newest, (pulse.step, pulse.stepped_at), key=lambda made: made[1])

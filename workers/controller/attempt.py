@@ -32,7 +32,7 @@ from workers.controller.failure_causes import (
 )
 from workers.controller.failure_policy import (
     FIRST_PAUSE_S,
-    MOST_PAUSE_S,
+    MAX_PAUSE_S,
     FailureCounts,
     GiveUp,
     Retry,
@@ -49,7 +49,7 @@ from workers.controller.start_failures import (
 )
 from workers.controller.worker_pool import WorkerPool
 from workers.errors import ProcessLost
-from workers.training.context import Interruption
+from workers.training.context import PreviousGroup
 
 TICK_S = 0.1
 """The longest time between two looks at the whole."""
@@ -110,7 +110,7 @@ class _Group:
     """When the first of its members came back with an error."""
     disagreed_at: float | None = None
     """Since when its ranks have disagreed about the number of steps; None while they agree."""
-    waits_for: str = ""
+    waiting_for: str = ""
     """What it waits for, as published."""
 
 
@@ -122,7 +122,7 @@ class Attempt:
     crew: WorkerPool
     desk: AttemptHost
     failures: FailureCounts
-    interruption: Interruption | None = None
+    previous_group: PreviousGroup | None = None
     """What the newest group was doing when it ended; at first that of a supervisor before this one.
     """
     clock: Callable[[], float] = time.monotonic
@@ -147,7 +147,7 @@ class Attempt:
     """When others may be hired, after that."""
 
     def __post_init__(self) -> None:
-        self.has_trained = self.has_trained or self.interruption is not None
+        self.has_trained = self.has_trained or self.previous_group is not None
 
     def run(self) -> EndRecord | PausedRecord:
         """Train until the job or the attempt is over."""
@@ -170,7 +170,9 @@ class Attempt:
         if unstarted is not None:
             return self._after(unstarted.failure, progressed=False, fatal=unstarted.fatal)
         if orders.stop is not None:
-            return self._stopped(orders.stop, self.interruption.step if self.interruption else None)
+            return self._stopped(
+                orders.stop, self.previous_group.step if self.previous_group else None
+            )
         if todo.group and self.clock() >= self._not_before:
             return self._start(todo, size)
         self._say_waiting(size)
@@ -194,15 +196,15 @@ class Attempt:
         return None
 
     def _publish_wait(self, group: _Group) -> None:
-        waits_for = next(
-            (one.waits_for for one in self.crew.progress().values() if one.waits_for), ""
+        waiting_for = next(
+            (one.waiting_for for one in self.crew.progress().values() if one.waiting_for), ""
         )
-        if waits_for != group.waits_for:
-            group.waits_for = waits_for
+        if waiting_for != group.waiting_for:
+            group.waiting_for = waiting_for
             storage_is_back = (
                 f"worker group {group.generation} continues: its storage is available again"
             )
-            self.desk.say(waits_for or storage_is_back, waits=bool(waits_for))
+            self.desk.say(waiting_for or storage_is_back, waits=bool(waiting_for))
 
     def _staffed(self, size: Size) -> ScalingPlan:
         """Hire and dismiss; gives the plan for the group."""
@@ -236,7 +238,7 @@ class Attempt:
         self._failed_starts = 0
         self._last = todo.group
         try:
-            self.crew.seat(todo.group, generation, self.interruption)
+            self.crew.seat(todo.group, generation, self.previous_group)
         except ProcessLost as error:
             return self._failed(self._group, {CONTROLLER: error})
         return None
@@ -285,11 +287,11 @@ class Attempt:
         # where a script of people's own lets its ranks end differently: this one keeps the state
         # and the records.
         outcome = returned[0]
-        interruption = self._close_group(group, "resize")
+        previous_group = self._close_group(group, "resize")
         if outcome == "completed":
             return EndRecord(status="SUCCEEDED", reason="COMPLETED")
         if outcome in {"stopped", "unsaved"}:
-            return self._stopped(self.desk.stopped_by(), interruption.step)
+            return self._stopped(self.desk.stopped_by(), previous_group.step)
         return None
 
     def _limit_s(self) -> float:
@@ -369,7 +371,7 @@ class Attempt:
         failed = self.crew.failed_starts()
         if failed:
             self._undecided += failed
-            pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failed_starts, 10))
+            pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failed_starts, 10))
             self._failed_starts += 1
             self._hire_not_before = self.clock() + pause_s
         if not self._undecided:
@@ -413,18 +415,18 @@ class Attempt:
             return "no checkpoint yet; the job restarts from the beginning"
         return "starting a replacement process"
 
-    def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> Interruption:
+    def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> PreviousGroup:
         """Forget the group and keep how far it was."""
         self._group = None
-        self.interruption = self._interrupted(cause, len(group.members))
+        self.previous_group = self._interrupted(cause, len(group.members))
         self.has_trained = self.has_trained or self.desk.has_started(group.generation)
-        return self.interruption
+        return self.previous_group
 
-    def _interrupted(self, cause: Literal["resize", "recovery"], world_size: int) -> Interruption:
-        before = self.interruption
+    def _interrupted(self, cause: Literal["resize", "recovery"], world_size: int) -> PreviousGroup:
+        before = self.previous_group
         known = (before.step, self.now()) if before is not None else (0, self.now())
         step, stepped_at = self.crew.last_step() or known
-        return Interruption(cause=cause, world_size=world_size, step=step, time=stepped_at)
+        return PreviousGroup(cause=cause, world_size=world_size, step=step, time=stepped_at)
 
     def _stopped(
         self, why: Literal["cancel", "pause"], step: int | None

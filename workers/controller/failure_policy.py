@@ -15,7 +15,7 @@ MOST_DEATHS = 6
 epoch: something in the job, or its memory use, kills it.
 """
 FIRST_PAUSE_S = 0.5
-MOST_PAUSE_S = 30.0
+MAX_PAUSE_S = 30.0
 """Upper bound of the pause before the next group, which doubles while groups are lost without
 progress.
 """
@@ -96,7 +96,7 @@ def decide_retry(
     """
     if failure.is_storage:
         away = 0 if progressed else failures.storage_in_a_row
-        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(away, 10))
+        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(away, 10))
         return replace(failures, storage_in_a_row=away + 1), Retry(pause_s=pause_s)
     if failure.cause == "infrastructure":
         before = replace(failures, lost_in_a_row=0, deaths_in_a_row=0) if progressed else failures
@@ -133,4 +133,4 @@ def _after_loss(failures: FailureCounts, failure: FailureRecord) -> Retry | Give
         )
         return GiveUp(reason="LOST", message=message)
     # A group that was lost after it got somewhere is bad luck: its survivors go on at once.
-    return Retry(pause_s=0.0 if lost == 1 else min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (lost - 2)))
+    return Retry(pause_s=0.0 if lost == 1 else min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (lost - 2)))

@@ -36,7 +36,7 @@ from workers.hub.order_watcher import OrderWatcher
 from workers.hub.record_sender import RecordSender
 from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.plain_text import clean_text
-from workers.training.context import Interruption
+from workers.training.context import PreviousGroup
 
 MOST_RESTARTS = 100
 """Of the supervisor's process by Ray; each begins from the newest checkpoint."""
@@ -132,7 +132,7 @@ class Supervisor:
             crew=crew,
             desk=self,
             failures=failures,
-            interruption=self._lost_before(),
+            previous_group=self._lost_before(),
             has_trained=any(isinstance(record.payload, Started) for record in records),
         )
         try:
@@ -216,7 +216,7 @@ class Supervisor:
         outbox.flush(FLUSH_S)
         outbox.close()
 
-    def _lost_before(self) -> Interruption | None:
+    def _lost_before(self) -> PreviousGroup | None:
         """Where this process takes over from one that died: record that its workers died too, and
         how far they were.
         """
@@ -235,7 +235,7 @@ class Supervisor:
             step, seen_at = max(step, told.step), max(seen_at, told.time)
         lost = "the supervisor's process is gone, and its workers with it"
         self.record(FailureRecord(cause="infrastructure", rank=None, step=step, message=lost))
-        return Interruption(
+        return PreviousGroup(
             cause="recovery", world_size=groups[-1].world_size, step=step, time=seen_at
         )
 

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
 from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
-from workers.training.context import Interruption, RankProgress
+from workers.training.context import PreviousGroup, RankProgress
 
 ENGINES = {
     "ray-train": "workers.controller.ray_train_pool:RayTrainPool",
@@ -52,7 +52,7 @@ class WorkerPool(Protocol):
         """Return and clear the processes that ended before they were ready."""
 
     def seat(
-        self, group: Sequence[int], generation: int, interruption: Interruption | None
+        self, group: Sequence[int], generation: int, previous_group: PreviousGroup | None
     ) -> None:
         """Start a group of these processes, in rank order.
 

@@ -23,7 +23,7 @@ from PIL import Image
 from workers.data.files import DataError, file_names, read_files
 from workers.data.images import SIDE, Images, from_arrays
 from workers.data.pickles import read_pickle
-from workers.data.split import stratified
+from workers.data.split import stratified_mask
 
 _CLASSES = 10
 _BATCH = re.compile(r"(data|test)_batch(_\d+)?(\.bin)?")
@@ -147,11 +147,13 @@ def _from_pictures(path: Path, names: Sequence[str], limits: tuple[int, int]) ->
     targets = np.array([classes.index(picture.class_name) for picture in pictures])
     held_out = np.array([picture.held_out for picture in pictures])
     if held_out.all() or not held_out.any():
-        held_out = stratified(targets, -(-len(targets) // _HELD_OUT_PART))
+        held_out = stratified_mask(targets, -(-len(targets) // _HELD_OUT_PART))
     parts = []
     for mask, limit in zip((~held_out, held_out), limits, strict=True):
         places = np.flatnonzero(mask)
-        chosen = places[stratified(targets[places], limit)] if 0 < limit < len(places) else places
+        chosen = (
+            places[stratified_mask(targets[places], limit)] if 0 < limit < len(places) else places
+        )
         parts.append(
             _decoded(
                 path, [names[place] for place in chosen], [int(targets[place]) for place in chosen]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from workers.data import TensorData
-from workers.data.split import stratified
+from workers.data.split import stratified_mask
 
 EVAL_SAMPLES = 360
 """A fifth of all; 1,437 are left to train on."""
@@ -28,7 +28,7 @@ def load_digits() -> tuple[TensorData, TensorData]:
     table = np.loadtxt(_file(), delimiter=",", dtype=np.float32)
     inputs = torch.from_numpy(table[:, :-1] / np.float32(_LARGEST_PIXEL))
     targets = torch.from_numpy(table[:, -1].astype(np.int64))
-    held_out = torch.from_numpy(stratified(targets.numpy(), EVAL_SAMPLES))
+    held_out = torch.from_numpy(stratified_mask(targets.numpy(), EVAL_SAMPLES))
     return (
         TensorData(inputs[~held_out], targets[~held_out]),
         TensorData(inputs[held_out], targets[held_out]),

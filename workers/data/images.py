@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.data.split import stratified
+from workers.data.split import stratified_mask
 
 SIDE = 32
 PADDING = 4
@@ -45,7 +45,7 @@ class Images:
         """
         if samples in (0, len(self)) or samples > len(self):
             return self
-        return self.where(torch.from_numpy(stratified(self.targets.numpy(), samples)))
+        return self.where(torch.from_numpy(stratified_mask(self.targets.numpy(), samples)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

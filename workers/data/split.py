@@ -10,7 +10,7 @@ import numpy.typing as npt
 _SEED = 0
 
 
-def stratified(targets: npt.NDArray[np.int64], chosen: int) -> npt.NDArray[np.bool_]:
+def stratified_mask(targets: npt.NDArray[np.int64], chosen: int) -> npt.NDArray[np.bool_]:
     """A mask of `chosen` samples in which every class keeps its part, to within one sample."""
     generator = np.random.default_rng(_SEED)
     shuffled = generator.permutation(len(targets))

@@ -13,11 +13,32 @@ from accordion.session import StepResult
 from accordion.step_signals import Signal
 from workers.contract import Position
 from workers.errors import LossNotFinite
-from workers.training.checkpointing import is_due, is_due_after_epoch, restore, save
-from workers.training.evaluation import MetricSums, agree, gather_summaries, mean_loss, mean_metrics
-from workers.training.reports import announce, epoch_record, mark, report_progress, report_switch
-from workers.training.running_statistics import average_buffers, keep_memory, mark_buffers_equal
-from workers.training.train_state import LossSum, Run
+from workers.training.checkpointing import (
+    is_due_after_epoch,
+    is_due_after_step,
+    restore_checkpoint,
+    save_checkpoint,
+)
+from workers.training.evaluation import (
+    MetricSums,
+    gather_summaries,
+    mean_loss,
+    mean_metrics,
+    sync_drifted_parameters,
+)
+from workers.training.reports import (
+    epoch_record,
+    report_progress,
+    report_start,
+    report_switch,
+    take_epoch_baseline,
+)
+from workers.training.running_statistics import (
+    adjust_batchnorm_momentum,
+    average_buffers,
+    mark_buffers_equal,
+)
+from workers.training.train_state import LossSum, TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +70,7 @@ class EpochRates:
     """Rate of the next epoch by the schedule."""
 
 
-def start_training(run: Run) -> str | None:
+def start_training(state: TrainState) -> str | None:
     """Resume from the newest checkpoint, announce the worker group, and accept signals from now on.
 
     Returns:
@@ -59,30 +80,30 @@ def start_training(run: Run) -> str | None:
         StopRequested: a user stopped the job before its first step.
         StorageError: the storage cannot serve this job.
     """
-    keep_memory(run)
-    resumed_from = restore(run)
-    mark_buffers_equal(run)
-    announce(run, resumed_from)
-    run.context.helm.listen(run.session.request)
+    adjust_batchnorm_momentum(state)
+    resumed_from = restore_checkpoint(state)
+    mark_buffers_equal(state)
+    report_start(state, resumed_from)
+    state.context.control.set_listener(state.session.request)
     return resumed_from
 
 
-def finish_step(run: Run, batch: range, result: StepResult) -> None:
+def finish_step(state: TrainState, batch: range, result: StepResult) -> None:
     """Record a step of the optimizer that trained on `batch`; all ranks together.
 
     Raises:
         LossNotFinite: too many steps were skipped in a row.
     """
-    run.position = Position(epoch=run.position.epoch, samples=batch.stop)
-    run.progress_samples += len(batch)
+    state.position = Position(epoch=state.position.epoch, samples=batch.stop)
+    state.progress_samples += len(batch)
     if result.switch is not None:
-        report_switch(run, result.switch)
-    _check_skipped_steps(run, taken=result.taken)
-    _publish_step(run)
-    report_progress(run)
+        report_switch(state, result.switch)
+    _check_skipped_steps(state, taken=result.taken)
+    _publish_step(state)
+    report_progress(state)
 
 
-def follow_signals(run: Run, signals: frozenset[Signal]) -> Outcome | None:
+def follow_signals(state: TrainState, signals: frozenset[Signal]) -> Outcome | None:
     """Save the state if the signals of a step or the job's spec ask for it; all ranks together.
 
     Returns:
@@ -90,56 +111,56 @@ def follow_signals(run: Run, signals: frozenset[Signal]) -> Outcome | None:
     """
     if Signal.SAVE_STOP in signals or Signal.RESIZE in signals:
         outcome: Outcome = "stopped" if Signal.SAVE_STOP in signals else "resized"
-        return outcome if save(run, wait=True) else "unsaved"
-    if is_due(run, signals):
-        save(run)
+        return outcome if save_checkpoint(state, wait=True) else "unsaved"
+    if is_due_after_step(state, signals):
+        save_checkpoint(state)
     return None
 
 
 def finish_epoch(
-    run: Run, measure: Callable[[], MetricSums], *, rates: EpochRates, is_last: bool
+    state: TrainState, measure: Callable[[], MetricSums], *, rates: EpochRates, is_last: bool
 ) -> bool:
     """Evaluate, decide on the next epoch, report, and save if due; all ranks together.
 
     Returns:
         False if the job was cancelled and its final state could not be saved.
     """
-    epoch, decision = run.position.epoch, run.session.decision
-    run.context.helm.enter("epoch end", epoch=epoch, step=run.session.steps)
-    with run.phases("evaluate"):
-        average_buffers(run)
-        summaries = gather_summaries(run, measure())
-        agree(run, summaries)
-    with run.phases("decide"):
-        switch = run.session.end_epoch(lr=rates.epoch, next_lr=rates.next_epoch)
-    if run.context.rank == 0:
+    epoch, decision = state.position.epoch, state.session.decision
+    state.context.control.enter_phase("epoch end", epoch=epoch, step=state.session.steps)
+    with state.phases("evaluate"):
+        average_buffers(state)
+        summaries = gather_summaries(state, measure())
+        sync_drifted_parameters(state, summaries)
+    with state.phases("decide"):
+        switch = state.session.end_epoch(lr=rates.epoch, next_lr=rates.next_epoch)
+    if state.context.rank == 0:
         logger.info(
-            "epoch %d ends after step %d; %s", epoch, run.session.steps, switch.decision.reason
+            "epoch %d ends after step %d; %s", epoch, state.session.steps, switch.decision.reason
         )
     loss, metrics = mean_loss(summaries), mean_metrics(summaries)
-    run.context.link.post(
-        epoch_record(run, decision, loss=loss, metrics=metrics, lr=rates.last_step)
+    state.context.link.post(
+        epoch_record(state, decision, loss=loss, metrics=metrics, lr=rates.last_step)
     )
     if not is_last:
-        report_switch(run, switch)
-    open_epoch(run, epoch + 1)
+        report_switch(state, switch)
+    open_epoch(state, epoch + 1)
     if is_last:
-        report_progress(run, last=True, loss=loss)
-    if is_due_after_epoch(run, epoch, is_last=is_last):
-        return save(run, wait=is_last) or not is_last
+        report_progress(state, last=True, loss=loss)
+    if is_due_after_epoch(state, epoch, is_last=is_last):
+        return save_checkpoint(state, wait=is_last) or not is_last
     return True
 
 
-def open_epoch(run: Run, epoch: int) -> None:
+def open_epoch(state: TrainState, epoch: int) -> None:
     """Reset position, loss and statistics for an epoch."""
-    run.position = Position(epoch=epoch)
-    run.epoch_loss = LossSum.zero(run.context.device)
-    run.samples_at_averaging = 0
-    run.epoch_mark = mark(run)
-    run.adviser.statistic = None
+    state.position = Position(epoch=epoch)
+    state.epoch_loss = LossSum.zero(state.context.device)
+    state.samples_at_averaging = 0
+    state.epoch_baseline = take_epoch_baseline(state)
+    state.decider.statistic = None
 
 
-def _check_skipped_steps(run: Run, *, taken: bool) -> None:
+def _check_skipped_steps(state: TrainState, *, taken: bool) -> None:
     """Count the steps skipped in a row; the count is equal on all ranks.
 
     A skipped step that lowers the scale of the loss does not count: the next step differs from it.
@@ -147,18 +168,18 @@ def _check_skipped_steps(run: Run, *, taken: bool) -> None:
     Raises:
         LossNotFinite: too many steps were skipped in a row.
     """
-    if not taken and run.scaler is not None and run.scaler.get_scale() > MIN_LOSS_SCALE:
+    if not taken and state.scaler is not None and state.scaler.get_scale() > MIN_LOSS_SCALE:
         return
-    run.skipped_in_a_row = 0 if taken else run.skipped_in_a_row + 1
-    if run.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-        raise LossNotFinite(run.session.steps - 1, run.position.epoch, run.skipped_in_a_row)
+    state.skipped_in_a_row = 0 if taken else state.skipped_in_a_row + 1
+    if state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        raise LossNotFinite(state.session.steps - 1, state.position.epoch, state.skipped_in_a_row)
 
 
-def _publish_step(run: Run) -> None:
+def _publish_step(state: TrainState) -> None:
     """Publish the newest step and its compute time to this worker's process."""
-    helm, computed = run.context.helm, run.phases.seconds["compute"]
-    helm.compute_s, run.computed_s = computed - run.computed_s, computed
-    helm.step, helm.stepped_at = run.session.steps, run.phases.clock.now()
+    control, computed = state.context.control, state.phases.seconds["compute"]
+    control.compute_s, state.computed_s = computed - state.computed_s, computed
+    control.step, control.stepped_at = state.session.steps, state.phases.clock.now()
 
 
 __all__ = [

@@ -66,7 +66,7 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interruption:
+class PreviousGroup:
     """What the worker group before this one was doing when it ended."""
 
     cause: Literal["resize", "recovery"]
@@ -88,7 +88,7 @@ class RankProgress:
     """Steps completed since the start of the job when the current phase began."""
     epoch: int = 0
     doing: Doing = "starting"
-    waits_for: str = ""
+    waiting_for: str = ""
     """What this rank waits for, in one sentence; empty while it does not wait."""
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class RankProgress:
                 return f"at its end after {self.step} steps"
 
 
-class Helm:
+class LoopControl:
     """Between a worker's process and the loop in it: what the supervisor wants of it, and how far
     it is.
     """
@@ -118,29 +118,29 @@ class Helm:
         self.compute_s_by_rank: tuple[float, ...] = ()
         """Likewise of all ranks, as the supervisor last told."""
         self.progress = RankProgress()
-        self.num_signs = 0
+        self.activity_count = 0
         """Activity counter: a worker whose counter stands still makes no progress."""
         self._metrics: dict[str, float] = {}
         self._words: set[Signal] = set()
         self._listener: Callable[[Signal], None] | None = None
         self._lock = threading.Lock()
 
-    def let_go(self) -> None:
+    def remove_listener(self) -> None:
         """The loop has ended: nobody listens, and nothing of it is kept."""
         with self._lock:
             self._listener = None
 
-    def enter(self, doing: Doing, *, epoch: int, step: int) -> None:
+    def enter_phase(self, doing: Doing, *, epoch: int, step: int) -> None:
         """Record the phase that the loop enters and the steps completed so far."""
         self.progress = RankProgress(step=step, epoch=epoch, doing=doing)
-        self.num_signs += 1
+        self.activity_count += 1
 
-    def wait_for(self, text: str) -> None:
+    def show_wait(self, text: str) -> None:
         """Show what this worker waits for, which counts as activity; an empty text takes
         that back.
         """
-        self.progress = replace(self.progress, waits_for=text)
-        self.num_signs += 1
+        self.progress = replace(self.progress, waiting_for=text)
+        self.activity_count += 1
 
     def report_metrics(self, metrics: Mapping[str, float], *, most: int) -> list[str]:
         """Keep metrics for the record of the present epoch; return the names beyond the `most`
@@ -161,16 +161,16 @@ class Helm:
             metrics, self._metrics = self._metrics, {}
             return metrics
 
-    def successor(self) -> Helm:
+    def for_next_group(self) -> LoopControl:
         """For the next group: nothing is asked of it yet."""
-        helm = Helm()
-        helm.step, helm.stepped_at = self.step, self.stepped_at
+        control = LoopControl()
+        control.step, control.stepped_at = self.step, self.stepped_at
         # an epoch that the next group finishes keeps what was reported in it, where rank 0 stays in
         # its process.
-        helm._metrics = self.take_metrics()
-        return helm
+        control._metrics = self.take_metrics()
+        return control
 
-    def ask(self, word: Signal) -> None:
+    def request_signal(self, word: Signal) -> None:
         """Have the loop announce it at its next step boundary; any thread, before it
         listens too.
         """
@@ -179,7 +179,7 @@ class Helm:
             if self._listener is not None:
                 self._listener(word)
 
-    def listen(self, listener: Callable[[Signal], None]) -> None:
+    def set_listener(self, listener: Callable[[Signal], None]) -> None:
         """Hear what was asked for so far, and from now on."""
         with self._lock:
             self._listener = listener
@@ -201,9 +201,9 @@ class WorkerContext:
     device: str
     """As Ray gave it: `cpu` or `cuda:0`."""
     link: Link
-    interruption: Interruption | None = None
+    previous_group: PreviousGroup | None = None
     """None for the attempt's first group."""
-    helm: Helm = field(default_factory=Helm)
+    control: LoopControl = field(default_factory=LoopControl)
     parts: tuple[Task, Data, Data] | None = None
     """The task and its data, where the process has loaded them before."""
 

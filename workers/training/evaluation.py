@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from workers.data.nested import to_device
-from workers.training.sampler import cut, seed_of, share
-from workers.training.train_state import Run, seeded
+from workers.training.sampler import derive_seed, micro_batches, rank_shard
+from workers.training.train_state import TrainState, seeded_generators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +48,17 @@ class MetricSums:
     """Names of metrics whose mean is the geometric one, such as perplexity."""
 
 
-def gather_summaries(run: Run, metrics: MetricSums) -> list[Summary]:
+def gather_summaries(state: TrainState, metrics: MetricSums) -> list[Summary]:
     """Return every worker's summary of the epoch, in rank order; all ranks together."""
     own = Summary(
-        loss_total=float(run.epoch_loss.total),
-        loss_samples=run.epoch_loss.samples,
+        loss_total=float(state.epoch_loss.total),
+        loss_samples=state.epoch_loss.samples,
         metric_totals=metrics.totals,
         geometric=metrics.geometric,
         eval_samples=metrics.samples,
-        parameters=parameter_digest(run.model),
+        parameters=parameter_digest(state.model),
     )
-    gathered = [own] * run.context.world_size
+    gathered = [own] * state.context.world_size
     dist.all_gather_object(gathered, own)
     return gathered
 
@@ -97,49 +97,54 @@ def parameter_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def agree(run: Run, parts: Sequence[Summary]) -> bool:
+def sync_drifted_parameters(state: TrainState, parts: Sequence[Summary]) -> bool:
     """Whether all workers hold equal parameters; where not, all take over rank 0's. All ranks
     together.
     """
     drifted = [rank for rank, part in enumerate(parts) if part.parameters != parts[0].parameters]
     if not drifted:
         return True
-    for parameter in run.model.parameters():
+    for parameter in state.model.parameters():
         dist.broadcast(parameter.detach(), src=0)
-    run.context.link.log(
+    state.context.link.log(
         f"parameters of ranks {drifted} drifted from rank 0's by the end of epoch"
-        f" {run.position.epoch}: all go on with rank 0's; do the machines have different"
+        f" {state.position.epoch}: all go on with rank 0's; do the machines have different"
         " processors?"
     )
     return False
 
 
 @torch.no_grad()
-def measure_metrics(run: Run) -> MetricSums:
+def measure_metrics(state: TrainState) -> MetricSums:
     """Measure the task's metrics on this worker's part of the held-out samples.
 
     Raises:
         TaskRaised: the task's metrics or the model raised.
     """
-    model, totals, samples = run.model, dict[str, float](), 0
-    geometric = geometric_metrics(run.task)
+    model, totals, samples = state.model, dict[str, float](), 0
+    geometric = geometric_metrics(state.task)
     model.eval()
-    with run.task_code():
-        pieces = cut(range(len(run.held_out)), run.spec.training.micro_batch)
-        for piece in share(pieces, rank=run.context.rank, world_size=run.context.world_size):
-            run.context.helm.num_signs += 1
-            for name, value in _measured(run, model, piece).items():
+    with state.task_code():
+        pieces = micro_batches(range(len(state.held_out)), state.spec.training.micro_batch)
+        for piece in rank_shard(
+            pieces, rank=state.context.rank, world_size=state.context.world_size
+        ):
+            state.context.control.activity_count += 1
+            for name, value in _measured(state, model, piece).items():
                 term = _log(float(value)) if name in geometric else float(value)
                 totals[name] = totals.get(name, 0.0) + term * len(piece)
             samples += len(piece)
     return MetricSums(totals=totals, samples=samples, geometric=geometric)
 
 
-def _measured(run: Run, model: nn.Module, piece: range) -> Mapping[str, Tensor]:
-    seed, device = seed_of("held out", run.spec.training.seed, piece.start), run.context.device
-    with seeded(seed, device):
-        inputs, targets = run.held_out.batch(torch.arange(piece.start, piece.stop))
-        return run.task.metrics(run.outputs(model, inputs), to_device(targets, device))
+def _measured(state: TrainState, model: nn.Module, piece: range) -> Mapping[str, Tensor]:
+    seed, device = (
+        derive_seed("held out", state.spec.training.seed, piece.start),
+        state.context.device,
+    )
+    with seeded_generators(seed, device):
+        inputs, targets = state.held_out.batch(torch.arange(piece.start, piece.stop))
+        return state.task.metrics(state.outputs(model, inputs), to_device(targets, device))
 
 
 def _log(value: float) -> float:

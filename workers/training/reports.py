@@ -23,7 +23,7 @@ from workers.contract import (
 )
 from workers.training.checkpointing import storage_use
 from workers.training.standalone_context import NO_JOB
-from workers.training.train_state import Mark, Run
+from workers.training.train_state import EpochBaseline, TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -31,64 +31,64 @@ PROGRESS_EVERY_S = 0.25
 """Least distance of two `Progress`: four a second look live, and cost a fast step nothing."""
 
 
-def announce(run: Run, resumed_from: str | None) -> None:
+def report_start(state: TrainState, resumed_from: str | None) -> None:
     """Say that this worker group trains, and take orders from now on; rank 0."""
     started = Started(
-        world_size=run.context.world_size,
-        epoch=run.position.epoch,
-        step=run.session.steps,
+        world_size=state.context.world_size,
+        epoch=state.position.epoch,
+        step=state.session.steps,
         resumed_from=resumed_from,
-        steps_per_epoch=run.steps_per_epoch,
-        layers=run.session.layers,
+        steps_per_epoch=state.steps_per_epoch,
+        layers=state.session.layers,
         parameters=sum(
-            parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad
+            parameter.numel() for parameter in state.model.parameters() if parameter.requires_grad
         ),
-        storage=storage_use(run),
-        engine=run.spec.workers.engine if run.context.launch.job_id != NO_JOB else None,
-        **_taken_over(run),
+        storage=storage_use(state),
+        engine=state.spec.workers.engine if state.context.launch.job_id != NO_JOB else None,
+        **_taken_over(state),
     )
-    run.context.link.started(started, run.session.controller.state_dict())
-    run.context.link.on_orders(lambda orders: obey(run, orders))
+    state.context.link.started(started, state.session.controller.state_dict())
+    state.context.link.on_orders(lambda orders: apply_orders(state, orders))
 
 
-def _taken_over(run: Run) -> dict[str, Any]:
+def _taken_over(state: TrainState) -> dict[str, Any]:
     """What the group before this one cost by ending."""
-    before = run.context.interruption
+    before = state.context.previous_group
     if before is None:
         return {}
     return {
         "cause": before.cause,
         "previous_world_size": before.world_size,
-        "seconds_lost": max(0.0, run.phases.clock.now() - before.time),
-        "steps_rolled_back": max(0, before.step - run.session.steps),
+        "seconds_lost": max(0.0, state.phases.clock.now() - before.time),
+        "steps_rolled_back": max(0, before.step - state.session.steps),
     }
 
 
-def obey(run: Run, orders: DesiredState) -> None:
+def apply_orders(state: TrainState, orders: DesiredState) -> None:
     """Take over what people want; called by a thread of the link."""
-    if orders.overrides != run.overrides:
-        run.overrides = orders.overrides
-        run.session.override(
-            [override for override in orders.overrides if _possible(run, override)]
+    if orders.overrides != state.overrides:
+        state.overrides = orders.overrides
+        state.session.override(
+            [override for override in orders.overrides if _possible(state, override)]
         )
-    run.stop = orders.stop
+    state.stop = orders.stop
     if orders.stop is not None:
-        run.session.request(Signal.SAVE_STOP)
+        state.session.request(Signal.SAVE_STOP)
 
 
-def _possible(run: Run, override: Override) -> bool:
+def _possible(state: TrainState, override: Override) -> bool:
     try:
-        run.session.controller.check_override(override)
+        state.session.controller.check_override(override)
     except OverrideError as error:
-        run.context.link.post(RejectedRecord(override_id=override.id, reason=str(error)))
+        state.context.link.post(RejectedRecord(override_id=override.id, reason=str(error)))
         return False
     return True
 
 
-def report_switch(run: Run, switch: Switch) -> None:
+def report_switch(state: TrainState, switch: Switch) -> None:
     """Say what all workers switched to, and which plan each of them runs now; rank 0."""
     for record in switch_records(switch):
-        run.context.link.post(record)
+        state.context.link.post(record)
 
 
 def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
@@ -108,7 +108,7 @@ def switch_records(switch: Switch) -> tuple[DecisionRecord, AcksRecord]:
 
 
 def epoch_record(
-    run: Run,
+    state: TrainState,
     decision: Decision,
     *,
     loss: float | None,
@@ -119,70 +119,72 @@ def epoch_record(
 
     Metrics from `ray.train.report` are added; for a name in both, the metric given here is kept.
     """
-    statistic = run.adviser.statistic
+    statistic = state.decider.statistic
     return EpochRecord(
-        epoch=run.position.epoch,
-        step=run.session.steps,
-        world_size=run.context.world_size,
+        epoch=state.position.epoch,
+        step=state.session.steps,
+        world_size=state.context.world_size,
         loss=loss,
-        metrics={**run.context.helm.take_metrics(), **metrics},
+        metrics={**state.context.control.take_metrics(), **metrics},
         lr=lr,
-        global_batch=decision.global_batch or run.spec.training.global_batch,
-        samples=run.position.samples,
-        skipped_steps=run.session.skipped_steps - run.epoch_mark.skipped_steps,
+        global_batch=decision.global_batch or state.spec.training.global_batch,
+        samples=state.position.samples,
+        skipped_steps=state.session.skipped_steps - state.epoch_baseline.skipped_steps,
         seconds_by_phase={
-            phase: seconds - run.epoch_mark.seconds.get(phase, 0.0)
-            for phase, seconds in run.phases.seconds.items()
+            phase: seconds - state.epoch_baseline.seconds.get(phase, 0.0)
+            for phase, seconds in state.phases.seconds.items()
         },
-        bytes=_difference(run.spent(), run.epoch_mark.bytes),
+        bytes=_difference(state.spent(), state.epoch_baseline.bytes),
         statistic_by_layer=_finite(statistic) if statistic is not None else None,
         regime_by_layer=dict(decision.regime_by_layer),
         level_by_layer={layer: level.name for layer, level in decision.level_by_layer.items()},
     )
 
 
-def mark(run: Run) -> Mark:
+def take_epoch_baseline(state: TrainState) -> EpochBaseline:
     """Where the next epoch's record begins to count."""
-    return Mark(
-        bytes=run.spent(), seconds=dict(run.phases.seconds), skipped_steps=run.session.skipped_steps
+    return EpochBaseline(
+        bytes=state.spent(),
+        seconds=dict(state.phases.seconds),
+        skipped_steps=state.session.skipped_steps,
     )
 
 
-def report_progress(run: Run, *, last: bool = False, loss: float | None = None) -> None:
+def report_progress(state: TrainState, *, last: bool = False, loss: float | None = None) -> None:
     """Say where the job is, unless that was said just now; rank 0, after every step.
 
     The last word is said anyway, with `loss`, the epoch's over all ranks, in place of that of rank
     0's newest samples.
     """
-    now = run.phases.clock.elapsed()
-    passed = now - run.progress_s
+    now = state.phases.clock.elapsed()
+    passed = now - state.progress_s
     if not last and passed < PROGRESS_EVERY_S:
         return
-    if not last and run.recent_loss.samples:
-        loss = float(run.recent_loss.total) / run.recent_loss.samples
-    launch = run.context.launch
-    run.context.link.progress(
+    if not last and state.recent_loss.samples:
+        loss = float(state.recent_loss.total) / state.recent_loss.samples
+    launch = state.context.launch
+    state.context.link.progress(
         Progress(
             attempt=launch.attempt,
-            generation=run.context.generation,
-            time=run.phases.clock.now(),
-            epoch=run.position.epoch,
-            step=run.session.steps,
-            steps_per_epoch=run.steps_per_epoch,
-            epochs=run.spec.training.epochs,
-            world_size=run.context.world_size,
+            generation=state.context.generation,
+            time=state.phases.clock.now(),
+            epoch=state.position.epoch,
+            step=state.session.steps,
+            steps_per_epoch=state.steps_per_epoch,
+            epochs=state.spec.training.epochs,
+            world_size=state.context.world_size,
             loss=loss if loss is not None and math.isfinite(loss) else None,
-            lr=float(run.optimizer.param_groups[0]["lr"]),
-            samples_per_s=run.progress_samples / passed if passed > 0 else 0.0,
-            bytes=run.spent(),
-            seconds_by_phase=dict(run.phases.seconds),
-            compute_s_by_rank=run.context.helm.compute_s_by_rank,
-            global_batch=run.session.global_batch,
-            steps=run.num_steps,
+            lr=float(state.optimizer.param_groups[0]["lr"]),
+            samples_per_s=state.progress_samples / passed if passed > 0 else 0.0,
+            bytes=state.spent(),
+            seconds_by_phase=dict(state.phases.seconds),
+            compute_s_by_rank=state.context.control.compute_s_by_rank,
+            global_batch=state.session.global_batch,
+            steps=state.num_steps,
         )
     )
-    run.progress_s, run.progress_samples = now, 0
-    run.recent_loss = run.recent_loss.zero(run.context.device)
+    state.progress_s, state.progress_samples = now, 0
+    state.recent_loss = state.recent_loss.zero(state.context.device)
 
 
 def _difference(now: Bytes, before: Bytes) -> Bytes:

@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accordion.errors import StateError
-from workers.checkpoint.async_save import SHARED, rank_file
+from workers.checkpoint.async_save import SHARED_FILE, rank_file_name
 from workers.checkpoint.broadcast import broadcast_state
-from workers.checkpoint.checkpoint_files import Manifest, candidates, read_part
+from workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_part
 from workers.checkpoint.lineage import Lineage
 from workers.checkpoint.shared_storage import not_shared, sees_token
-from workers.checkpoint.storage import Storage, way_out
+from workers.checkpoint.storage import Storage, storage_advice
 from workers.errors import CheckpointError, PeerUnfit, StorageError
 from workers.hub.journal import SupersededError, is_superseded, read_records
 from workers.training.slow_work import (
     FIRST_PAUSE_S,
-    MOST_PAUSE_S,
+    MAX_PAUSE_S,
     decide_on_rank_0,
-    gather,
-    work_side_by_side,
+    gather_objects,
+    run_on_all_ranks,
 )
 from workers.training.snapshot import MergedParts
-from workers.training.train_state import Run
+from workers.training.train_state import TrainState
 
 Parts = tuple[dict[str, Any], dict[str, Any]]
 """State shared by all ranks, then what this rank continues from: its own part, or the merged parts.
@@ -46,7 +46,7 @@ class StopRequested(SystemExit):
 
 
 def find_checkpoint(
-    run: Run, storage: Storage, refused: Iterable[str]
+    state: TrainState, storage: Storage, refused: Iterable[str]
 ) -> tuple[Manifest | None, Lineage]:
     """Return the newest checkpoint on the surviving line, and that line; rank 0 searches for all
     ranks.
@@ -59,21 +59,21 @@ def find_checkpoint(
         StopRequested: the job was paused or cancelled while its storage was unreachable.
     """
     told: set[str] = set()
-    if run.context.world_size > 1:
-        _check_shared(run, storage)
+    if state.context.world_size > 1:
+        _check_shared(state, storage)
 
     def look() -> tuple[Manifest | None, Lineage]:
         return (
-            _look(run, storage, refused=refused, told=told)
-            if run.context.rank == 0
+            _look(state, storage, refused=refused, told=told)
+            if state.context.rank == 0
             else (None, Lineage())
         )
 
-    found = wait_for_storage(run, look)
-    return decide_on_rank_0(run, lambda: found)
+    found = wait_for_storage(state, look)
+    return decide_on_rank_0(state, lambda: found)
 
 
-def read_parts(run: Run, storage: Storage, manifest: Manifest) -> Parts | None:
+def read_parts(state: TrainState, storage: Storage, manifest: Manifest) -> Parts | None:
     """Read what this rank needs of a checkpoint; None on all ranks if any rank found it damaged.
 
     In a group of the same size as the saved one, each rank reads its own part. In a group of
@@ -83,16 +83,16 @@ def read_parts(run: Run, storage: Storage, manifest: Manifest) -> Parts | None:
         StopRequested: the job was paused or cancelled while its storage was unreachable.
     """
     try:
-        if manifest.world_size == run.context.world_size:
-            return wait_for_storage(run, partial(_read_own, run, storage, manifest))
-        return _share_merged(run, storage, manifest)
+        if manifest.world_size == state.context.world_size:
+            return wait_for_storage(state, partial(_read_own, state, storage, manifest))
+        return _share_merged(state, storage, manifest)
     except CheckpointError as error:
-        if run.context.rank == 0:
-            run.context.link.log(str(error))
+        if state.context.rank == 0:
+            state.context.link.log(str(error))
         return None
 
 
-def wait_for_storage(run: Run, work: Callable[[], _T]) -> _T:
+def wait_for_storage(state: TrainState, work: Callable[[], _T]) -> _T:
     """Run `work` on every rank, retrying while the storage is unreachable; return this rank's
     result.
 
@@ -101,58 +101,60 @@ def wait_for_storage(run: Run, work: Callable[[], _T]) -> _T:
         StorageError: the job has never trained and its storage cannot be written.
         StopRequested: the job was paused or cancelled meanwhile.
     """
-    run.context.link.on_orders(lambda orders: setattr(run, "stop", orders.stop))
+    state.context.link.on_orders(lambda orders: setattr(state, "stop", orders.stop))
     try:
-        return _retry(run, work)
+        return _retry(state, work)
     finally:
-        run.context.helm.wait_for("")
+        state.context.control.show_wait("")
 
 
-def _retry(run: Run, work: Callable[[], _T]) -> _T:
+def _retry(state: TrainState, work: Callable[[], _T]) -> _T:
     pause_s = FIRST_PAUSE_S
     while True:
-        result, errors = work_side_by_side(run, work)
+        result, errors = run_on_all_ranks(state, work)
         if not errors:
             return result  # type: ignore[return-value]
         _raise_final(errors)
-        text = f"the checkpoints of this job cannot be reached: {errors[0]}; {way_out(errors[0])}"  # type: ignore[arg-type]
-        run.context.helm.wait_for(text)
-        if run.context.rank == 0:
-            run.context.link.log(f"warning: {text}; it is tried again in {pause_s:g} s")
-        if decide_on_rank_0(run, lambda: run.stop is not None):
+        advice = storage_advice(errors[0])  # type: ignore[arg-type]
+        text = f"the checkpoints of this job cannot be reached: {errors[0]}; {advice}"
+        state.context.control.show_wait(text)
+        if state.context.rank == 0:
+            state.context.link.log(f"warning: {text}; it is tried again in {pause_s:g} s")
+        if decide_on_rank_0(state, lambda: state.stop is not None):
             raise StopRequested(text)
-        run.phases.clock.sleep(pause_s)
-        pause_s = min(2 * pause_s, MOST_PAUSE_S)
+        state.phases.clock.sleep(pause_s)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
-def _check_shared(run: Run, storage: Storage) -> None:
+def _check_shared(state: TrainState, storage: Storage) -> None:
     """Check that all ranks see the same storage: rank 0 writes a token, and all ranks read it.
 
     Raises:
         StorageError: this rank does not see the storage.
         PeerUnfit: another rank does not see the storage.
     """
-    path = f".seen-g{run.context.generation:012d}"
-    token = decide_on_rank_0(run, lambda: secrets.token_hex(16))
-    is_first = run.context.rank == 0
+    path = f".seen-g{state.context.generation:012d}"
+    token = decide_on_rank_0(state, lambda: secrets.token_hex(16))
+    is_first = state.context.rank == 0
     wait_for_storage(
-        run, lambda: _keep(run, partial(storage.put, path, token.encode())) if is_first else None
+        state,
+        lambda: _keep(state, partial(storage.put, path, token.encode())) if is_first else None,
     )
     read = partial(storage.read, path)
     sees = wait_for_storage(
-        run, lambda: sees_token(read, token=token, pause=run.phases.clock.sleep)
+        state, lambda: sees_token(read, token=token, pause=state.phases.clock.sleep)
     )
-    found = gather(run, (sees, host := socket.gethostname()))
+    found = gather_objects(state, (sees, host := socket.gethostname()))
     blind = [rank for rank, (there, _) in enumerate(found) if not there]
     if not sees:
         raise StorageError(not_shared(str(storage), host))
     if blind:
         raise PeerUnfit(f"rank {blind[0]} does not see the storage of this job")
-    run.num_hosts = len({name for _, name in found})
-    wait_for_storage(run, lambda: storage.remove(path) if is_first else None)
+    state.num_hosts = len({name for _, name in found})
+    wait_for_storage(state, lambda: storage.remove(path) if is_first else None)
 
 
-def _keep(run: Run, write: Callable[[], None]) -> None:
+def _keep(state: TrainState, write: Callable[[], None]) -> None:
     """Write to the storage.
 
     Raises:
@@ -162,20 +164,20 @@ def _keep(run: Run, write: Callable[[], None]) -> None:
     try:
         write()
     except (FileNotFoundError, PermissionError) as error:
-        _refuse_new(run, error)
+        _refuse_new(state, error)
         raise
 
 
-def _refuse_new(run: Run, error: OSError) -> None:
+def _refuse_new(state: TrainState, error: OSError) -> None:
     """Fail a job that has never trained; for one that has, the error may be an outage that passes.
 
     Raises:
         StorageError: the job has never trained.
     """
-    if not Lineage.of_records(read_records(Path(run.context.launch.storage))).groups:
+    if not Lineage.of_records(read_records(Path(state.context.launch.storage))).groups:
         text = (
             f"checkpoints of this job cannot be kept: {type(error).__name__}: {error};"
-            f" {way_out(error)}"
+            f" {storage_advice(error)}"
         )
         raise StorageError(text) from error
 
@@ -190,7 +192,7 @@ def _raise_final(errors: Iterable[CheckpointError | OSError]) -> None:
 
 
 def _look(
-    run: Run, storage: Storage, *, refused: Iterable[str], told: set[str]
+    state: TrainState, storage: Storage, *, refused: Iterable[str], told: set[str]
 ) -> tuple[Manifest | None, Lineage]:
     """Find the newest checkpoint that the job's records confirm; rank 0 only.
 
@@ -198,7 +200,7 @@ def _look(
         OSError: the storage cannot be reached.
         SupersededError: another worker group runs the job.
     """
-    place, generation = Path(run.context.launch.storage), run.context.generation
+    place, generation = Path(state.context.launch.storage), state.context.generation
     if is_superseded(place, generation):
         raise SupersededError(f"another worker group runs the job; generation {generation} is over")
     lineage = Lineage.of_records(read_records(place))
@@ -206,12 +208,12 @@ def _look(
     def tell(text: str) -> None:
         if text not in told:
             told.add(text)
-            run.context.link.log(text)
+            state.context.link.log(text)
 
-    offers = candidates(storage, run.context.launch.job_id, tell, lineage=lineage)
+    offers = find_candidates(storage, state.context.launch.job_id, tell, lineage=lineage)
     found = next((manifest for manifest in offers if manifest.name not in refused), None)
     if found is None:
-        _keep(run, storage.prepare)
+        _keep(state, storage.prepare)
         if lineage.saved_step:
             tell(
                 f"warning: {storage} holds none of the checkpoints that the job's records name, the"
@@ -221,20 +223,20 @@ def _look(
     return found, lineage
 
 
-def _read_own(run: Run, storage: Storage, manifest: Manifest) -> Parts:
-    shared = read_part(storage, manifest, SHARED)
-    return shared, read_part(storage, manifest, rank_file(run.context.rank))
+def _read_own(state: TrainState, storage: Storage, manifest: Manifest) -> Parts:
+    shared = read_part(storage, manifest, SHARED_FILE)
+    return shared, read_part(storage, manifest, rank_file_name(state.context.rank))
 
 
-def _share_merged(run: Run, storage: Storage, manifest: Manifest) -> Parts:
+def _share_merged(state: TrainState, storage: Storage, manifest: Manifest) -> Parts:
     """Read all parts on rank 0 and return the merged state; rank 0 takes over the loss of the open
     epoch.
     """
-    merged, is_first = MergedParts(manifest.world_size), run.context.rank == 0
+    merged, is_first = MergedParts(manifest.world_size), state.context.rank == 0
     found = wait_for_storage(
-        run, lambda: _read_merged(storage, manifest, merged) if is_first else None
+        state, lambda: _read_merged(storage, manifest, merged) if is_first else None
     )
-    shared, own = broadcast_state(found, device=run.context.device)
+    shared, own = broadcast_state(found, device=state.context.device)
     return shared, own if is_first else {**own, "loss": {"total": 0.0, "samples": 0}}
 
 
@@ -245,9 +247,9 @@ def _read_merged(storage: Storage, manifest: Manifest, merged: MergedParts) -> P
         CheckpointError: a part is damaged, or does not fit the others.
         OSError: the storage cannot be reached.
     """
-    shared = read_part(storage, manifest, SHARED)
+    shared = read_part(storage, manifest, SHARED_FILE)
     while merged.count < manifest.world_size:
-        name = rank_file(merged.count)
+        name = rank_file_name(merged.count)
         try:
             merged.add(read_part(storage, manifest, name))
         except StateError as error:

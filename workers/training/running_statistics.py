@@ -1,11 +1,10 @@
-"""Running statistics of a model, such as BatchNorm's: each worker has its own, until they are made
-one.
+"""Running statistics of a model, such as BatchNorm's: local to each worker until they are averaged.
 
-This is the one exception to "the number of workers does not change the mathematics": BatchNorm
-normalises a micro-batch by itself, which no number of workers changes, but its running mean and
-variance are averages over the micro-batches that *a worker* has seen. They are used in evaluation
-only. `keep_memory` lets them look back as many samples as one worker's would, and `average_buffers`
-makes them one: what is left is the order of the micro-batches within a step.
+They are the one exception to "the number of workers does not change the mathematics". BatchNorm
+normalises each micro-batch by itself, but its running mean and variance, which only evaluation
+uses, are averages over the micro-batches of *one worker*. `adjust_batchnorm_momentum` keeps their
+memory as long as with one worker, and `average_buffers` makes them equal; only the order of the
+micro-batches within a step remains different.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from torch import Tensor, nn
 
 from accordion.ledger import OVERHEAD
 from accordion.wire import Mean
-from workers.training.train_state import Run
+from workers.training.train_state import TrainState
 
 
-def keep_memory(run: Run) -> None:
+def adjust_batchnorm_momentum(state: TrainState) -> None:
     """Let running statistics forget after as many samples as they would with one worker; once,
     before training.
 
@@ -29,20 +28,20 @@ def keep_memory(run: Run) -> None:
     remember W times as long, and lag behind parameters that change: 1 - (1 - m)^W forgets in one
     micro-batch what m does in W of them.
     """
-    for module in run.model.modules():
+    for module in state.model.modules():
         if (
             isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
             and module.momentum is not None
         ):
-            module.momentum = 1.0 - (1.0 - module.momentum) ** run.context.world_size
+            module.momentum = 1.0 - (1.0 - module.momentum) ** state.context.world_size
 
 
-def mark_buffers_equal(run: Run) -> None:
+def mark_buffers_equal(state: TrainState) -> None:
     """Record that the buffers of all workers are equal now, such as after reading a checkpoint."""
-    run.samples_at_averaging = run.epoch_loss.samples
+    state.samples_at_averaging = state.epoch_loss.samples
 
 
-def average_buffers(run: Run) -> None:
+def average_buffers(state: TrainState) -> None:
     """Make the buffers equal on all workers, before evaluation and checkpoint; all ranks together.
 
     Each becomes its mean over the workers, weighted by the samples that each has trained on since
@@ -51,12 +50,12 @@ def average_buffers(run: Run) -> None:
     none for a model that has no floating buffers. Buffers that no checkpoint holds are left alone:
     they are constants, such as masks.
     """
-    buffers = _buffers(run.model)
-    if run.context.world_size == 1 or not any(buffer.is_floating_point() for buffer in buffers):
+    buffers = _buffers(state.model)
+    if state.context.world_size == 1 or not any(buffer.is_floating_point() for buffer in buffers):
         return
-    samples = run.epoch_loss.samples - run.samples_at_averaging
-    mark_buffers_equal(run)
-    means = _weighted_means(run, buffers, samples)
+    samples = state.epoch_loss.samples - state.samples_at_averaging
+    mark_buffers_equal(state)
+    means = _weighted_means(state, buffers, samples)
     for buffer, mean in zip(buffers, means, strict=True):
         buffer.copy_(mean if buffer.is_floating_point() else mean.round())
 
@@ -70,17 +69,17 @@ def _buffers(model: nn.Module) -> list[Tensor]:
     ]
 
 
-def _weighted_means(run: Run, buffers: Sequence[Tensor], samples: int) -> list[Tensor]:
+def _weighted_means(state: TrainState, buffers: Sequence[Tensor], samples: int) -> list[Tensor]:
     """In float64, shaped like the buffers; these themselves where no worker has any samples."""
     values = torch.cat([buffer.detach().double().flatten() for buffer in buffers])
     # not values * 0: that of an infinite value, as masks have, is no number.
     weighted = values * samples if samples else torch.zeros_like(values)
     summed = torch.cat([weighted, weighted.new_tensor([samples])])
     dist.all_reduce(summed)
-    run.session.ledger.count((OVERHEAD,), Mean(summed), OVERHEAD)
+    state.session.ledger.count((OVERHEAD,), Mean(summed), OVERHEAD)
     means = summed[:-1] / summed[-1] if summed[-1] else values
     parts = torch.split(means, [buffer.numel() for buffer in buffers])
     return [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)]
 
 
-__all__ = ["average_buffers", "keep_memory", "mark_buffers_equal"]
+__all__ = ["adjust_batchnorm_momentum", "average_buffers", "mark_buffers_equal"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-def seed_of(*parts: str | int) -> int:
+def derive_seed(*parts: str | int) -> int:
     """A seed of 63 bits; unlike a sum of the parts, neighbours share nothing (seed 1 epoch 0, seed
     0 epoch 1).
     """
@@ -27,7 +27,7 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> Tensor:
     """Indices of all samples, shape [num_samples], int64, in the order in which this epoch visits
     them.
     """
-    generator = torch.Generator().manual_seed(seed_of("order", seed, epoch))
+    generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
     return torch.randperm(num_samples, generator=generator)
 
 
@@ -47,7 +47,7 @@ def batch_at(samples: int, *, num_samples: int, global_batch: int) -> range:
     return range(samples, samples + (global_batch - 1 if leaves_one else min(global_batch, left)))
 
 
-def cut(batch: range, micro_batch: int) -> list[range]:
+def micro_batches(batch: range, micro_batch: int) -> list[range]:
     """Cut the batch into micro-batches; the last may be short.
 
     BatchNorm cannot train on a single sample: a last micro-batch of one sample takes another one
@@ -59,7 +59,7 @@ def cut(batch: range, micro_batch: int) -> list[range]:
     return [batch[start:stop] for start, stop in pairwise([*starts, len(batch)])]
 
 
-def share(pieces: Sequence[range], *, rank: int, world_size: int) -> Sequence[range]:
+def rank_shard(pieces: Sequence[range], *, rank: int, world_size: int) -> Sequence[range]:
     """The rank's contiguous part of the micro-batches: sizes differ by one at most, the first ranks
     take more.
 

@@ -81,7 +81,7 @@ class BatchScaling:
                 return 1.0
 
 
-def schedule_of(training: TrainingSpec) -> Schedule:
+def build_schedule(training: TrainingSpec) -> Schedule:
     """The schedule of the rate at the low batch that a spec asks for."""
     return Schedule(
         lr=training.optimizer.lr,
@@ -91,7 +91,7 @@ def schedule_of(training: TrainingSpec) -> Schedule:
     )
 
 
-def scaling_of(spec: JobSpec) -> BatchScaling:
+def build_scaling(spec: JobSpec) -> BatchScaling:
     """How the rate follows the batch in this job."""
     low, batch = spec.training.global_batch, spec.batch
     if batch is None:

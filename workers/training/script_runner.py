@@ -24,7 +24,7 @@ from workers.error_text import format_with_line
 from workers.errors import CodeError, TaskRaised, WorkerError
 from workers.training.context import WorkerContext
 from workers.training.resume import StopRequested
-from workers.user_code.install import install, put_on_path
+from workers.user_code.install import append_to_path, install_code
 
 if TYPE_CHECKING:
     from workers.training.boundaries import Outcome
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Leave(SystemExit):
+class ScriptExit(SystemExit):
     """Ends the script; `outcome` is the reason, and whether everything is saved."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -51,7 +51,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OptimizerWithExtras:
     """An optimizer whose saved state holds those of other things as well."""
 
     optimizer: Optimizer
@@ -91,7 +91,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class SampleCount:
     """Data of which only the number is known: the script reads them."""
 
     number: int
@@ -104,18 +104,18 @@ class Samples:
         raise NotImplementedError(f"{len(indices)} samples are the script's own")
 
 
-class NoTask:
+class ScriptTask:
     """Stands where a task does; the script has model, loss and data."""
 
     def model(self) -> nn.Module:
         """The script has it."""
         raise NotImplementedError
 
-    def train_data(self) -> Samples:
+    def train_data(self) -> SampleCount:
         """The script has them."""
         raise NotImplementedError
 
-    def eval_data(self) -> Samples:
+    def eval_data(self) -> SampleCount:
         """The script has them."""
         raise NotImplementedError
 
@@ -156,7 +156,7 @@ def _outcome_of(context: WorkerContext) -> Outcome:
     try:
         with _command_line([str(file), *arguments]):
             runpy.run_path(str(file), run_name="__main__")
-    except Leave as leave:
+    except ScriptExit as leave:
         return leave.outcome
     except StopRequested:
         return "stopped"
@@ -167,14 +167,14 @@ def _outcome_of(context: WorkerContext) -> Outcome:
             ) from end
     try:
         session.close()
-    except Leave as leave:
+    except ScriptExit as leave:
         return leave.outcome
     return "completed"
 
 
 def _script_of(launch: Launch) -> tuple[Path, list[str]]:
     """The script's file, importable like its neighbours, and its command line."""
-    folder = install(launch)
+    folder = install_code(launch)
     options = launch.spec.task.options
     if folder is None or not (folder / str(options["file"])).is_file():
         found = (
@@ -190,7 +190,7 @@ def _script_of(launch: Launch) -> tuple[Path, list[str]]:
     neighbours = [
         str(path.relative_to(file.parent)) for path in file.parent.rglob("*") if path.is_file()
     ]
-    put_on_path(file.parent, neighbours)
+    append_to_path(file.parent, neighbours)
     return file, shlex.split(str(options["args"]))
 
 
@@ -233,4 +233,11 @@ def _raised(error: BaseException) -> TaskRaised:
     return TaskRaised(step, epoch, format_with_line(error))
 
 
-__all__ = ["Held", "Leave", "NoTask", "Samples", "Stateful", "run_script"]
+__all__ = [
+    "OptimizerWithExtras",
+    "SampleCount",
+    "ScriptExit",
+    "ScriptTask",
+    "Stateful",
+    "run_script",
+]

@@ -42,13 +42,26 @@ from workers.training.boundaries import (
     open_epoch,
     start_training,
 )
-from workers.training.checkpointing import save
+from workers.training.checkpointing import save_checkpoint
 from workers.training.clock import Clock
 from workers.training.context import WorkerContext
 from workers.training.evaluation import MetricSums
-from workers.training.sampler import batch_at, cut, epoch_order, loss_weight, num_batches, share
-from workers.training.script_runner import Held, Leave, NoTask, Samples, Stateful
-from workers.training.train_state import Run, assemble
+from workers.training.sampler import (
+    batch_at,
+    epoch_order,
+    loss_weight,
+    micro_batches,
+    num_batches,
+    rank_shard,
+)
+from workers.training.script_runner import (
+    OptimizerWithExtras,
+    SampleCount,
+    ScriptExit,
+    ScriptTask,
+    Stateful,
+)
+from workers.training.train_state import TrainState, assemble_train_state
 
 
 class Batches:
@@ -82,8 +95,8 @@ class Batches:
             batch = batch_at(
                 done, num_samples=self.num_samples, global_batch=run.session.global_batch
             )
-            pieces = cut(batch, training.micro_batch)
-            mine = share(pieces, rank=context.rank, world_size=context.world_size)
+            pieces = micro_batches(batch, training.micro_batch)
+            mine = rank_shard(pieces, rank=context.rank, world_size=context.world_size)
             read = mine or pieces[:1]
             self.ahead.append((batch, sum(map(len, mine))))
             yield order[read[0].start : read[-1].stop].tolist()
@@ -99,7 +112,7 @@ class ScriptSession:
     def forget(self) -> None:
         """Be as at the beginning: a process serves one script after the other."""
         self._context: WorkerContext | None = None
-        self._run: Run | None = None
+        self._run: TrainState | None = None
         self._batches: Batches | None = None
         self._epochs: int | None = None
         self._leaving: Outcome | None = None
@@ -143,7 +156,7 @@ class ScriptSession:
         )
 
     @property
-    def run(self) -> Run:
+    def run(self) -> TrainState:
         """What `attach` put together.
 
         Raises:
@@ -220,11 +233,11 @@ class ScriptSession:
                 " session.batches(len(data)) before it, or give samples=len(data)"
             )
         with self._ours():
-            parts = (NoTask(), Samples(count), Samples(0))
-            run = assemble(
+            parts = (ScriptTask(), SampleCount(count), SampleCount(0))
+            run = assemble_train_state(
                 self._place, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler
             )
-            run.optimizer = Held.of(optimizer, kept)
+            run.optimizer = OptimizerWithExtras.of(optimizer, kept)
             self._run = run
             standalone.log_resume(run, start_training(run))
         self._begin_lap()
@@ -252,7 +265,9 @@ class ScriptSession:
         With the scaler that `attach` was given the loss is scaled here, and not before.
         """
         run = self.run
-        run.context.helm.enter("training", epoch=run.position.epoch, step=run.session.steps)
+        run.context.control.enter_phase(
+            "training", epoch=run.position.epoch, step=run.session.steps
+        )
         batch, own = self._part()
         if own:
             run.add_loss(loss, own)
@@ -275,7 +290,7 @@ class ScriptSession:
             RuntimeError: another worker is gone.
         """
         if self._leaving is not None:
-            raise Leave(self._leaving)
+            raise ScriptExit(self._leaving)
         run = self.run
         self._count("compute")
         self._rate = float(run.optimizer.param_groups[0]["lr"])
@@ -290,7 +305,7 @@ class ScriptSession:
             self._begin_lap()
             if self._leaving is not None:
                 run.context.link.flush(FLUSH_TIMEOUT_S)
-                raise Leave(self._leaving)
+                raise ScriptExit(self._leaving)
         return result.taken
 
     def end_epoch(self, **metrics: float | Tensor) -> None:
@@ -315,14 +330,14 @@ class ScriptSession:
             )
             self._begin_lap()
             if not is_saved:
-                raise Leave("unsaved")
+                raise ScriptExit("unsaved")
 
     def checkpoint(self) -> None:
         """Save everything now: all workers, between two steps. It is also done as often as the job
         asks.
         """
         with self._ours():
-            save(self.run)
+            save_checkpoint(self.run)
             self._begin_lap()
 
     def close(self) -> None:
@@ -337,10 +352,12 @@ class ScriptSession:
                 " shows how"
             )
         run = self._run
-        run.context.helm.enter("finished", epoch=run.position.epoch, step=run.session.steps)
+        run.context.control.enter_phase(
+            "finished", epoch=run.position.epoch, step=run.session.steps
+        )
         with self._ours():
-            if dist.is_initialized() and not save(run, wait=True):
-                raise Leave("unsaved")
+            if dist.is_initialized() and not save_checkpoint(run, wait=True):
+                raise ScriptExit("unsaved")
             run.context.link.flush(FLUSH_TIMEOUT_S)
 
     @property
@@ -389,4 +406,4 @@ session = ScriptSession()
 """The one of this process."""
 
 
-__all__ = ["Batches", "Leave", "ScriptSession", "session"]
+__all__ = ["Batches", "ScriptExit", "ScriptSession", "session"]

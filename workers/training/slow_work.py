@@ -15,14 +15,14 @@ import torch.distributed as dist
 from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from workers.training.train_state import Run
+    from workers.training.train_state import TrainState
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """How long a rank waits for its own work before it tells the others that it is not done; well below
 the timeout of a collective.
 """
 FIRST_PAUSE_S = 1.0
-MOST_PAUSE_S = 20.0
+MAX_PAUSE_S = 20.0
 """Pauses between retries of a failing storage double up to this, which is below a collective's
 timeout.
 """
@@ -34,7 +34,7 @@ the storage is shown.
 _T = TypeVar("_T")
 
 
-class Background(Generic[_T]):
+class BackgroundCall(Generic[_T]):
     """Runs a call in a thread of its own and keeps its result or error."""
 
     def __init__(self, work: Callable[[], _T]) -> None:
@@ -62,62 +62,62 @@ class Background(Generic[_T]):
             self.error = error
 
 
-class SlowWork:
+class SlowWaitNotice:
     """Shows what this rank waits for, at intervals that double from `SLOW_STORAGE_S` on.
 
     `text` has a field for the seconds waited.
     """
 
-    def __init__(self, run: Run, text: str) -> None:
-        self._run, self._text = run, text
-        self._start = run.phases.clock.elapsed()
+    def __init__(self, state: TrainState, text: str) -> None:
+        self._run, self._text = state, text
+        self._start = state.phases.clock.elapsed()
         self._next_s = SLOW_STORAGE_S
 
     def show(self) -> str | None:
         """Count a sign of life if the work is slow; return the text if it is shown now."""
         waited_s = self._run.phases.clock.elapsed() - self._start
-        helm = self._run.context.helm
+        control = self._run.context.control
         if waited_s < self._next_s:
-            helm.num_signs += self._next_s > SLOW_STORAGE_S
+            control.activity_count += self._next_s > SLOW_STORAGE_S
             return None
         self._next_s *= 2
         text = self._text.format(waited_s)
-        helm.wait_for(text)
+        control.show_wait(text)
         return text
 
     def end(self) -> None:
         """Take back what is shown."""
         if self._next_s > SLOW_STORAGE_S:
-            self._run.context.helm.wait_for("")
+            self._run.context.control.show_wait("")
 
 
-def gather(run: Run, own: Any) -> list[Any]:
+def gather_objects(state: TrainState, own: Any) -> list[Any]:
     """Return the objects of all ranks, in rank order."""
-    given = [None] * run.context.world_size
+    given = [None] * state.context.world_size
     dist.all_gather_object(given, own)
     return given
 
 
-def decide_on_rank_0(run: Run, decide: Callable[[], _T]) -> _T:
+def decide_on_rank_0(state: TrainState, decide: Callable[[], _T]) -> _T:
     """Call `decide` on rank 0 and return its result on all ranks."""
-    decided = [decide() if run.context.rank == 0 else None]
+    decided = [decide() if state.context.rank == 0 else None]
     dist.broadcast_object_list(decided, src=0)
     value: Any = decided[0]
     return value  # type: ignore[no-any-return]
 
 
-def work_side_by_side(
-    run: Run, work: Callable[[], _T]
+def run_on_all_ranks(
+    state: TrainState, work: Callable[[], _T]
 ) -> tuple[_T | None, list[CheckpointError | OSError]]:
     """Run `work` on every rank; return this rank's result and the errors of all ranks.
 
     Raises:
         RuntimeError: another worker is gone.
     """
-    background = Background(work)
-    slow = SlowWork(run, "waiting for this job's storage for {:.0f} s")
+    background = BackgroundCall(work)
+    slow = SlowWaitNotice(state, "waiting for this job's storage for {:.0f} s")
     while True:
-        ended = background.wait(LOOK_S)
+        ended = background.wait(POLL_INTERVAL_S)
         slow.show()
         if (
             ended
@@ -125,7 +125,7 @@ def work_side_by_side(
             and not isinstance(background.error, CheckpointError | OSError)
         ):
             raise background.error
-        ends = gather(run, (ended, _sendable(background.error)))
+        ends = gather_objects(state, (ended, _sendable(background.error)))
         if all(over for over, _ in ends):
             break
     errors = [error for _, error in ends if error is not None]
@@ -145,4 +145,10 @@ def _sendable(error: BaseException | None) -> CheckpointError | OSError | None:
     return None
 
 
-__all__ = ["Background", "SlowWork", "decide_on_rank_0", "gather", "work_side_by_side"]
+__all__ = [
+    "BackgroundCall",
+    "SlowWaitNotice",
+    "decide_on_rank_0",
+    "gather_objects",
+    "run_on_all_ranks",
+]

@@ -18,25 +18,25 @@ from torch import Tensor
 from accordion.saved_states import MeanState
 from workers.contract import Bytes, Position
 from workers.training.schedule import BatchChange
-from workers.training.train_state import Mark, Run
+from workers.training.train_state import EpochBaseline, TrainState
 
 
-def load_state(run: Run, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Continue from a saved state: what all ranks share, and this rank's part or the merged
     parts.
     """
-    run.model.load_state_dict(shared["model"])
-    run.optimizer.load_state_dict(shared["optimizer"])
-    run.position = Position(**shared["position"])
-    run.overrides = None
-    run.skipped_in_a_row = shared["skipped_in_a_row"]
-    run.batch_change = BatchChange(**shared["batch_change"])
-    if run.scaler is not None and shared.get("scaler"):
-        run.scaler.load_state_dict(shared["scaler"])
+    state.model.load_state_dict(shared["model"])
+    state.optimizer.load_state_dict(shared["optimizer"])
+    state.position = Position(**shared["position"])
+    state.overrides = None
+    state.skipped_in_a_row = shared["skipped_in_a_row"]
+    state.batch_change = BatchChange(**shared["batch_change"])
+    if state.scaler is not None and shared.get("scaler"):
+        state.scaler.load_state_dict(shared["scaler"])
     # older checkpoints hold neither rank nor size, and merged parts serve every rank.
-    place = {"rank": run.context.rank, "world_size": run.context.world_size}
-    run.session.load_state_dict({**own["session"], **place, "controller": shared["controller"]})
-    _restore_own(run, own)
+    place = {"rank": state.context.rank, "world_size": state.context.world_size}
+    state.session.load_state_dict({**own["session"], **place, "controller": shared["controller"]})
+    _restore_own(state, own)
 
 
 class MergedParts:
@@ -72,53 +72,53 @@ class MergedParts:
         return {**self._first, "session": self._session.result(), "loss": self._loss}
 
 
-def shared_state(run: Run) -> dict[str, Any]:
+def shared_state(state: TrainState) -> dict[str, Any]:
     """Collect what is the same on all ranks; tensors are the run's own."""
     return {
-        "model": run.model.state_dict(),
-        "optimizer": run.optimizer.state_dict(),
-        "controller": run.session.controller.state_dict(),
-        "scaler": run.scaler.state_dict() if run.scaler is not None else None,
-        "position": asdict(run.position),
-        "skipped_in_a_row": run.skipped_in_a_row,
-        "batch_change": asdict(run.batch_change),
+        "model": state.model.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "controller": state.session.controller.state_dict(),
+        "scaler": state.scaler.state_dict() if state.scaler is not None else None,
+        "position": asdict(state.position),
+        "skipped_in_a_row": state.skipped_in_a_row,
+        "batch_change": asdict(state.batch_change),
     }
 
 
-def own_state(run: Run) -> dict[str, Any]:
+def rank_state(state: TrainState) -> dict[str, Any]:
     """Collect what differs from rank to rank; tensors are the run's own."""
-    statistic = run.adviser.statistic
+    statistic = state.decider.statistic
     return {
-        "session": {**run.session.state_dict(), "controller": None},
+        "session": {**state.session.state_dict(), "controller": None},
         "rng": torch.get_rng_state(),
         "cuda_rng": (
-            torch.cuda.get_rng_state(run.context.device)
-            if run.context.device.startswith("cuda")
+            torch.cuda.get_rng_state(state.context.device)
+            if state.context.device.startswith("cuda")
             else None
         ),
-        "loss": {"total": float(run.epoch_loss.total), "samples": run.epoch_loss.samples},
-        "seconds": dict(run.phases.seconds),
+        "loss": {"total": float(state.epoch_loss.total), "samples": state.epoch_loss.samples},
+        "seconds": dict(state.phases.seconds),
         "mark": {
-            "bytes": run.epoch_mark.bytes.model_dump(),
-            "seconds": dict(run.epoch_mark.seconds),
-            "skipped_steps": run.epoch_mark.skipped_steps,
+            "bytes": state.epoch_baseline.bytes.model_dump(),
+            "seconds": dict(state.epoch_baseline.seconds),
+            "skipped_steps": state.epoch_baseline.skipped_steps,
         },
         "statistic": None if statistic is None else dict(statistic),
     }
 
 
-def _restore_own(run: Run, own: Mapping[str, Any]) -> None:
-    run.epoch_loss.total += own["loss"]["total"]
-    run.epoch_loss.samples += own["loss"]["samples"]
-    run.phases.seconds.update(own["seconds"])
+def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
+    state.epoch_loss.total += own["loss"]["total"]
+    state.epoch_loss.samples += own["loss"]["samples"]
+    state.phases.seconds.update(own["seconds"])
     mark = own["mark"]
-    run.epoch_mark = Mark(
+    state.epoch_baseline = EpochBaseline(
         bytes=Bytes(**mark["bytes"]), seconds=mark["seconds"], skipped_steps=mark["skipped_steps"]
     )
-    run.adviser.statistic = own["statistic"]
+    state.decider.statistic = own["statistic"]
     torch.set_rng_state(own["rng"])
-    if own["cuda_rng"] is not None and run.context.device.startswith("cuda"):
-        torch.cuda.set_rng_state(own["cuda_rng"], run.context.device)
+    if own["cuda_rng"] is not None and state.context.device.startswith("cuda"):
+        torch.cuda.set_rng_state(own["cuda_rng"], state.context.device)
 
 
 def copy_to_cpu(state: Any) -> Any:
@@ -135,4 +135,4 @@ def copy_to_cpu(state: Any) -> Any:
     return state
 
 
-__all__ = ["MergedParts", "copy_to_cpu", "load_state", "own_state", "shared_state"]
+__all__ = ["MergedParts", "copy_to_cpu", "load_state", "rank_state", "shared_state"]

@@ -16,7 +16,7 @@ from workers.hub.journal import Journal, SupersededError, claim_generation, newe
 from workers.training.clock import Clock
 from workers.training.context import NoLink, WorkerContext
 from workers.training.slow_work import decide_on_rank_0
-from workers.training.train_state import Run
+from workers.training.train_state import TrainState
 
 NO_JOB = "script"
 """Stands in for a job's id, in manifests too."""
@@ -70,39 +70,39 @@ def check_unchanged(
         )
 
 
-def check_not_superseded(run: Run) -> None:
+def check_not_superseded(state: TrainState) -> None:
     """Check on all workers that no other run has started on the storage of a run outside of a job.
 
     Raises:
         SupersededError: another run has started on it.
     """
-    launch = run.context.launch
+    launch = state.context.launch
     if launch.job_id != NO_JOB or not launch.storage:
         return
-    newest = decide_on_rank_0(run, lambda: newest_generation(Path(launch.storage)))
-    if newest > run.context.generation:
+    newest = decide_on_rank_0(state, lambda: newest_generation(Path(launch.storage)))
+    if newest > state.context.generation:
         raise SupersededError(
             f"another run started on storage {launch.storage} (generation {newest}, this run has "
-            f"{run.context.generation}); give each run a directory of its own"
+            f"{state.context.generation}); give each run a directory of its own"
         )
 
 
-def log_resume(run: Run, resumed_from: str | None) -> None:
+def log_resume(state: TrainState, resumed_from: str | None) -> None:
     """Log where a run outside of a job resumes, on rank 0, as a warning because those are visible
     by default.
     """
-    if resumed_from is not None and _logs(run):
+    if resumed_from is not None and _logs(state):
         logger.warning(
             "resumed from %s: epoch %d, step %d",
             resumed_from,
-            run.position.epoch,
-            run.session.steps,
+            state.position.epoch,
+            state.session.steps,
         )
 
 
-def log_if_done(run: Run, epochs: int) -> None:
+def log_if_done(state: TrainState, epochs: int) -> None:
     """Log that a run outside of a job has no epochs left to train, on rank 0."""
-    if run.position.epoch >= epochs and _logs(run):
+    if state.position.epoch >= epochs and _logs(state):
         logger.warning("all %d epochs have been trained; nothing is left to train", epochs)
 
 
@@ -125,8 +125,8 @@ class JournalLink(NoLink):
         self._journal.write(payload)
 
 
-def _logs(run: Run) -> bool:
-    return run.context.launch.job_id == NO_JOB and run.context.rank == 0
+def _logs(state: TrainState) -> bool:
+    return state.context.launch.job_id == NO_JOB and state.context.rank == 0
 
 
 def _spec_of(job: Mapping[str, Any]) -> JobSpec:

@@ -19,7 +19,7 @@ from accordion.controller import Controller
 from accordion.messages import Decision, Override, Report
 from accordion.module_checks import unwrap_module
 from accordion.session import Session, attach
-from workers.checkpoint.async_save import Saving
+from workers.checkpoint.async_save import SaveStatus
 from workers.contract import Bytes, JobSpec, Position
 from workers.data import Data
 from workers.data.nested import to_device, to_float32
@@ -29,8 +29,14 @@ from workers.spec import OptimizerSpec
 from workers.tasks.base import Task
 from workers.training.clock import Clock, Phases
 from workers.training.context import Link, WorkerContext
-from workers.training.sampler import num_batches, seed_of
-from workers.training.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
+from workers.training.sampler import derive_seed, num_batches
+from workers.training.schedule import (
+    BatchChange,
+    BatchScaling,
+    Schedule,
+    build_scaling,
+    build_schedule,
+)
 from workers.user_code.load_task import load_task
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,7 +69,7 @@ class LossSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class EpochBaseline:
     """What had been spent when the open epoch began; its record holds the difference."""
 
     bytes: Bytes = field(default_factory=Bytes)
@@ -72,7 +78,7 @@ class Mark:
 
 
 @dataclass(slots=True, kw_only=True)
-class Adviser:
+class ActorDecider:
     """Asks the Accordion actor on behalf of the session, on rank 0, and notes what it was asked
     about.
     """
@@ -93,7 +99,7 @@ class Adviser:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class TrainState:
     """One worker's part of a job."""
 
     context: WorkerContext
@@ -110,7 +116,7 @@ class Run:
     scaling: BatchScaling
     batch_change: BatchChange
     """As of the newest step; the size in force is `session.global_batch`."""
-    adviser: Adviser
+    decider: ActorDecider
     phases: Phases
     num_hosts: int = 1
     """Hosts whose workers were shown to see the storage of the checkpoints."""
@@ -118,7 +124,7 @@ class Run:
     epoch_loss: LossSum
     recent_loss: LossSum
     """Since the last `Progress`."""
-    epoch_mark: Mark = field(default_factory=Mark)
+    epoch_baseline: EpochBaseline = field(default_factory=EpochBaseline)
     scaler: GradScaler | None = None
     """Of the loss, where gradients could vanish in fp16."""
     skipped_in_a_row: int = 0
@@ -134,7 +140,7 @@ class Run:
     """Seconds in `compute` up to the newest step."""
     stop: Literal["cancel", "pause"] | None = None
     """Stop that a user requested, as far as rank 0 knows; None on other ranks."""
-    saving: Saving = field(default_factory=Saving)
+    save_status: SaveStatus = field(default_factory=SaveStatus)
 
     @property
     def spec(self) -> JobSpec:
@@ -201,39 +207,42 @@ class Run:
             yield
 
 
-def load(spec: JobSpec) -> tuple[Task, Data, Data]:
+def load_task_data(spec: JobSpec) -> tuple[Task, Data, Data]:
     """The task, what it trains on and what it is evaluated on: they serve all groups that a process
     is in.
 
     Raises:
         TaskRaised: the task cannot be loaded.
     """
-    with task_code(None, None), seeded(seed_of("task", spec.training.seed), "cpu"):
+    with task_code(None, None), seeded_generators(derive_seed("task", spec.training.seed), "cpu"):
         task = load_task(spec.task.name, spec.task.options)
         return task, task.train_data(), task.eval_data()
 
 
-def build(context: WorkerContext, clock: Clock) -> Run:
+def build_train_state(context: WorkerContext, clock: Clock) -> TrainState:
     """Model, data, optimizer and session of a run that has not begun; equal on all ranks.
 
     Raises:
         TaskRaised: the task cannot be built.
     """
     spec = context.launch.spec
-    parts = context.parts or load(spec)
-    with task_code(None, None), seeded(seed_of("model", spec.training.seed), context.device):
+    parts = context.parts or load_task_data(spec)
+    with (
+        task_code(None, None),
+        seeded_generators(derive_seed("model", spec.training.seed), context.device),
+    ):
         model = parts[0].model().to(context.device)
     ddp = _parallel(model, context.device)
     optimizer = _optimizer(model, spec.training.optimizer)
     scaler = (
         GradScaler(torch.device(context.device).type) if spec.training.precision == "fp16" else None
     )
-    run = assemble(context, clock, parts, ddp=ddp, optimizer=optimizer, scaler=scaler)
-    run.session.lr = run.schedule.epoch_rate(0)
-    return run
+    state = assemble_train_state(context, clock, parts, ddp=ddp, optimizer=optimizer, scaler=scaler)
+    state.session.lr = state.schedule.epoch_rate(0)
+    return state
 
 
-def assemble(
+def assemble_train_state(
     context: WorkerContext,
     clock: Clock,
     parts: tuple[Task, Data, Data],
@@ -241,21 +250,21 @@ def assemble(
     ddp: nn.Module,
     optimizer: Optimizer,
     scaler: GradScaler | None = None,
-) -> Run:
+) -> TrainState:
     """A run that has not begun; `parts` are the task, what it trains on and what it is evaluated
     on.
 
     Raises:
         HookError: as `accordion.attach`.
     """
-    spec, adviser = context.launch.spec, Adviser(link=context.link)
+    spec, decider = context.launch.spec, ActorDecider(link=context.link)
     task, data, held_out = parts
     batch = spec.training.global_batch
     session = attach(
-        ddp, spec.config(), optimizer=optimizer, scaler=scaler, decider=adviser, global_batch=batch
+        ddp, spec.config(), optimizer=optimizer, scaler=scaler, decider=decider, global_batch=batch
     )
-    adviser.controller = session.controller
-    return Run(
+    decider.controller = session.controller
+    return TrainState(
         context=context,
         task=task,
         data=data,
@@ -263,10 +272,10 @@ def assemble(
         ddp=ddp,
         optimizer=optimizer,
         session=session,
-        schedule=schedule_of(spec.training),
-        scaling=scaling_of(spec),
+        schedule=build_schedule(spec.training),
+        scaling=build_scaling(spec),
         batch_change=BatchChange(size=session.global_batch),
-        adviser=adviser,
+        decider=decider,
         phases=Phases(clock=clock, communicated=lambda: session.communicate_s),
         epoch_loss=LossSum.zero(context.device),
         recent_loss=LossSum.zero(context.device),
@@ -286,7 +295,7 @@ def task_code(step: int | None, epoch: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int, device: str) -> Iterator[None]:
+def seeded_generators(seed: int, device: str) -> Iterator[None]:
     """Inside, the default generators start at this seed; afterwards they are where they were."""
     cuda = [torch.device(device)] if device.startswith("cuda") else []
     with torch.random.fork_rng(devices=cuda):

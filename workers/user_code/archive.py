@@ -93,20 +93,20 @@ def check_archive(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
         CodeError: it is no zip file, or one that holds what code does not need; the sentence says
             what.
     """
-    entries = entries_of(file, limits)
+    entries = list_entries(file, limits)
     for entry in entries:
         for _ in _unpacked(file, entry):
             pass
     return entries
 
 
-def unpack(file: BinaryIO, folder: Path, limits: Limits = LIMITS) -> tuple[Entry, ...]:
+def unpack_archive(file: BinaryIO, folder: Path, limits: Limits = LIMITS) -> tuple[Entry, ...]:
     """Write all files into a folder that is empty and nobody else's.
 
     Raises:
         CodeError: as `check_archive`; files before the faulty one are there then.
     """
-    entries = entries_of(file, limits)
+    entries = list_entries(file, limits)
     for entry in entries:
         path = folder / entry.name
         (path if entry.is_folder else path.parent).mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def unpack(file: BinaryIO, folder: Path, limits: Limits = LIMITS) -> tuple[Entry
     return entries
 
 
-def entries_of(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
+def list_entries(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
     """What an archive holds, in its order, by its list of files; their bytes are not read.
 
     Raises:
@@ -141,7 +141,7 @@ def entries_of(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
     return tuple(placed)
 
 
-def modules_of(names: Iterable[str]) -> dict[str, str]:
+def top_level_modules(names: Iterable[str]) -> dict[str, str]:
     """What `import NAME` could find among these paths: top-level name → the first file that makes
     it so.
     """
@@ -422,7 +422,7 @@ __all__ = [
     "Entry",
     "Limits",
     "check_archive",
-    "entries_of",
-    "modules_of",
-    "unpack",
+    "list_entries",
+    "top_level_modules",
+    "unpack_archive",
 ]

@@ -19,14 +19,14 @@ from pathlib import Path
 
 from workers.contract import Launch
 from workers.errors import CodeError, TaskRaised
-from workers.user_code.archive import modules_of, unpack
+from workers.user_code.archive import top_level_modules, unpack_archive
 
 _PREFIX = "accordion-code-"
 
 logger = logging.getLogger(__name__)
 
 
-def install(launch: Launch) -> Path | None:
+def install_code(launch: Launch) -> Path | None:
     """Make the job's own modules importable and return their folder; None where it has none.
 
     Once a process, however often it is called. The folder is this process's own and goes with it,
@@ -47,7 +47,7 @@ def install(launch: Launch) -> Path | None:
         raise TaskRaised(None, None, f"{type(error).__name__}: {error}") from error
 
 
-def put_on_path(folder: Path, files: Sequence[str]) -> None:
+def append_to_path(folder: Path, files: Sequence[str]) -> None:
     """Append a folder to `sys.path`; `files` are the paths in it.
 
     Raises:
@@ -55,7 +55,7 @@ def put_on_path(folder: Path, files: Sequence[str]) -> None:
     """
     if str(folder) in sys.path:
         return
-    for name, file in modules_of(files).items():
+    for name, file in top_level_modules(files).items():
         other = (
             importlib.util.find_spec(name)
             if name not in sys.modules
@@ -74,7 +74,7 @@ def put_on_path(folder: Path, files: Sequence[str]) -> None:
 def _installed(archive: str, sha256: str) -> Path:
     folder, lock = _new_folder()
     try:
-        put_on_path(folder, _unpacked(archive, sha256, folder))
+        append_to_path(folder, _unpacked(archive, sha256, folder))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
@@ -92,7 +92,7 @@ def _unpacked(archive: str, sha256: str, folder: Path) -> list[str]:
                 f"the code in {archive} is {found[:12]}..., not {sha256[:12]}...; submit the job"
                 " again"
             )
-        return [entry.name for entry in unpack(file, folder) if not entry.is_folder]
+        return [entry.name for entry in unpack_archive(file, folder) if not entry.is_folder]
 
 
 def _new_folder() -> tuple[Path, int]:
@@ -133,4 +133,4 @@ def _lock(folder: Path) -> int | None:
     return lock
 
 
-__all__ = ["install", "put_on_path"]
+__all__ = ["append_to_path", "install_code"]

@@ -35,7 +35,14 @@ from workers.hub.actor_client import RayActorClient
 from workers.hub.journal import Journal
 from workers.hub.log_shipper import LogShipper, LogSource, ship_logs
 from workers.tasks import SCRIPT
-from workers.training.context import Helm, Interruption, Link, NoLink, RankProgress, WorkerContext
+from workers.training.context import (
+    Link,
+    LoopControl,
+    NoLink,
+    PreviousGroup,
+    RankProgress,
+    WorkerContext,
+)
 from workers.worker.actor_link import ActorLink
 from workers.worker.exit_notes import enable_exit_note, exit_note_path
 from workers.worker.gpu_memory import wait_for_free_memory
@@ -74,7 +81,7 @@ class GroupAssignment:
     world_size: int
     store: Address
     """Host, port and secret of the group's store, which rank 0's process has opened."""
-    interruption: Interruption | None
+    previous_group: PreviousGroup | None
     peer_timeout_s: float
     """Timeout of a collective, in seconds."""
     nodes: tuple[str, ...] = ()
@@ -91,8 +98,8 @@ class Heartbeat:
     progress: RankProgress = field(default_factory=RankProgress)
     memory: MemoryUse | None = None
     """Memory use of the process and its node; None if the system does not report it."""
-    num_signs: int = 0
-    """Activity counter of this worker; see `Helm`."""
+    activity_count: int = 0
+    """Activity counter of this worker; see `LoopControl`."""
 
 
 class Worker:
@@ -107,7 +114,7 @@ class Worker:
         self._token = token
         self._launch = Launch.model_validate_json(launch)
         self._parts: tuple[Task, Data, Data] | None = None
-        self._helm = Helm()
+        self._control = LoopControl()
         self._has_note = False
         self._meeting: GroupStore | None = None
         self._trainer: int | None = None
@@ -164,7 +171,7 @@ class Worker:
 
         log.debug("group %d meets here", generation)
         # before the group trains, so that nothing that is asked of it from now on is lost.
-        self._helm = self._helm.successor()
+        self._control = self._control.for_next_group()
         self._meeting = GroupStore(self.place().host)
         return self._meeting.address
 
@@ -174,7 +181,7 @@ class Worker:
         """
         from accordion.step_signals import Signal
 
-        self._helm.ask(Signal.RESIZE)
+        self._control.request_signal(Signal.RESIZE)
         if self._link is not None:
             # a full disk must not keep a group from making room.
             with suppress(OSError):
@@ -182,18 +189,18 @@ class Worker:
 
     def pulse(self, compute_s_by_rank: tuple[float, ...]) -> Heartbeat:
         """Say how far this worker is; `compute_s_by_rank` is what all ranks last said."""
-        self._helm.compute_s_by_rank = compute_s_by_rank
+        self._control.compute_s_by_rank = compute_s_by_rank
         return replace(self.last_step(), memory=read_memory_use(os.getpid()))
 
     def last_step(self) -> Heartbeat:
         """How far this worker is, or was when its group ended."""
-        helm = self._helm
+        control = self._control
         return Heartbeat(
-            step=helm.step,
-            stepped_at=helm.stepped_at,
-            compute_s=helm.compute_s,
-            progress=helm.progress,
-            num_signs=helm.num_signs,
+            step=control.step,
+            stepped_at=control.stepped_at,
+            compute_s=control.compute_s,
+            progress=control.progress,
+            activity_count=control.activity_count,
         )
 
     def find_user_line(self) -> str:
@@ -207,7 +214,7 @@ class Worker:
         """Train in this group until it ends; gives the loop's outcome.
 
         Raises:
-            WorkerError: as `loop.train`.
+            WorkerError: as `loop.train_job`.
             RuntimeError: a collective broke, since some peer is gone.
         """
         self._trainer = threading.get_ident()
@@ -218,7 +225,7 @@ class Worker:
             self._trainer = None
             # sockets of the group close with the last object that holds one: peers wait for that.
             self._meeting = None
-            self._helm.let_go()
+            self._control.remove_listener()
             gc.collect()
 
     def _meet(self, seat: GroupAssignment) -> Store:
@@ -236,7 +243,7 @@ class Worker:
         from workers.worker.process_group import process_group, select_device
 
         if seat.rank != 0:
-            self._helm = self._helm.successor()
+            self._control = self._control.for_next_group()
         device = select_device(self._launch.spec.workers)
         place = (seat.rank, seat.world_size)
         source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=seat.rank)
@@ -258,8 +265,8 @@ class Worker:
                 world_size=seat.world_size,
                 device=device,
                 link=link,
-                interruption=seat.interruption,
-                helm=self._helm,
+                previous_group=seat.previous_group,
+                control=self._control,
                 parts=self._parts,
             )
             self._link = link
@@ -286,26 +293,28 @@ def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:
     # torch itself loads torch._dynamo, 1 to 2 s, with the first optimizer that is made.
     for module in ("torch._dynamo", "workers.training.loop"):
         importlib.import_module(module)
-    from workers.training.train_state import load
-    from workers.user_code.install import install
+    from workers.training.train_state import load_task_data
+    from workers.user_code.install import install_code
     from workers.worker.process_damage import note_destroyed_groups
 
     note_destroyed_groups()
-    install(launch)
-    return None if launch.spec.task.name == SCRIPT else load(launch.spec)
+    install_code(launch)
+    return None if launch.spec.task.name == SCRIPT else load_task_data(launch.spec)
 
 
 def _run(context: WorkerContext) -> str:
     """Run the loop, or the user's script; what either raises goes to the log with its traceback."""
-    from workers.training.loop import train
+    from workers.training.loop import train_job
     from workers.training.script_runner import run_script
-    from workers.user_code.install import install
+    from workers.user_code.install import install_code
     from workers.worker.process_damage import explain_damage
 
     log.info("rank %d of %d trains on %s", context.rank, context.world_size, context.device)
     try:
-        install(context.launch)
-        return run_script(context) if context.launch.spec.task.name == SCRIPT else train(context)
+        install_code(context.launch)
+        return (
+            run_script(context) if context.launch.spec.task.name == SCRIPT else train_job(context)
+        )
     except WorkerError:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -320,7 +329,7 @@ def _run(context: WorkerContext) -> str:
         )
         if told is None:
             raise
-        progress = context.helm.progress
+        progress = context.control.progress
         raise TaskRaised(progress.step, progress.epoch, told) from error
 
 

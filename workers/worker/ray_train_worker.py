@@ -111,7 +111,7 @@ class WorkerInRayTrain(Worker):
     def report(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> None:
         """Add what user code gave to `ray.train.report` to the job's records; rank 0's count."""
         kept = keep_finite_numbers(metrics)
-        if surplus := self._helm.report_metrics(kept, most=MOST_METRICS):
+        if surplus := self._control.report_metrics(kept, most=MOST_METRICS):
             self._warn_once(
                 f"ray.train.report: an epoch's record holds {MOST_METRICS} metrics; more are left"
                 f" out, such as {surplus[0]}"

@@ -12,7 +12,7 @@ from workers.controller.scaling_policy import Process
 from workers.controller.start_failures import FailedStart
 from workers.errors import ProcessLost
 from workers.hub.journal import Journal
-from workers.training.context import Interruption, RankProgress
+from workers.training.context import PreviousGroup, RankProgress
 
 Outcome = str | Mapping[int, str | BaseException]
 """What all members come back with, or some of them with this and the others with a broken
@@ -45,7 +45,7 @@ class FakeCrew:
     seated: list[tuple[int, ...]] = field(default_factory=list)
     seated_when: list[float] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
-    interruptions: list[Interruption | None] = field(default_factory=list)
+    interruptions: list[PreviousGroup | None] = field(default_factory=list)
     notes: list[ResizeRecord] = field(default_factory=list)
     dismissed: list[int] = field(default_factory=list)
     expelled: list[int] = field(default_factory=list)
@@ -115,12 +115,12 @@ class FakeCrew:
         return failed
 
     def seat(
-        self, group: Sequence[int], generation: int, interruption: Interruption | None
+        self, group: Sequence[int], generation: int, previous_group: PreviousGroup | None
     ) -> None:
         self.seated.append(tuple(group))
         self.seated_when.append(self.now)
         self.generations.append(generation)
-        self.interruptions.append(interruption)
+        self.interruptions.append(previous_group)
         self.back = {}
         if self.unseated:
             self.unseated -= 1

@@ -19,8 +19,8 @@ from tests.unit.workers.faulty import STORE, Fault, Gone, Group
 from workers.contract import DesiredState, EpochRecord, JobSpec, Launch, Payload, Record, Started
 from workers.hub.journal import Journal, claim_generation, read_records
 from workers.training.clock import Clock
-from workers.training.context import Helm, NoLink, WorkerContext
-from workers.training.loop import train
+from workers.training.context import LoopControl, NoLink, WorkerContext
+from workers.training.loop import train_job
 
 EPOCHS, SAMPLES = 2, 4
 TICK_S = 0.1
@@ -83,7 +83,7 @@ class JournalLink(NoLink):
     lines: list[str] = field(default_factory=list)
     callback: Callable[[DesiredState], None] = bool  # type: ignore[assignment]
     outcome: str = "gone"
-    helm: Helm = field(default_factory=Helm)
+    control: LoopControl = field(default_factory=LoopControl)
 
     def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
         self.callback = callback
@@ -141,8 +141,8 @@ class Job:
         link.on_line = partial(on_line, link)
         place = {"generation": generation, "rank": 0, "world_size": 1, "device": "cpu"}
         with suppress(Gone):
-            context = WorkerContext(launch=self.launch, link=link, helm=link.helm, **place)
-            link.outcome = train(context, watched_clock(group))
+            context = WorkerContext(launch=self.launch, link=link, control=link.control, **place)
+            link.outcome = train_job(context, watched_clock(group))
         return link
 
     def disturb(self, fault: Fault, at: int) -> Group:

@@ -19,7 +19,13 @@ from tests.unit.workers.archives import (
     bomb_that_says_it_is_small,
     named,
 )
-from workers.user_code.archive import CodeError, check_archive, entries_of, modules_of, unpack
+from workers.user_code.archive import (
+    CodeError,
+    check_archive,
+    list_entries,
+    top_level_modules,
+    unpack_archive,
+)
 
 
 def opened(data: bytes) -> io.BytesIO:
@@ -41,7 +47,7 @@ def test_a_hostile_archive_writes_nothing_outside_the_folder_it_is_unpacked_in(
     inside = tmp_path / "inside"
     inside.mkdir()
     with pytest.raises(CodeError):
-        unpack(opened(hostile()), inside)
+        unpack_archive(opened(hostile()), inside)
     assert list(tmp_path.iterdir()) == [inside]
     assert not [path for path in inside.rglob("*") if path.is_symlink()]
 
@@ -52,7 +58,7 @@ def test_an_ordinary_archive_is_unpacked_as_zipfile_does(tmp_path: Path, method:
     data = archive(
         ("a/", b""), ("a/b/m.py", CODE), ("weights.bin", noise), ("\u00fc.py", b""), method=method
     )
-    entries = unpack(opened(data), tmp_path)
+    entries = unpack_archive(opened(data), tmp_path)
     with zipfile.ZipFile(opened(data)) as zipped:
         assert [entry.name for entry in entries] == [
             name.removesuffix("/") for name in zipped.namelist()
@@ -121,7 +127,7 @@ def test_an_archive_cut_anywhere_is_refused():
 
 
 def test_the_list_alone_says_what_there_is():
-    assert [entry.size_bytes for entry in entries_of(opened(named("m.py")))] == [len(CODE)]
+    assert [entry.size_bytes for entry in list_entries(opened(named("m.py")))] == [len(CODE)]
 
 
 def test_modules_are_found_by_what_import_would_take():
@@ -134,4 +140,8 @@ def test_modules_are_found_by_what_import_would_take():
         "__init__.py",
         "__main__.py",
     ]
-    assert modules_of(names) == {"m": "m.py", "lib": "lib/inner/n.py", "fast": "fast.abi3.so"}
+    assert top_level_modules(names) == {
+        "m": "m.py",
+        "lib": "lib/inner/n.py",
+        "fast": "fast.abi3.so",
+    }

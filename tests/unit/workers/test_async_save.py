@@ -12,8 +12,8 @@ import torch
 from torch.distributed import HashStore
 
 from workers.checkpoint import async_save as upload
-from workers.checkpoint.async_save import Peers, Snapshot, Upload, Written
-from workers.checkpoint.checkpoint_files import Manifest, candidates, read_part
+from workers.checkpoint.async_save import AsyncSave, PartResult, SaveGroup, Snapshot
+from workers.checkpoint.checkpoint_files import Manifest, find_candidates, read_part
 from workers.checkpoint.storage import LocalStorage
 
 NAME = "g1-e0-s64"
@@ -31,26 +31,30 @@ class Group:
         self.failed: list[str] = []
         self.superseded = False
 
-    def upload(self, rank: int, *, number: int = 1, storage: LocalStorage | None = None) -> Upload:
+    def upload(
+        self, rank: int, *, number: int = 1, storage: LocalStorage | None = None
+    ) -> AsyncSave:
         manifest = Manifest(job_id="job-1", name=NAME, epoch=0, step=1, world_size=2)
         parts = {f"rank-{rank}.pt": {"values": torch.full((3,), float(number))}}
-        return Upload(
+        return AsyncSave(
             Snapshot(manifest=manifest, parts=parts, keep=2),
             storage or self.storage,
-            Peers(store=self.store, name=NAME, number=number, rank=rank, world_size=2),
+            SaveGroup(store=self.store, name=NAME, number=number, rank=rank, world_size=2),
             done=self.done.append,
             failed=self.failed.append,
             superseded=lambda: self.superseded,
         )
 
-    def write(self, *ranks: int, **options: int) -> list[Written | None]:
+    def write(self, *ranks: int, **options: int) -> list[PartResult | None]:
         uploads = [self.upload(rank, **options) for rank in ranks]
         for each in uploads:
             each.start()
         return [each.written(TOLD_S) for each in uploads]
 
     def offered(self) -> list[str]:
-        return [manifest.name for manifest in candidates(self.storage, "job-1", lambda _: None)]
+        return [
+            manifest.name for manifest in find_candidates(self.storage, "job-1", lambda _: None)
+        ]
 
 
 @pytest.fixture
@@ -69,7 +73,7 @@ def test_a_checkpoint_is_complete_when_all_parts_are_there_and_not_before(group)
 
 
 def test_a_rank_that_says_nothing_is_not_awaited_for_ever(group, monkeypatch):
-    monkeypatch.setattr(upload, "PEERS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(upload, "COLLECT_TIMEOUT_S", 0.1)
     (written,) = group.write(0)
     assert "other workers have not written their parts 0.1 s after rank 0" in written.error
     assert (group.failed, group.offered()) == ([written.error], [])
@@ -86,7 +90,7 @@ def test_a_rank_whose_group_is_over_awaits_nobody(group, tmp_path):
 
 def test_a_group_that_was_over_once_stays_so(group, monkeypatch):
     """A look into a folder that is away for a moment says that nobody has taken over."""
-    monkeypatch.setattr(upload, "LOOKS_AT_GROUP", 1)
+    monkeypatch.setattr(upload, "POLLS_PER_GROUP_CHECK", 1)
     answers = iter([True])
     monkeypatch.setattr(
         Group,

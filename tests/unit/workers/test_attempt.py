@@ -14,11 +14,11 @@ from tests.unit.workers.attempt_world import World
 from tests.unit.workers.fake_pool import FakeCrew, Outcome
 from workers.contract import DesiredState, EndRecord, PausedRecord, Size
 from workers.controller.attempt import RETURN_S
-from workers.controller.failure_policy import FIRST_PAUSE_S, MOST_PAUSE_S
+from workers.controller.failure_policy import FIRST_PAUSE_S, MAX_PAUSE_S
 from workers.controller.scaling_policy import LEAVE_PATIENCE_S
 from workers.controller.start_failures import FailedStart
 from workers.errors import ProcessCrashed, StorageError, TaskRaised
-from workers.training.context import Interruption, RankProgress
+from workers.training.context import PreviousGroup, RankProgress
 
 DEAD = ActorDiedError()
 
@@ -195,8 +195,8 @@ def test_a_task_that_was_built_before_the_supervisor_died_can_be_built(
         {0: TaskRaised(None, None, "FileNotFoundError: no data here")}, "completed", least=2
     )
     here.desk.has_progressed = False
-    before = Interruption(cause="recovery", world_size=2, step=7, time=0.0)
-    attempt = replace(here.attempt, interruption=before)
+    before = PreviousGroup(cause="recovery", world_size=2, step=7, time=0.0)
+    attempt = replace(here.attempt, previous_group=before)
     assert attempt.run() == EndRecord(status="SUCCEEDED", reason="COMPLETED")
     assert here.crew.interruptions[0] == before
 
@@ -278,7 +278,7 @@ def test_groups_lost_without_a_step_are_followed_by_another_after_a_growing_paus
     here.desk.has_progressed = False
     here.run()
     gaps = [later - earlier for earlier, later in pairwise(here.crew.seated_when)]
-    least = [0.0, *(min(MOST_PAUSE_S, FIRST_PAUSE_S * 2**more) for more in range(8))]
+    least = [0.0, *(min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**more) for more in range(8))]
     assert all(pause <= gap <= pause + 1.0 for pause, gap in zip(least, gaps, strict=True)), gaps
 
 
@@ -453,7 +453,7 @@ def test_a_group_that_waits_for_its_storage_is_shown_until_it_goes_on(world) -> 
 
     def wait(crew: FakeCrew, text: str) -> None:
         crew.progress_by_rank = {
-            0: RankProgress(doing="training", waits_for=text),
+            0: RankProgress(doing="training", waiting_for=text),
             1: RankProgress(doing="training"),
         }
 

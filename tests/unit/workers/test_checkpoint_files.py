@@ -7,9 +7,9 @@ import torch
 
 from workers.checkpoint.checkpoint_files import (
     Manifest,
-    candidates,
     checkpoint_name,
-    prune,
+    find_candidates,
+    prune_checkpoints,
     read_manifest,
     read_part,
     write_manifest,
@@ -42,7 +42,7 @@ def write(
 def found(root: Path) -> tuple[list[int], list[str]]:
     """Epochs of the checkpoints that are offered, and why others are not."""
     refused: list[str] = []
-    offered = candidates(LocalStorage(root), "job-1", refused.append)
+    offered = find_candidates(LocalStorage(root), "job-1", refused.append)
     return [manifest.epoch for manifest in offered], refused
 
 
@@ -160,21 +160,21 @@ def test_names_sort_by_generation_then_by_place_in_the_data():
 
 def test_only_the_newest_complete_ones_are_kept(tmp_path):
     names = [write(tmp_path, epoch).name for epoch in range(5)]
-    prune(LocalStorage(tmp_path), keep=2, newest_name=names[-1])
+    prune_checkpoints(LocalStorage(tmp_path), keep=2, newest_name=names[-1])
     assert sorted(path.name for path in tmp_path.iterdir()) == names[-2:]
 
 
 def test_a_torn_one_neither_counts_nor_stays(tmp_path):
     good = [write(tmp_path, 1).name, write(tmp_path, 3).name]
     write(tmp_path, 2, finished=False)
-    prune(LocalStorage(tmp_path), keep=2, newest_name=good[-1])
+    prune_checkpoints(LocalStorage(tmp_path), keep=2, newest_name=good[-1])
     assert sorted(path.name for path in tmp_path.iterdir()) == good
 
 
 def test_a_group_of_the_past_removes_nothing_that_a_later_one_saved(tmp_path):
     later = [write(tmp_path, epoch, generation=2).name for epoch in range(3)]
     zombie = write(tmp_path, 8, generation=1).name
-    prune(LocalStorage(tmp_path), keep=1, newest_name=zombie)
+    prune_checkpoints(LocalStorage(tmp_path), keep=1, newest_name=zombie)
     assert sorted(path.name for path in tmp_path.iterdir()) == [zombie, *later]
 
 
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_says_more_than_the_history_holds_is_refused(tmp_path)
     write(tmp_path, 2)
     told: list[str] = []
     lineage = Lineage(groups=(Group(1, None),), epochs=frozenset({0}))
-    offered = candidates(LocalStorage(tmp_path), "job-1", told.append, lineage=lineage)
+    offered = find_candidates(LocalStorage(tmp_path), "job-1", told.append, lineage=lineage)
     assert [manifest.epoch for manifest in offered] == [1]
     assert "holds 2 epochs, and the job's records lack epoch 1" in told[0]
 
@@ -207,5 +207,7 @@ def test_checkpoints_of_a_group_that_was_given_up_neither_count_nor_stay(tmp_pat
     kept = [write(tmp_path, 1, generation=1), write(tmp_path, 2, generation=2)]
     write(tmp_path, 5, generation=1)
     line = Lineage(groups=(Group(1, None), Group(2, kept[0].name)))
-    prune(LocalStorage(tmp_path), keep=2, newest_name=kept[1].name, survivors=line.survivors)
+    prune_checkpoints(
+        LocalStorage(tmp_path), keep=2, newest_name=kept[1].name, survivors=line.survivors
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == [manifest.name for manifest in kept]

@@ -14,7 +14,7 @@ from workers.data.cifar import load_images
 from workers.data.files import DataError
 from workers.data.images import PADDING, ImageData, Images, Normalization, augmented
 from workers.models.resnet import PARAMETERS, ResNet18
-from workers.training.train_state import seeded
+from workers.training.train_state import seeded_generators
 
 ROWS = [(number % 10, datasets.picture(number % 10, number)) for number in range(20)]
 
@@ -224,7 +224,7 @@ def windows_of(pixels: torch.Tensor) -> set[bytes]:
 
 def test_augmentation_gives_every_crop_and_every_mirrored_one_and_nothing_else():
     pixels = channels_first(datasets.picture(0, 0))
-    with seeded(0, "cpu"):
+    with seeded_generators(0, "cpu"):
         # 162 kinds: the chance that one of them is missing among 4,000 is 3e-9
         drawn = {picture.numpy().tobytes() for picture in augmented(pixels.expand(4000, 3, 32, 32))}
     assert drawn == windows_of(pixels)
@@ -236,7 +236,7 @@ def test_augmentation_repeats_with_the_seed_and_leaves_the_data_alone(tmp_path):
     data = ImageData(images=images, normalization=Normalization.of(images), augment=True)
     draws = []
     for seed in (1, 1, 2):
-        with seeded(seed, "cpu"):
+        with seeded_generators(seed, "cpu"):
             draws.append(data.batch(torch.arange(8))[0])
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from accordion.config import BatchConfig
 from workers.contract import EndRecord, EpochRecord, JobSpec, Record
-from workers.training.sampler import cut
+from workers.training.sampler import micro_batches
 
 JOBS = Path(__file__).parents[3] / "deploy" / "jobs"
 DIGITS = {"task": {"name": "digits-mlp"}}
@@ -202,5 +202,6 @@ def test_the_low_batch_and_the_global_batch_are_one_number_wherever_it_is_given(
 def test_every_worker_gets_a_part_from_the_least_batch_on():
     spec = JobSpec.model_validate({**DIGITS, "workers": {"max": 3}})
     assert [
-        len(cut(range(spec.least_batch + more), spec.training.micro_batch)) for more in (-1, 0)
+        len(micro_batches(range(spec.min_global_batch + more), spec.training.micro_batch))
+        for more in (-1, 0)
     ] == [2, 3]

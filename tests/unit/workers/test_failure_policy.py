@@ -15,9 +15,9 @@ from workers.contract import CheckpointRecord, FailureRecord
 from workers.controller.failure_causes import CONTROLLER, find_cause, find_fatal_reason
 from workers.controller.failure_policy import (
     FIRST_PAUSE_S,
+    MAX_PAUSE_S,
     MOST_DEATHS,
     MOST_LOST_GROUPS,
-    MOST_PAUSE_S,
     FailureCounts,
     GiveUp,
     Retry,
@@ -56,7 +56,7 @@ def test_a_storage_that_is_full_or_away_is_waited_for_and_never_ends_the_job() -
     full = find_cause({0: OSError(errno.ENOSPC, "No space left on device"), 1: GLOO})
     assert full.is_storage
     move = live(*[full] * 10 * MOST_LOST_GROUPS, progressed=False)
-    assert move == Retry(pause_s=MOST_PAUSE_S)
+    assert move == Retry(pause_s=MAX_PAUSE_S)
 
 
 def test_a_storage_that_cannot_serve_the_job_ends_it_before_it_begins() -> None:
@@ -187,7 +187,7 @@ def test_groups_that_leave_a_new_checkpoint_may_be_lost_for_ever() -> None:
 
 def test_pauses_between_lost_groups_double_up_to_a_limit() -> None:
     pauses = [live(*[LOST] * times, progressed=False).pause_s for times in range(1, 10)]
-    assert pauses == [0.0, *(min(MOST_PAUSE_S, FIRST_PAUSE_S * 2**power) for power in range(8))]
+    assert pauses == [0.0, *(min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**power) for power in range(8))]
 
 
 def at(step: int, doing: Doing = "training", epoch: int = 0) -> RankProgress:

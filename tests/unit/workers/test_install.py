@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.distributed.code_jobs import launch, packed
 from workers.contract import Launch
-from workers.user_code.install import install
+from workers.user_code.install import install_code
 
 TASK = """
 import torch
@@ -89,7 +89,7 @@ def test_a_worker_of_a_job_without_code_removes_them_too(tmp_path, monkeypatch):
     gone = tmp_path / "accordion-code-gone"
     gone.mkdir()
     without = order(tmp_path, {"tiny.py": TASK}).model_copy(update={"code": None})
-    assert install(without) is None
+    assert install_code(without) is None
     assert not gone.exists()
 
 

@@ -22,7 +22,7 @@ MODELS = pytest.mark.parametrize("make", [lstm, transformer])
 
 
 @pytest.fixture(autouse=True)
-def seeded():
+def seeded_generators():
     torch.manual_seed(0)
 
 

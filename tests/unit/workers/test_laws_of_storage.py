@@ -40,7 +40,7 @@ def process_group() -> Iterator[None]:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     for module in (state, together):
-        monkeypatch.setattr(module, "LOOK_S", 0.01)
+        monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
     return Job(tmp_path)
 
 
@@ -118,7 +118,7 @@ def _waits(job: Job, group: Group, **settings: Any) -> tuple[set[str], JournalLi
     seen: set[str] = set()
 
     def look(link: JournalLink, line: str) -> None:
-        seen.add(link.helm.progress.waits_for)
+        seen.add(link.control.progress.waiting_for)
         if group.fault == "hang" and "training is paused" in line:
             group.arrives.set()
 
@@ -140,14 +140,14 @@ def test_a_group_that_waits_for_its_storage_shows_that_and_takes_it_back(
     seen, link = _waits(job, group, every_steps=1)
     assert any(text in waited for waited in seen)
     assert link.outcome == "completed"
-    assert link.helm.progress.waits_for == ""
+    assert link.control.progress.waiting_for == ""
 
 
 def test_a_group_that_waits_for_a_storage_that_hangs_is_not_taken_for_a_hung_one(job: Job) -> None:
     group, signs = Group(at=12, fault="hang"), []
 
     def look(link: JournalLink, line: str) -> None:
-        signs.append(link.helm.num_signs)
+        signs.append(link.control.activity_count)
         if len([told for told in link.lines if "training is paused" in told]) == 2:
             group.arrives.set()
 

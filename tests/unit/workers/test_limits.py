@@ -81,7 +81,7 @@ def test_a_group_is_idle_from_its_last_sign_of_training_on(here: Callable[..., W
     actors = world.seated(2)
     world.look(20.0)
     assert world.crew.idle_s() == pytest.approx(20.0, abs=2.0)
-    actors[1].answers["pulse"] = Heartbeat(step=0, stepped_at=0.0, compute_s=0.0, num_signs=1)
+    actors[1].answers["pulse"] = Heartbeat(step=0, stepped_at=0.0, compute_s=0.0, activity_count=1)
     world.look(10.0)
     assert world.crew.idle_s() == pytest.approx(10.0, abs=2.0)
 

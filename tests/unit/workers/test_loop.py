@@ -9,7 +9,7 @@ import torch
 from workers.errors import CheckpointError, LossNotFinite, TaskRaised
 from workers.training.clock import Clock, Phases
 from workers.training.evaluation import Summary, mean_loss, mean_metrics, parameter_digest
-from workers.training.train_state import LossSum, seeded
+from workers.training.train_state import LossSum, seeded_generators
 
 
 class Hand:
@@ -125,7 +125,7 @@ def test_seeded_draws_repeat_and_leave_the_generator_where_it_was():
     before = torch.get_rng_state()
     draws = []
     for _ in range(2):
-        with seeded(5, "cpu"):
+        with seeded_generators(5, "cpu"):
             draws.append(torch.rand(3))
     assert torch.equal(*draws)
     assert torch.equal(before, torch.get_rng_state())

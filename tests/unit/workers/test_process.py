@@ -15,10 +15,10 @@ from workers.worker import process as worker
 def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BaseException:
     """Return what rank 1 of two raises if its training raises this."""
 
-    def train(context: WorkerContext) -> str:
+    def train_job(context: WorkerContext) -> str:
         raise error
 
-    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(loop, "train_job", train_job)
     spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
     launch = Launch(job_id="a", attempt=1, workers=2, storage="", spec=spec)
     link = NoLink(print)

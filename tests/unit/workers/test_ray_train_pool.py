@@ -267,7 +267,7 @@ def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
         rank=3,
         world_size=4,
         store=("host", 1, ""),
-        interruption=None,
+        previous_group=None,
         peer_timeout_s=60.0,
         nodes=("a", "b", "a", "b"),
     )

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from workers.contract import Position
 from workers.training.sampler import (
     batch_at,
-    cut,
+    derive_seed,
     epoch_order,
     loss_weight,
+    micro_batches,
     num_batches,
-    seed_of,
-    share,
+    rank_shard,
 )
 
 SAMPLES = st.integers(1, 300)
@@ -29,8 +29,8 @@ def places(pieces) -> list[int]:
 
 
 def shares(batch: range, micro: int, world: int):
-    pieces = cut(batch, micro)
-    return [share(pieces, rank=rank, world_size=world) for rank in range(world)]
+    pieces = micro_batches(batch, micro)
+    return [rank_shard(pieces, rank=rank, world_size=world) for rank in range(world)]
 
 
 @given(SAMPLES, BATCH, MICRO, st.lists(WORLD, min_size=1, max_size=8), st.integers(0, 50))
@@ -142,7 +142,7 @@ def test_a_crash_costs_the_steps_since_the_last_checkpoint_which_repeat_identica
 @given(SAMPLES, MICRO, WORLD)
 def test_shares_are_contiguous_whole_micro_batches_and_differ_by_one_at_most(samples, micro, world):
     parts = shares(range(samples), micro, world)
-    assert [piece for part in parts for piece in part] == cut(range(samples), micro)
+    assert [piece for part in parts for piece in part] == micro_batches(range(samples), micro)
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
 
@@ -164,7 +164,9 @@ def test_weighted_and_averaged_micro_batches_give_the_mean_over_the_batch(sample
 @given(st.integers(1, 64), WORLD)
 def test_the_weight_is_exactly_one_when_every_worker_has_one_equal_piece(micro, world):
     batch = range(micro * world)
-    assert {loss_weight(piece, batch, world_size=world) for piece in cut(batch, micro)} == {1.0}
+    assert {
+        loss_weight(piece, batch, world_size=world) for piece in micro_batches(batch, micro)
+    } == {1.0}
 
 
 def test_a_worker_gets_an_empty_shard_when_workers_outnumber_micro_batches():
@@ -173,7 +175,7 @@ def test_a_worker_gets_an_empty_shard_when_workers_outnumber_micro_batches():
 
 def test_only_the_last_batch_and_the_last_micro_batch_are_short():
     assert batch_at(1408, num_samples=1437, global_batch=64) == range(1408, 1437)
-    assert [len(piece) for piece in cut(range(1408, 1437), 16)] == [16, 13]
+    assert [len(piece) for piece in micro_batches(range(1408, 1437), 16)] == [16, 13]
 
 
 def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
@@ -192,22 +194,23 @@ def test_drawing_an_order_leaves_the_global_generator_alone():
 
 def test_neighbouring_seeds_share_nothing():
     assert (
-        len({seed_of("sample", seed, epoch, 0) for seed in range(10) for epoch in range(10)}) == 100
+        len({derive_seed("sample", seed, epoch, 0) for seed in range(10) for epoch in range(10)})
+        == 100
     )
 
 
 @given(st.integers(2, 300), st.integers(2, 40))
 def test_no_piece_has_one_sample_where_micro_batches_have_more(size: int, micro_batch: int) -> None:
-    pieces = cut(range(size), micro_batch)
+    pieces = micro_batches(range(size), micro_batch)
     assert [sample for piece in pieces for sample in piece] == list(range(size))
     assert min(map(len, pieces)) >= 2
     assert max(map(len, pieces)) <= max(micro_batch, 3)
 
 
 def test_a_last_piece_of_one_sample_takes_one_of_the_piece_before() -> None:
-    assert [len(piece) for piece in cut(range(33), 16)] == [16, 15, 2]
-    assert [len(piece) for piece in cut(range(5), 2)] == [2, 3]
-    assert [len(piece) for piece in cut(range(3), 1)] == [1, 1, 1]
+    assert [len(piece) for piece in micro_batches(range(33), 16)] == [16, 15, 2]
+    assert [len(piece) for piece in micro_batches(range(5), 2)] == [2, 3]
+    assert [len(piece) for piece in micro_batches(range(3), 1)] == [1, 1, 1]
 
 
 @given(st.integers(2, 300), st.lists(st.integers(3, 80), min_size=1))

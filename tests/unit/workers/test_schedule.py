@@ -5,7 +5,13 @@ from itertools import pairwise
 import pytest
 
 from workers.spec import JobSpec, TrainingSpec
-from workers.training.schedule import BatchChange, BatchScaling, Schedule, scaling_of, schedule_of
+from workers.training.schedule import (
+    BatchChange,
+    BatchScaling,
+    Schedule,
+    build_scaling,
+    build_schedule,
+)
 
 STEPS = 23
 
@@ -44,7 +50,7 @@ def test_a_spec_names_the_schedule():
     training = TrainingSpec.model_validate(
         {"optimizer": {"lr": 0.4}, "lr_decay": {"at": [4], "factor": 0.2}, "warmup": {"epochs": 3}}
     )
-    assert schedule_of(training) == Schedule(
+    assert build_schedule(training) == Schedule(
         lr=0.4, decay_at=(4,), decay_factor=0.2, warmup_epochs=3
     )
 
@@ -85,10 +91,10 @@ def test_a_second_growth_begins_where_the_first_one_was():
 
 def test_a_job_without_batch_levels_scales_nothing():
     job = JobSpec.model_validate({"task": {"name": "synthetic"}})
-    assert factors(scaling_of(job), [64, 512]) == [1.0, 1.0]
+    assert factors(build_scaling(job), [64, 512]) == [1.0, 1.0]
 
 
 def test_a_job_with_batch_levels_names_the_scaling():
     batch = {"low": 32, "high": 128, "lr_scaling": "sqrt", "warmup_steps": 7}
     job = JobSpec.model_validate({"task": {"name": "synthetic"}, "batch": batch})
-    assert scaling_of(job) == BatchScaling(low=32, rule="sqrt", warmup_steps=7)
+    assert build_scaling(job) == BatchScaling(low=32, rule="sqrt", warmup_steps=7)

@@ -10,7 +10,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from workers.checkpoint.storage import LocalStorage, storage_of
+from workers.checkpoint.storage import LocalStorage, open_storage
 from workers.spec import CheckpointSpec
 from workers.storage_url import check_storage_url
 
@@ -72,7 +72,7 @@ def test_a_url_is_checked_without_torch_ray_or_the_storages_own_library():
 
 def test_jobs_that_share_a_url_do_not_share_a_directory(tmp_path):
     url = f"file://{tmp_path}"
-    storages = [storage_of(url, job_id=job, directory=tmp_path / "own") for job in ("a", "b")]
+    storages = [open_storage(url, job_id=job, directory=tmp_path / "own") for job in ("a", "b")]
     assert all(isinstance(storage, LocalStorage) for storage in storages)
     for storage in storages:
         storage.put("checkpoint/manifest.json", b"{}")
@@ -83,7 +83,7 @@ def test_jobs_that_share_a_url_do_not_share_a_directory(tmp_path):
 
 
 def test_without_a_url_checkpoints_lie_in_the_jobs_directory(tmp_path):
-    storage_of(None, job_id="a", directory=tmp_path / "own").put("checkpoint/x", b"1")
+    open_storage(None, job_id="a", directory=tmp_path / "own").put("checkpoint/x", b"1")
     assert (tmp_path / "own" / "checkpoint" / "x").read_bytes() == b"1"
 
 

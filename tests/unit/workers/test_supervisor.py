@@ -195,9 +195,9 @@ def test_a_supervisor_that_starts_again_says_what_its_workers_had_been_doing(
     before = journal(tmp_path)
     before.write(STARTED)
     before.write(note(7))
-    [interruption] = run("completed").interruptions
-    assert interruption is not None
-    assert (interruption.cause, interruption.world_size, interruption.step) == (
+    [previous_group] = run("completed").interruptions
+    assert previous_group is not None
+    assert (previous_group.cause, previous_group.world_size, previous_group.step) == (
         "recovery",
         STARTED.world_size,
         7,
@@ -215,8 +215,8 @@ def test_a_supervisor_that_starts_again_asks_how_far_its_workers_had_been(
     before = journal(tmp_path)
     before.write(STARTED)
     cluster.call("post", JOB, stamp(before.generation), (), progress=progress(5))
-    [interruption] = run("completed").interruptions
-    assert interruption.step == progress(5).step
+    [previous_group] = run("completed").interruptions
+    assert previous_group.step == progress(5).step
 
 
 def test_a_supervisor_whose_storage_is_full_says_so_and_ends_the_job_when_it_is_not(

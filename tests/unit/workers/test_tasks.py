@@ -10,7 +10,7 @@ from tests.unit.workers import datasets
 from workers.data.digits import load_digits
 from workers.spec import TaskSpec
 from workers.tasks import TASKS
-from workers.training.train_state import seeded
+from workers.training.train_state import seeded_generators
 from workers.user_code.load_task import load_task
 
 SMALL = {
@@ -78,7 +78,7 @@ def test_one_task_serves_one_worker_group_after_the_other(every_task):
     """Worker processes keep it: a second group must find what the first one found."""
     made, losses = every_task(), []
     for _ in range(2):
-        with seeded(0, "cpu"):
+        with seeded_generators(0, "cpu"):
             model = made.model()
             inputs, targets = made.train_data().batch(torch.arange(8))
             loss = made.loss(model(inputs), targets, step=0)
