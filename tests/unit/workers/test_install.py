@@ -35,15 +35,15 @@ thing = 3
 """
 LOAD = """
 import sys
-from workers.user_code.install import install
+from workers.user_code.install import install_code
 from workers.contract import Launch
 from workers.errors import WorkerError
 from workers.user_code.load_task import load_task
 for text in sys.argv[1:]:
     launch = Launch.model_validate_json(text)
     try:
-        folder = install(launch)
-        assert install(launch) == folder
+        folder = install_code(launch)
+        assert install_code(launch) == folder
         assert sys.path.count(str(folder)) == 1 and sys.path[-1] == str(folder), sys.path
         task = load_task(launch.spec.task.name, launch.spec.task.options)
         print(type(task).__name__, task.options, folder, oct(folder.stat().st_mode), sep="|")
