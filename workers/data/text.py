@@ -84,7 +84,7 @@ def _read(file: Path) -> str:
         ) from error
 
 
-def tokenize(text: str, kind: TokenKind) -> Sequence[str]:
+def tokenize_text(text: str, kind: TokenKind) -> Sequence[str]:
     """The text's tokens, in order."""
     if kind == "chars":
         return text
@@ -158,5 +158,5 @@ __all__ = [
     "TokenKind",
     "Vocabulary",
     "read_texts",
-    "tokenize",
+    "tokenize_text",
 ]

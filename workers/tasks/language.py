@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from accordion.messages import OptionValue
 from workers.data import Data
-from workers.data.text import SequenceData, TokenKind, Vocabulary, read_texts, tokenize
+from workers.data.text import SequenceData, TokenKind, Vocabulary, read_texts, tokenize_text
 from workers.models.language import LstmModel, TransformerModel
 
 
@@ -30,7 +30,9 @@ class LanguageTask(ABC):
         self._options = options
         self._length = int(options["sequence"])
         kind = cast("TokenKind", options["tokens"])
-        train, held_out = (tokenize(text, kind) for text in read_texts(Path(str(options["data"]))))
+        train, held_out = (
+            tokenize_text(text, kind) for text in read_texts(Path(str(options["data"])))
+        )
         vocabulary = Vocabulary.of(train, limit=int(options["vocabulary"]))
         self._words = len(vocabulary)
         self._train, self._eval = (

@@ -7,7 +7,7 @@ import torch
 
 from tests.unit.workers.datasets import TEXT
 from workers.data.files import DataError
-from workers.data.text import SequenceData, Vocabulary, read_texts, tokenize
+from workers.data.text import SequenceData, Vocabulary, read_texts, tokenize_text
 
 
 def written(root, *names: str):
@@ -63,14 +63,14 @@ def test_texts_that_nobody_can_use_are_refused_with_the_way_out(tmp_path):
 
 
 def test_words_end_with_their_line_and_characters_are_what_they_are():
-    assert tokenize("a bc\n\n d", "words") == ["a", "bc", "<eos>", "<eos>", "d", "<eos>"]
-    assert list(tokenize("a\nb", "chars")) == ["a", "\n", "b"]
+    assert tokenize_text("a bc\n\n d", "words") == ["a", "bc", "<eos>", "<eos>", "d", "<eos>"]
+    assert list(tokenize_text("a\nb", "chars")) == ["a", "\n", "b"]
 
 
 def test_wikitext2_has_the_published_number_of_tokens(require):
     train, held_out = read_texts(require.data("wikitext2-valid-test"))
-    assert len(tokenize(held_out, "words")) == 217_646
-    assert len(tokenize(train, "words")) == 245_569
+    assert len(tokenize_text(held_out, "words")) == 217_646
+    assert len(tokenize_text(train, "words")) == 245_569
 
 
 def test_the_vocabulary_keeps_the_most_frequent_tokens_and_the_rest_is_unknown():
