@@ -2,17 +2,18 @@
 
 `python -m tests.bench.recovery [--rounds N] [--rows NAME...]`
 
-A complete run writes `tests/bench/results/recovery.json` and a table beside it; others only print,
-unless `--out` names a folder. All train the same job at the same pace, each on clusters of their
-own that begin anew for each measurement.
+Each row is one run: its contestants take turns, on clusters of their own that begin anew for each
+measurement, and train the same job at the same pace. After each row of at least three rounds,
+`tests/bench/results/recovery.json` and the table beside it are written, so that rows may be
+measured at different times; each tells when, at which commit and at what load.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import ray
@@ -25,22 +26,27 @@ from tests.bench.report import surroundings
 from tests.netlab.lab import may_make_hosts
 
 RESULTS = Path(__file__).with_name("results")
+KEPT_ROUNDS = 3
+"""Fewest rounds that are written to `RESULTS`."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print, and keep a complete run."""
+    """Measure the chosen rows; print them, and write each as soon as it is complete."""
     asked = _parsed(arguments)
     chosen = [row for row in ROWS if not asked.rows or row.name in asked.rows]
-    around = surroundings()
-    rows = [row_of(row, measure(row, asked.rounds, asked.only)) for row in chosen]
-    command = shlex.join(["python", "-m", "tests.bench.recovery", *arguments])
-    versions = {**around["versions"], "ray": ray.__version__}
-    run = {"command": command, **around, "versions": versions, "rounds": asked.rounds}
-    found = {**run, "rows": rows}
+    is_complete = asked.rounds >= KEPT_ROUNDS and not asked.only
+    folder = asked.out or (RESULTS if is_complete else None)
+    rows = []
+    for row in chosen:
+        around = surroundings()
+        around["versions"]["ray"] = ray.__version__
+        around["date"] = f"{datetime.now(tz=UTC):%Y-%m-%d}"
+        measured = row_of(row, measure(row, asked.rounds, asked.only))
+        rows.append({**measured, "measured": {**around, "rounds": asked.rounds}})
+        if folder is not None:
+            write(folder, rows[-1])
     print(f"\n{table(rows)}")
-    folder = asked.out or (RESULTS if len(chosen) == len(ROWS) and not asked.only else None)
     if folder is not None:
-        write(folder, found)
         print(f"\nwritten to {folder}")
 
 
@@ -81,7 +87,11 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--rounds", type=int, default=3, help="how often each contestant is measured")
     add("--rows", nargs="+", default=[], choices=names, metavar="NAME", help="measure these alone")
     add("--only", choices=list(stages.CONTESTANTS), help="measure one contestant alone")
-    add("--out", type=Path, help="folder for recovery.json and recovery.md")
+    add(
+        "--out",
+        type=Path,
+        help="folder for the results, for any number of rounds",
+    )
     return parser.parse_args(arguments)
 
 

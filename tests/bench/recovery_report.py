@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.bench.recovery_rows import ACTORS, OURS, PLAIN, PLAIN_QUICK, SAME_STEPS, Row
+from tests.bench.recovery_rows import ACTORS, OURS, PLAIN, PLAIN_QUICK, ROWS, SAME_STEPS, Row
 from tests.bench.recovery_task import EVERY_STEPS, PACE_S, Recovery
 
 Rounds = Sequence[Mapping[str, Recovery]]
@@ -81,17 +81,30 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def write(folder: Path, found: Mapping[str, Any]) -> None:
-    """Write `recovery.json` and `recovery.md`."""
+def write(folder: Path, measured: Mapping[str, Any]) -> None:
+    """Put a row into `recovery.json`, in place of an older one, and write `recovery.md` from it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "recovery.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    facts = [
-        f"- {name}: {found[name]}"
-        for name in ("command", "commit", "machine", "versions", "load", "rounds")
-    ]
-    title = "# Recovery on both engines, and of plain Ray Train"
-    text = "\n".join([title, "", *facts, "", LEGEND, "", table(found["rows"])])
-    (folder / "recovery.md").write_text(text + "\n")
+    file = folder / "recovery.json"
+    known = {row["row"]: row for row in json.loads(file.read_text())} if file.exists() else {}
+    known[measured["row"]] = measured
+    rows = [known[row.name] for row in ROWS if row.name in known]
+    file.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+    missing = [row.name for row in ROWS if row.name not in known]
+    text = ["# Recovery on both engines, and of plain Ray Train", "", LEGEND, "", table(rows), ""]
+    text += [f"Not measured: {', '.join(missing)}.", ""] if missing else []
+    text += ["Each row was measured by itself:", "", *map(_circumstances, rows)]
+    (folder / "recovery.md").write_text("\n".join(text) + "\n")
+
+
+def _circumstances(row: Mapping[str, Any]) -> str:
+    measured = row["measured"]
+    machine, versions = measured["machine"], measured["versions"]
+    return (
+        f"- {row['work']}: {measured['date']}, commit {measured['commit']},"
+        f" {measured['rounds']} rounds, load {measured['load']} at the start; {machine['cpu']},"
+        f" {machine['cores']} cores, {machine['memory_gib']} GB;"
+        f" ray {versions['ray']}, torch {versions['torch']}"
+    )
 
 
 def _compared(rounds: Rounds, upper: str, lower: str, *, difference: bool = False) -> list[float]:

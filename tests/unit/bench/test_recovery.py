@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tests.bench.recovery_report import row_of, table
+from tests.bench.recovery_report import row_of, table, write
 from tests.bench.recovery_rows import ROWS
 from tests.bench.recovery_task import Recovery, Step, longest_pause, recovery_after
 
@@ -89,3 +91,16 @@ def test_the_table_shows_the_least_and_the_most_of_the_rounds():
     [line] = table([row_of(row("resized"), rounds)]).splitlines()[2:]
     assert "| 2 s (1 - 4) | 2 s |" in line
     assert "| 1 × (0.5 - 2) |" in line
+
+
+def test_a_row_replaces_only_itself_in_the_results(tmp_path):
+    around = {"date": "", "commit": "", "rounds": 3, "load": 0, "machine": {}, "versions": {}}
+    around["machine"] = {"cpu": "", "cores": 2, "memory_gib": 24}
+    around["versions"] = {"ray": "", "torch": ""}
+    for name, seconds in (("start", 5.0), ("resized", 1.0), ("start", 7.0)):
+        write(tmp_path, {**row_of(row(name), [{"ours": done(seconds)}]), "measured": around})
+    kept = json.loads((tmp_path / "recovery.json").read_text())
+    assert [(one["row"], one["seconds"]["ours"]["median"]) for one in kept] == [
+        ("resized", 1.0),
+        ("start", 7.0),
+    ]
