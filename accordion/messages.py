@@ -35,7 +35,9 @@ class Level:
     name: str
     """`low`, `high`, another rung's name, or for a level given by hand a text such as `rank=2`."""
     method: str
+    """Compression method."""
     options: Mapping[str, OptionValue] = field(default_factory=dict)
+    """Options of the method by name, such as `{"rank": 2}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ class Decision:
     reason: str
     """One sentence for people."""
     regime_by_layer: Mapping[str, Regime]
+    """`critical` or `stable` by layer name."""
     level_by_layer: Mapping[str, Level]
     """Level in force by name, for layers of two or more dimensions; all other layers travel dense.
     """
@@ -151,11 +154,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """One rank says which plan it runs, read from its hook after a switch."""
+    """Confirmation of one rank that it runs a plan, read from its hook after a switch."""
 
     rank: int
+    """Rank of the worker."""
     step: int
+    """First step that uses the plan."""
     digest: str
+    """Digest of the plan that the rank runs."""
 
 
 def plan_digest(level_by_layer: Mapping[str, Level], global_batch: int | None = None) -> str:

@@ -46,8 +46,9 @@ class Bytes(Strict):
     times the payload.
     """
     dense: int = 0
+    """Payload that uncompressed gradients in fp32 would have had."""
     fp16: int = 0
-    """Payloads that all-reduce in fp32 and in fp16 would have had."""
+    """Payload that uncompressed gradients in fp16 would have had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,30 +128,37 @@ class EpochRecord(Reported):
     """One finished epoch."""
 
     kind: Literal["epoch"] = "epoch"
+    """Type of the record."""
     epoch: int
+    """Number of the epoch, counted from 0."""
     step: int
+    """Optimizer steps of the job at the end of the epoch."""
     world_size: int
+    """Number of workers at the end of the epoch."""
     loss: float | None
-    """Mean training loss over the samples of the epoch; None where it was not finite."""
+    """Mean training loss over the samples of the epoch; null if it was not finite."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Of the evaluation: `loss`, `accuracy` and what else the task measures."""
+    """Metrics of the evaluation after the epoch, by name, such as `loss` and `accuracy`."""
     lr: float
+    """Learning rate at the end of the epoch."""
     global_batch: int
-    """Samples a step at the end of the epoch; 0 if not known, as in most guest runs. Likewise
-    `samples`.
-    """
+    """Samples per step at the end of the epoch; 0 if unknown, as in most guest runs."""
     samples: int
+    """Training samples of the epoch; 0 if unknown, as in most guest runs."""
     skipped_steps: int = 0
-    """Steps not taken because a gradient was not finite."""
+    """Steps skipped because a gradient was not finite."""
     seconds_by_phase: dict[str, float]
-    """Seconds of rank 0: `compute`, `communicate`, `optimize`, `evaluate`, `checkpoint`, `decide`,
-    `wait`.
+    """Seconds that rank 0 spent in each phase: `compute`, `communicate`, `optimize`, `evaluate`,
+    `checkpoint`, `decide`, `wait`.
     """
     bytes: Bytes
+    """Bytes of one worker in this epoch."""
     statistic_by_layer: dict[str, float] | None = None
+    """Gradient statistic of the window that ended with this epoch, by layer; null if none ended."""
     regime_by_layer: dict[str, Literal["critical", "stable"]]
-    """In force during this epoch, at its end; likewise the level."""
+    """Regime at the end of the epoch, by layer."""
     level_by_layer: dict[str, str]
+    """Name of the compression level at the end of the epoch, by layer."""
 
 
 class DecisionRecord(Reported):

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from service.api.known_keys import body_type, describe_no_mapping, describe_unknown, known_keys
-from service.api.schemas import Problem, ProblemItem
+from service.api.schemas import EventView, Problem, ProblemItem
 from service.errors import ApiError, Invalid
 from service.store.file_guard import is_damage
 
@@ -198,10 +198,10 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        ours = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        ours_nested = ours.pop("$defs", {})
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(
-            {"Problem": ours, **ours_nested}
-        )
+        models = schema.setdefault("components", {}).setdefault("schemas", {})
+        for model in (Problem, EventView):
+            own = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            models.update(own.pop("$defs", {}))
+            models[model.__name__] = own
         app.openapi_schema = schema
     return app.openapi_schema

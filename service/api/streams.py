@@ -23,10 +23,17 @@ LastEventIdHeader = Annotated[
 _EVENT = {
     "type": "object",
     "description": "one server-sent event; `data` is JSON",
-    "properties": (
-        {name: {"type": "string"} for name in ("data", "event", "id")}
-        | {"retry": {"type": "integer"}}
-    ),
+    "properties": {
+        "data": {
+            "type": "string",
+            "description": "the event as JSON, for `/events` an `EventView`",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/EventView"},
+        },
+        "event": {"type": "string", "description": "type of the event"},
+        "id": {"type": "string", "description": "number of the event; pass it as Last-Event-ID"},
+        "retry": {"type": "integer", "description": "milliseconds before a client reconnects"},
+    },
 }
 _STREAM = {MEDIA_TYPE: {"schema": _EVENT}}
 _OVER: dict[int | str, dict[str, Any]] = {

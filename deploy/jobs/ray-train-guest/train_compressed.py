@@ -76,11 +76,11 @@ def train(config):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--name", default="digits")
-    parser.add_argument("--storage", help="directory or URL that all nodes reach")
+    parser.add_argument("--name", default="ray-train-digits")
+    parser.add_argument("--storage", help="directory or URL that all nodes can reach")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=16, help="samples a step of each worker")
+    parser.add_argument("--batch-size", type=int, default=16, help="samples per step and worker")
     options = parser.parse_args()
     result = TorchTrainer(
         train,
