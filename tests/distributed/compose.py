@@ -96,11 +96,11 @@ class Flat(nn.Module):
 
 
 class Deep(nn.Module):
-    """Fifty matrices."""
+    """Twenty matrices."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(50))
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(20))
         self.leave = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ WAYS: Mapping[str, Way] = {
     ),
     "tied layers": Way(model=Tied),
     "one bucket": Way(ddp={"bucket_cap_mb": 100}),
-    "fifty buckets": Way(model=Deep, ddp={"bucket_cap_mb": 0.0001}),
+    "twenty buckets": Way(model=Deep, ddp={"bucket_cap_mb": 0.0001}),
     "static graph": Way(ddp={"static_graph": True}),
     "static graph of several dtypes": Way(model=Complex, ddp={"static_graph": True}),
     "gradients as bucket views": Way(ddp={"gradient_as_bucket_view": True}),

@@ -11,7 +11,7 @@ from accordion.compressors import COMPRESSORS
 from tests.distributed.compose import WAYS, trial
 
 METHODS = sorted(COMPRESSORS)
-STEPS = 4
+STEPS = 3
 
 
 def _account(rank, name):

@@ -36,17 +36,6 @@ def test_steps_of_the_old_workers_after_the_fault_are_no_recovery():
     assert recovery_after(steps(1, 100, [9.0, 10.5, 11.0]), FAULT) is None
 
 
-def test_the_first_step_of_a_new_process_is_not_complete_before_the_next():
-    assert recovery_after([*steps(1, 100, [9.0]), *steps(2, 100, [14.0])], FAULT) is None
-
-
-def test_the_longest_pause_counts_where_the_same_processes_go_on():
-    found = longest_pause(steps(1, 100, [9.0, 9.9, 10.4, 11.6, 11.7]), FAULT)
-    assert found == Recovery(
-        seconds=pytest.approx(1.2), stood_still_s=pytest.approx(1.2), rolled_back=0, world_size=2
-    )
-
-
 def test_steps_that_both_a_new_and_an_old_process_made_are_made_again():
     found = longest_pause([*steps(1, 100, [9.0, 9.5, 9.9]), *steps(2, 101, [14.0, 14.1])], FAULT)
     assert (found.seconds, found.rolled_back) == (pytest.approx(4.1), 2)

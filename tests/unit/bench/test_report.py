@@ -9,8 +9,8 @@ import pytest
 from tests.bench import report
 from tests.bench.report import Measured
 from tests.bench.step_rows import PLANS
-from tests.bench.targets import TARGETS, Target, chosen
-from tests.bench.timing import Copy, Work, measured_rounds
+from tests.bench.targets import TARGETS, Target
+from tests.bench.timing import Work, measured_rounds
 
 FASTER = Target(row="a", work="work", peer="the peer", reach=">=", ratio=2.0)
 CLOSER = Target(row="b", work="work", peer="the limit", reach="<=", ratio=1.1)
@@ -29,10 +29,6 @@ def test_the_ratio_is_taken_within_a_round_and_its_median_counts():
 
 def test_where_at_most_a_ratio_is_asked_it_is_ours_over_the_peers():
     assert report.row_of(CLOSER, measured([1.0], [2.0]))["reached"] == 0.5
-
-
-def test_the_multiple_of_the_floor_is_ours_over_the_floor_of_the_round():
-    assert report.row_of(FASTER, measured([1.0], [2.0]))["floor_multiple"] == 2.0
 
 
 @pytest.mark.parametrize(
@@ -55,16 +51,6 @@ def test_a_row_that_was_not_measured_is_not_met_and_says_why():
     assert "not measured: no hosts" in report.table([row])
 
 
-def test_the_table_has_a_line_a_row_with_reach_ratio_and_verdict():
-    rows = [
-        report.row_of(FASTER, measured([1.0], [3.0])),
-        report.row_of(CLOSER, measured([3.0], [2.0])),
-    ]
-    _, _, first, second = report.table(rows).splitlines()
-    assert "| >= 2 | **3.00** ✓ |" in first
-    assert "| <= 1.1 | **1.50** ✗ |" in second
-
-
 def test_the_file_holds_command_machine_versions_commit_and_rows(tmp_path):
     rows = [report.row_of(FASTER, measured([1.0], [3.0]))]
     report.write(tmp_path, {"command": "the command", **report.surroundings(), "rows": rows})
@@ -74,19 +60,6 @@ def test_the_file_holds_command_machine_versions_commit_and_rows(tmp_path):
         ("a", ">= 2", 3.0)
     ]
     assert "the command" in (tmp_path / "library.md").read_text()
-
-
-def test_rows_are_chosen_by_how_their_names_begin():
-    assert [target.row for target in chosen(["statistic", "encode-t"])] == [
-        "encode-topk",
-        "statistic",
-    ]
-    assert chosen([]) == list(TARGETS)
-
-
-def test_an_unknown_row_is_refused_with_the_known_ones():
-    with pytest.raises(SystemExit, match=r"no row begins with 'nothing'.*encode-topk"):
-        chosen(["nothing"])
 
 
 def test_every_row_of_the_step_has_a_plan_and_every_plan_a_row():
@@ -102,7 +75,3 @@ def test_contestants_take_turns_and_the_first_round_does_not_count():
         {"a", "b", "a in the kernel", "b in the kernel"}
     ] * 2
     assert calls == ["a", "b"] * 3
-
-
-def test_traffic_costs_what_the_copy_took_for_its_bytes():
-    assert Copy.seconds_for(Copy.bytes_per_call / 2, copy_s=1.0) == 0.5

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from service.api.override_schemas import OverrideRequest
 from service.client import Client
 from service.commands.control import parse_level
 from service.errors import SettingsError
@@ -30,16 +32,41 @@ def test_an_override_waits_until_every_rank_has_switched(
     )
 
 
+FOUR = (
+    ({"level": "low"}, ("*",)),
+    ({"level": {"rank": 2}}, ("fc2*",)),
+    ({"level": "low"}, ("fc2*",)),
+    ({"level": {"rank": 3}}, ("fc3*",)),
+)
+"""Overrides of one job: #3 supersedes #2, and #4 takes some layers of #1."""
+
+
 @pytest.fixture
-def overridden(accordion: Accordion, running: str) -> str:
-    """The running job with four overrides: a newer one took all that #2 held; #4 holds a part of
-    what #1 holds.
-    """
-    for level, layers in (("low", "*"), ("rank=2", "fc2*"), ("low", "fc2*"), ("rank=3", "fc3*")):
-        assert (
-            accordion("override", running, "--level", level, "--layers", layers, "--wait").code == 0
-        )
+def overridden(service: Live, running: str) -> str:
+    """Id of a running job with the four overrides."""
+    with Client(service.url) as client:
+        override_four_times(client, running)
     return running
+
+
+@pytest.fixture(scope="module")
+def untouched(service: Live) -> Iterator[str]:
+    """Id of a running job with the four overrides, for tests that change none of them."""
+    spec = {"name": "untouched", "task": {"name": "digits-mlp"}, "training": {"epochs": 30000}}
+    with Client(service.url) as client:
+        job_id = client.submit(spec).id
+        override_four_times(client, job_id)
+        yield job_id
+        client.cancel(job_id)
+
+
+def override_four_times(client: Client, job_id: str) -> None:
+    for level, layers in FOUR:
+        client.override(job_id, OverrideRequest(**level, layers=list(layers)))
+        limit = time.monotonic() + 30
+        while client.overrides(job_id).items[-1].state != "APPLIED":
+            assert time.monotonic() < limit, client.overrides(job_id).items[-1]
+            time.sleep(0.02)
 
 
 def test_overrides_are_handed_back_by_their_numbers(accordion: Accordion, overridden: str) -> None:
@@ -72,16 +99,16 @@ def test_all_overrides_that_hold_something_are_handed_back_at_once(
     ],
 )
 def test_where_one_cannot_be_handed_back_none_is(
-    accordion: Accordion, overridden: str, number: str, sentence: str
+    accordion: Accordion, untouched: str, number: str, sentence: str
 ) -> None:
-    said = accordion("hand-back", overridden, "1", number)
+    said = accordion("hand-back", untouched, "1", number)
     assert (said.code, said.out, sentence in said.err) == (2, "", True)
-    states = [row["state"] for row in accordion("show", overridden, "--json").json()["overrides"]]
+    states = [row["state"] for row in accordion("show", untouched, "--json").json()["overrides"]]
     assert states == ["APPLIED", "SUPERSEDED", "APPLIED", "APPLIED"]
 
 
-def test_show_names_overrides_by_their_numbers(accordion: Accordion, overridden: str) -> None:
-    shown = accordion("show", overridden).out
+def test_show_names_overrides_by_their_numbers(accordion: Accordion, untouched: str) -> None:
+    shown = accordion("show", untouched).out
     assert re.search(r"fc3.weight .* override #4\n", shown)
     assert "override #4 holds 1 of 3 layers" in shown
     assert "#1: low for *: APPLIED" in shown

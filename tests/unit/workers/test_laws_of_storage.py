@@ -23,11 +23,11 @@ from workers.training import slow_work as together
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 """A killed process's threads end in the middle of what they do."""
-CALLS = 40
-"""At least as many as a group makes that nothing disturbs; the first test looks."""
+CALLS = 34
+"""Calls of an undisturbed group, at least; the first test counts them."""
 
-DIRECTORY_CALLS = 20
-"""Likewise, of a directory."""
+DIRECTORY_CALLS = 18
+"""Calls of an undisturbed group whose checkpoints are in a directory, at least."""
 
 
 @pytest.fixture(scope="module", autouse=True)
