@@ -1,12 +1,12 @@
-"""Which layers are in a critical regime, told by how much their gradient norm changed; stdlib only.
+"""Detects critical regimes by the relative change of each layer's gradient norm; stdlib only.
 
     |old - new| / old >= threshold   ->  critical, else stable          (arXiv:2010.16248, algorithm
     1)
 
-`old` and `new` are the statistics of two closed windows in a row. Two departures from the published
-rule: a learning-rate drop counts by its size, since under cosine decay every epoch drops and
-nothing would ever be stable; and a window in which batch or world size changed is not compared,
-since its statistic has another noise.
+`old` and `new` are the statistics of two consecutive windows. Two differences from the published
+rule: a learning-rate drop counts by its size, because cosine decay lowers the rate in every epoch
+and no layer would ever be stable; and a window in which the batch or world size changed is not
+compared, because its statistic has a different noise.
 """
 
 from __future__ import annotations
@@ -20,42 +20,39 @@ from accordion.errors import ReportError
 from accordion.messages import BatchLevel, DecisionCause, Regime, Report
 
 _WHOLE = "*"
-"""The name under which the whole model is judged as if it were one layer."""
+"""Name of the whole model where it is judged as one layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorState:
-    """All that the detector remembers; starts as `init_detector` makes it."""
+    """State of the detector; `init_detector` returns the initial one."""
 
     regime_by_layer: Mapping[str, Regime]
-    """Starts critical."""
+    """Regime of every layer; critical at the start."""
     statistic_by_layer: Mapping[str, float] = field(default_factory=dict)
-    """Of the last closed window, finite values only; a layer that is not here has nothing to be
-    compared with.
-    """
+    """Finite statistics of the last closed window; a missing layer cannot be compared."""
     lr: float | None = None
-    """Rate at the last check: the one that held from there on. None before the first report."""
+    """Learning rate in force since the last check; None before the first report."""
     global_batch: int | None = None
-    """Of the last report; None before it. Likewise the world size."""
+    """Global batch size in the last report; None before the first report."""
     world_size: int | None = None
+    """World size in the last report; None before the first report."""
     skip_window: bool = False
-    """True from a change of batch or world size until a window has closed."""
+    """Whether the open window is not compared, after a change of batch or world size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorResult:
-    """What one report led to; the regimes are in the state."""
+    """Result of one report; the regimes are in the state."""
 
     cause: DecisionCause
     reason: str
     change_by_layer: Mapping[str, float | None]
-    """Relative change of the statistic; None where nothing was compared or the change has no finite
-    size.
-    """
+    """Relative change of the statistic; None if it was not compared or is not finite."""
 
 
 def window_is_full(config: DetectorConfig, steps: int) -> bool:
-    """Return whether a window that is counted in steps ends after that many steps."""
+    """Return whether a window counted in steps ends after this many steps."""
     return config.window.steps is not None and steps % config.window.steps == 0
 
 
@@ -68,36 +65,35 @@ def window_is_due(config: DetectorConfig, epoch: int, *, epoch_end: bool) -> boo
 
 
 def init_detector(layers: Sequence[str]) -> DetectorState:
-    """The state before the first report: every layer critical."""
+    """Return the state before the first report, in which every layer is critical."""
     return DetectorState(regime_by_layer=dict.fromkeys(layers, "critical"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
-    """What is remembered about the global batch; starts as `init_batch` makes it."""
+    """State of the batch level; `init_batch` returns the initial one."""
 
     detector: DetectorState
-    """Of the whole model as one layer."""
+    """State of the detector for the whole model as one layer."""
     level: BatchLevel = "low"
 
 
 def init_batch() -> BatchState:
-    """The state before the first report: the whole model critical, the batch small."""
+    """Return the state before the first report: a critical model and the small batch."""
     return BatchState(detector=init_detector((_WHOLE,)))
 
 
 def update_batch(
     state: BatchState, report: Report, config: DetectorConfig, *, batch: BatchConfig
 ) -> tuple[BatchState, str]:
-    """The state after the report, and a sentence that says why where the level is another now, else
-    "".
+    """Return the state after a report, and the reason if the level changed, else "".
 
-    The whole model is judged by the same rules as a layer, its statistic being that of all layers
-    together: sqrt(sum over layers of statistic^2). Critical takes the small batch, stable the large
-    one (arXiv:2010.16248, section on batch sizes; many summaries say the opposite).
+    The whole model is judged like one layer whose statistic is sqrt(sum over layers of
+    statistic^2). A critical model gets the small batch and a stable one the large batch
+    (arXiv:2010.16248, section on batch sizes; many summaries say the opposite).
 
     Raises:
-        ReportError: as `update_detector`.
+        ReportError: in the cases of `update_detector`.
     """
     given = report.statistic_by_layer
     whole = replace(
@@ -114,16 +110,16 @@ def update_batch(
 def update_detector(
     state: DetectorState, report: Report, config: DetectorConfig
 ) -> tuple[DetectorState, DetectorResult]:
-    """The state after the report, and what it led to.
+    """Return the state after a report, and the result.
 
-    A window that closes is compared with the one before. The first only becomes what the next is
-    compared with, and so does one in which batch or world size changed. A rate that falls far
-    enough makes every layer critical at once, in the middle of a window too, and again when that
-    window closes: the regime lasts at least one whole window.
+    A window that closes is compared with the previous one. The first window, and one in which the
+    batch or world size changed, is only a reference for the next. A learning rate that falls far
+    enough makes every layer critical at once, even in the middle of a window, and again when that
+    window closes: the regime lasts for at least one whole window.
 
     Raises:
-        ReportError: the layers are not the model's, the statistic is not the one that was asked
-            for, or a learning rate is negative or not finite.
+        ReportError: the layers differ from the model's, the statistic is not the configured one, or
+            a learning rate is negative or not finite.
     """
     _check_report(state, report, config)
     asked = _with_conditions(state, report)
@@ -163,7 +159,7 @@ def _check_report(state: DetectorState, report: Report, config: DetectorConfig) 
 
 
 def _with_conditions(state: DetectorState, report: Report) -> DetectorState:
-    """Remember batch, world size and, at the first report, the rate to compare later ones with."""
+    """Return the state with the report's batch and world size, and with its rate if it is first."""
     before = (state.global_batch, state.world_size)
     now = (report.global_batch, report.world_size)
     changed = before not in (now, (None, None))
@@ -221,8 +217,8 @@ def _judge_layer(
 ) -> tuple[Regime, float | None]:
     """Return the regime of a layer and its relative change.
 
-    A layer with a norm that is not finite, in either window, is critical. A layer whose norm stays
-    zero is stable, or critical with `statistic="paper"`.
+    A layer whose norm is not finite in either window is critical. A layer whose norm stays zero is
+    stable, or critical with `statistic="paper"`.
     """
     if layer not in finite or layer not in state.statistic_by_layer:
         return "critical", None
@@ -273,7 +269,7 @@ def _batch_reason(
 def _window_reason(
     regimes: Mapping[str, Regime], changes: Mapping[str, float | None], *, threshold: float
 ) -> str:
-    """One sentence for people, which names the layer that changed most."""
+    """Return a message that names the layer with the largest change."""
     critical = [layer for layer, regime in regimes.items() if regime == "critical"]
     head = f"{len(critical)} of {len(regimes)} layers critical"
     sized = {layer: change for layer, change in changes.items() if change is not None}

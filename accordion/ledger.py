@@ -1,6 +1,4 @@
-"""Bytes: what each layer and each method sent, and what plain and fp16 all-reduce would have sent
-instead.
-"""
+"""Byte counts by layer and method, and what dense fp32 and fp16 all-reduce would have sent."""
 
 from __future__ import annotations
 
@@ -18,46 +16,45 @@ DENSE_BYTES = 4
 HALF_BYTES = 2
 """Bytes of one value in the fp16 equivalent."""
 OVERHEAD = "(control)"
-"""Stands in for a layer's and a method's name where bytes belong to none: control words, sketches,
-decisions.
-"""
+"""Name for bytes that belong to no layer and no method: step signals, sketches and decisions."""
 
 
 @dataclass(slots=True)
 class ByteCount:
-    """Bytes of one worker since the job began."""
+    """Bytes of one worker since the start of the job."""
 
     payload: int = 0
-    """Handed to the network."""
+    """Bytes passed to the network."""
     wire: int = 0
-    """Estimate of what the interface sends for it: 2(W-1)/W of a ring all-reduce, W-1 times of an
-    all-gather, and (W-1)/W of a broadcast, the mean over the workers."""
+    """Estimate of the bytes that the network interface sends, averaged over the workers.
+
+    It is 2(W-1)/W times the payload of a ring all-reduce, W-1 times that of an all-gather and
+    (W-1)/W times that of a broadcast.
+    """
     dense: int = 0
-    """Payload that fp32 all-reduce would have had."""
+    """Payload of an fp32 all-reduce of the same gradients."""
     fp16: int = 0
-    """Payload that fp16 all-reduce would have had."""
+    """Payload of an fp16 all-reduce of the same gradients."""
 
 
 class Ledger:
-    """Counts the bytes of one worker. Steps that were skipped count too: their bytes were sent."""
+    """Counts the bytes of one worker, including those of skipped steps, which were sent."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self.by_layer: defaultdict[str, ByteCount] = defaultdict(ByteCount)
         self.by_collective: defaultdict[str, ByteCount] = defaultdict(ByteCount)
-        """By method and collective, such as `powersgd all-reduce`; payload and wire only."""
+        """Payload and wire bytes by method and collective, such as `powersgd all-reduce`."""
         self.total = ByteCount()
 
     def count(self, layers: tuple[str, ...], request: Request, method: str) -> None:
-        """Book a request in equal parts on layers of equal shape."""
+        """Count a request, in equal parts for layers of equal shape."""
         sent, wire = payload_bytes(request), wire_bytes(request, self._world_size)
         collective = "all-reduce" if isinstance(request, Mean) else "all-gather"
         self._add_request((method, collective), layers, sent=sent, wire=wire)
 
     def count_broadcast(self, size: int) -> None:
-        """Book control bytes that rank 0 sent to all; on every worker, so that all ledgers
-        agree.
-        """
+        """Count control bytes that rank 0 broadcasts; every worker counts them alike."""
         wire = (self._world_size - 1) * size // self._world_size
         self._add_request((OVERHEAD, "broadcast"), (OVERHEAD,), sent=size, wire=wire)
 
@@ -66,25 +63,25 @@ class Ledger:
     ) -> None:
         _add_bytes(self.by_collective[" ".join(kind)], sent, wire)
         _add_bytes(self.total, sent, wire)
-        for place, layer in enumerate(layers):
+        for index, layer in enumerate(layers):
             _add_bytes(
                 self.by_layer[layer],
-                _share(sent, place, len(layers)),
-                _share(wire, place, len(layers)),
+                _share(sent, index, len(layers)),
+                _share(wire, index, len(layers)),
             )
 
     def count_dense(self, layer: str, gradient: Tensor) -> None:
-        """Book a layer that is averaged as it is."""
+        """Count a layer that is averaged uncompressed."""
         self.count((layer,), Mean(gradient), "none")
 
     def count_dense_equivalent(self, layer: str, values: int) -> None:
-        """Book what a layer of this many values would have cost uncompressed in one step."""
+        """Count what a layer with this many values would send uncompressed in one step."""
         for count in (self.total, self.by_layer[layer]):
             count.dense += DENSE_BYTES * values
             count.fp16 += HALF_BYTES * values
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts by layer and by collective."""
+        """Return the counts by layer and by collective."""
         tables = {"layers": self.by_layer, "collectives": self.by_collective}
         return {
             name: {key: asdict(count) for key, count in table.items()}
@@ -93,10 +90,10 @@ class Ledger:
 
     @staticmethod
     def parse_tables(state: Mapping[str, Any]) -> dict[str, defaultdict[str, ByteCount]]:
-        """The tables of a saved state, for `restore`.
+        """Return the tables of a saved state, for `restore`.
 
         Raises:
-            KeyError, TypeError: it is no state of ours.
+            KeyError, TypeError: the state is not one of `state_dict`.
         """
         return {
             name: defaultdict(
@@ -116,7 +113,7 @@ class Ledger:
 
 
 def wire_bytes(request: Request, world_size: int) -> int:
-    """Bytes that one worker's interface sends for a request."""
+    """Return the bytes that one worker's network interface sends for a request."""
     match request:
         case Mean():
             return 2 * (world_size - 1) * payload_bytes(request) // world_size
@@ -129,7 +126,7 @@ def _add_bytes(count: ByteCount, payload: int, wire: int) -> None:
     count.wire += wire
 
 
-def _share(total: int, place: int, parts: int) -> int:
-    """An equal share; the first takes what does not divide."""
+def _share(total: int, index: int, parts: int) -> int:
+    """Return one of equal shares; the first one includes the remainder."""
     share, rest = divmod(total, parts)
-    return share + rest if place == 0 else share
+    return share + rest if index == 0 else share

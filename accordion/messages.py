@@ -1,5 +1,4 @@
-"""What the parts tell each other: frozen records, stdlib only, JSON in and out through `to_json`
-and `from_json`.
+"""Records that controller, workers and service exchange; stdlib only, with JSON by `to_json`.
 
 Epochs and steps are counted from 0. An interval of epochs is half open: `until=30` means epochs
 before 30.
@@ -22,7 +21,7 @@ OptionValue = bool | int | float | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInfo:
-    """One parameter tensor, as the controller has to know it."""
+    """Name and shape of one parameter tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,10 +29,10 @@ class LayerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """How hard a layer is compressed: a named rung of a ladder, with the method and its options."""
+    """Compression level of a layer: a method and its options, with a name."""
 
     name: str
-    """`low`, `high`, another rung's name, or for a level given by hand a text such as `rank=2`."""
+    """`low`, `high`, or for a level of an override its options, such as `rank=2`."""
     method: str
     """Compression method."""
     options: Mapping[str, OptionValue] = field(default_factory=dict)
@@ -42,67 +41,62 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a group of workers learned since the last decision; the same on every rank."""
+    """Measurements of a group of workers since the last decision; the same on every rank."""
 
     epoch: int
-    """Epoch in which the report was made."""
+    """Epoch of the report."""
     step: int
     """Optimizer steps taken since the start of the job."""
     epoch_end: bool
-    """True at the end of an epoch, False where a window counted in steps closes inside one."""
+    """True at the end of an epoch; False when a window counted in steps closes within one."""
     world_size: int
     global_batch: int
-    """Samples a step over all workers; 0 where the caller did not say."""
+    """Samples per step over all workers; 0 if unknown."""
     lr: float
     """Learning rate of the schedule in this epoch, before batch scaling and warm-up."""
     next_lr: float
-    """The schedule's rate of the next epoch, likewise."""
+    """Learning rate of the schedule in the next epoch, before batch scaling and warm-up."""
     window_steps: int = 0
-    """Finite steps that the open or just closed window holds."""
+    """Number of finite steps in the open or just closed window."""
     statistic_by_layer: Mapping[str, float] | None = None
     """Norm of the mean raw gradient over the window, by layer name; None while the window is open.
     """
     statistic_kind: StatisticKind = "mean"
-    """What `statistic_by_layer` holds: `paper` is the norm of the sum of rank 0's gradients
-    instead.
-    """
+    """Kind of `statistic_by_layer`; `paper` is the norm of the sum of rank 0's gradients."""
     rms_by_layer: Mapping[str, float] | None = None
-    """Root of the mean, over the window's finite steps and the workers, of the squared norm of one
-    worker's gradient of one step. Never below the norm of the mean: what it exceeds it by is noise.
-    None where nobody measured it.
+    """Root mean square of the norms of single workers' gradients in the window's finite steps.
+
+    It exceeds the norm of the mean gradient by the noise; None if it was not measured.
     """
     cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Measured seconds that a layer adds to a step, by rung, and under `none` as it travels
-    uncompressed: encoding, decoding, and what the backward pass does not hide of its communication.
-    Empty where nobody measured it.
+    """Measured seconds that a layer adds to a step, by level, including `none`.
+
+    They cover encoding, decoding, and communication that the backward pass does not hide. Empty if
+    they were not measured.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """A person's decision about the compression of some layers, or about the global batch, for some
-    epochs.
-    """
+    """A user's decision about the level of some layers, or the global batch, for some epochs."""
 
     id: str
     level: str | int | Mapping[str, OptionValue]
-    """A rung's name, its index on the ladder (0 = lightest), or options (`{"rank": 2}`, `{"method":
-    "none"}`).
+    """Name of a level, its index (0 is the lightest), or options.
 
-    Of the batch: `low`, `high`, or a number of samples a step.
+    Options are, for example, `{"rank": 2}` or `{"method": "none"}`. For the batch: `low`, `high` or
+    a number of samples per step.
     """
     target: Literal["compression", "batch"] = "compression"
     layers: tuple[str, ...] = ("*",)
-    """Globs over layer names; the batch is one for the whole model, and takes none."""
+    """Globs over layer names; an override of the batch must not name layers."""
     apply_at: Literal["next_step", "next_epoch"] | int = "next_step"
-    """When it starts; a number is an epoch."""
+    """Start of the override; a number is an epoch."""
     until: int | None = None
-    """First epoch that is the policy's again; None holds for the rest of the job."""
+    """First epoch in which the policy decides again; None for the rest of the job."""
     reason: str = ""
     number: int = 0
-    """Order of arrival within the job: where two overlap, the larger number wins, layer by layer or
-    for the batch.
-    """
+    """Order of arrival within the job; where overrides overlap, the largest number wins."""
 
 
 DecisionCause = Literal["start", "window", "lr_drop", "skip", "hold", "override"]
@@ -110,44 +104,38 @@ DecisionCause = Literal["start", "window", "lr_drop", "skip", "hold", "override"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is in force from `step` on, and why."""
+    """Levels in force from a step on, and the reason."""
 
     epoch: int
-    """First epoch it holds for; for a decision inside an epoch, that epoch."""
+    """First epoch for which it holds; the current one for a decision within an epoch."""
     step: int
-    """First step it holds for."""
+    """First step for which it holds."""
     cause: DecisionCause
-    """`hold`: nothing was due; `skip`: the window after a change of batch or world size."""
+    """`hold`: no window ended; `skip`: the batch or world size changed in the window."""
     reason: str
-    """One sentence for people."""
+    """Explanation in one sentence."""
     regime_by_layer: Mapping[str, Regime]
     """`critical` or `stable` by layer name."""
     level_by_layer: Mapping[str, Level]
-    """Level in force by name, for layers of two or more dimensions; all other layers travel dense.
-    """
+    """Level in force of each layer whose level is decided; other layers are sent dense."""
     change_by_layer: Mapping[str, float | None]
-    """Relative change of the statistic that was compared with the threshold; None where nothing was
-    compared.
-    """
+    """Relative change of the statistic; None for a layer that was not compared."""
     override_by_layer: Mapping[str, str] = field(default_factory=dict)
-    """Id of the override in force, for the layers that a person decided."""
+    """Id of the override in force, for each layer that has one."""
     policy_level_by_layer: Mapping[str, Level] = field(default_factory=dict)
-    """What the policy would pick, for the same layers; for all others that is the level in force.
-    """
+    """Level that the policy would choose, for each layer with an override."""
     batch_level: BatchLevel | None = None
-    """Level of the global batch; None where the settings leave it alone, or a person gave it
-    another size.
-    """
+    """Level of the global batch; None without batch levels, or with another size by override."""
     global_batch: int | None = None
-    """Samples a step over all workers; None where the settings leave the batch alone."""
+    """Samples per step over all workers; None without batch levels."""
     batch_override: str | None = None
-    """Id of the override in force for the batch."""
+    """Id of the override of the batch in force, if any."""
     policy_batch_level: BatchLevel | None = None
-    """What the policy would pick for the batch; None where that is the level in force."""
+    """Level that the policy would choose for the batch; None without an override of it."""
 
     @property
     def override_ids(self) -> tuple[str, ...]:
-        """Of all overrides in force, sorted."""
+        """Sorted ids of all overrides in force."""
         batch = {self.batch_override} if self.batch_override else set[str]()
         return tuple(sorted({*self.override_by_layer.values(), *batch}))
 
@@ -165,8 +153,9 @@ class Ack:
 
 
 def plan_digest(level_by_layer: Mapping[str, Level], global_batch: int | None = None) -> str:
-    """Sixteen hex digits that two ranks share exactly when they run the same plan; None where no
-    batch is decided.
+    """Return 16 hex digits that are equal on two ranks if and only if they run the same plan.
+
+    `global_batch` is None if the batch is not decided.
     """
     plan = {name: [level.method, dict(level.options)] for name, level in level_by_layer.items()}
     text = json.dumps(
@@ -178,12 +167,12 @@ def plan_digest(level_by_layer: Mapping[str, Level], global_batch: int | None = 
 
 
 def to_json(message: Report | Decision | Override | Level | LayerInfo | Ack) -> dict[str, object]:
-    """The message as plain dicts, lists, numbers and texts."""
+    """Return a record as plain dicts, lists, numbers and strings."""
     return asdict(message)
 
 
 def decision_from_json(data: Mapping[str, object]) -> Decision:
-    """Inverse of `to_json` for a decision.
+    """Return the decision that `to_json` was given.
 
     Raises:
         KeyError: a field is missing.

@@ -1,15 +1,15 @@
-"""What a flow may ask of the network, what it is given, and what it has to leave behind.
+"""Interface of compression flows: the requests to the network, their inputs and their results.
 
 A flow is a generator without IO: `flow(owed, context)`. `owed` is a stack of B layers of equal
-shape, each the gradient plus what its layer owed before. The flow yields requests, is sent their
-answers, and at its end has
+shape, each the gradient plus its residual. The flow yields requests and is sent their answers. When
+it ends, it has written
 
-- written into `context.update` what the optimizer gets, the same on all workers;
-- left in `owed` what this worker still owes (a method without feedback leaves whatever it likes).
+- the averaged gradient into `context.update`, the same on all workers;
+- the new residual of this worker into `owed` (a method without feedback may leave anything there).
 
-So the mean over the workers of `owed` before is the update plus the mean of `owed` after. A method
-without feedback may find `owed` and `context.update` to be the same memory. A buffer that was
-yielded belongs to the network; an answer may be changed and lives until the flow ends.
+The mean over the workers of `owed` before therefore equals the update plus the mean of `owed`
+after. For a method without feedback, `owed` and `context.update` may share memory. The network owns
+a buffer that was yielded; the flow may change an answer, which is valid until the flow ends.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ dtype.
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Asks for the mean over the workers; answered with a tensor of the same shape and dtype."""
+    """Request for the mean over the workers; the answer has the same shape and dtype."""
 
     buffer: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Asks for everybody's bytes; answered with a list of W byte tensors in rank order, each
-    starting aligned.
+    """Request for the bytes of all workers; the answer is a list of W tensors in rank order.
+
+    Each is a uint8 tensor whose memory is aligned to 8 bytes.
     """
 
     payload: Tensor
     """uint8, one dimension."""
     equal: bool = False
-    """True promises that the length is the same on all workers, which saves an exchange of sizes.
-    """
+    """Whether the length is the same on all workers, which saves an exchange of sizes."""
 
 
 Request = Mean | Gather
@@ -56,18 +56,14 @@ Flow = Generator[Request, Any, Any]
 
 
 class Scratch:
-    """Buffers by name that keep their memory from step to step; what is in them when they are taken
-    is undefined.
-    """
+    """Buffers by name that keep their memory from step to step; their content is undefined."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """A contiguous tensor; the same memory for the same name and dtype as long as it is large
-        enough.
-        """
+        """Return a contiguous tensor; each name and dtype has one buffer, which grows on demand."""
         size = math.prod(shape)
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < size:
@@ -80,44 +76,43 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a flow is given beside its stack."""
+    """Inputs of a flow in addition to its stack."""
 
     options: Mapping[str, OptionValue]
     update: Tensor
-    """To be written: what the optimizer gets, shaped like the stack."""
+    """Output: the averaged gradients for the optimizer, shaped like the stack."""
     scratch: Scratch
-    """Memory of this stack."""
+    """Buffers of this stack."""
     step: int
-    """Steps taken before this one; the same on all workers."""
+    """Number of steps taken before this one, the same on all workers."""
     draw: Callable[[str], torch.Generator]
-    """`draw("shared")` is seeded the same on all workers, `draw("own")` differs; both anew each
-    step, on the CPU.
+    """Returns a CPU generator with a new seed in each step.
+
+    `draw("shared")` has the same seed on all workers, `draw("own")` another on each.
     """
     kind: LayerKind = "matrix"
-    """Of the layers in the stack, told by their number of dimensions."""
+    """Kind of the stack's layers, by their number of dimensions."""
     gradient: Tensor | None = None
-    """For rows that ask for it: the raw gradient before loss scaling, shaped like the stack.
+    """Raw gradient without loss scaling, shaped like the stack, for methods with `raw_gradient`.
 
-    It lies in the memory of `update`: read it before the first yield, write `update` only after.
+    It shares the memory of `update`: read it before the first yield and write `update` afterwards.
     """
     warm: Tensor | None = None
-    """State kept from step to step, stacked over the layers (B first); the flow changes it in
-    place.
-    """
+    """State kept from step to step, stacked over the layers (B first), changed in place."""
 
 
 def payload_bytes(request: Request) -> int:
-    """Bytes that one worker hands to the network for this request."""
+    """Return the bytes that one worker passes to the network for a request."""
     tensor = request.buffer if isinstance(request, Mean) else request.payload
     size = tensor.numel() * tensor.element_size()
     return size if isinstance(request, Mean) else padded_size(size)
 
 
 def padded_size(size: int) -> int:
-    """Bytes that a payload of this size takes on its way."""
+    """Return the size of a payload, in bytes, after padding."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's memory as a flat uint8 view."""
+    """Return a flat uint8 view of a contiguous tensor's memory."""
     return tensor.view(-1).view(torch.uint8)

@@ -40,7 +40,7 @@ from workers.training.clock import Clock
 DEFAULT_CONFIG = Config(detector=DetectorConfig(window=Window(steps=100)))
 """PowerSGD with windows of 100 steps: a loop that never reports has no epochs to count."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def attach(
@@ -129,7 +129,7 @@ def _prepare_guest(
         known = spec(world_size=run.world_size, resources=context.get_assigned_resources())
         identity = file.claim()
     except (OSError, ValidationError) as error:
-        log.warning("the run is not registered with Accordion (%s); training goes on", error)
+        logger.warning("the run is not registered with Accordion (%s); training goes on", error)
         return None
     guest = Guest(
         job_id=identity.job_id,
@@ -170,7 +170,7 @@ def _check_first_start(file: IdentityFile) -> None:
     try:
         found, is_restart = find_installations(), file.is_restart()
     except Exception as error:  # noqa: BLE001  # whatever fails here, training goes on
-        log.warning("Accordion's installations are not known yet (%s); training goes on", error)
+        logger.warning("Accordion's installations are not known yet (%s); training goes on", error)
         return
     if not is_restart:
         check_installations(found)

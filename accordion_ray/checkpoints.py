@@ -23,7 +23,7 @@ from accordion_ray.rendezvous import TIMEOUT_S, wait_for_ranks
 STATE_FILE = "accordion.pt"
 """Name of the state's file in a checkpoint's directory."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def save_state(session: Session, directory: str | Path, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -68,7 +68,7 @@ def load_state(session: Session, checkpoint: Any, *, node: str = "") -> str | No
     _check_equal_names(names)
     if not names[0]:
         if checkpoint is not None and session.rank == 0:
-            log.warning(
+            logger.warning(
                 "checkpoint %s has no %s, so compression starts without residuals; call "
                 "accordion_ray.save_state() before ray.train.report()",
                 checkpoint.path,

@@ -23,7 +23,7 @@ PEER_FAILURE_WAIT_S = 1.0
 
 _FAILURE = "failure"
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def classify_failure(error: BaseException, *, rank: int) -> FailureRecord:
@@ -87,7 +87,7 @@ def watch_end(
             elif outcomes is not None:
                 _post_outcome(training, outcomes, rank=rank)
         except RuntimeError:
-            log.debug("rank 0's store is gone", exc_info=True)
+            logger.debug("rank 0's store is gone", exc_info=True)
 
     threading.Thread(target=watch, name="accordion-end", daemon=True).start()
 

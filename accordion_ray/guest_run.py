@@ -55,7 +55,7 @@ RECORD_LIMIT = 1000
 disk.
 """
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class _Boundary(NamedTuple):
@@ -242,7 +242,7 @@ class GuestRun:
             self._outbox.put(payload)
         except OSError as error:
             self._is_broken = True
-            log.warning(
+            logger.warning(
                 "the records of this guest run cannot be written to %s (%s); training goes on, but"
                 " the service learns nothing more of it",
                 self._journal.storage,
@@ -312,7 +312,7 @@ class GuestRun:
         except Exception:
             if what not in self._failed:
                 self._failed.add(what)
-                log.exception("this guest run could not %s; training goes on", what)
+                logger.exception("this guest run could not %s; training goes on", what)
 
     def _apply_orders(self, orders: DesiredState) -> None:
         """Apply the overrides of the newest orders; called by the thread that receives them."""

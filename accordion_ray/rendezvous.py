@@ -20,7 +20,7 @@ A rank may evaluate, download or write for many minutes before it makes the call
 WARN_AFTER_S = 60.0
 """After this long, waiting ranks warn which ranks are missing."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def default_store() -> Store:
@@ -51,7 +51,7 @@ def wait_for_ranks(call: str, *, rank: int, world_size: int, timeout_s: float) -
         return
     made = f"{call}() was called on rank {rank}, but not on rank"
     if waited_s < timeout_s:
-        log.warning(
+        logger.warning(
             "%s %s within %g s; it waits for up to %g s. If it is not called there at all, %s",
             made,
             _list_missing(store, keys),

@@ -1,6 +1,6 @@
 """Rank 0's connection to the Accordion actor, which may not exist yet or may have stopped.
 
-An actor is only looked for and never started: without a service nobody would read what it holds.
+The actor is never started here: without a service, nothing would read its records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.names import NAMESPACE, actor_name, installation_of, package_versio
 
 ENLIST_TIMEOUT_S = 5.0
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def find_installations() -> list[str]:
@@ -30,7 +30,7 @@ def find_installations() -> list[str]:
 
 
 def check_installations(found: Sequence[str]) -> None:
-    """Check that it is clear which of the installations a run belongs to.
+    """Check that there is at most one installation, so that a run belongs to it.
 
     Raises:
         AttachError: there are several.
@@ -40,7 +40,7 @@ def check_installations(found: Sequence[str]) -> None:
 
 
 class ActorOutdatedError(ActorTimeoutError):
-    """The Accordion actor was started by a version that does not know the method."""
+    """The Accordion actor is of a version that does not have the method."""
 
 
 class RunningActor:
@@ -51,7 +51,7 @@ class RunningActor:
         self._actor: Any = None
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
-        """Return the method's answer.
+        """Call a method of the actor and return its result.
 
         Raises:
             ActorOutdatedError: the actor has no such method.
@@ -73,19 +73,28 @@ class RunningActor:
             ) from error
 
 
+def print_line(sentence: str) -> None:
+    """Print a line for the person who started the script; Ray forwards it to their terminal.
+
+    Ray hides log messages of this level.
+    """
+    print(f"accordion: {sentence}", flush=True)  # noqa: T201
+
+
 class ServiceConnection:
-    """Registers a guest run with the service, and passes calls on while it is registered.
+    """Registers a guest run with the service, and forwards calls while it is registered.
 
     Implements `ActorClient`. One thread calls `refresh` every few seconds; any thread may call the
     rest.
 
     Args:
         guest: what is registered.
-        installation: id of the installation to register with; None takes the only one there is.
-        preferred: if there are several and none was given, the one that the run registered with
-            before.
+        installation: id of the installation to register with; None takes the only one.
+        preferred: installation that the run registered with before; used if there are several and
+            none was given.
         find: returns the installations on this cluster.
         connect: returns the connection to an installation's actor.
+        show: shows a line in the terminal of the script.
     """
 
     def __init__(
@@ -95,6 +104,7 @@ class ServiceConnection:
         installation: str | None,
         preferred: str | None = None,
         find: Callable[[], list[str]] = find_installations,
+        show: Callable[[str], object] = print_line,
         connect: Callable[[str], ActorClient] = RunningActor,
     ) -> None:
         self.guest = guest
@@ -106,14 +116,13 @@ class ServiceConnection:
         self._given = installation
         self._find = find
         self._connect = connect
+        self._show = show
         self._actor: ActorClient | None = None
         self._last_message = ""
         """The last message, which is not repeated."""
 
     def refresh(self) -> None:
-        """Find the service if it is not known, and register again, which shows that the run is
-        alive.
-        """
+        """Find the service if it is not known, and register again as a sign of life."""
         if self.is_superseded:
             return
         try:
@@ -121,7 +130,7 @@ class ServiceConnection:
             if self._actor is not None:
                 self._handle_answer(self._actor("enlist", self.guest, timeout_s=ENLIST_TIMEOUT_S))
         except ActorTimeoutError:
-            # It may come back under another name, or not at all: look for it again.
+            # The actor may return under another name, so it is looked up again.
             self._actor = None
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
@@ -169,10 +178,9 @@ class ServiceConnection:
         if chosen is not None and chosen in found:
             return chosen
         if not found:
-            self._log_once(
-                "no Accordion service on this Ray cluster yet; the guest run "
-                f"{self.guest.name!r} registers when there is one",
-                level=logging.INFO,
+            self._show_once(
+                "no Accordion service on this Ray cluster; training goes on, and the guest run"
+                f" {self.guest.name!r} registers when a service starts"
             )
         elif len(found) > 1:
             self._log_once(_describe_choice(found))
@@ -191,10 +199,9 @@ class ServiceConnection:
                 )
             case PostResponse():
                 if not self.is_registered:
-                    log.info(
-                        "guest run %s (%s) is registered with Accordion",
-                        self.guest.name,
-                        self.guest.job_id,
+                    self._show(
+                        f"guest run {self.guest.name!r} is registered with Accordion as"
+                        f" {self.guest.job_id}; watch it with: accordion watch {self.guest.job_id}"
                     )
                 self.is_registered = True
                 if answer.namesake is not None:
@@ -204,9 +211,14 @@ class ServiceConnection:
                         "name of one of them. Give attach() another name= to tell them apart"
                     )
 
-    def _log_once(self, sentence: str, *, level: int = logging.WARNING) -> None:
+    def _log_once(self, sentence: str) -> None:
         if sentence != self._last_message:
-            log.log(level, "%s", sentence)
+            logger.warning("%s", sentence)
+        self._last_message = sentence
+
+    def _show_once(self, sentence: str) -> None:
+        if sentence != self._last_message:
+            self._show(sentence)
         self._last_message = sentence
 
 

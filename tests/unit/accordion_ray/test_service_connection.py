@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -13,6 +13,7 @@ from accordion_ray.service_connection import (
     ActorOutdatedError,
     ServiceConnection,
     check_installations,
+    print_line,
 )
 from tests.unit.workers.world import FakeCluster
 from workers.contract import Guest, JobSpec
@@ -39,9 +40,19 @@ class World:
         self.cluster = cluster
         self.found: list[str] = ["ab"]
 
-    def connect(self, run: Guest, installation: str | None = None) -> ServiceConnection:
+    def connect(
+        self,
+        run: Guest,
+        installation: str | None = None,
+        *,
+        show: Callable[[str], object] = lambda _: None,
+    ) -> ServiceConnection:
         return ServiceConnection(
-            run, installation=installation, find=lambda: self.found, connect=lambda _: self.cluster
+            run,
+            installation=installation,
+            find=lambda: self.found,
+            connect=lambda _: self.cluster,
+            show=show,
         )
 
 
@@ -195,3 +206,28 @@ def test_an_actor_of_an_older_release_is_told(world: World, caplog) -> None:
     )
     connection.refresh()
     assert "the service's actor of an older release (protocol 0)" in caplog.text
+
+
+def test_a_registration_is_shown_once_with_the_id_and_the_command(world: World) -> None:
+    shown: list[str] = []
+    connection = world.connect(guest(), show=shown.append)
+    connection.refresh()
+    connection.refresh()
+    [line] = shown
+    assert "guest run 'digits' is registered with Accordion" in line
+    assert line.endswith(f"accordion watch {guest().job_id}")
+
+
+def test_a_missing_service_is_shown_once(world: World) -> None:
+    world.found.clear()
+    shown: list[str] = []
+    connection = world.connect(guest(), show=shown.append)
+    connection.refresh()
+    connection.refresh()
+    [line] = shown
+    assert line.startswith("no Accordion service on this Ray cluster; training goes on")
+
+
+def test_a_line_is_flushed_to_the_output_of_the_worker(capsys) -> None:
+    print_line("hello")
+    assert capsys.readouterr().out == "accordion: hello\n"
