@@ -1,6 +1,6 @@
 """Accordion: gradient compression that adapts while the job runs.
 
-Names load at first use, so that `import accordion` and the torch-free parts stay light.
+Names are imported at first use, so that `import accordion` does not load torch.
 """
 
 from __future__ import annotations

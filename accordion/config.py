@@ -1,4 +1,4 @@
-"""Settings of the library: frozen, checked where they are born; stdlib only."""
+"""Settings of the library: frozen records that check their values; stdlib only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from accordion.policies import check_policy
 
 LevelOptions = Mapping[str, OptionValue]
 _NAMED_LAYERS = 8
-"""Layers that an error sentence lists before it only counts."""
+"""Number of layers that an error message lists by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Distance between two checks of the regime: exactly one of the two is given."""
+    """Distance between two checks of the regime, in epochs or in steps."""
 
     epochs: int | None = None
     steps: int | None = None
@@ -35,11 +35,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorConfig:
-    """When a layer counts as critical."""
+    """Settings of the detector, which decides when a layer is critical."""
 
     threshold: float = 0.5
-    """Relative change of a layer's gradient norm from which it is critical (eta; arXiv:2010.16248).
-    """
+    """Relative change of the norm from which a layer is critical (eta in arXiv:2010.16248)."""
     window: Window = field(default_factory=lambda: Window(epochs=10))
     """Distance between two checks (arXiv:2010.16248: 10 epochs, 5 for its LSTM)."""
     lr_drop: float = 0.5
@@ -87,20 +86,20 @@ class DetectorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchConfig:
-    """Two sizes of the global batch, chosen by the regime of the whole model (arXiv:2010.16248: 512
-    and 4096).
+    """Two sizes of the global batch; the regime of the whole model selects one.
+
+    arXiv:2010.16248 uses 512 and 4096.
 
     Raises:
-        ConfigError: a size is no whole number from 1 on, or the large one is not above the small
-            one.
+        ConfigError: a size is not a whole number from 1 on, or `high` is not above `low`.
     """
 
     low: int
-    """Samples a step over all workers in critical regimes."""
+    """Samples per step over all workers while the model is critical."""
     high: int
-    """Likewise elsewhere."""
+    """Samples per step over all workers while the model is stable."""
     grow_only: bool = True
-    """Once large, the batch stays large, as in the paper."""
+    """Whether the batch stays at `high` once it has grown, as in the paper."""
 
     def __post_init__(self) -> None:
         whole = all(
@@ -113,75 +112,72 @@ class BatchConfig:
             )
 
     def size(self, level: BatchLevel) -> int:
-        """Samples a step over all workers."""
+        """Return the samples per step over all workers at a level."""
         return self.high if level == "high" else self.low
 
     def level(self, size: int) -> BatchLevel | None:
-        """The level of this size; None where it is neither."""
+        """Return the level with this size; None without one."""
         return "low" if size == self.low else "high" if size == self.high else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
-    """Method and levels of some layers, where they differ from the rest.
+    """Method and levels of some layers.
 
     Raises:
-        ConfigError: an unknown method or option, or one out of range.
+        ConfigError: the method or an option is unknown, or a value is out of range.
     """
 
     method: str
     low: LevelOptions | None = None
-    """Options of the light level; None takes the method's own. Likewise `high`, the strong one."""
+    """Options of the light level; None uses the method's defaults."""
     high: LevelOptions | None = None
+    """Options of the strong level; None uses the method's defaults."""
 
     def __post_init__(self) -> None:
         self.ladder()
 
     def ladder(self) -> tuple[Level, ...]:
-        """The rungs from the lightest to the strongest compression, named as everywhere else."""
+        """Return the levels from the lightest to the strongest."""
         return ladder_of(self.method, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All that `attach` has to know.
+    """Settings of `attach`.
 
     Raises:
-        ConfigError: an unknown method, policy or option, or one out of range.
+        ConfigError: a method, policy or option is unknown, or a value is out of range.
     """
 
     method: str = "powersgd"
     low: LevelOptions | None = None
-    """Options of the light level, used in critical regimes; None takes the method's own."""
+    """Options of the light level, for critical regimes; None uses the method's defaults."""
     high: LevelOptions | None = None
-    """Options of the strong level; None takes the method's own."""
+    """Options of the strong level, for stable regimes; None uses the method's defaults."""
     by_layer: Mapping[str, LayerPlan] = field(default_factory=dict)
-    """Glob over layer names to method and levels of the layers it matches; the first that matches a
-    layer wins.
-    """
+    """Method and levels by glob over layer names; the first glob that matches a layer applies."""
     policy: str = "two_level"
     policy_options: Mapping[str, object] = field(default_factory=dict)
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     batch: BatchConfig | None = None
-    """None leaves the global batch alone."""
+    """Batch levels; None leaves the global batch unchanged."""
     seed: int = 0
-    """Seeds sketches and warm starts; the global generators are never touched."""
+    """Seed of sketches, random draws and warm starts; global generators are never used."""
 
     def __post_init__(self) -> None:
         self.ladder()
         check_policy(self.policy, self.policy_options)
 
     def ladder(self) -> tuple[Level, ...]:
-        """The rungs from the lightest to the strongest compression, of layers that `by_layer` does
-        not name.
-        """
+        """Return the levels of layers without an entry in `by_layer`, from the lightest on."""
         return ladder_of(self.method, self.low, self.high)
 
     def ladders(self, layers: Sequence[str]) -> dict[str, tuple[Level, ...]]:
-        """The rungs of each layer.
+        """Return the levels of each layer, from the lightest to the strongest.
 
         Raises:
-            ConfigError: a glob of `by_layer` wins no layer.
+            ConfigError: a glob of `by_layer` applies to no layer.
         """
         won = {
             layer: next((glob for glob in self.by_layer if fnmatchcase(layer, glob)), None)
@@ -189,12 +185,12 @@ class Config:
         }
         for glob in self.by_layer:
             if glob not in won.values():
-                raise ConfigError(_idle_sentence(glob, layers))
+                raise ConfigError(_unused_glob_message(glob, layers))
         rest, ladders = self.ladder(), {glob: plan.ladder() for glob, plan in self.by_layer.items()}
         return {layer: rest if glob is None else ladders[glob] for layer, glob in won.items()}
 
 
-def _idle_sentence(glob: str, layers: Sequence[str]) -> str:
+def _unused_glob_message(glob: str, layers: Sequence[str]) -> str:
     matching = [layer for layer in layers if fnmatchcase(layer, glob)]
     if matching:
         return (
@@ -205,6 +201,6 @@ def _idle_sentence(glob: str, layers: Sequence[str]) -> str:
 
 
 def format_layers(layers: Sequence[str]) -> str:
-    """The first layers by name, and how many more there are; for error sentences."""
+    """Return the names of the first layers and the number of others, for error messages."""
     rest = len(layers) - _NAMED_LAYERS
     return ", ".join(layers[:_NAMED_LAYERS]) + (f" and {rest} more" if rest > 0 else "")

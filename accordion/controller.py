@@ -1,10 +1,10 @@
-"""Detector, policy and overrides in one place: reports in, decisions out; stdlib only.
+"""Turns reports into decisions by detector, policy and overrides; stdlib only.
 
     controller = Controller(config, layers)
     decision = controller.decide(report)
 
-Runs wherever it is put: in the Accordion actor for all jobs, and on rank 0 where that actor does
-not answer. Both give the same answers to the same reports.
+It runs in the Accordion actor for all jobs, and on rank 0 if that actor is unresponsive. Both
+return the same decision for the same report.
 """
 
 from __future__ import annotations
@@ -49,38 +49,36 @@ from accordion.policies import POLICIES, UNCOMPRESSED, PolicyInput, check_policy
 
 _DENSE = level_of("none", {}, name=UNCOMPRESSED)
 _MEASURED = {"lr", "next_lr", "statistic_by_layer", "rms_by_layer", "cost_s_by_layer"}
-"""Fields of a report whose numbers are floats, whole or not."""
+"""Fields of a report whose numbers are floats."""
 _LATER_FIELDS: Mapping[str, object] = {
     "statistic_kind": "mean",
     "rms_by_layer": None,
     "cost_s_by_layer": {},
 }
-"""Fields that reports did not always have: at these values they are no part of a digest, so that it
-fits old states.
-"""
+"""Fields that older releases did not have; at these values they do not change a report's digest."""
 
 
 class Decider(Protocol):
-    """Asked on rank 0 for what shall be in force, while the other ranks wait."""
+    """Decides on rank 0 what comes into force, while the other ranks wait."""
 
     def __call__(self, report: Report, proposal: Decision, /) -> Decision:
-        """`proposal` is what `Controller.decide` of rank 0 makes of the report.
+        """Return the decision; `proposal` is that of rank 0's own controller.
 
         Raises:
-            Exception: any, where nothing can be decided; rank 0 gets it, the others a `ReportError`
-                with its sentence.
+            Exception: no decision is possible; it is raised on rank 0, and a `ReportError` with its
+                message on the other ranks.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LastReport:
-    """The last report, as little of it as tells whether another is the same, newer or older."""
+    """Position and digest of the last report, to tell whether another one is equal or newer."""
 
     epoch: int
     step: int
     epoch_end: bool
     digest: str
-    """Of everything in the report; it may hold NaN, which is equal to nothing and no JSON."""
+    """Digest of the whole report, since a report may contain NaN, which equals nothing."""
 
     @property
     def order(self) -> tuple[int, int, bool]:
@@ -88,15 +86,15 @@ class _LastReport:
 
 
 class Controller:
-    """Decides the level of every layer and, where the settings have two, of the global batch.
+    """Decides the level of every layer and, with batch levels, the global batch.
 
     Args:
         config: the library's settings.
-        layers: the layers that decisions speak of, those of two or more dimensions.
+        layers: the layers whose level is decided.
 
     Raises:
-        ConfigError: a glob of `config.by_layer` wins none of the layers, or the policy picks a
-            level that there is not.
+        ConfigError: a glob of `config.by_layer` applies to no layer, or the policy chooses an
+            unknown level.
     """
 
     def __init__(self, config: Config, layers: Sequence[LayerInfo]) -> None:
@@ -113,24 +111,24 @@ class Controller:
         self._resolved: tuple[ResolvedOverride, ...] = ()
         self._asked: _LastReport | None = None
         self.policy_levels: Mapping[str, Level] = self._policy_levels(epoch=0)
-        """What the policy alone would pick now."""
+        """Levels that the policy alone would choose now."""
         self.decision = self._decision(
             epoch=0, step=0, cause="start", reason="a run starts critical"
         )
-        """In force."""
+        """Decision in force."""
         self._answer = self.decision
 
     def decide(self, report: Report) -> Decision:
-        """What holds after this report.
+        """Return the decision after a report.
 
-        The same report again gives the same answer, whatever happened in between.
+        The last report, given again, returns the same decision, whatever happened in between.
 
         Raises:
-            ReportError: the report is older than the last one, contradicts it, or is not of this
-                model.
-            ConfigError: the policy picks a level that there is not; nothing is changed then.
+            ReportError: the report is older than the last one, contradicts it, or belongs to
+                another model.
+            ConfigError: the policy chooses an unknown level; nothing is changed.
         """
-        asked = _asked(report)
+        asked = _digest_report(report)
         if asked == self._asked:
             return self._answer
         self._check_order(asked)
@@ -153,21 +151,20 @@ class Controller:
         return self.decision
 
     def check_override(self, override: Override) -> None:
-        """Accept an override, or say why it cannot be applied.
+        """Check that an override can be applied.
 
         Raises:
-            OverrideError: it names a level or a layer that this job does not have, or epochs that
-                hold nothing.
+            OverrideError: the job does not have its level or a layer, or its interval is empty.
         """
         resolve_override(override, self._ladders, start=0, batch=self._config.batch)
 
     def override(self, overrides: Sequence[Override], *, epoch: int, step: int) -> Decision:
-        """What holds from `step` of `epoch` on, with these overrides in place of the former ones.
+        """Replace the overrides; return the decision from `step` of `epoch` on.
 
-        "Next epoch" is counted from the epoch in which an id is seen first.
+        The start of an override with `next_epoch` is set when its id is first given.
 
         Raises:
-            OverrideError: one of them cannot be applied; the former ones stay.
+            OverrideError: an override cannot be applied; the previous ones stay in force.
         """
         starts = {item.override.id: item.start for item in self._resolved}
         self._resolved = self._resolve_overrides(
@@ -180,7 +177,7 @@ class Controller:
         return self.decision
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` needs, as JSON."""
+        """Return the state for `load_state_dict`, as JSON."""
         return {
             "number": self.number,
             "detector": asdict(self._detector),
@@ -195,13 +192,12 @@ class Controller:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another controller of the same settings and layers was saved.
+        """Continue from the saved state of a controller with the same settings and layers.
 
-        Layers of one dimension had no level in older releases; those that the state lacks start
-        critical.
+        States of older releases have no one-dimensional layers; missing ones start critical.
 
         Raises:
-            StateError: the state is of another model, or none of ours; nothing is changed then.
+            StateError: the state belongs to another model or cannot be read; nothing is changed.
         """
         saved = _parse_state(state)
         self._check_layers(saved.detector)
@@ -214,7 +210,7 @@ class Controller:
         }
         before = self._detector, self._policy_state
         self._detector = replace(saved.detector, regime_by_layer=regimes)
-        # Another policy's state says nothing to this one, which starts anew.
+        # The state of another policy does not apply to this one, which starts anew.
         self._policy_state = saved.policy_state if saved.policy == self._config.policy else {}
         try:
             self.policy_levels = self._policy_levels(saved.decision.epoch)
@@ -277,7 +273,7 @@ class Controller:
     def _policy_input(
         self, epoch: int, detector: DetectorState, state: Mapping[str, Any]
     ) -> PolicyInput:
-        """What the policy is told without a report."""
+        """Return the policy's input without a report."""
         return PolicyInput(
             epoch=epoch,
             regime_by_layer=detector.regime_by_layer,
@@ -297,7 +293,7 @@ class Controller:
         rungs = {level.name: level for level in (*self._ladders[layer], _DENSE)}
         if name not in rungs:
             raise ConfigError(
-                f"policy {self._config.policy} picks {name!r} for layer {layer}; known are"
+                f"policy {self._config.policy} chooses {name!r} for layer {layer}; known are"
                 f" {', '.join(rungs)}"
             )
         return rungs[name]
@@ -344,7 +340,7 @@ class Controller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """A saved state, read but not yet compared with this job."""
+    """Parsed state, not yet compared with this job."""
 
     number: int
     detector: DetectorState
@@ -355,7 +351,7 @@ class _Saved:
     starts: Mapping[str, int]
     asked: _LastReport | None
     answer: Decision | None
-    """None where it is the decision in force."""
+    """Last answer; None if it is the decision in force."""
     decision: Decision
 
 
@@ -375,7 +371,7 @@ def _parse_state(state: Mapping[str, Any]) -> _Saved:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
-            f"saved controller state cannot be read ({error!r}); give what state_dict() gave"
+            f"saved controller state cannot be read ({error!r}); pass what state_dict() returned"
         ) from error
 
 
@@ -398,8 +394,11 @@ def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> Po
     )
 
 
-def _asked(report: Report) -> _LastReport:
-    """Whole numbers become floats first: a report that went through JSON is the same report."""
+def _digest_report(report: Report) -> _LastReport:
+    """Return the position and digest of a report, with measured numbers as floats.
+
+    A report therefore keeps its digest when it is sent as JSON.
+    """
     content = {
         name: _to_floats(value) if name in _MEASURED else value
         for name, value in asdict(report).items()
@@ -412,7 +411,7 @@ def _asked(report: Report) -> _LastReport:
 
 
 def _to_floats(value: Any) -> Any:
-    """The value with all its numbers as floats."""
+    """Return a value with all its numbers as floats."""
     if isinstance(value, Mapping):
         return {key: _to_floats(item) for key, item in value.items()}
     return value if value is None else float(value)

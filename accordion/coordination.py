@@ -1,6 +1,6 @@
 """Small collectives for settings, statistics, decisions and acknowledgements of a session.
 
-They run on the training thread, between steps; every worker makes the same calls in the same order.
+They run on the training thread between steps. Every worker makes the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Coordinator:
         try:
             decision = decide()
         except Exception as error:
-            # The other ranks are waiting: send them the error before raising it here.
+            # The other ranks wait for an answer: send them the error before raising it.
             self._share_text(json.dumps({"error": str(error) or type(error).__name__}))
             raise
         self._share_text(json.dumps(to_json(decision)))
@@ -114,7 +114,7 @@ class Coordinator:
         return [bytes(payload.tolist()).decode() for payload in payloads]
 
     def _share_text(self, text: str) -> str:
-        """Return rank 0's text; other ranks' own are not looked at."""
+        """Return rank 0's text; those of other ranks are ignored."""
         own = bytearray(text.encode())
         size = torch.tensor([len(own)], dtype=torch.int64, device=self._device)
         self._network.broadcast_(size)
@@ -127,7 +127,7 @@ class Coordinator:
         return bytes(payload.tolist()).decode()
 
     def gather_on_rank_0(self, payload: bytes) -> list[bytearray] | None:
-        """Return the payloads of all workers on rank 0, received one by one, and None elsewhere."""
+        """Return the payloads of all workers on rank 0, received one by one; None on others."""
         own = bytearray(payload)
         sizes = [int(text) for text in self.gather_texts(str(len(own)), counted=False)]
         if self._rank != 0:

@@ -1,27 +1,25 @@
 """Every error of the library, in one tree; stdlib only.
 
     AccordionError
-    ├── ConfigError      a setting is wrong: raised where the setting is born
-    ├── ReportError      a report does not fit the model or the decisions before it
-    ├── OverrideError    an override cannot be applied to this job
-    ├── StateError       a saved state does not fit this model
-    ├── HookError        the hook met something it cannot serve
+    ├── ConfigError            a setting is wrong; raised when the setting is created
+    ├── ReportError            a report does not match the model or the previous decisions
+    ├── OverrideError          an override cannot be applied to this job
+    ├── StateError             a saved state does not match this model
+    ├── HookError              a module or process group is not supported
     └── MissingFrameworkError  an integration's framework is not installed
 
-All carry one sentence with the value, the limit and the way out, and survive pickling.
+Every message states the value, the limit and a way out. All errors can be pickled.
 """
 
 from __future__ import annotations
 
 
 class AccordionError(Exception):
-    """Root of the library's errors: `except AccordionError` catches all of them and nothing
-    else.
-    """
+    """Base class of all errors of the library."""
 
 
 class ConfigError(AccordionError, ValueError):
-    """A setting is unknown, out of range or contradicts another."""
+    """A setting is unknown, out of range, or contradicts another one."""
 
 
 class ReportError(AccordionError, ValueError):
@@ -42,7 +40,7 @@ class StateError(AccordionError, ValueError):
 
 
 class HookError(AccordionError, RuntimeError):
-    """The hook cannot serve this module, bucket or process group."""
+    """A module, bucket or process group is not supported."""
 
 
 class MissingFrameworkError(AccordionError, ImportError):

@@ -1,4 +1,4 @@
-"""Checks of a module and of the arguments of `attach`, before anything is registered."""
+"""Checks of a module and of the arguments of `attach`, before a hook is registered."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def check_attachable(module: object, optimizer: Optimizer | None) -> None:
 
 
 def has_peers() -> bool:
-    """Return whether there are other workers, or will be once torchrun's processes have joined
-    their group.
-    """
+    """Return whether there are other workers, including those that torchrun has launched."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() > 1
     launched = dist.is_available() and dist.is_torchelastic_launched()
@@ -62,9 +60,7 @@ def process_group_of(module: torch.nn.Module) -> dist.ProcessGroup | None:
 
 
 def unwrap_module(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside DistributedDataParallel, or the module itself if it is not
-    wrapped.
-    """
+    """Return the model inside DistributedDataParallel, or the module itself if not wrapped."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 

@@ -1,6 +1,4 @@
-"""Who takes the optimizer's step, and what a session does with optimizer and GradScaler
-around it.
-"""
+"""The optimizer's steps in a session: who takes them, and the GradScaler's part."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ _UNSCALED_BEFORE = "unscale_() has already been called"
 
 
 class OptimizerSteps:
-    """Takes the steps of an optimizer, or follows an optimizer whose steps the training
-    loop takes.
-    """
+    """Takes the steps of an optimizer, or follows those that the training loop takes."""
 
     def __init__(
         self,
@@ -50,9 +46,7 @@ class OptimizerSteps:
         self._parameters = tuple(parameters)
 
     def follow_optimizer(self, pass_boundary: Callable[[], StepResult]) -> None:
-        """Call `pass_boundary` before each step that the training loop takes, if this is
-        the mode.
-        """
+        """In mode `optimizer`, call `pass_boundary` before each step of the training loop."""
         if self.mode != "optimizer" or self.optimizer is None:
             return
 
@@ -80,7 +74,7 @@ class OptimizerSteps:
             )
 
     def finish_step(self, *, taken: bool) -> None:
-        """Take the step or skip it, unless the training loop takes steps."""
+        """Take or skip the step in mode `session`; in other modes the training loop does it."""
         if self.mode != "session":
             return
         if self.scaler is not None:
@@ -89,23 +83,19 @@ class OptimizerSteps:
             self.optimizer.step()
 
     def prepare_loop_step(self, *, taken: bool) -> None:
-        """Make the step that the training loop takes next change nothing if it has to be skipped.
+        """Remove the gradients of a skipped step, so that the training loop's step changes nothing.
 
-        Call this just before that step only: inside the next backward pass, gradients are those of
-        the next step.
+        Call this just before that step: a later call would remove gradients of the next step.
         """
         if taken or self.mode == "session":
             return
         self._record_overflow()
-        for (
-            parameter
-        ) in self._parameters:  # optimizers leave parameters without a gradient as they are
+        # Optimizers do not change parameters without a gradient.
+        for parameter in self._parameters:
             parameter.grad = None
 
     def learning_rate(self) -> float | None:
-        """Return the optimizer's learning rate, that of its first group; None without an
-        optimizer.
-        """
+        """Return the learning rate of the optimizer's first group; None without an optimizer."""
         return None if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
 
     def read_scale(self) -> float:
@@ -122,18 +112,16 @@ class OptimizerSteps:
                     raise
 
     def _record_overflow(self) -> None:
-        """Let the loop's scaler lower its scale, although the gradients of this worker may be
-        finite.
+        """Make the loop's scaler lower its scale, even if this worker's gradients are finite.
 
-        The NaN that marks a skipped step is lost if DDP leaves the gradient of its layer as it is,
-        which happens to layers that no worker used.
+        The NaN that marks a skipped step is lost if no worker used the layer that it is written to,
+        because DDP does not change the gradients of such layers.
         """
         if self.scaler is None or self.optimizer is None:
             return
         self.unscale_gradients()
-        checks = self.scaler._per_optimizer_states[
-            id(self.optimizer)
-        ]  # torch has no public way to say it
+        # torch has no public name for this state.
+        checks = self.scaler._per_optimizer_states[id(self.optimizer)]
         for found_inf in checks["found_inf_per_device"].values():
             found_inf.fill_(1.0)
 
@@ -155,9 +143,7 @@ def check_step_mode(mode: str, optimizer: Optimizer | None, scaler: GradScaler |
 
 
 def _unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer inside wrappers such as Accelerate's, whose step hooks are not
-    called.
-    """
+    """Return the optimizer inside wrappers such as Accelerate's, whose step hooks never run."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
@@ -169,7 +155,7 @@ def _step_scaler(scaler: GradScaler, optimizer: Optimizer | None) -> None:
         scaler.step(optimizer)
         scaler.update()
         return
-    # The scaler looks at gradients here, and those may be finite where another worker's were not.
+    # scaler.step() would check this worker's gradients, which may be finite.
     scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
     scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 0})
 

@@ -1,5 +1,4 @@
-"""Saved states of a session's workers: checks that a set is complete, gathers it on rank 0,
-averages it.
+"""Saved states of a session's workers: checks for completeness, gathering and averaging.
 
 Residuals differ from worker to worker, so the state of one rank does not describe a group.
 """
@@ -80,8 +79,7 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
 def load_states(
     engine: Engine, controller: Controller, states: Sequence[State], *, rank: int, world_size: int
 ) -> State:
-    """Load what `complete_states` returned; return this worker's state, whose other fields are
-    equal on all.
+    """Load what `complete_states` returned; return this worker's state.
 
     Raises:
         StateError: the states are of another model, or rank 0's lacks its controller.
@@ -90,7 +88,7 @@ def load_states(
     parse_decision(own["decision"])
     if rank == 0 and own["controller"] is None:
         raise StateError(
-            "load_state_dict() got a state of rank 0 without its controller; give the state that"
+            "load_state_dict() got a state of rank 0 without its controller; pass the state that"
             " rank 0 saved"
         )
     if own["controller"] is not None:
@@ -119,9 +117,9 @@ class MeanState:
     """Averages the states of a group of `size` workers, added in rank order, for a group of another
     size.
 
-    A group owes the mean of its residuals. If every worker of the new group starts with that mean,
-    the new group owes exactly the same. All fields other than residuals and window are rank 0's.
-    Only the running sums are held, never the states.
+    What matters is the mean of a group's residuals. It is preserved if every worker of the new
+    group starts with that mean. All fields other than residuals and window are rank 0's. Only the
+    running sums are kept in memory, never the states.
     """
 
     def __init__(self, size: int) -> None:
@@ -145,12 +143,12 @@ class MeanState:
             sums = dict(window.pop("sums"))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
-                f"saved state cannot be read ({error!r}); give what state_dict() gave"
+                f"saved state cannot be read ({error!r}); pass what state_dict() returned"
             ) from error
         _check_sizes(self._residuals, residuals)
         _check_sizes(self._window, sums)
         self._first = self._first or {**state, "engine": {**engine, "window": window}}
-        # A worker without a residual for a layer owes nothing, which counts as zero.
+        # A missing residual counts as zero.
         for layer, residual in residuals.items():
             total = self._residuals.get(layer)
             self._residuals[layer] = (
@@ -163,7 +161,7 @@ class MeanState:
         self.count += 1
 
     def result(self) -> State:
-        """Return the mean, once all states were added; it takes over the memory of the sums."""
+        """Return the mean after all states were added; it uses the memory of the sums."""
         residuals = {layer: total.div_(self.size) for layer, total in self._residuals.items()}
         # Windows of several versions do not add up; without a version the window starts again.
         version = self._versions.pop() if len(self._versions) == 1 else None
@@ -177,8 +175,8 @@ def _check_sizes(totals: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> N
         if layer in totals and value.numel() != totals[layer].numel():
             raise StateError(
                 f"saved state cannot be read: layer {layer!r} has {value.numel()} values on one"
-                f" rank and {totals[layer].numel()} on another; give what state_dict() gave on each"
-                " rank"
+                f" rank and {totals[layer].numel()} on another; pass what state_dict() returned"
+                " on each rank"
             )
 
 
@@ -226,5 +224,5 @@ def parse_decision(saved: Any) -> Decision:
         return decision_from_json(saved)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
-            f"saved decision cannot be read ({error!r}); give what state_dict() gave"
+            f"saved decision cannot be read ({error!r}); pass what state_dict() returned"
         ) from error

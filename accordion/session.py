@@ -1,4 +1,4 @@
-"""`attach` and `Session`: ten lines that bring Accordion into an ordinary training script.
+"""`attach` and `Session`: compression in an ordinary training script, with ten added lines.
 
     session = attach(ddp_model, Config(method="powersgd"), optimizer=optimizer)
     for epoch in range(epochs):
@@ -74,20 +74,26 @@ def attach(
 ) -> Session:
     """Compress the gradients of a DistributedDataParallel module from now on.
 
-    A process without peers, with or without a process group, may pass a module that is not wrapped;
-    its gradients are observed and stay what they are.
+    Every worker calls this with equal arguments, before the first forward pass. A process without
+    peers may pass a module that is not wrapped; its gradients are observed and not changed.
 
-    Every worker calls this with equal arguments, before the first forward pass. `step` says who
-    takes the optimizer's step (`accordion.optimizer_steps.StepMode`). `overlap=False` exchanges
-    gradients inside the backward pass, not in parallel with it. `epochs` is the length of the run;
-    if that is too short for the detector's window, a warning says so at once instead of at the
-    session's end.
+    Args:
+        module: the module, wrapped in DistributedDataParallel.
+        config: settings of compression, policy and detector.
+        optimizer: the module's optimizer.
+        scaler: the GradScaler of the training loop, if it has one.
+        step: who takes the optimizer's step; see `accordion.optimizer_steps.StepMode`.
+        decider: decides on rank 0 in place of the session's own controller.
+        global_batch: samples per step over all workers, for the reports; 0 if unknown.
+        epochs: length of the run; if it is too short for the detector's window, a warning is issued
+            at once instead of at the end of the session.
+        overlap: whether to exchange gradients in parallel with the backward pass.
 
     Raises:
-        HookError: the module already has a hook, is not wrapped although there are peers, or uses a
-            feature that is not supported, such as sparse gradients; a scaler or `step="optimizer"`
-            was given without an optimizer; the optimizer belongs to another module; or another
-            worker got different arguments.
+        HookError: the module already has a hook, is not wrapped although there are peers, or uses
+            an unsupported feature, such as sparse gradients; a scaler or `step="optimizer"` was
+            given without an optimizer; the optimizer belongs to another module; or another worker
+            got different arguments.
     """
     check_attachable(module, optimizer)
     steps = OptimizerSteps(step, optimizer=optimizer, scaler=scaler, parameters=module.parameters())
@@ -104,7 +110,7 @@ def attach(
 
 
 class Session:
-    """One worker's part in a group that trains with Accordion. Made by `attach`."""
+    """Session of one worker in a group that trains with Accordion; `attach` creates it."""
 
     def __init__(
         self,
@@ -116,18 +122,17 @@ class Session:
         decider: Decider | None,
     ) -> None:
         self.controller = controller
-        """StagedTensors up to date on rank 0 only."""
+        """Controller of this session, up to date on rank 0 only."""
         self.decision: Decision = controller.decision
-        """In force."""
+        """Decision in force."""
         self.steps = 0
-        """Step boundaries passed since the job began, those of skipped steps included."""
+        """Number of steps since the start of the job, including skipped ones."""
         self.skipped_steps = 0
+        """Number of steps that were skipped because a gradient was not finite."""
         self.epoch = 0
-        """The epoch that is being trained."""
+        """Current epoch."""
         self.global_batch = 0
-        """Samples a step over all workers: with batch levels as decided, else what the caller says,
-        for the reports.
-        """
+        """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
         self._config = config
         self._engine = engine
         self._optimizer_steps = optimizer_steps
@@ -138,27 +143,26 @@ class Session:
         self._in_flight: frozenset[Signal] = frozenset()
         self._overrides: tuple[Override, ...] = ()
         self.on_boundary: Callable[[StepResult], None] | None = None
-        """Called on every rank with the result of each step boundary, also of those that the
-        session follows.
-        """
+        """Called on every rank with the result of each step boundary."""
         self.lr: float | None = None
-        """The schedule's rate of this epoch, before batch scaling and warm-up; None takes the
-        optimizer's.
+        """Learning rate of the schedule in this epoch, before batch scaling and warm-up.
+
+        None uses the optimizer's rate.
         """
         self._adopt_decision(self.decision)
 
     def register_hook(
         self, module: torch.nn.Module, network: GroupNetwork, *, overlap: bool
     ) -> None:
-        """Register the hook; `attach` does this."""
+        """Register the hook with a module; `attach` calls this."""
         self.rank: int = network.rank
         self.world_size: int = network.world_size
         self.layers: tuple[LayerInfo, ...] = decided_layers(unwrap_module(module))
         self._device: torch.device = next(module.parameters()).device
         self._network = network
         self._coordinator = Coordinator(self._network, self.ledger, self._device, rank=self.rank)
-        # Before the hook creates its process group, in which workers with other settings would
-        # hang.
+        # This comes before the hook creates its process group, in which workers with different
+        # settings would block.
         steps = self._optimizer_steps
         self._coordinator.require_equal(
             (self._config, self.layers, {"overlap": overlap, "step": steps.mode})
@@ -191,30 +195,32 @@ class Session:
 
     @property
     def ledger(self) -> Ledger:
-        """Bytes of this worker since the job began."""
+        """Bytes of this worker since the start of the job."""
         return self._engine.ledger
 
     @property
     def communicate_s(self) -> float:
-        """Seconds since `attach` in which training stood still for exchanges, slower workers
-        included.
+        """Seconds since `attach` for which training waited for exchanges and for slower workers.
 
-        What passes beside the backward pass is not in it.
+        Exchanges in parallel with the backward pass are not included.
         """
         return self.hook.waited_s + self._network.seconds
 
-    def request(self, word: Signal) -> None:
-        """Raise a word: at the end of the next step that starts, all workers see it. Any rank, any
-        thread.
+    def request(self, signal: Signal) -> None:
+        """Raise a signal, which all workers see at the end of the next step that starts.
+
+        Any rank may call this, from any thread.
         """
-        self._requested.add(word)
+        self._requested.add(signal)
 
     def override(self, overrides: Sequence[Override]) -> None:
-        """Put people's overrides in force in place of those given before. Rank 0, any thread.
+        """Replace the overrides from the next step boundary on.
+
+        Rank 0 calls this, from any thread.
 
         Raises:
-            OverrideError: an override names an unknown level or layer, or this is not rank 0; none
-                of the overrides is applied then.
+            OverrideError: an override names an unknown level or layer, or this is not rank 0; the
+                previous overrides stay.
         """
         if self.rank != 0:
             raise OverrideError(
@@ -227,16 +233,16 @@ class Session:
         self.request(Signal.DECISION)
 
     def step(self) -> StepResult:
-        """Take the optimizer's step, unless a gradient was not finite somewhere, and do what was
-        announced.
+        """Pass a step boundary: take the optimizer's step and apply what workers signalled.
 
-        Who takes the optimizer's step depends on the argument `step` of `attach`.
+        The step is skipped on all workers if a gradient was not finite on one. Who takes the
+        optimizer's step depends on the argument `step` of `attach`.
 
         Raises:
-            HookError: there was no backward pass whose gradients were exchanged, or the session
-                follows the optimizer's steps by itself.
-            ReportError: windows are counted in steps and the learning rate is not known.
-            ReportError, ConfigError: as `end_epoch`, where a decision was due at this boundary.
+            HookError: no gradients were exchanged since the last step, or the session follows the
+                optimizer's steps by itself.
+            ReportError: windows are counted in steps and the learning rate is unknown.
+            ReportError, ConfigError: a decision was due and failed; see `end_epoch`.
             RuntimeError: another worker is gone.
         """
         self._optimizer_steps.check_step_call()
@@ -245,8 +251,10 @@ class Session:
         return result
 
     def pass_boundary(self) -> StepResult:
-        """Do what belongs to the boundary between two steps, and raise as `step`; the followed
-        optimizer calls this.
+        """Pass a step boundary without the optimizer's step; a followed optimizer calls this.
+
+        Raises:
+            Exception: the errors of `step`.
         """
         check_rate_known(self._config, self.lr, self._optimizer_steps.learning_rate())
         announced = raised_signals(self.hook.take_signals())
@@ -267,15 +275,15 @@ class Session:
         return result
 
     def end_epoch(self, *, lr: float, next_lr: float) -> Switch:
-        """Report the epoch and go over to what is decided for the next one.
+        """Report the epoch and switch to the decision for the next one; every worker calls this.
 
         `lr` and `next_lr` are the schedule's rates of this epoch and the next, before batch scaling
         and warm-up.
 
         Raises:
-            ReportError: a rate is negative or not finite, or rank 0 could not decide; there its
-                cause is raised, such as the decider's error.
-            ConfigError: on rank 0, the policy picks a level that there is not.
+            ReportError: a rate is negative or not finite, or rank 0 could not decide; rank 0 raises
+                the cause, such as the decider's error.
+            ConfigError: on rank 0, the policy chooses an unknown level.
             RuntimeError: another worker is gone.
         """
         switch = self._close_window(epoch_end=True, lr=lr, next_lr=next_lr)
@@ -306,11 +314,10 @@ class Session:
         }
 
     def gather_state_dict(self) -> dict[str, Any] | None:
-        """Return the states of all workers on rank 0, for scripts that save on rank 0 only; else
-        None.
+        """Return the states of all workers on rank 0 and None elsewhere; every worker calls this.
 
-        Every worker calls this. The result holds the residuals of all workers; with many workers,
-        save each rank's `state_dict()` instead.
+        It is for scripts that save on rank 0 only. The result holds the residuals of all workers;
+        with many workers, save each rank's `state_dict()` instead.
 
         Raises:
             RuntimeError: another worker is gone.
@@ -319,12 +326,11 @@ class Session:
         return None if payloads is None else merge_states(payloads)
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
-        """Continue where a group stopped; every worker calls this.
+        """Continue from the saved states of a group; every worker calls this.
 
         Pass the states of all workers in rank order, or the result of `gather_state_dict`. If the
         world size is the saved one, each worker may pass only its own state. With another world
-        size every worker starts with the mean of the saved residuals, which preserves what the
-        group owed.
+        size every worker starts with the mean of the saved residuals, so that no residual is lost.
 
         Raises:
             StateError: on some worker the states are incomplete, out of order, or of another model;
@@ -388,7 +394,7 @@ class Session:
         return (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
-        # A window without a finite step says nothing: it stays open.
+        # A window without a finite step stays open.
         sums, detector = self._engine.sums, self._config.detector
         steps = sums.steps
         closes = steps > 0 and window_is_due(detector, self.epoch, epoch_end=epoch_end)
@@ -411,12 +417,12 @@ class Session:
         return self._apply_decision(lambda: self._decide_report(report))
 
     def _close_sums(self) -> tuple[dict[str, float], dict[str, float]]:
-        """The statistic of the window that ends, and the root mean squares beside it, by layer."""
+        """Return the statistic and the root mean squares of the window that ends, by layer."""
         sums, names = self._engine.sums, [layer.name for layer in self.layers]
         own = sums.summary(self._device)
         if self._config.detector.statistic == "paper":
-            # The paper sums rank 0's gradients: undo the mean over the steps, and over the workers
-            # below.
+            # The paper sums rank 0's gradients: undo the mean over the steps and the one over the
+            # workers.
             own[:, :SKETCH_SIZE] *= sums.steps * self.world_size if self.rank == 0 else 0
         summary = self._coordinator.average_tensor(own)
         sums.clear()
@@ -430,7 +436,7 @@ class Session:
         return self.controller.override(self._overrides, epoch=self.epoch, step=self.steps)
 
     def _apply_decision(self, decide: Callable[[], Decision]) -> Switch:
-        """Rank 0 decides, all ranks go over to it and say which plan they run."""
+        """Let rank 0 decide, apply the decision on all ranks, and gather their acknowledgements."""
         decision = self._coordinator.share_decision(decide)
         self._adopt_decision(decision)
         batch = self.global_batch if self._config.batch else None

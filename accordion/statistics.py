@@ -1,13 +1,13 @@
-"""The statistic of the detector: per layer, the norm of the raw gradient's mean over a window's
-steps and the workers.
+"""Statistic of the detector: the norm of each layer's raw gradient, averaged over a window.
 
-Every worker adds each step's gradient, before residual and compression, to a count sketch of 1,024
-floats a layer: every entry is added with a random sign to a random column. A sketch is linear, so
-sums over steps and means over workers are sketches too. Its norm estimates the tensor's norm with a
-relative standard error of about 1/sqrt(2 x 1024), or 2.2 %, and up to 7 % if the values of a large
-layer are alike. The error is the same for sparse gradients, in which few input features or
-embedding rows are active. The exception is a handful of active rows with equal values: if two of
-them collide, the error reaches 20 %. A step reads the gradient once.
+The mean is over the window's steps and over the workers. Every worker adds each step's gradient,
+before residual and compression, to a count sketch of 1,024 floats per layer: every entry is added
+with a random sign to a random column. A sketch is linear, so sums over steps and means over workers
+are sketches too. Its norm estimates the tensor's norm with a relative standard error of about
+1/sqrt(2 x 1024), or 2.2 %, and up to 7 % if the values of a large layer are alike. The error is the
+same for sparse gradients, in which few input features or embedding rows are active. The exception
+is a handful of active rows with equal values: if two of them collide, the error reaches 20 %. A
+step reads the gradient once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from accordion.errors import StateError
 
 SKETCH_SIZE = 1024
-"""Floats of a layer's sketch; smaller layers are kept as they are and are exact."""
+"""Floats in a layer's sketch; smaller layers are stored exactly."""
 _ROWS = 64
 _SEGMENT = 512
 """Entries of a tile that share a sign; shorter segments make the batched product slower."""
@@ -35,15 +35,13 @@ place only if a few rows nearly fill a whole number of tiles. No width of 2^a x 
 whole number of tiles.
 """
 _STATE_VERSION = 2
-"""Version of the sketch in a saved window; a window with other signs and columns cannot be
-continued.
-"""
+"""Version of the signs and columns; a window of another version cannot be continued."""
 
 
 class GradientSums:
     """Sketches of the sums of raw gradients over the finite steps of the open window.
 
-    A step's sketch is kept aside until `commit`, so that a step that was skipped leaves no trace.
+    A step's sketches are staged until `commit`, so that a skipped step changes nothing.
     """
 
     def __init__(self, shapes: Mapping[str, torch.Size], seed: int) -> None:
@@ -55,21 +53,21 @@ class GradientSums:
         self._step = torch.zeros_like(self._sums)
         self._squares = torch.zeros(len(shapes), dtype=torch.float32, device="cpu")
         self.steps = 0
-        """Finite steps in the window."""
+        """Number of finite steps in the window."""
 
     def add(self, layer: str, gradient: Tensor, *, scale: float = 1.0) -> None:
-        """Add `scale` times a step's gradient of a layer, to count from the next commit on."""
+        """Stage `scale` times a layer's gradient of this step."""
         if self._hash is None:
             self._hash = SketchHash(self._shapes, self._seed, gradient.device)
             self._move_to(gradient.device)
         self._hash.sketch_(self._step[self._rows[layer]], gradient, scale=scale)
 
     def forget(self, layer: str) -> None:
-        """Forget what was added of a layer in this step."""
+        """Drop what was staged of a layer in this step."""
         self._step[self._rows[layer]] = 0.0
 
     def step_total(self) -> Tensor:
-        """The sum over the step's sketches: not finite if a gradient of the step was not."""
+        """Return the sum of the step's sketches, which is finite only if its gradients are."""
         return self._step.sum()
 
     def broken_layers(self) -> list[str]:
@@ -78,21 +76,21 @@ class GradientSums:
         return [layer for layer, row in self._rows.items() if not finite[row]]
 
     def commit(self) -> None:
-        """Count the step."""
+        """Add the staged step to the window."""
         self._sums.add_(self._step)
         self._squares.add_(self._step.square().sum(1))
         self._step.zero_()
         self.steps += 1
 
     def rollback(self) -> None:
-        """Forget the step."""
+        """Drop the staged step."""
         self._step.zero_()
 
     def summary(self, device: torch.device) -> Tensor:
-        """One row a layer, in the order of the shapes: a sketch of the mean over the steps, and the
-        mean square norm.
+        """Return one row per layer, (layers, 1025), in the order of the shapes.
 
-        (layers, 1025); zeros where nothing was added.
+        A row is the sketch of the mean gradient over the steps, and the mean square norm; zeros if
+        nothing was added.
         """
         return (
             torch.cat([self._sums, self._squares.unsqueeze(1)], dim=1)
@@ -101,7 +99,7 @@ class GradientSums:
         )
 
     def clear(self) -> None:
-        """Open a new window."""
+        """Start a new window."""
         self._sums.zero_()
         self._squares.zero_()
         self._step.zero_()
@@ -116,10 +114,10 @@ class GradientSums:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved window.
 
-        A window from a release with other signs and columns is replaced by an empty one.
+        A window of a release with other signs and columns is replaced by an empty one.
 
         Raises:
-            StateError: a sum is of a layer that this model does not have, or no sketch.
+            StateError: a sum belongs to an unknown layer, or is not a sketch.
         """
         steps = int(state["steps"])
         for layer, total in state["sums"].items():
@@ -144,8 +142,7 @@ class GradientSums:
 
 
 class SketchHash:
-    """Random signs and columns of all layers' sketches, the same on every worker, with working
-    memory.
+    """Random signs and columns of all layers' sketches, the same on every worker, with buffers.
 
     A layer is cut into tiles of 64,781 entries. Each segment of 512 entries of a tile has a sign,
     and one batched product, which reads the gradient once, sums all tiles into one. The sum is laid
@@ -213,18 +210,18 @@ def _num_tiles(entries: int) -> int:
 
 
 def estimate_norms(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
-    """Norm of each layer's mean gradient, from a summary averaged over the workers."""
+    """Return the norm of each layer's mean gradient, given the summary averaged over workers."""
     lengths = torch.linalg.vector_norm(summary[:, :SKETCH_SIZE], dim=1).tolist()
     return dict(zip(layers, lengths, strict=True))
 
 
 def root_mean_squares(layers: Iterable[str], summary: Tensor) -> dict[str, float]:
-    """Root mean square of the norms of single workers' gradients of single steps, likewise."""
+    """Return the root mean square of each layer's gradient norms, given the averaged summary."""
     return dict(zip(layers, summary[:, SKETCH_SIZE].sqrt().tolist(), strict=True))
 
 
 def seeded_generator(seed: int, purpose: str) -> torch.Generator:
-    """A generator on the CPU that is the same on every worker; the global one is never touched."""
+    """Return a CPU generator with the same seed on every worker."""
     digest = hashlib.sha256(f"{seed}:{purpose}".encode()).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "big"))
 

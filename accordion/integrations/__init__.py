@@ -1,3 +1,1 @@
-"""Accordion in training frameworks: one module per framework, imported only by scripts that
-use it.
-"""
+"""Integrations with training frameworks: one module per framework, imported only by scripts."""

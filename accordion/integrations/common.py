@@ -1,6 +1,4 @@
-"""What the integrations share: checks of the model, saved states, epochs, and metrics for
-loggers.
-"""
+"""Parts shared by the integrations: checks of the model, saved states, epochs and metrics."""
 
 from __future__ import annotations
 
@@ -50,8 +48,7 @@ class EpochReports:
 
 
 def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Module:
-    """Return the module that `attach` takes: the DistributedDataParallel inside a compiled module,
-    or the module.
+    """Return the module for `attach`: the DistributedDataParallel in a compiled module, or itself.
 
     Raises:
         HookError: the process has peers and the model is not wrapped; `way_out` ends the sentence.
@@ -68,9 +65,7 @@ def distributed_module(model: torch.nn.Module, *, way_out: str) -> torch.nn.Modu
 
 
 def training_metrics(session: Session) -> dict[str, float]:
-    """Return what loggers show of a session: bytes of this worker since the job began, and its
-    decision.
-    """
+    """Return metrics of a session for loggers: this worker's bytes, and counts of its decision."""
     total, regimes = session.ledger.total, session.decision.regime_by_layer.values()
     return {
         "accordion/sent_bytes": float(total.payload),
@@ -81,9 +76,7 @@ def training_metrics(session: Session) -> dict[str, float]:
 
 
 def save_state(session: Session, folder: Path) -> None:
-    """Write the states of all workers into a checkpoint folder, on rank 0; every worker
-    calls this.
-    """
+    """Write the states of all workers into a checkpoint folder; every worker calls this."""
     state = session.gather_state_dict()
     if state is None or not folder.is_dir():  # the framework may have rotated the checkpoint away
         return

@@ -119,7 +119,8 @@ def test_costs_are_part_of_the_question() -> None:
 
 def test_a_level_that_is_on_no_ladder_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"wrong picks 'middle' for layer fc1\.weight; known are low, high, none"
+        ConfigError,
+        match=r"wrong chooses 'middle' for layer fc1\.weight; known are low, high, none",
     ):
         controller(policy="wrong")
 
@@ -128,7 +129,7 @@ def test_a_policy_that_picks_a_wrong_level_later_leaves_the_controller_as_it_was
     ours = controller(policy="cost_aware", batch=BatchConfig(low=8, high=64))
     ours.decide(report(0, 1.0))
     before = ours.state_dict()
-    with pytest.raises(ConfigError, match="picks 'middle'"):
+    with pytest.raises(ConfigError, match="chooses 'middle'"):
         ours.decide(report(1, 1.0, cost_s_by_layer={name: {"middle": 0.0} for name in NAMES}))
     assert ours.state_dict() == before
 
