@@ -1,14 +1,14 @@
-"""AdaComp: of each bin the entries that the newest gradient makes large, as signs of one size
+"""AdaComp: sends the entries of each bin that the newest gradient makes large, as signs
 (arXiv:1712.02679).
 
-B layers of L entries, cut into K bins of T entries (a layer's last bin may be shorter), S entries
-sent. With G what is owed, the gradient included, and H = G + gradient, an entry is sent when |H| is
-at least the largest |G| of its bin. What is sent of it is sign(G) times the layer's scale: the mean
-over the bins of their largest |G|.
+B layers of L entries are cut into K bins of T entries (the last bin of a layer may be shorter), of
+which S entries are sent. With G = gradient + residual and H = G + gradient, an entry is sent if |H|
+is at least the largest |G| of its bin. Its value is sign(G) times the layer's scale, which is the
+mean over the bins of their largest |G|.
 
-On the wire: B scales in fp32, then codes of 8 bits (T up to 62) or 16 bits, bin after bin. A code
-is `place in the bin << 2 | negative << 1 | first of its bin`. The largest place says that there is
-nothing: every bin has a first code, so that the bins can be counted.
+The payload holds B scales in fp32, then codes of 8 bits (T up to 62) or 16 bits, bin after bin. A
+code is `index in the bin << 2 | negative << 1 | first of its bin`. The largest index means that the
+bin is empty: every bin has a first code, so that a reader can count the bins.
 """
 
 from __future__ import annotations
@@ -23,23 +23,17 @@ from torch import Tensor
 from accordion.wire import Context, Flow, Gather, Scratch
 
 NARROW = 62
-"""Entries of the largest bin that codes of 8 bits can tell apart, beside the place that says
-nothing.
-"""
+"""Largest bin, in entries, for codes of 8 bits; one more index marks an empty bin."""
 CACHED = 1 << 17
-"""Entries that a CPU works on at a time, so that they stay in its cache."""
+"""Entries in a block on a CPU, which fit into its cache."""
 LAUNCHED = 1 << 22
-"""The same for other devices, where a block costs a wait for the number of selected entries."""
+"""Entries in a block on other devices, where each block waits for the number of sent entries."""
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
-"""Magnitudes are compared as whole numbers: the order is the same, and torch's maximum of rows is
-four times faster.
-"""
+"""Integer types in which magnitudes are compared: equal order, and row maxima are 4x faster."""
 
 
 def adacomp_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Send the selected entries of each bin; the update is the sum over the workers divided by
-    their number.
-    """
+    """Send the selected entries of each bin; the update is their mean over the workers."""
     if context.gradient is None:
         raise ValueError(
             "adacomp selects by the raw gradient and was given none; its row must ask for it"
@@ -58,7 +52,7 @@ def adacomp_flow(owed_BL: Tensor, context: Context) -> Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bins:
-    """How layers are cut into bins, and what that makes of the codes."""
+    """Sizes of layers and bins, and the format of the codes."""
 
     layers: int
     values: int
@@ -70,17 +64,18 @@ class _Bins:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the codes; 16 bits are the same with and without a sign."""
+        """Type of the codes; 16-bit codes use the bits of a signed type."""
         return torch.uint8 if self.size <= NARROW else torch.int16
 
     @property
     def nothing(self) -> int:
-        """The place that says that there is no entry."""
+        """Index that marks an empty bin."""
         return (1 << 8 * self.dtype.itemsize - 2) - 1
 
     def blocks(self, entries: int) -> Iterator[tuple[slice, slice, slice]]:
-        """Layers, values and bins of at most so many entries: several whole layers or a part of
-        one.
+        """Yield slices of layers, values and bins with at most `entries` entries.
+
+        A block has several whole layers or a part of one.
         """
         width = self.per_layer * self.size
         if 2 * width <= entries:
@@ -95,19 +90,17 @@ class _Bins:
 
 @dataclass(frozen=True, slots=True)
 class _Coder:
-    """Turns a stack into a payload and payloads into an update, block by block in memory that is
-    kept.
-    """
+    """Encodes a stack into a payload and decodes payloads, block by block in reused buffers."""
 
     bins: _Bins
     scratch: Scratch
     entries: int
-    """Of the largest block, padding included."""
+    """Entries in the largest block, padding included."""
     buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
-    """Of the scratch memory, each as long as the largest block, so that none ever grows."""
+    """Buffers by name and type, each as long as the largest block, so that none ever grows."""
 
     def encode_(self, owed_BL: Tensor, gradient_BL: Tensor) -> Tensor:
-        """The payload; what it holds is taken off `owed_BL`."""
+        """Return the payload, and subtract its values from `owed_BL`."""
         bins, blocks = self.bins, list(self.bins.blocks(self.entries))
         largest_BK = self.scratch.take("largest", (bins.layers, bins.per_layer), owed_BL.dtype)
         for layers, values, places in blocks:
@@ -130,7 +123,7 @@ class _Coder:
         return payload[: 4 * bins.layers + bins.dtype.itemsize * sent]
 
     def add_decoded_(self, update_BL: Tensor, payload: Tensor, *, weight: float) -> None:
-        """Add what a worker sent, times `weight`."""
+        """Add a worker's values, times `weight`, to the update."""
         cut = 4 * self.bins.layers
         scale_B = payload[:cut].view(torch.float32).to(update_BL.dtype).mul_(weight)
         codes = payload[cut:].view(self.bins.dtype)
@@ -141,8 +134,9 @@ class _Coder:
             )
 
     def _select(self, owed: Tensor, gradient: Tensor, largest_K: Tensor) -> tuple[Tensor, Tensor]:
-        """The selected entries of a block, counted with padding, and which bins have none; those
-        give their first.
+        """Return the indices of a block's selected entries, counted with padding, and empty bins.
+
+        An empty bin contributes its first entry.
         """
         h_KT, inner = self._cut_bins("h", owed)
         torch.add(owed, gradient, out=inner)
@@ -153,15 +147,14 @@ class _Coder:
             torch.amax(bits_KT, 1, out=self._buffer("highest", h_KT.shape[0], bits_KT.dtype))
             < least_K
         )
-        # a mask of whole numbers: torch is four times as fast with it as with one of bools, and as
-        # fast at finding them
+        # With an integer mask torch is four times as fast as with bools, and finds entries as fast.
         torch.ge(bits_KT, least_K[:, None], out=bits_KT)
         bits_KT[:, 0].masked_fill_(empty_K, 1)
         room = self._buffer("i", self.entries, torch.int64).view(-1, 1).resize_(0, 1)
         return torch.nonzero(bits_KT.view(-1), out=room).view(-1), empty_K
 
     def _send_(self, owed: Tensor, i_S: Tensor, *, empty_K: Tensor, scale_B: Tensor) -> Tensor:
-        """The codes of a block's selected entries, which are taken off `owed`."""
+        """Return the codes of a block's selected entries, and subtract their values from `owed`."""
         size, count = self.bins.size, i_S.numel()
         g_KT = self._padded(owed)
         g_S = torch.index_select(g_KT.view(-1), 0, i_S, out=self._buffer("g", count, owed.dtype))
@@ -182,7 +175,7 @@ class _Coder:
         if _is_needed(nothing_S.device, nothing_S.any):
             sent_S.masked_fill_(nothing_S, 0)
             code_S.masked_fill_(nothing_S, self.bins.nothing << 2)
-        # every bin has an entry here, so that row numbers rise by one or not at all
+        # Every bin has an entry here, so row numbers rise by at most one.
         code_S[:1].add_(1)
         code_S[1:].add_(row_S[1:]).sub_(row_S[:-1])
         g_KT.view(-1).index_copy_(0, i_S, g_S.sub_(sent_S))
@@ -193,9 +186,7 @@ class _Coder:
     def _add_codes_(
         self, update_BL: Tensor, codes: Tensor, *, scale_B: Tensor, bins_before: Tensor
     ) -> Tensor:
-        """Add some of a payload's entries; the number of the bin reached, for the codes that
-        follow.
-        """
+        """Add a part of a payload to the update; return the number of the last bin."""
         bins, count = self.bins, codes.numel()
         code_S = self._buffer("code", count, torch.int64).copy_(codes)
         if bins.dtype == torch.int16:
@@ -224,15 +215,13 @@ class _Coder:
         return bins_before
 
     def _buffer(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
-        """The first part of a buffer."""
+        """Return the first `count` entries of a buffer."""
         if (name, dtype) not in self.buffers:
             self.buffers[name, dtype] = self.scratch.take(name, (self.entries,), dtype)
         return self.buffers[name, dtype][:count]
 
     def _cut_bins(self, name: str, block_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """A buffer for a block as bins (K, T), padded with zeros, and its part that is no padding,
-        (B, L).
-        """
+        """Return a zero-padded buffer for a block as bins, (K, T), and its part without padding."""
         layers, values = block_BL.shape
         width = -(-values // self.bins.size) * self.bins.size
         whole = self._buffer(name, layers * width, block_BL.dtype).view(layers, width)
@@ -242,7 +231,7 @@ class _Coder:
         return whole.view(-1, self.bins.size), whole[:, :values]
 
     def _padded(self, block_BL: Tensor) -> Tensor:
-        """A block as bins (K, T): its own memory where no bin is short."""
+        """Return a block as bins, (K, T), in its own memory if no bin is short."""
         if block_BL.shape[1] % self.bins.size == 0:
             return block_BL.view(-1, self.bins.size)
         bins_KT, inner = self._cut_bins("padded", block_BL)
@@ -250,7 +239,7 @@ class _Coder:
         return bins_KT
 
     def _by_entry(self, scale_B: Tensor, row_S: Tensor) -> Tensor:
-        """Each entry's scale, or the one of all."""
+        """Return the scale of each entry, or the only scale."""
         return (
             scale_B
             if scale_B.numel() == 1
@@ -259,22 +248,21 @@ class _Coder:
 
 
 def _is_needed(device: torch.device, look: Callable[[], Tensor]) -> bool:
-    """Return whether a rare case has come; elsewhere than on a CPU True, since a look would wait
-    for the device.
+    """Return whether a rare case occurred; always True on other devices than a CPU.
+
+    There, evaluating `look` would wait for the device.
     """
     return device.type != "cpu" or bool(look())
 
 
 def _bits(magnitudes: Tensor) -> Tensor:
-    """The same memory as whole numbers in the same order; none is negative."""
+    """Return magnitudes as integers with the same order, in the same memory."""
     return magnitudes.view(_BITS[magnitudes.dtype])
 
 
 @lru_cache(maxsize=16)
 def _numbering(size: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each entry of a block: its place in its bin, where codes hold it, and the number of its
-    bin.
-    """
+    """Return each entry's index in its bin, shifted as in a code, and the number of its bin."""
     i = torch.arange(entries, dtype=torch.int32, device=device)
     row = torch.div(i, size, rounding_mode="floor")
     return (i - row * size).bitwise_left_shift_(2), row

@@ -1,4 +1,4 @@
-"""Sixteen bits a value, averaged in sixteen bits as PyTorch's fp16 hook does."""
+"""16 bits per value, averaged in 16 bits like PyTorch's fp16 hook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def half_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Round to 16 bits; values beyond the format's range are sent as its largest."""
+    """Round values to 16 bits and clamp them to the format's range."""
     dtype = _DTYPES[str(context.options["dtype"])]
     limit = torch.finfo(dtype).max
     half_BL = context.scratch.take("half", owed_BL.shape, dtype)

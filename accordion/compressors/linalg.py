@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 _QR_FROM_RANK = 3
-"""From here on QR beats Gram-Schmidt (measured on one CPU thread)."""
+"""Rank from which QR is faster than Gram-Schmidt (measured on one CPU thread)."""
 _EPSILON = 1e-6
-"""Part of a column's old length below which what is left of it is rounding error; such a column
-becomes zero.
-"""
+"""Fraction of a column's norm below which the rest is rounding error and is set to zero."""
 
 
 def orthonormalize_(p_BNR: Tensor) -> None:
     """Make the columns of each matrix orthonormal, in place. R is at most N.
 
     A zero or dependent column becomes zero (R < 3) or an arbitrary unit column orthogonal to the
-    others: never NaN. Workers with other numbers of threads get the same bits.
+    others, never NaN. The result does not depend on the number of threads.
     """
     with _single_threaded(p_BNR.device):
         _orthogonalize_(p_BNR)
@@ -28,10 +26,10 @@ def orthonormalize_(p_BNR: Tensor) -> None:
 
 @contextmanager
 def _single_threaded(device: torch.device) -> Iterator[None]:
-    """Compute on one thread inside: LAPACK and long sums round otherwise on several, and are not
-    faster there.
+    """Compute on one thread, since LAPACK and long sums round differently on several threads.
 
-    Torch keeps the number by thread, so other threads of this process go on as before.
+    Several threads are not faster here. Torch keeps the number per thread, so other threads of this
+    process are not affected.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
@@ -52,8 +50,8 @@ def _orthogonalize_(p_BNR: Tensor) -> None:
         c_BN1 = p_BNR[..., column : column + 1]
         before_B11 = torch.linalg.vector_norm(c_BN1, dim=-2, keepdim=True)
         if column:
-            done_BNC = p_BNR[..., :column]
-            c_BN1 -= done_BNC @ (done_BNC.mT @ c_BN1)
+            previous_BNC = p_BNR[..., :column]
+            c_BN1 -= previous_BNC @ (previous_BNC.mT @ c_BN1)
         _normalize_(c_BN1, before_B11)
 
 

@@ -8,6 +8,6 @@ from accordion.wire import Context, Flow, Mean
 
 
 def none_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Send everything."""
+    """Average the gradients uncompressed."""
     mean_BL = yield Mean(owed_BL)
     context.update.copy_(mean_BL)

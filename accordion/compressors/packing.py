@@ -1,9 +1,9 @@
-"""Small numbers side by side in bytes: one sign bit, or codes of 2 to 7 bits.
+"""Bit packing: signs as one bit, and codes of 2 to 7 bits.
 
-Eight values at a time sit in the bytes of one 64-bit word, so that plain tensor operations move all
-of them at once. The first value is the lowest: bit 0 of the byte, or the low bits of the first byte
-(little-endian machines only). Signs are packed a block at a time, by callers that walk in `blocks`;
-codes all at once.
+Eight values at a time occupy the bytes of one 64-bit word, so that plain tensor operations move all
+of them at once. The first value is in bit 0 of the byte, or in the low bits of the first byte
+(little-endian machines only). Signs are packed block by block, by callers of `split_blocks`; codes
+all at once.
 """
 
 from __future__ import annotations
@@ -17,31 +17,28 @@ from torch import Tensor
 from accordion.wire import Scratch
 
 _BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 1 << 17, 1 << 22
-"""Values a block. On a CPU a block and a temporary of its size about fill a core's second-level
-cache (1 MB); smaller ones lose more by the number of operations, half a microsecond to two each,
-than they gain (measured on an EPYC core).
+"""Values in a block. On a CPU, a block and a temporary of its size about fill a core's
+second-level cache (1 MB); with smaller blocks, the calls cost more than the cache saves (0.5 to 2
+microseconds each, measured on an EPYC core).
 """
 _BITS_TO_TOP_BYTE = 0x0102040810204080
-"""A word with 0 or 1 in every byte, times this, has those bits in its topmost byte, the lowest
-byte's lowest.
-"""
+"""Factor that moves the 0 or 1 in every byte of a word to the top byte, the lowest bit first."""
 _SIGNS_TO_TOP_BYTE = (_BITS_TO_TOP_BYTE * pow(255, -1, 1 << 64) + (1 << 63)) % (1 << 64) - (1 << 63)
-"""The same for 0 or -1 in every byte: such a word is 255 times one of 0 and 1."""
+"""Factor for words with 0 or -1 in every byte, which are 255 times those with 0 or 1."""
 _INT_OF_WIDTH = {2: torch.int16, 4: torch.int32}
-"""Words of eight codes of so many bits can be cut down to this dtype in one conversion."""
+"""Type to which a word of eight codes of this many bits can be converted at once."""
 
 
 def block_size(device: torch.device) -> int:
-    """Values that one operation should touch at a time."""
+    """Return the number of values that one operation should process."""
     return _BLOCK_ON_CPU if device.type == "cpu" else _BLOCK_ELSEWHERE
 
 
-def blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of parts that belong together, of at most `size` columns of the first tensor times
-    rows.
+def split_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield views of corresponding parts of tensors, with at most `size` values of the first one.
 
-    All have equal rows. One with an eighth of the columns, rounded up, is cut in step where `size`
-    is a multiple of 8. A part is several whole rows or a piece of one.
+    A part has several whole rows or a piece of one. All tensors have equally many rows; one with an
+    eighth of the columns, rounded up, is split accordingly if `size` is a multiple of 8.
     """
     rows, columns = tensors[0].shape[:2]
     if tensors[0].numel() == 0:
@@ -59,17 +56,15 @@ def blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def pack_signs(x_BL: Tensor, packed_BY: Tensor, scratch: Scratch) -> None:
-    """Write the sign bits of fp32 or fp64 values, Y = ceil(L / 8) bytes a row; 1 is negative, bits
-    left over are 0.
+    """Write the sign bits of fp32 or fp64 values, Y = ceil(L / 8) bytes per row.
 
-    Uses the scratch's "values", in which callers keep their temporaries too: one block less in the
-    cache.
+    A 1 means negative; unused bits are 0. The temporary is the scratch's "values", which callers
+    also use, so that one block less is in the cache.
     """
     rows, columns = x_BL.shape
     integer, top = (torch.int64, 63) if x_BL.dtype == torch.float64 else (torch.int32, 31)
     negative_BL = scratch.take("values", x_BL.shape, x_BL.dtype).view(integer)
-    # A shift takes a fifth of the time of a comparison, whose result is one byte a value from the
-    # start.
+    # A shift takes a fifth of the time of a comparison.
     torch.bitwise_right_shift(x_BL.view(integer), top, out=negative_BL)
     bytes_BL = scratch.take("sign bytes", (rows, 8 * packed_BY.shape[1]), torch.int8)
     bytes_BL[:, columns:].zero_()
@@ -80,7 +75,7 @@ def pack_signs(x_BL: Tensor, packed_BY: Tensor, scratch: Scratch) -> None:
 
 @cache
 def sign_table(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The eight signs, +1 or -1, that each byte stands for, (256, 8)."""
+    """Return the eight signs, +1 or -1, of each byte value, (256, 8)."""
     bits = torch.arange(256, dtype=torch.int64, device=device).unsqueeze(1) >> torch.arange(
         8, dtype=torch.int64, device=device
     )
@@ -88,7 +83,7 @@ def sign_table(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def unpack_signs(packed_BY: Tensor, signs_BL: Tensor, scratch: Scratch) -> Tensor:
-    """Write the signs, +1 or -1, into contiguous (B, 8Y), which is returned."""
+    """Write the signs, +1 or -1, into a contiguous tensor, (B, 8Y), and return it."""
     index = scratch.take("sign index", packed_BY.shape, torch.int32).copy_(packed_BY).view(-1)
     torch.index_select(
         sign_table(signs_BL.dtype, signs_BL.device), 0, index, out=signs_BL.view(-1, 8)
@@ -97,18 +92,17 @@ def unpack_signs(packed_BY: Tensor, signs_BL: Tensor, scratch: Scratch) -> Tenso
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Bytes that so many codes take; the last group of eight is filled up."""
+    """Return the size of packed codes in bytes, with the last group of eight padded."""
     return -(-count // 8) * bits
 
 
 def pack_codes_(codes: Tensor, packed: Tensor, scratch: Scratch, *, bits: int) -> None:
-    """Write codes below 2**bits, one a byte, side by side, `bits` bytes for eight of them; changes
-    `codes`.
+    """Pack codes below 2**bits, one per byte, into `bits` bytes for eight codes; changes `codes`.
 
     `codes` is flat, int8, a multiple of 8 long and begins at a multiple of 8 bytes; `packed` is
     flat, uint8, and begins at a multiple of 4 bytes. `bits` is 2 to 7.
     """
-    for words, part in _blocks(codes, packed, bits):
+    for words, part in _split_words(codes, packed, bits):
         upper = scratch.take("upper", words.shape, torch.int64)
         for lane in (8, 16, 32):
             width = bits * lane // 8
@@ -123,8 +117,8 @@ def pack_codes_(codes: Tensor, packed: Tensor, scratch: Scratch, *, bits: int) -
 
 
 def unpack_codes(packed: Tensor, codes: Tensor, scratch: Scratch, *, bits: int) -> None:
-    """Undo `pack_codes_`, with the same demands."""
-    for words, part in _blocks(codes, packed, bits):
+    """Unpack what `pack_codes_` packed; the tensors have the same layout."""
+    for words, part in _split_words(codes, packed, bits):
         upper = scratch.take("upper", words.shape, torch.int64)
         if bits in _INT_OF_WIDTH:
             words.copy_(part.view(_INT_OF_WIDTH[bits]))
@@ -138,14 +132,14 @@ def unpack_codes(packed: Tensor, codes: Tensor, scratch: Scratch, *, bits: int) 
             )
 
 
-def _blocks(codes: Tensor, packed: Tensor, bits: int) -> Iterator[tuple[Tensor, ...]]:
-    """Blocks of codes as words of eight, and the bytes that belong to them."""
+def _split_words(codes: Tensor, packed: Tensor, bits: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield blocks of codes as words of eight, with the corresponding packed bytes."""
     words = codes.view(torch.int64)
     rows = block_size(codes.device) // 8
     return zip(torch.split(words, rows), torch.split(packed, rows * bits), strict=True)
 
 
 def _lanes(pattern: int, lane: int) -> int:
-    """The pattern in every double lane of a word, as a signed number."""
+    """Return a word with the pattern in every double lane, as a signed number."""
     word = sum(pattern << place for place in range(0, 64, 2 * lane))
     return word - (1 << 64) if word >> 63 else word

@@ -1,4 +1,4 @@
-"""PowerSGD: a low-rank approximation by one power step per training step, with warm start
+"""PowerSGD: low-rank approximation by one power iteration per training step, with warm start
 (arXiv:1905.13727).
 
 B layers of equal shape, N rows, M columns, R the rank. Q is kept as (R, M): with R contiguous
@@ -18,9 +18,7 @@ from accordion.wire import Context, Flow, Mean
 
 
 def powersgd_flow(owed_BNM: Tensor, context: Context) -> Flow:
-    """Send a rank-R approximation; layers whose factors are no smaller than themselves travel
-    dense.
-    """
+    """Send a rank-R approximation; layers that are no larger than their factors are sent dense."""
     warm_BRX = context.warm
     if warm_BRX is None or not _is_smaller(owed_BNM.shape[-2:], warm_BRX.shape[-2]):
         mean_BNM = yield Mean(owed_BNM)
@@ -41,11 +39,10 @@ def warm_factors(
     *,
     draw: torch.Generator,
 ) -> Tensor:
-    """The start value of Qᵀ, (R, M), or of Qᵀ and Pᵀ side by side, (R, M + N), where the two are
-    sent in turn.
+    """Return the warm start: Qᵀ, (R, M), or with alternating factors Qᵀ and Pᵀ, (R, M + N).
 
-    Fresh rows, the first ones taken from `old_RX` as far as it has any. `draw` lives on the CPU and
-    is seeded the same on all workers.
+    The first rows are those of `old_RX`, if given; the others are random. `draw` is a CPU generator
+    with the same seed on all workers.
     """
     rows, columns = shape
     rank = min(int(options["rank"]), rows, columns)
@@ -70,7 +67,7 @@ def _both_factors(owed_BNM: Tensor, q_BRM: Tensor, context: Context) -> Flow:
     sent_BRM = context.scratch.take("q", (layers, rank, columns), owed_BNM.dtype)
     new_BRM = yield Mean(torch.bmm(p_BNR.mT, owed_BNM, out=sent_BRM))
     _take_off(owed_BNM, context, p_BNR=p_BNR, q_BRM=new_BRM)
-    _keep_alive_(q_BRM, new_BRM)
+    _update_factor_(q_BRM, new_BRM)
 
 
 def _left_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
@@ -81,7 +78,7 @@ def _left_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     sent_BNR = context.scratch.take("p", (layers, rows, p_BRN.shape[1]), owed_BNM.dtype)
     p_BNR = yield Mean(torch.bmm(owed_BNM, q_BRM.mT, out=sent_BNR))
     _take_off(owed_BNM, context, p_BNR=p_BNR, q_BRM=q_BRM)
-    _keep_alive_(p_BRN, p_BNR.mT)
+    _update_factor_(p_BRN, p_BNR.mT)
 
 
 def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
@@ -92,7 +89,7 @@ def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     sent_BRM = context.scratch.take("q", (layers, q_BRM.shape[1], columns), owed_BNM.dtype)
     new_BRM = yield Mean(torch.bmm(p_BRN, owed_BNM, out=sent_BRM))
     _take_off(owed_BNM, context, p_BNR=p_BRN.mT, q_BRM=new_BRM)
-    _keep_alive_(q_BRM, new_BRM)
+    _update_factor_(q_BRM, new_BRM)
 
 
 def _take_off(owed_BNM: Tensor, context: Context, *, p_BNR: Tensor, q_BRM: Tensor) -> None:
@@ -105,9 +102,7 @@ def _is_smaller(shape: torch.Size, rank: int) -> bool:
     return rank * (rows + columns) < rows * columns
 
 
-def _keep_alive_(old_BRX: Tensor, new_BRX: Tensor) -> None:
-    """Take over the new rows; a row that vanished keeps its old direction, or it would stay zero
-    for ever.
-    """
+def _update_factor_(old_BRX: Tensor, new_BRX: Tensor) -> None:
+    """Copy the new rows; a row that became zero keeps its old direction, or it would stay zero."""
     alive_BR1 = torch.linalg.vector_norm(new_BRX, dim=-1, keepdim=True) > 0
     old_BRX.copy_(torch.where(alive_BR1, new_BRX, old_BRX))

@@ -1,12 +1,12 @@
-"""QSGD: 2 to 8 bits a value by stochastic rounding, a norm for every bucket of values
+"""QSGD: 2 to 8 bits per value by stochastic rounding, with one norm per bucket of values
 (arXiv:1610.02132).
 
     code = floor(value·levels / norm + u)     u uniform in (0, 1)     levels = 2**(bits - 1) - 1
     update = mean over the workers of code·norm / levels
 
-The mean over u is the value itself, so nothing is owed. The norm is the largest magnitude of the
-bucket, which the paper names beside the L2 norm: the error of rounding is in proportion to the
-norm, and the L2 norm of 512 Gaussian values is seven times the largest of them.
+The expectation over u is the value itself, so no residual is kept. The norm is the largest
+magnitude of the bucket, an alternative to the L2 norm in the paper: the rounding error is
+proportional to the norm, and the L2 norm of 512 Gaussian values is seven times their largest.
 
 B layers of L values, the last bucket of a layer shorter; K buckets of D values, in views (B, K, D).
 """
@@ -20,33 +20,32 @@ from torch import Tensor
 
 from accordion.compressors.packing import (
     block_size,
-    blocks,
     pack_codes_,
     packed_bytes,
+    split_blocks,
     unpack_codes,
 )
 from accordion.wire import Context, Flow, Gather
 
 _NORM_BYTES = 4
 _LEAST_NORM = 2.0**-100
-"""What a smaller norm counts as, so that levels / norm stays finite; buckets of zeros stay zero."""
+"""Smallest norm, so that levels / norm stays finite; buckets of zeros stay zero."""
 _TILE = 1 << 15
-"""Random numbers made anew each step, a multiple of 16: half of them drawn, the others 1 minus
-those.
+"""Random numbers per step, a multiple of 16; half of them are drawn, the others are 1 minus those.
 
-A block of values uses them from a random place on, again and again. So each value's rounding is
-unbiased, while values _TILE apart in a block share a number, and those half of it apart have
-opposite ones: what the numbers' own mean is off by cancels, and the error of a layer's sum is as
-small as with a number for each value. To draw that many takes longer than all the rest.
+A block of values uses them repeatedly, starting at a random index. The rounding of each value is
+unbiased. Values _TILE apart in a block share a number, and those half of it apart have opposite
+ones, so the deviation of the numbers' mean cancels and the error of a layer's sum is as small as
+with one number per value. Drawing one number per value would take longer than all other work.
 """
 _NOISE_BITS = 15
-"""Random bits of a number. All numbers of a step are moved by one more draw within their 2**-15, so
-that values smaller than that part of a step are rounded without bias, too.
+"""Random bits per number. One more draw shifts all numbers of a step by less than 2**-15, so that
+values below that fraction of a level are rounded without bias.
 """
 
 
 def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Send every value in `bits` bits and an fp32 norm a bucket."""
+    """Send `bits` bits per value and an fp32 norm per bucket."""
     bits, bucket = int(context.options["bits"]), int(context.options["bucket"])
     count, norms = owed_BL.numel(), len(owed_BL) * -(-owed_BL.shape[1] // bucket)
     packed_size = count if bits == 8 else packed_bytes(count, bits)
@@ -71,8 +70,7 @@ def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
 
 
 Part = tuple[Tensor, ...]
-"""Values, their codes and their buckets' norms or steps: (B, K, D), (B, K, D) as int8, (B, K, 1).
-"""
+"""Values, codes in int8, and norms or steps of the buckets: (B, K, D), (B, K, D), (B, K, 1)."""
 
 
 def _parts(payload: Tensor, norms: int) -> tuple[Tensor, Tensor]:
@@ -81,19 +79,17 @@ def _parts(payload: Tensor, norms: int) -> tuple[Tensor, Tensor]:
 
 
 def _levels(bits: int) -> int:
-    """Steps from zero to the norm."""
+    """Return the number of levels from zero to the norm."""
     return (1 << (bits - 1)) - 1
 
 
 def _lift(levels: int) -> int:
-    """What is added to codes that are to be packed, so that none is negative."""
+    """Return the offset of packed codes, which makes them non-negative."""
     return levels if levels < _levels(8) else 0
 
 
 def _buckets(values_BL: Tensor, codes: Tensor, norm: Tensor, *, bucket: int) -> Iterator[Part]:
-    """Blocks of whole buckets; those of full size come first, then the shorter last ones of all
-    layers.
-    """
+    """Yield blocks of buckets: those of full size, then the shorter last ones of all layers."""
     layers, length = values_BL.shape
     codes_BL = codes[: values_BL.numel()].view(torch.int8).view(layers, length)
     whole = length // bucket
@@ -106,7 +102,7 @@ def _buckets(values_BL: Tensor, codes: Tensor, norm: Tensor, *, bucket: int) -> 
             values_BKD = values_BL[:, columns].view(layers, -1, width)
             codes_BKD = codes_BL[:, columns].view(layers, -1, width)
             at_once = max(1, block_size(norm.device) // width)
-            yield from blocks(at_once, values_BKD, codes_BKD, norms.view(layers, -1, 1))
+            yield from split_blocks(at_once, values_BKD, codes_BKD, norms.view(layers, -1, 1))
 
 
 def _encode(parts: Iterator[Part], levels: int, context: Context) -> None:
@@ -120,14 +116,14 @@ def _encode(parts: Iterator[Part], levels: int, context: Context) -> None:
         start = next(starts)
         u_BKD = noise[start : start + scaled_BKD.numel()].view(scaled_BKD.shape)
         torch.addcmul(u_BKD, values_BKD, levels / norm_BK1.to(values_BKD.dtype), out=scaled_BKD)
-        # Noise close to 1 and the product's own rounding could code the norm as one more, which 8
-        # bits do not hold.
+        # Noise close to 1 and the product's rounding could exceed the largest code of 8 bits.
         codes_BKD.copy_(scaled_BKD.floor_().clamp_(max=levels + _lift(levels)))
 
 
 def _noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
-    """Uniform numbers in (0, 1) plus `lift`, enough for a block from every place on, and random
-    places to begin at.
+    """Return uniform numbers in (0, 1) plus `lift`, and random indices to start at.
+
+    There are enough numbers for a block from every start.
     """
     draw, update = context.draw("own"), context.update
     size = min(_TILE, max(16, -(-update.numel() // 16) * 16))
@@ -142,10 +138,10 @@ def _noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
     noise[:size].add_(0.5).mul_(0.5**_NOISE_BITS).add_(0.5 + lift)
     for place in range(size, len(noise), size):
         noise[place : place + size].copy_(noise[: len(noise) - place][:size])
-    return noise, _places(size, draw)
+    return noise, _random_starts(size, draw)
 
 
-def _places(size: int, draw: torch.Generator) -> Iterator[int]:
+def _random_starts(size: int, draw: torch.Generator) -> Iterator[int]:
     while True:
         yield from (
             torch.randint(0, size // 16, (256,), generator=draw, dtype=torch.int64, device="cpu")
@@ -155,7 +151,7 @@ def _places(size: int, draw: torch.Generator) -> Iterator[int]:
 
 
 def _add_decoded(parts: Iterator[Part], lift: int, context: Context, *, first: bool) -> None:
-    """Add one worker's decoded values to the update, or begin it with them."""
+    """Add one worker's decoded values to the update; the first worker's replace its content."""
     for update_BKD, codes_BKD, step_BK1 in parts:
         decoded_BKD = context.scratch.take("values", update_BKD.shape, update_BKD.dtype).copy_(
             codes_BKD

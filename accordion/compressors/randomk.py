@@ -1,8 +1,7 @@
-"""Random-k: k entries of each layer at positions that all workers draw alike (arXiv:1809.07599).
+"""Random-k: k random entries of each layer, at equal positions on all workers (arXiv:1809.07599).
 
-The seed is shared, so the values can be averaged where they are and no position travels. Values
-travel in the gradient's own format: a mean in 16 bits would round after the last place where a
-residual could see it.
+The seed is shared, so the values are averaged by all-reduce and no positions are sent. Values have
+the gradient's own format: a mean in 16 bits would be rounded after the residual was computed.
 
 B layers of L entries, K sent of each.
 """
@@ -17,7 +16,7 @@ from accordion.wire import Context, Flow, Mean
 
 
 def randomk_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Average K entries of each layer, drawn anew each step; an entry is owed until it is drawn."""
+    """Average K entries of each layer, redrawn in each step; the others stay in the residual."""
     layers, length = owed_BL.shape
     if owed_BL.numel() == 0:
         return

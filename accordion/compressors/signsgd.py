@@ -1,10 +1,10 @@
-"""SignSGD with error feedback: the sign of every value and one scale a layer (arXiv:1802.04434,
-arXiv:1901.09847).
+"""SignSGD with error feedback: the sign of every value and one scale per layer
+(arXiv:1802.04434, arXiv:1901.09847).
 
     update = mean over the workers of scale·sign(owed)      scale = mean of |owed| over the layer
     owed' = owed - scale·sign(owed)
 
-B layers of L values, Y = ceil(L / 8) bytes of signs a layer.
+B layers of L values, Y = ceil(L / 8) bytes of signs per layer.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from accordion.compressors.packing import block_size, blocks, pack_signs, unpack_signs
+from accordion.compressors.packing import block_size, pack_signs, split_blocks, unpack_signs
 from accordion.wire import Context, Flow, Gather
 
 _SCALE_BYTES = 4
 
 
 def signsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Send one bit a value and an fp32 scale a layer.
+    """Send one bit per value and an fp32 scale per layer.
 
-    The sign of zero is its sign bit: plus, unless it is -0.0. The scale of an all-zero layer is 0.
+    The sign of a value is its sign bit, also for zero. The scale of an all-zero layer is 0.
     """
     layers, length = owed_BL.shape
     packed_bytes = -(-length // 8)
@@ -48,12 +48,10 @@ def _parts(payload: Tensor, layers: int, packed_bytes: int) -> tuple[Tensor, Ten
 
 
 def _pack(owed_BL: Tensor, packed_BY: Tensor, context: Context) -> Tensor:
-    """Write the signs; the sums of the magnitudes, (B, 1) in fp64. One reading of memory
-    for both.
-    """
+    """Write the signs and return the sums of the magnitudes, (B, 1) in fp64, in one pass."""
     sums_B1 = torch.zeros(len(owed_BL), 1, dtype=torch.float64, device=owed_BL.device)
     wide_BL = sums_B1.expand(owed_BL.shape)
-    for part_BL, part_BY, part_sums_BL in blocks(
+    for part_BL, part_BY, part_sums_BL in split_blocks(
         block_size(owed_BL.device), owed_BL, packed_BY, wide_BL
     ):
         magnitude_BL = torch.abs(
@@ -65,8 +63,8 @@ def _pack(owed_BL: Tensor, packed_BY: Tensor, context: Context) -> Tensor:
 
 
 def _take_off(owed_BL: Tensor, scale_B1: Tensor, context: Context) -> None:
-    """Leave in `owed` what the signs do not say."""
-    for part_BL, scale_BL in blocks(
+    """Subtract the sent values from `owed`."""
+    for part_BL, scale_BL in split_blocks(
         block_size(owed_BL.device), owed_BL, scale_B1.expand(owed_BL.shape)
     ):
         sent_BL = context.scratch.take("values", part_BL.shape, owed_BL.dtype)
@@ -74,9 +72,9 @@ def _take_off(owed_BL: Tensor, scale_B1: Tensor, context: Context) -> None:
 
 
 def _add_decoded(packed_BY: Tensor, scale_B1: Tensor, context: Context, *, first: bool) -> None:
-    """Add one worker's scaled signs to the update, or begin it with them."""
+    """Add one worker's scaled signs to the update; the first worker's replace its content."""
     wide_BL = scale_B1.expand(context.update.shape)
-    for part_BL, part_BY, scale_BL in blocks(
+    for part_BL, part_BY, scale_BL in split_blocks(
         block_size(scale_B1.device), context.update, packed_BY, wide_BL
     ):
         rows, columns = part_BL.shape

@@ -1,4 +1,4 @@
-"""Random positions without a permutation: one in each of K strata of a layer.
+"""Stratified sampling of random positions: one in each of K strata of a layer, no permutation.
 
 B layers of L entries, K positions in each.
 """
@@ -12,18 +12,16 @@ from accordion.wire import Scratch
 
 
 def draw_positions(shape: tuple[int, int, int], draw: torch.Generator, scratch: Scratch) -> Tensor:
-    """K distinct positions a layer, int64, flat, counted over the whole stack; `shape` is (B, L, K)
-    with K <= L.
+    """Draw K distinct positions in each layer; return them flat, in int64, counted over the stack.
 
-    A layer is cut into K strata whose lengths differ by one at most, and turned by a random offset;
-    so every entry is drawn with the same probability K/L, and neighbours are drawn together less
-    often than by chance. `draw` lives on the CPU.
+    `shape` is (B, L, K) with K <= L; `draw` is a CPU generator. A layer is cut into K strata whose
+    lengths differ by at most one, and rotated by a random offset, so that every entry is drawn with
+    probability K/L, and neighbours together less often than by chance.
     """
     layers, length, count = shape
     edges = scratch.take("edges", (layers * count + 1,), torch.float64)
     torch.arange(layers * count + 1, dtype=edges.dtype, device=edges.device, out=edges)
-    # B·K strata over the stack: the edge of number b·K is b·L, so that no stratum reaches into
-    # another layer
+    # B·K strata over the stack; edge b·K is at b·L, so that no stratum crosses layers.
     edges.mul_(length).div_(count).floor_()
     places = scratch.take("places", (layers * count,), torch.float64)
     _uniform_(places, draw)
@@ -42,9 +40,7 @@ def draw_positions(shape: tuple[int, int, int], draw: torch.Generator, scratch: 
 
 
 def _uniform_(values: Tensor, draw: torch.Generator) -> None:
-    """Fill with uniform draws from [0, 1); a generator on the CPU fills no other device's
-    memory.
-    """
+    """Fill with uniform draws from [0, 1); a CPU generator cannot fill another device's memory."""
     if values.device.type == "cpu":
         values.uniform_(generator=draw)
     else:

@@ -1,17 +1,17 @@
 """Top-k: the k entries of largest magnitude of each layer, as (value, 32-bit position) pairs.
 
-Exactly k entries of a layer travel, and none of them is smaller in magnitude than one that stays
-behind; which of several equal ones travel is open. That holds for both ways to select:
+Exactly k entries of a layer are sent, and no other entry has a larger magnitude; ties are broken
+arbitrarily. This holds for both ways to select:
 
 - `exact`: `torch.topk` over the magnitudes of the whole layer;
-- `sampled`: a threshold that a few more than k entries exceed is guessed from a sample, these
-  candidates are collected in one pass over the layer, and the k largest are taken among them.
-  Should the guess be too high (once in some ten thousand layers), the layer is selected as by
-  `exact`. Ties do not disturb it: entries equal to the threshold fill up.
+- `sampled`: a threshold that slightly more than k entries exceed is estimated from a sample, these
+  candidates are collected in one pass over the layer, and the k largest of them are selected. If
+  the estimate is too high (about once in ten thousand layers), `exact` selects the layer. If there
+  are ties, entries equal to the threshold are added.
 
-Elsewhere than on a CPU every layer is selected as by `exact`: the number of candidates would have
-to be waited for. Residuals are exact also with 16-bit values: the rounding stays owed. A stack may
-have up to 2**31 entries.
+On other devices than a CPU, `exact` selects every layer, because the number of candidates would
+have to be waited for. Residuals are exact even with 16-bit values, because they contain the
+rounding error. A stack may have up to 2**31 entries.
 
 B layers of L entries, K sent of each.
 """
@@ -28,23 +28,19 @@ from accordion.wire import Context, Flow, Gather, Scratch
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _SAMPLED_FROM = 1 << 15
-"""Entries from which a layer's threshold is sampled; smaller ones are selected faster at once."""
+"""Size from which a layer is sampled, in entries; exact selection is faster for smaller ones."""
 _SAMPLE_SIZE = 1 << 16
-"""Entries in a sample: about 0.5 ms, and a threshold for 1 % that 16 % more entries exceed than are
-sent.
-"""
+"""Entries in a sample; takes 0.5 ms, and yields 16 % more candidates than k at 1 % density."""
 _DEVIATIONS = 4.0
-"""Standard deviations by which the threshold's rank in the sample lies beyond the expected one."""
+"""Standard deviations by which the threshold's rank in the sample exceeds the expected one."""
 _BLOCK = 1 << 15
-"""Values compared at once: they and the result stay in a core's second cache."""
+"""Values compared at once; they and the result fit into a core's second-level cache."""
 _SPAN = 1 << 18
 """Values whose marks, one byte each, are searched at once."""
 
 
 def topk_flow(owed_BL: Tensor, context: Context) -> Flow:
-    """Send the K largest of each layer; the update is the sum over the workers divided by their
-    number.
-    """
+    """Send the K largest entries of each layer; the update is their mean over the workers."""
     if owed_BL.numel() == 0:
         return
     layers, length = owed_BL.shape
@@ -63,7 +59,7 @@ def topk_flow(owed_BL: Tensor, context: Context) -> Flow:
 
 
 def _take_off(owed_BL: Tensor, positions: Tensor, sent: Tensor, *, scratch: Scratch) -> None:
-    """Fill in the values to be sent; what they say once they are rounded is no longer owed."""
+    """Write the values to send, and subtract them, as rounded, from `owed_BL`."""
     owed = owed_BL.view(-1)
     values = torch.index_select(
         owed, 0, positions, out=scratch.take("values", positions.shape, owed.dtype)
@@ -82,7 +78,7 @@ def _as_dtype(values: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
 
 
 def _select(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
-    """Write the positions of the K largest of each layer, counted over the whole stack."""
+    """Write the positions of each layer's K largest entries, counted over the stack."""
     layers, length = owed_BL.shape
     hopeless = _rank_in_sample(length, positions_BK.shape[1]) >= _sample_size(length)
     if (
@@ -105,9 +101,7 @@ def _select(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
 
 
 def _select_exactly(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
-    """Select among whole layers; the update's memory, which is yet to be written, holds the
-    magnitudes.
-    """
+    """Select from whole layers; the magnitudes use the memory of the update."""
     magnitudes_BL = torch.abs(owed_BL, out=context.update[: owed_BL.shape[0]])
     positions_BK.copy_(_largest(magnitudes_BL, positions_BK.shape[1], context.scratch).indices)
 
@@ -117,7 +111,7 @@ def _sample_size(length: int) -> int:
 
 
 def _rank_in_sample(length: int, count: int) -> int:
-    """The rank, from above, of the sampled magnitude that K of L entries exceed almost surely."""
+    """Return the rank of the sampled magnitude that almost surely K of L entries exceed."""
     expected = _sample_size(length) * count / length
     return math.ceil(expected + _DEVIATIONS * math.sqrt(expected) + _DEVIATIONS)
 
@@ -125,7 +119,7 @@ def _rank_in_sample(length: int, count: int) -> int:
 def _select_sampled(
     owed_L: Tensor, selected_K: Tensor, *, draw: torch.Generator, scratch: Scratch
 ) -> bool:
-    """Select among the entries beyond a sampled threshold; False: they are too few or too many."""
+    """Select from the entries above a sampled threshold; False if they are too few or too many."""
     length, count = owed_L.numel(), selected_K.numel()
     size, rank = _sample_size(length), _rank_in_sample(length, count)
     places = draw_positions((1, length, size), draw, scratch)
@@ -133,7 +127,7 @@ def _select_sampled(
         owed_L, 0, places, out=scratch.take("sample", (size,), owed_L.dtype)
     ).abs_()
     threshold = float(_largest(sample, rank, scratch).values.min())
-    # as far beyond the rank as that is beyond the count
+    # The margin above the rank equals that of the rank above the count.
     room = math.ceil((rank + _DEVIATIONS * (math.sqrt(rank) + 1)) * length / size)
     candidates = scratch.take("candidates", (room,), torch.int32)
     _reserve(owed_L.dtype, room, scratch)
@@ -148,9 +142,7 @@ def _select_sampled(
 
 
 def _reserve(dtype: torch.dtype, room: int, scratch: Scratch) -> None:
-    """Make what `_select_among` takes large enough for any number of candidates, which changes from
-    step to step.
-    """
+    """Allocate the buffers of `_select_among` for the largest possible number of candidates."""
     for name, kind in (("values", dtype), ("marks among", torch.bool), ("places", torch.int64)):
         scratch.take(name, (room,), kind)
 
@@ -167,8 +159,9 @@ def _largest(magnitudes: Tensor, count: int, scratch: Scratch) -> torch.return_t
 def _collect_beyond(
     owed_L: Tensor, threshold: float, candidates: Tensor, *, scratch: Scratch
 ) -> int:
-    """Write the ascending positions of magnitudes beyond the threshold; how many there are, or more
-    than fit.
+    """Write the ascending positions of magnitudes above the threshold; return their number.
+
+    If they do not fit, the number is larger than the length of `candidates`.
     """
     shrunk = scratch.take("shrunk", (min(_BLOCK, owed_L.numel()),), owed_L.dtype)
     found = 0
@@ -178,7 +171,7 @@ def _collect_beyond(
         marks[span.numel() :] = False
         parts, marked_parts = torch.split(span, _BLOCK), torch.split(marks[: span.numel()], _BLOCK)
         for part, marked in zip(parts, marked_parts, strict=True):
-            # a comparison that gives bools takes three times as long as these two together
+            # A comparison that returns bools takes three times as long as these two calls.
             marked.copy_(torch.hardshrink(part, threshold, out=shrunk[: part.numel()]))
         places = _places_of_marks(marks, candidates.numel(), scratch)
         if places is None or found + places.numel() > candidates.numel():
@@ -189,9 +182,9 @@ def _collect_beyond(
 
 
 def _places_of_marks(marks: Tensor, most: int, scratch: Scratch) -> Tensor | None:
-    """Ascending positions of what is True, int64; None if they are more than `most`.
+    """Return the ascending positions of True marks, int64; None if there are more than `most`.
 
-    Groups of eight are searched first, as one number each, since few are True.
+    Groups of eight are searched first, as one number each, because few marks are True.
     """
     words = marks.view(torch.int64)
     most_groups, most = min(most, words.numel()), min(most, marks.numel())
@@ -211,12 +204,12 @@ def _places_of_marks(marks: Tensor, most: int, scratch: Scratch) -> Tensor | Non
 
 
 def _nonzero(values: Tensor, memory: Tensor) -> Tensor:
-    """`values.nonzero()`, flat, in memory of shape (most, 1) which grows where it is too small."""
+    """Return `values.nonzero()`, flat, in `memory`, (most, 1), which grows if it is too small."""
     return torch.nonzero(values, out=memory.resize_(0, 1)).view(-1)
 
 
 def _collect_equal(owed_L: Tensor, magnitude: float, selected: Tensor, *, scratch: Scratch) -> bool:
-    """Fill `selected` with positions of this magnitude; False: there are not enough."""
+    """Fill `selected` with positions of this magnitude; return False if there are too few."""
     found = 0
     size = min(_BLOCK, owed_L.numel())
     shrunk, marks = (

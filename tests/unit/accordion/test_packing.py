@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from accordion.compressors.packing import (
     block_size,
-    blocks,
     pack_codes_,
     pack_signs,
     packed_bytes,
+    split_blocks,
     unpack_codes,
     unpack_signs,
 )
@@ -89,7 +89,7 @@ def test_codes_lie_in_order_from_the_lowest_bit_on(bits):
 @MANY
 def test_blocks_cover_every_place_once_and_stay_in_step(rows, columns, size):
     values, eighths = torch.zeros(rows, columns), torch.zeros(rows, -(-columns // 8))
-    for part, part_of_eighths in blocks(size, values, eighths):
+    for part, part_of_eighths in split_blocks(size, values, eighths):
         assert part.numel() <= size
         assert part.is_contiguous()
         assert part_of_eighths.shape == (part.shape[0], -(-part.shape[1] // 8))
