@@ -15,7 +15,7 @@ from accordion.step_results import StepResult
 StepMode = Literal["session", "optimizer", "caller"]
 """Who takes the optimizer's step.
 
-- `session`: the loop calls `session.step()`, which stands for `optimizer.step()`, and with a scaler
+- `session`: the loop calls `session.step()`, which replaces `optimizer.step()`, and with a scaler
   for `scaler.step(optimizer)` and `scaler.update()`. Without an optimizer the caller takes the
   step, if `StepResult.taken` is true.
 - `optimizer`: an unchanged loop, or a framework, calls `optimizer.step()` or

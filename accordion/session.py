@@ -356,11 +356,13 @@ class Session:
         self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
-    def _pass_skipped_step(self, word: Tensor) -> bool:
+    def _pass_skipped_step(self, signals: Tensor) -> bool:
         """Pass the boundary of a step that the loop's own scaler skipped; return False for another
         step.
         """
-        if self._optimizer_steps.mode == "session" or Signal.NOT_FINITE not in raised_signals(word):
+        if self._optimizer_steps.mode == "session" or Signal.NOT_FINITE not in raised_signals(
+            signals
+        ):
             return False
         self.pass_boundary()
         return True

@@ -1,5 +1,4 @@
-"""Accordion in a Ray Train script: `attach` after `prepare_model`, and nothing else in the loop
-changes.
+"""Accordion in a Ray Train script: call `attach` after `prepare_model`; the loop stays the same.
 
 model = ray.train.torch.prepare_model(model)
 accordion_ray.attach(model, optimizer)

@@ -1,6 +1,4 @@
-"""`attach`: follows an unchanged Ray Train loop, and registers the run with the service if there is
-one.
-"""
+"""`attach`: follows an unchanged Ray Train loop and registers the run with a running service."""
 
 from __future__ import annotations
 
@@ -117,10 +115,10 @@ def attach(
 def _prepare_guest(
     run: TrainRun, label: str, *, spec: Callable[..., JobSpec], installation: str | None
 ) -> GuestRun | None:
-    """Return what reports to the service; None, with a warning, if the run cannot be registered.
+    """Return the guest run; None, with a warning, if the run cannot be registered.
 
     Raises:
-        AttachError: the run is started for the first time, and the service is ambiguous.
+        AttachError: the run starts for the first time and there are several services.
     """
     context, file = ray.get_runtime_context(), IdentityFile(run, label)
     if installation is None:
@@ -160,9 +158,9 @@ def _prepare_guest(
 
 
 def _check_first_start(file: IdentityFile) -> None:
-    """Check, before a run's first start, that it is clear which installation it belongs to.
+    """Check before a run's first start that there is at most one installation.
 
-    A restart only warns, since an installation that appears in mid-run must not end training.
+    A restart only warns, because an installation that appears during a run must not end training.
 
     Raises:
         AttachError: there are several.

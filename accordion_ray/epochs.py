@@ -46,9 +46,7 @@ class EpochFollower:
             self._end_epoch()
 
     def begin_report(self, metrics: Mapping[str, Any]) -> None:
-        """End the epoch, if reports do so, and record the epoch that has ended with these
-        metrics.
-        """
+        """End the epoch, if reports end epochs, and record it with these metrics."""
         if self._attached.steps_per_epoch is None:
             self._end_epoch()
             self._metrics.clear()
@@ -79,9 +77,7 @@ class EpochFollower:
         )
 
     def record_ended(self) -> None:
-        """Record the epoch that has ended, if it is not recorded yet; also called when training
-        ends.
-        """
+        """Record the epoch that has ended, unless it is recorded; also called at the end."""
         ended, self._ended = self._ended, None
         if ended is None:
             return
@@ -91,8 +87,6 @@ class EpochFollower:
 
 
 def follower_of(session: Session) -> EpochFollower | None:
-    """Return what follows a session that `accordion_ray.attach` has made; None for other
-    sessions.
-    """
+    """Return the follower of a session of `accordion_ray.attach`; None for other sessions."""
     follower = getattr(session.on_boundary, "__self__", None)
     return follower if isinstance(follower, EpochFollower) else None

@@ -121,9 +121,7 @@ def _wait_for_all(
 
 
 def _find_cause(own: FailureRecord, outcomes: OutcomeStore | None) -> FailureRecord:
-    """Return what another rank raised if rank 0 has only lost its peers; else rank 0's own
-    failure.
-    """
+    """Return another rank's failure if rank 0 only lost its peers; else rank 0's own failure."""
     deadline = time.monotonic() + PEER_FAILURE_WAIT_S
     while outcomes is not None and own.cause != "job" and time.monotonic() < deadline:
         if (failure := outcomes.read_failure()) is not None:

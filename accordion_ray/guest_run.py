@@ -1,7 +1,7 @@
-"""A guest run on rank 0: its records and progress to the service, overrides to its session.
+"""A guest run on rank 0: sends records and progress to the service, and applies its overrides.
 
-Nothing here makes training wait for the service or ends it: what cannot be delivered stays in the
-journal and is sent later, and whatever fails is given up with a message in the log.
+Training never waits for the service and never ends because of it: undelivered records stay in the
+journal and are sent later, and any failure here only logs a message.
 """
 
 from __future__ import annotations
@@ -46,14 +46,11 @@ from workers.training.clock import Clock
 from workers.training.reports import PROGRESS_EVERY_S, switch_records
 
 REFRESH_S = 3.0
-"""Pause between two registrations; the service takes a run that is silent for much longer for lost.
-"""
+"""Seconds between registrations; after a much longer silence the service marks the run as lost."""
 END_FLUSH_S = 2.0
-"""Ray Train ends the processes of a run about as long after the training function has ended."""
+"""Seconds to deliver records at the end; Ray Train ends the processes about as long afterwards."""
 RECORD_LIMIT = 1000
-"""Undelivered records that are kept; a large model's take about 10 KB each, in memory and on the
-disk.
-"""
+"""Number of undelivered records kept; those of a large model take about 10 KB each."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +72,8 @@ class GuestRun:
         journal: where this generation's records are kept.
         clock: time for records and phases.
         max_failures: restarts that Ray Train allows; -1 for any number.
-        before: left by the worker groups before this one.
-        save: saves what this worker group leaves to the next one; may raise OSError.
+        before: state left by the previous worker groups.
+        save: saves the state for the next worker group; may raise OSError.
     """
 
     def __init__(
@@ -97,7 +94,7 @@ class GuestRun:
         self._outbox = RecordSender(job_id, journal, connection, limit=RECORD_LIMIT)
         self._orders = OrderWatcher(job_id, connection)
         self._state = self._saved = before
-        """What this worker group leaves, and what of it is saved."""
+        """State for the next worker group, and the part of it that is saved."""
         self._save = save
         self._changing, self._saving = threading.Lock(), threading.Lock()
         self._statistic: Mapping[str, float] | None = None
@@ -109,24 +106,22 @@ class GuestRun:
         self._boundary: _Boundary | None = None
         self._loss: float | None = None
         self._is_broken = False
-        """Whether records cannot be written any more."""
+        """Whether records can no longer be written."""
         self._failed: set[str] = set()
-        """What has failed, which is logged once."""
+        """Operations that have failed, each logged once."""
         self._seconds = dict.fromkeys(
             ("compute", "communicate", "evaluate", "checkpoint", "decide"), 0.0
         )
         self._closed = threading.Event()
 
     def keep_statistic(self, report: Report, proposal: Decision) -> Decision:
-        """Keep the statistic of a closed window for the epoch's record; the session's own decision
-        holds.
-        """
+        """Keep the statistic of a closed window for the epoch's record; return the proposal."""
         if report.statistic_by_layer is not None:
             self._statistic = report.statistic_by_layer
         return proposal
 
     def begin(self, attached: Attached) -> None:
-        """Register the run, and report the session from now on."""
+        """Register the run and start to report its session."""
         self._attached = attached
         self._lap, self._waited = self._clock.elapsed(), attached.session.communicate_s
         self._epoch_began = read_totals(attached.session, self._seconds)
@@ -150,9 +145,7 @@ class GuestRun:
             self._update_progress()
 
     def record_epoch(self, ended: EndedEpoch, metrics: Mapping[str, Any]) -> None:
-        """Record an epoch that has ended, with the script's metrics, and the switch that its end
-        brought.
-        """
+        """Record an epoch that has ended, with the script's metrics and the following switch."""
         with self._log_errors("record an epoch"):
             self._record_epoch(ended, keep_finite_numbers(metrics))
 
@@ -161,11 +154,10 @@ class GuestRun:
         return read_totals(self._attached.session, self._seconds)
 
     def record_end(self, failure: FailureRecord | None) -> bool:
-        """Record how the training functions ended; return whether the run has ended with it.
+        """Record how the training functions ended; return whether the run has ended.
 
-        After a failure that is up to Ray Train's restarts. The end is on the disk before anything
-        is
-        sent: Ray Train may end this process at any moment.
+        After a failure, Ray Train may restart the run. The end is written to the disk before
+        anything is sent, because Ray Train may end this process at any moment.
         """
         self._closed.set()
         before = self._state
@@ -187,16 +179,14 @@ class GuestRun:
         return end is not None
 
     def close(self) -> None:
-        """Stop reporting; what was not delivered stays in the journal."""
+        """Stop reporting; undelivered records stay in the journal."""
         self._closed.set()
         self._save_changes()
         self._orders.close()
         self._outbox.close()
 
     def count_seconds(self, phase: str) -> None:
-        """Count the time since the last call as this phase, but for what training waited for
-        exchanges.
-        """
+        """Add the time since the last call to a phase, without the time spent in exchanges."""
         now, waited = self._clock.elapsed(), self._attached.session.communicate_s
         passed, communicated = now - self._lap, waited - self._waited
         self._lap, self._waited = now, waited
@@ -244,7 +234,7 @@ class GuestRun:
             self._is_broken = True
             logger.warning(
                 "the records of this guest run cannot be written to %s (%s); training goes on, but"
-                " the service learns nothing more of it",
+                " the service gets no more of them",
                 self._journal.storage,
                 error,
             )
@@ -275,7 +265,7 @@ class GuestRun:
         self._outbox.put_progress(self._progress)
 
     def _refresh(self) -> None:
-        """Keep the run registered, and send and save what is newest, until the run ends."""
+        """Keep the run registered and its progress and state up to date, until the run ends."""
         while not self._connection.is_superseded:
             with self._log_errors("register with the service"):
                 self._connection.refresh()
@@ -306,7 +296,7 @@ class GuestRun:
 
     @contextmanager
     def _log_errors(self, what: str) -> Iterator[None]:
-        """Log an error, the first time that this fails; training goes on."""
+        """Log an error the first time that an operation fails; training continues."""
         try:
             yield
         except Exception:

@@ -1,4 +1,4 @@
-"""Which guest run this is, and what its earlier worker groups left: kept in the run's storage.
+"""Identity of a guest run, and the state left by earlier worker groups, in the run's storage.
 
     STORAGE/RUN/accordion/NAME/guest.json              id, generation and `GuestState`
     STORAGE/RUN/accordion/NAME/JOB_ID/records/*.jsonl  its records (local or shared directory)
@@ -37,7 +37,7 @@ _TAIL_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestState:
-    """What one worker group of a guest run leaves to the next."""
+    """State that one worker group of a guest run leaves to the next."""
 
     world_size: int = 0
     """Size of the last worker group; 0 before the first."""
@@ -50,7 +50,7 @@ class GuestState:
     installation: str | None = None
     """Installation that the run registered with; None before."""
     ended: bool = False
-    """Whether the run has ended: the next one in this storage gets an id of its own."""
+    """Whether the run has ended; the next one in this storage gets a new id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class IdentityFile:
         return identity
 
     def save(self, identity: Identity, state: GuestState) -> None:
-        """Save what this worker group leaves, unless a newer one or another run has the storage.
+        """Save this worker group's state, unless a newer one or another run uses the storage.
 
         Raises:
             OSError: the storage cannot be read or written.

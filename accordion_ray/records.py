@@ -1,4 +1,4 @@
-"""What a guest run reports, built from its session; pure."""
+"""Records of a guest run, built from its session; pure."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ _LONGEST_NAME = 63
 
 
 def make_label(name: str) -> str:
-    """Return a name as the service takes it: other characters become hyphens, and the end
-    is cut.
-    """
+    """Return a name that the service accepts: other characters become hyphens, the end is cut."""
     label = re.sub(r"[^A-Za-z0-9._/-]+", "-", name)[:_LONGEST_NAME].strip("._/-")
     return label or GUEST
 
@@ -83,9 +81,7 @@ def known_spec(
 
 
 def _leave_out(known: Mapping[str, Any], refused: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the fields of a spec without those at the given places, `(section,)` or `(section,
-    field)`.
-    """
+    """Return a spec without the given `(section,)` or `(section, field)` entries."""
     rest = {
         section: dict(value) if isinstance(value, dict) else value
         for section, value in known.items()
@@ -100,7 +96,7 @@ def _leave_out(known: Mapping[str, Any], refused: Iterable[tuple[Any, ...]]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """What `attach` has put together on a rank."""
+    """Session, optimizer and settings of `attach` on one rank."""
 
     session: Session
     optimizer: Optimizer
@@ -118,7 +114,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What a session has counted at some moment since the run began."""
+    """Counts of a session since the start of the run."""
 
     bytes: Bytes = field(default_factory=Bytes)
     steps: int = 0

@@ -1,6 +1,4 @@
-"""Waits until every rank has made a call, so that a call on some ranks only is an error and not a
-hang.
-"""
+"""Waits until every rank has made a call, so that a call on some ranks only is an error."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def wait_for_ranks(call: str, *, rank: int, world_size: int, timeout_s: float) -
         return
     store = PrefixStore(f"accordion_ray/{call}", default_store())
     number = int(store.add(f"calls of {rank}", 1))
-    # Everybody has passed the call before the last one, so its keys are not needed any more.
+    # All ranks have passed the call before the last one, so its keys are no longer needed.
     store.delete_key(f"{number - 2}/{rank}")
     store.set(f"{number}/{rank}", "")
     keys = [f"{number}/{other}" for other in range(world_size)]

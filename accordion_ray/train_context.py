@@ -17,7 +17,7 @@ from workers.controller.ray_train_pool import RAY_SERIES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRun:
-    """What a worker knows of its run."""
+    """Ray Train run of a worker."""
 
     name: str
     """`RunConfig(name=...)`, or what Ray Train chose."""

@@ -45,8 +45,8 @@ def attach_accelerator(
     checkpoint's folder as `accordion.pt`, and `load_state` loads it, also with another number of
     processes. Call this before `load_state`. A checkpoint without the file is loaded with a
     warning, and one with it also without Accordion. Every process has to call
-    `accelerator.save_state`, as Accelerate asks for: under `if accelerator.is_main_process:` it
-    waits for the others for ever.
+    `accelerator.save_state`, as Accelerate requires: under `if accelerator.is_main_process:` it
+    blocks forever.
 
     To report epochs, call `session.end_epoch`; otherwise use windows counted in steps. `options`
     are those of `accordion.attach`.

@@ -26,7 +26,7 @@ class Alone:
         self._scratch = Scratch(torch.device("cpu"))
         self._step = 0
         self.requests: list[Request] = []
-        """Of the last step."""
+        """Requests of the last step."""
 
     def send(self, owed: Tensor, seed: int | None = None, update: Tensor | None = None) -> Tensor:
         """The update, written there if given; `owed` is left with what is owed after.

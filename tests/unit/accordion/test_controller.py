@@ -87,7 +87,7 @@ OLD_STATE = """
  }
 }
 """
-"""As saved before policies had a state and the batch a level."""
+"""State of a release in which policies had no state and the batch no level."""
 
 
 def saved_and_loaded(old: Controller) -> Controller:
