@@ -73,7 +73,7 @@ def test_another_release_of_ray_is_warned_of() -> None:
 def test_reports_are_followed_and_made(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     context = SimpleNamespace(report=lambda *given: calls.append(given))
-    monkeypatch.setattr(train_context, "_context", lambda: context)
+    monkeypatch.setattr(train_context, "_train_context", lambda: context)
     follow_reports(calls.append, lambda: calls.append("after"))
     context.report({"loss": 1.0}, "checkpoint")
     assert calls == [{"loss": 1.0}, ({"loss": 1.0}, "checkpoint"), "after"]
