@@ -1,7 +1,7 @@
-"""What a person asks for: `JobSpec`, checked and with all defaults filled in; pydantic; neither ray
-nor torch.
+"""What a person asks for: `JobSpec`, checked and with all defaults filled in.
 
-Epochs and steps are counted from 0; intervals of epochs are half open.
+Epochs and steps are counted from 0; intervals of epochs are half open. Loads pydantic, but neither
+ray nor torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Label = Annotated[
 
 
 USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-"""`package.module:Class`."""
+"""Name of a user's task class: `package.module:Class`."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -48,20 +48,21 @@ class Strict(BaseModel):
 
 
 Whole = Annotated[int, Field(strict=True)]
-"""A whole number: neither a text nor a truth value that could be taken for one."""
+"""A whole number; strings and booleans are refused."""
 Number = Annotated[float, Field(strict=True)]
-"""Likewise, whole or not."""
+"""A number, whole or not; strings and booleans are refused."""
 MAX_SAMPLES = 10_000_000
-"""Of a global batch."""
+"""Largest global batch."""
 MIN_SHARE = 0.001
-"""The smallest part of a CPU or GPU that Ray can reserve is ten times smaller; below this nobody
-means it.
-"""
+"""Smallest share of a CPU or GPU; Ray can reserve less, but less is usually a mistake."""
 
 
 MIN_MEMORY_BYTES = 300_000_000
-"""A worker with torch in it takes about 250 MB before it holds a model."""
+"""Smallest memory limit: a process with torch loaded takes about 250 MB."""
+_LIBRARY = Config()
+"""Settings of the library, whose defaults are those of a spec."""
 MAX_MEMORY_BYTES = 2**50
+"""Largest memory limit of a worker (1 PiB)."""
 
 
 def _task_names(schema: dict[str, Any]) -> None:
@@ -73,17 +74,19 @@ def _task_names(schema: dict[str, Any]) -> None:
 
 
 class TaskSpec(Strict):
-    """What is trained: a task of the table, a class of one's own as `package.module:Class`, or
-    one's own `script`.
+    """What is trained: a built-in task, your own class as `package.module:Class`, or your own
+    `script`.
     """
 
     name: Annotated[str, Field(max_length=200, json_schema_extra=_task_names)]
+    """A built-in task (`GET /api/v1/tasks`), your own class as `package.module:Class`, or `script`.
+    """
     options: dict[str, OptionValue] = {}
-    """Checked where the task is one of ours; a class of one's own is given them as they are."""
+    """Options by name; checked for built-in tasks, passed on unchanged to a class of your own."""
 
     @property
     def is_user_class(self) -> bool:
-        """Whether it names a class outside the table."""
+        """Whether the task is a user's class instead of a built-in one."""
         return ":" in self.name
 
     @model_validator(mode="after")
@@ -113,21 +116,23 @@ def _check_script(file: str) -> None:
 
 
 class WorkersSpec(Strict):
-    """How many worker processes, and what each of them reserves."""
+    """How many worker processes the job uses, and what each of them reserves."""
 
     min: Whole = Field(default=1, ge=1, le=1024)
+    """Fewest workers that the job trains with; it starts when they fit into the cluster."""
     max: Whole = Field(default=2, ge=1, le=1024)
+    """Most workers; between `min` and `max` the job grows and shrinks with the cluster."""
     cpus: Number = Field(default=1.0, ge=MIN_SHARE, le=1024)
+    """CPUs reserved for each worker; rounded down, also its compute threads (at least one)."""
     gpus: Number = Field(default=0.0, ge=0, le=64)
+    """GPUs reserved for each worker; less than one only with `max: 1`."""
     memory: ByteSize | None = Field(default=None, ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)
-    """Memory limit of each worker, in bytes or as text such as `4GB`. It is reserved on the node,
-    and a worker that exceeds it is killed. Without it, the largest worker of a node that runs out
-    of memory is killed.
+    """Memory limit of each worker, in bytes or as text such as `4GB`: reserved on the node, and a
+    worker above it is killed. Null: the largest worker of a node short of memory is killed.
     """
     engine: Literal["ray-train", "actors"] = "ray-train"
-    """What runs the worker processes: `ray-train` makes them workers of a Ray Train run, which
-    Ray's state API and dashboard show; `actors` starts plain Ray actors, which need neither
-    `ray[train]` nor its controller process.
+    """What runs the worker processes: `ray-train` makes them workers of a Ray Train run; `actors`
+    starts plain Ray actors, which need neither `ray[train]` nor its controller process.
     """
 
     @field_validator("memory", mode="wrap")
@@ -165,13 +170,18 @@ class WorkersSpec(Strict):
 
 
 class OptimizerSpec(Strict):
-    """The optimizer; `momentum` and `nesterov` belong to sgd only."""
+    """The optimizer of a built-in task or of your own task class; a script creates its own."""
 
     name: Literal["sgd", "adamw"] = "sgd"
+    """`sgd` or `adamw`."""
     lr: Number = Field(default=0.1, gt=0, le=100)
+    """Learning rate at the smallest global batch, before decay and warm-up."""
     momentum: Number = Field(default=0.9, ge=0, lt=1)
+    """Momentum of sgd; adamw has none."""
     nesterov: Annotated[bool, Field(strict=True)] = False
+    """Whether sgd uses Nesterov momentum; needs a momentum above 0."""
     weight_decay: Number = Field(default=1.0e-4, ge=0, le=10)
+    """Weight decay (L2 penalty for sgd, decoupled for adamw)."""
 
     @model_validator(mode="after")
     def _fits_its_name(self) -> OptimizerSpec:
@@ -191,45 +201,57 @@ class OptimizerSpec(Strict):
 
 
 class WarmupSpec(Strict):
-    """The learning rate grows linearly over the first epochs."""
+    """Linear growth of the learning rate over the first epochs."""
 
     epochs: Whole = Field(default=0, ge=0, le=100_000)
+    """Length of the warm-up in epochs; 0 for none."""
 
 
 class LrDecaySpec(Strict):
-    """The learning rate is multiplied by `factor` at the start of each epoch named in `at`."""
+    """Multiplies the learning rate by `factor` at the start of each epoch listed in `at`."""
 
     at: Annotated[
         tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], Field(max_length=1000)
     ] = ()
+    """Epochs, counted from 0, at whose start the learning rate drops; empty for a constant rate."""
     factor: Number = Field(default=0.1, gt=0, lt=1)
+    """Factor of each drop, between 0 and 1."""
 
 
 class TrainingSpec(Strict):
     """The mathematics of the run; none of it depends on the number of workers."""
 
     epochs: Whole = Field(default=20, ge=1, le=100_000)
+    """Passes over the training data."""
     global_batch: Whole = Field(default=64, ge=1, le=MAX_SAMPLES)
-    """Samples a step, over all workers; with batch levels those of the low one."""
+    """Samples per step, over all workers; with `batch`, those of the low level."""
     micro_batch: Whole = Field(default=16, ge=1, le=1_000_000)
-    """Samples a forward pass: the unit that is shared out to workers."""
+    """Samples per forward pass. Each worker takes whole micro-batches of the global batch."""
     seed: Whole = Field(default=0, ge=0, lt=2**32)
+    """Seed of weights, sample order, augmentation, dropout and randomized compression."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of the model's passes, by autocast; parameters, gradients and loss stay fp32. With `fp16` the
-    loss is scaled.
+    """Precision under autocast; parameters, gradients and loss stay fp32. `fp16` scales the loss
+    and needs GPUs; a script calls autocast itself.
     """
     clip_norm: Number | None = Field(default=None, gt=0)
+    """Largest norm of the averaged gradient; a larger one is scaled down. Null: no clipping."""
     optimizer: OptimizerSpec = OptimizerSpec()
+    """Optimizer and learning rate."""
     warmup: WarmupSpec = WarmupSpec()
+    """Warm-up of the learning rate."""
     lr_decay: LrDecaySpec = LrDecaySpec()
+    """Decay of the learning rate."""
 
 
 class CompressionSpec(Strict):
-    """The method and the options of its two levels; left out, the method's own."""
+    """The compression method and the options of its two levels."""
 
-    method: str = Field(default="powersgd", json_schema_extra={"enum": list(COMPRESSORS)})
+    method: str = Field(default=_LIBRARY.method, json_schema_extra={"enum": list(COMPRESSORS)})
+    """Compression method; `GET /api/v1/methods` lists them with their options."""
     low: dict[str, OptionValue] | None = None
+    """Options of the light level, for critical regimes. Null: the method's defaults."""
     high: dict[str, OptionValue] | None = None
+    """Options of the strong level. Null: the method's defaults."""
 
     @model_validator(mode="after")
     def _known(self) -> CompressionSpec:
@@ -240,34 +262,27 @@ class CompressionSpec(Strict):
 
 
 class BatchSpec(Strict):
-    """Two sizes of the global batch, and how the learning rate follows them; left out, the batch
-    stays as it is.
-    """
+    """Two sizes of the global batch, and how the learning rate follows them."""
 
     low: Whole | None = Field(default=None, ge=1, le=MAX_SAMPLES)
-    """Samples a step in critical regimes: `training.global_batch`, which may be left out instead.
-    """
+    """Samples per step in critical regimes; equals `training.global_batch`, so give either."""
     high: Whole = Field(ge=2, le=MAX_SAMPLES)
-    """Likewise elsewhere; made of more micro-batches a worker, with one exchange a step as before.
-    """
+    """Samples per step elsewhere, by accumulation; there is still one exchange per step."""
     grow_only: Annotated[bool, Field(strict=True)] = True
-    """Once large, the batch stays large (arXiv:2010.16248); people may still make it small by hand.
-    """
+    """Whether a grown batch keeps its size (arXiv:2010.16248); an override can still shrink it."""
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
-    """The schedule's rate is multiplied by the batch over `low` (arXiv:1706.02677), by its root, or
-    left alone.
-    """
+    """Factor of the learning rate: batch / `low` (arXiv:1706.02677), its root, or 1."""
     warmup_steps: Whole = Field(default=20, ge=0, le=1_000_000)
-    """Steps in which the rate grows to its new size after the batch has grown; a rate that falls
-    does so at once.
-    """
+    """Steps over which the learning rate rises after the batch has grown; it falls at once."""
 
 
 class WindowSpec(Strict):
-    """Distance between two checks of the regime: epochs or steps, one of the two."""
+    """Distance between two checks of the regimes; give either epochs or steps."""
 
     epochs: Whole | None = Field(default=None, ge=1)
+    """Length of a window in epochs."""
     steps: Whole | None = Field(default=None, ge=1)
+    """Length of a window in optimizer steps."""
 
     @model_validator(mode="after")
     def _one(self) -> WindowSpec:
@@ -279,29 +294,36 @@ class WindowSpec(Strict):
 
 
 class PolicySpec(Strict):
-    """Who decides the level of a layer, and when a layer counts as critical."""
+    """How the compression level of each layer is chosen, and when a layer counts as critical."""
 
-    name: str = Field(default="two_level", json_schema_extra={"enum": list(POLICIES)})
-    threshold: Number = Field(default=0.5, gt=0)
+    name: str = Field(default=_LIBRARY.policy, json_schema_extra={"enum": list(POLICIES)})
+    """Policy that picks the levels; `GET /api/v1/policies` lists them with their options."""
+    threshold: Number = Field(default=_LIBRARY.detector.threshold, gt=0)
+    """Relative change of a layer's gradient norm from which the layer is critical."""
     window: WindowSpec = WindowSpec(epochs=2)
-    lr_drop: Number = Field(default=0.5, ge=0, le=1)
-    statistic: StatisticKind = "mean"
-    """Statistic by which two windows are compared; `paper` reproduces the paper's code, for
-    comparison only, and needs a window in epochs.
-    """
+    """How often regimes are checked; every 2 epochs by default."""
+    lr_drop: Number = Field(default=_LIBRARY.detector.lr_drop, ge=0, le=1)
+    """A drop of the learning rate to this fraction or less makes all layers critical."""
+    statistic: StatisticKind = _LIBRARY.detector.statistic
+    """Statistic of the gradient; `paper`, for comparison only, needs a window in epochs."""
     options: dict[str, Any] = {}
+    """Options of the policy by name."""
 
 
 class CheckpointSpec(Strict):
-    """When the state is saved, whichever comes first; how many saved states are kept, and where."""
+    """When the job's state is saved, where, and how many saved states are kept."""
 
     every_epochs: Whole = Field(default=1, ge=1)
+    """Epochs between saves; the end of the job, a stop and a resize save as well."""
     every_steps: Whole | None = Field(default=None, ge=1)
+    """Optimizer steps between additional saves. Null: none."""
     every_seconds: Number | None = Field(default=None, gt=0)
+    """Seconds between additional saves, each at the next step. Null: none."""
     keep: Whole = Field(default=2, ge=1, le=100)
+    """Complete checkpoints to keep; older ones are removed."""
     storage: str | None = Field(default=None, max_length=1000)
-    """URL of a filesystem that fsspec knows, such as `s3://bucket/path` or `file:///mnt/shared`;
-    each job has a directory of its name there. Left out, the job's own directory.
+    """URL of an fsspec filesystem, such as `s3://bucket/path` or `file:///mnt/shared`; each job
+    gets a directory of its id there. Null: the job's own directory.
     """
 
     @field_validator("storage")
@@ -311,40 +333,46 @@ class CheckpointSpec(Strict):
 
 
 class LimitsSpec(Strict):
-    """Timeouts after which worker processes count as hung."""
+    """Time limits after which a worker process counts as hung."""
 
     start_seconds: Number = Field(default=3600, ge=1, le=10_000_000)
-    """Seconds to load the task and its data, and then a checkpoint, while the process responds."""
+    """Seconds to load the task and its data, then a checkpoint, while the process responds."""
     step_seconds: Number = Field(default=1800, ge=1, le=10_000_000)
-    """Seconds without progress on any worker: a step, a micro-batch, a piece of the evaluation or,
-    in a script, a call of the session.
+    """Seconds without a step, micro-batch, piece of the evaluation or session call on any worker.
     """
     answer_seconds: Number = Field(default=15, ge=1, le=100_000)
-    """Seconds that a process may be unresponsive, such as in C code that holds Python's lock; the
-    limit doubles whenever a process is killed for it.
-    """
+    """Seconds that a process may be unresponsive; doubles whenever a process is killed for it."""
 
 
 class JobSpec(Strict):
-    """What a person asks for. Everything but `task` has a default."""
+    """What a person asks for. Everything except `task` has a default."""
 
     name: Label | None = None
+    """Name shown in lists, need not be unique: up to 63 letters, digits and `._/-`."""
     task: TaskSpec
+    """What is trained."""
     code: Sha256 | None = None
-    """Modules of one's own, as `POST /api/v1/code` named them: they come last on the workers'
-    `sys.path`.
-    """
+    """SHA-256 of uploaded code (`POST /api/v1/code`); it comes last on the workers' `sys.path`."""
     workers: WorkersSpec = WorkersSpec()
+    """Worker processes and what each reserves."""
     training: TrainingSpec = TrainingSpec()
+    """Epochs, batch, precision, optimizer and learning rate."""
     compression: CompressionSpec = CompressionSpec()
+    """Compression of the gradients."""
     batch: BatchSpec | None = None
+    """Sizes of the global batch by regime. Null: the batch keeps its size."""
     policy: PolicySpec = PolicySpec()
+    """How compression levels are chosen."""
     checkpoint: CheckpointSpec = CheckpointSpec()
+    """When and where the state is saved."""
     limits: LimitsSpec = LimitsSpec()
+    """Time limits for hung workers."""
     priority: Whole = Field(default=50, ge=0, le=100)
+    """Place in the queue: higher starts first; equal priorities start in order of submission."""
     max_failures: Whole = Field(default=3, ge=0, le=100)
-    """How often the job's own failures are retried; lost machines do not count."""
+    """Failures of the job itself that are retried; lost machines and processes do not count."""
     labels: dict[Label, Label] = {}
+    """Up to 32 labels as names and values, for filtering lists of jobs."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -397,7 +425,7 @@ class JobSpec(Strict):
                 f"workers.gpus is {self.workers.gpus:g}, and a worker trains on one GPU; give"
                 " workers.gpus 1 and more workers, or a script of your own that uses several"
             )
-        self._settle_batch()
+        self._unify_batch_sizes()
         self.config()
         size, micro = self.training.global_batch, self.training.micro_batch
         if size < self.min_global_batch and self.task.name != GUEST:
@@ -407,8 +435,12 @@ class JobSpec(Strict):
             )
         return self
 
-    def _settle_batch(self) -> None:
-        """One number for the low level, whichever of its two places it was given in."""
+    def _unify_batch_sizes(self) -> None:
+        """Give both places of the low batch size the same number.
+
+        Raises:
+            ValueError: the spec names two different sizes.
+        """
         if self.batch is None:
             return
         training, low = self.training, self.batch.low
@@ -425,16 +457,14 @@ class JobSpec(Strict):
 
     @property
     def min_global_batch(self) -> int:
-        """Samples from which on every worker that the job may have gets a part of a global
-        batch.
-        """
+        """Smallest global batch that gives each of `workers.max` workers a share."""
         return (self.workers.max - 1) * self.training.micro_batch + 1
 
     def config(self) -> Config:
-        """The library's settings.
+        """Return the settings of the library.
 
         Raises:
-            ConfigError: an unknown method, policy or option, or one out of range.
+            ConfigError: a method, policy or option is unknown or out of range.
         """
         policy, batch = self.policy, self.batch
         low = self.training.global_batch
