@@ -68,7 +68,7 @@ MAX_MEMORY_BYTES = 2**50
 def _task_names(schema: dict[str, Any]) -> None:
     own = {
         "pattern": f"^{USER_CLASS.pattern}$",
-        "description": "a class of your own, `package.module:Class`",
+        "description": "your own class, `package.module:Class`",
     }
     schema["anyOf"] = [{"enum": [*TASKS, SCRIPT]}, own]
 

@@ -1,9 +1,9 @@
-"""Writing a checkpoint while training goes on: a thread a rank, rank 0's writes the manifest when
-all parts are there.
+"""Writes a checkpoint while training goes on: one thread per rank; rank 0's thread writes the
+manifest when all parts are written.
 
-The threads take part in no collective. What they have to tell each other goes by the key-value
-store that the process group was made with: each says what it wrote, or why not, and rank 0's hears
-all. A storage that is full or gone cannot get in the way of that.
+The threads take part in no collective. They exchange results through the key-value store of the
+process group: each publishes what it wrote or why it failed, and rank 0's thread collects all
+results. A full or unreachable storage cannot prevent that.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from workers.checkpoint.storage import Storage, storage_advice
 SHARED_FILE = "shared.pt"
 """Name of the file in a checkpoint that holds the state shared by all ranks."""
 COLLECT_POLL_S = 0.02
-"""Distance between two looks for what the others wrote, on rank 0."""
+"""Seconds between two looks for the other ranks' results, on rank 0."""
 POLLS_PER_GROUP_CHECK = 50
-"""After so many of these it also looks whether its group is over, which is a look into a folder."""
+"""Looks between two checks whether the group is over; a check reads a directory."""
 COLLECT_TIMEOUT_S = 600.0
-"""How long rank 0's thread waits for the others' parts after its own. Only a worker that is gone
-says nothing, and then training ends as well; the thread must not stay in a process that goes on in
-another group.
+"""Seconds that rank 0's thread waits for the other ranks' parts after its own. Only a lost worker
+publishes nothing, and then training ends as well; the thread must not stay in a process that goes
+on in another group.
 """
 
 logger = logging.getLogger(__name__)
@@ -49,42 +49,44 @@ class GroupOverError(Exception):
 
 
 class PartResult(BaseModel):
-    """How writing ended on one rank."""
+    """Result of writing one rank's part."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     files: tuple[FileChecksum, ...] = ()
     error: str | None = None
-    """One sentence; None where everything is written."""
+    """One sentence; None if everything is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What one rank writes of a checkpoint: a moment of the run, in memory that nobody changes."""
+    """One rank's part of a checkpoint, in memory that training does not change."""
 
     manifest: Manifest
-    """Still without files."""
+    """Manifest without files."""
     parts: Mapping[str, Mapping[str, Any]]
     """State by file name."""
     keep: int
-    """Complete checkpoints to be left, on rank 0."""
+    """Complete checkpoints to keep; used on rank 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveGroup:
-    """What the threads of a group tell each other about one checkpoint."""
+    """Exchange of results between the saving threads of a group, for one checkpoint."""
 
     store: Any
     """A `torch.distributed.Store`."""
     name: str
     number: int
-    """Of the checkpoint; the number tells a second try at the same place from the first."""
+    """Number of the checkpoint in its group; it tells a retry at the same position from the first
+    try.
+    """
     rank: int
     world_size: int
 
     @classmethod
     def of_group(cls, name: str, number: int) -> SaveGroup:
-        """Of the default process group."""
+        """Build it from the default process group."""
         store = dist.distributed_c10d._get_default_store()  # the one store that every backend has
         return cls(
             store=store,
@@ -95,14 +97,14 @@ class SaveGroup:
         )
 
     def publish(self, written: PartResult) -> None:
-        """Tell rank 0."""
+        """Publish this rank's result to rank 0."""
         self.store.set(self._key(self.rank), written.model_dump_json())
 
     def collect(self, timeout_s: float, over: Callable[[], bool]) -> list[PartResult] | None:
-        """What every rank said, in rank order; on rank 0, once. None where the group is `over`.
+        """Return every rank's result, in rank order; on rank 0, once. None if the group is `over`.
 
         Raises:
-            TimeoutError: some said nothing.
+            TimeoutError: a rank published nothing in time.
         """
         keys = [self._key(rank) for rank in range(self.world_size)]
         looks, pause = math.ceil(timeout_s / COLLECT_POLL_S), threading.Event()
@@ -125,16 +127,15 @@ class SaveGroup:
 
 
 class AsyncSave:
-    """One rank's part of a checkpoint on its way.
+    """Saves one rank's part of a checkpoint in a thread.
 
     Args:
-        snapshot: what is written.
-        storage: where to.
-        peers: the other ranks' uploads.
-        done: called on rank 0 in the thread: with the manifest, once the checkpoint can be resumed
-            from.
-        failed: likewise with one sentence, where it never will.
-        superseded: whether another worker group has taken over, which must neither resume from this
+        snapshot: the state to write.
+        storage: where it is written.
+        peers: exchange with the other ranks' threads.
+        done: called in rank 0's thread with the manifest, once the checkpoint can be resumed from.
+        failed: called in rank 0's thread with one sentence, if the checkpoint will not be complete.
+        superseded: whether another worker group has taken over; it must neither resume from this
             checkpoint nor lose an older one.
         survivors: selects the names on the job's surviving line, the newest first; only these are
             kept.
@@ -164,12 +165,12 @@ class AsyncSave:
         self._thread = threading.Thread(target=self._run, name=f"upload {self.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def written(self, timeout_s: float) -> PartResult | None:
-        """How it ended: on rank 0 for the whole checkpoint, elsewhere for the own part; None while
-        it goes on.
+        """Return the result: on rank 0 of the whole checkpoint, elsewhere of the rank's own part;
+        None while it is being written.
         """
         self._thread.join(timeout_s)
         return None if self._thread.is_alive() else self._written
@@ -192,7 +193,7 @@ class AsyncSave:
             self._failed(self._written.error)
 
     def _write(self) -> PartResult:
-        """This rank's parts; what goes wrong with them is told, not raised."""
+        """Write this rank's parts; errors are returned, not raised."""
         try:
             parts = self._snapshot.parts.items()
             files = [
@@ -203,7 +204,7 @@ class AsyncSave:
         return PartResult(files=tuple(files))
 
     def _complete(self) -> PartResult:
-        """Rank 0: the manifest, or an end without one."""
+        """Write the manifest on rank 0, or give the checkpoint up."""
         heard = self._peers.collect(COLLECT_TIMEOUT_S, self._superseded)
         if heard is None:
             return self._give_up(["another worker group runs the job"])
@@ -252,8 +253,8 @@ class AsyncSave:
         return []
 
     def _clear(self) -> None:
-        """Give back the space; where that fails too it stays torn, and the next good one removes
-        it.
+        """Remove what was written; if that fails too, the incomplete checkpoint stays until the
+        next complete one removes it.
         """
         try:
             discard_checkpoint(self._storage, self.name)
@@ -265,20 +266,20 @@ class AsyncSave:
 
 @dataclass(slots=True, kw_only=True)
 class SaveStatus:
-    """Where a worker is with its checkpoints; all but the clock alike on all ranks."""
+    """State of a worker's checkpoints; everything except times is equal on all ranks."""
 
     upload: AsyncSave | None = None
-    """In flight, or at its end and nobody has asked how that was."""
+    """Save in progress, or finished with a result that was not read yet."""
     begun: int = 0
-    """Checkpoints of this worker group."""
+    """Checkpoints started by this worker group."""
     failed: int = 0
-    """Of these, how many could not be written."""
+    """Checkpoints of this worker group that could not be written."""
     newest: str | None = None
     """Name of the last completed checkpoint, or of the one that this worker group resumed from."""
     lineage: Lineage = field(default_factory=Lineage)
     """Surviving line up to this worker group; set on rank 0."""
     began_s: float = math.inf
-    """When the last began, on the clock's `elapsed`; infinite until the run has begun."""
+    """Start of the last save, on the clock's `elapsed`; infinite until training has started."""
 
 
 def rank_file_name(rank: int) -> str:

@@ -1,7 +1,8 @@
-"""Saved states in a storage: one directory each, a manifest with checksums written last.
+"""Files of checkpoints: one directory each, with a manifest of checksums written last.
 
-A directory without a manifest, with a manifest of another job or with a file that does not match
-its checksum is never resumed from. Nothing here talks to other ranks; `state.py` says what goes in.
+A directory without a manifest, with another job's manifest or with a file that does not match its
+checksum is never resumed from. This module does not communicate with other ranks;
+`training/checkpointing.py` decides what is saved.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MANIFEST = "manifest.json"
 
 
 class FileChecksum(BaseModel):
-    """What a file of a checkpoint must look like."""
+    """Name, size and checksum of a checkpoint's file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,12 +36,12 @@ class FileChecksum(BaseModel):
 
     @classmethod
     def of(cls, name: str, content: bytes) -> Self:
-        """Of a file with this content."""
+        """Compute it from the file's content."""
         return cls(name=name, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
 
 
 class Manifest(BaseModel):
-    """The table of contents; there is one exactly when the checkpoint is complete."""
+    """Table of contents; it exists exactly if the checkpoint is complete."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,17 +55,17 @@ class Manifest(BaseModel):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together."""
+        """Size of all files together, in bytes."""
         return sum(file.size_bytes for file in self.files)
 
 
 def checkpoint_name(generation: int, position: Position) -> str:
-    """Sorts as text by age: whatever an older generation wrote comes before."""
+    """Return a name that sorts by age as text: names of older generations come first."""
     return f"g{generation:012d}-e{position.epoch:06d}-s{position.samples:010d}"
 
 
 def write_part(storage: Storage, path: str, state: Mapping[str, Any]) -> FileChecksum:
-    """Save a part, `checkpoint/file`; any rank, before the manifest.
+    """Save a part, `checkpoint/file`; on any rank, before the manifest.
 
     Raises:
         OSError: the storage cannot be written.
@@ -79,7 +80,7 @@ def write_part(storage: Storage, path: str, state: Mapping[str, Any]) -> FileChe
 
 
 def read_part(storage: Storage, manifest: Manifest, name: str) -> dict[str, Any]:
-    """A part that is what its writer wrote; only tensors and plain values are loaded, never code.
+    """Read a part that matches its checksum; loads tensors and plain values only, never code.
 
     Raises:
         CheckpointError: it is missing or does not match its checksum.
@@ -101,7 +102,7 @@ def read_part(storage: Storage, manifest: Manifest, name: str) -> dict[str, Any]
 
 
 def write_manifest(storage: Storage, manifest: Manifest) -> None:
-    """Make the checkpoint complete; rank 0, when all parts are there.
+    """Complete the checkpoint; on rank 0, when all parts are written.
 
     Raises:
         OSError: the storage cannot be written.
@@ -147,10 +148,10 @@ def _check_history(manifest: Manifest, lineage: Lineage) -> None:
 
 
 def read_manifest(storage: Storage, name: str, job_id: str) -> Manifest:
-    """What a checkpoint says of itself; its files are looked at when they are read.
+    """Read a checkpoint's manifest; its files are checked when they are read.
 
     Raises:
-        CheckpointError: no manifest or an unreadable one, another format, another job's.
+        CheckpointError: the manifest is missing or unreadable, or of another format or job.
         OSError: the storage cannot be reached.
     """
     try:
@@ -197,8 +198,8 @@ def prune_checkpoints(
 
 
 def discard_checkpoint(storage: Storage, name: str) -> None:
-    """Remove a checkpoint; without its manifest a half removed one is a torn one, whenever we are
-    interrupted.
+    """Remove a checkpoint, its manifest first, so that an interrupted removal leaves an incomplete
+    one.
 
     Raises:
         OSError: the storage cannot be reached.
@@ -208,9 +209,10 @@ def discard_checkpoint(storage: Storage, name: str) -> None:
 
 
 class _Sink:
-    """What `torch.save` writes into: sums and passes on, so that no file has to be read again.
+    """File for `torch.save` that computes the checksum while writing, so that no file is read
+    again.
 
-    An error is kept for `check`, since torch would raise another one in its place.
+    An error is kept for `check`, because torch would raise another one in its place.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -1,8 +1,8 @@
-"""Checks that worker processes see the same directory as their supervisor: one writes a token, all
-read it.
+"""Checks that worker processes see the same directory as their supervisor: one process writes a
+token, all others read it.
 
-If a node had its own directory of the same name, its part of every checkpoint would stay there, and
-checkpoints would count as complete until the first worker is lost.
+On a node with a directory of its own under the same path, the node's part of every checkpoint would
+stay there, and checkpoints would count as complete until the first worker is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from workers.errors import StorageError
 
 _TRIES = 5
 _PAUSE_S = 0.5
-"""Pause between two tries to read a token; a network file system may show a new file with a delay.
+"""Seconds between two tries to read a token; a network file system may show a new file with a
+delay.
 """
 
 

@@ -1,7 +1,7 @@
-"""Where checkpoints lie: a directory that all workers share, or a URL of any fsspec filesystem.
+"""Storages of checkpoints: a directory that all workers share, or a URL of any fsspec filesystem.
 
 Paths are relative to the storage's root and have at most two parts: `checkpoint/file`. Loads
-neither torch nor ray, and fsspec only where there is a URL.
+neither torch nor ray, and fsspec only for URLs.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ _WAYS_OUT = {
 
 
 DEAD_UPLOAD_S = 3600.0
-"""Age from which an unfinished upload of this job counts as that of a process that is gone."""
+"""Age in seconds from which an unfinished upload of this job counts as abandoned."""
 
 
 class Storage(Protocol):
-    """Files of checkpoints. All methods may raise `OSError` where the storage cannot be reached or
+    """Files of checkpoints. All methods may raise `OSError` if the storage cannot be reached or
     written.
 
-    As text it is the place that people know.
+    `str()` returns the place as users know it.
     """
 
     def prepare(self) -> None:
-        """Make the root, so that a storage that cannot be written is known before the first
+        """Create the root, so that a storage that cannot be written is detected before the first
         step.
         """
 
     def names(self) -> list[str]:
-        """The directories in the root; none where there is no root."""
+        """Return the directories in the root; empty if there is no root."""
 
     def holds(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
 
     def writer(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A file to be written from its beginning to its end; durable when the block was left."""
+        """Open a file for writing from start to end; it is durable after the block."""
 
     def put(self, path: str, content: bytes) -> None:
-        """Write a small file: whole or not at all, wherever the filesystem knows how."""
+        """Write a small file, atomically if the filesystem supports it."""
 
     def read(self, path: str) -> bytes:
-        """All of a file.
+        """Return the content of a file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
         """
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a directory with all that is in it; what is not there is no error."""
+        """Remove a file, or a directory with its content, if it exists."""
 
 
 class LocalStorage:
-    """A directory; where workers are on several machines, one that all of them mount."""
+    """A directory; for workers on several machines, one that all of them mount."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -75,11 +75,11 @@ class LocalStorage:
         return str(self._root)
 
     def prepare(self) -> None:
-        """Make the directory."""
+        """Create the directory."""
         self._root.mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
-        """The directories in it."""
+        """Return the directories in it."""
         return (
             [path.name for path in self._root.iterdir() if path.is_dir()]
             if self._root.is_dir()
@@ -87,12 +87,12 @@ class LocalStorage:
         )
 
     def holds(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         return (self._root / path).is_file()
 
     @contextmanager
     def writer(self, path: str) -> Iterator[BinaryIO]:
-        """A file that is on the disk when the block was left."""
+        """Open a file for writing; it is on the disk after the block."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
@@ -101,8 +101,8 @@ class LocalStorage:
             os.fsync(file.fileno())
 
     def put(self, path: str, content: bytes) -> None:
-        """Write beside, then move into place: what says "can be resumed from" must hold after a
-        power cut too.
+        """Write a temporary file and move it into place, so that a manifest survives a power cut
+        whole or not at all.
         """
         draft = f"{path}.part"
         with self.writer(draft) as file:
@@ -113,7 +113,7 @@ class LocalStorage:
             _to_disk(directory)
 
     def read(self, path: str) -> bytes:
-        """All of a file."""
+        """Return the content of a file."""
         return (self._root / path).read_bytes()
 
     def remove(self, path: str) -> None:
@@ -126,10 +126,10 @@ class LocalStorage:
 
 
 class UrlStorage:
-    """A directory of an fsspec filesystem. What its library raises becomes an `OSError`.
+    """A directory of an fsspec filesystem. Errors of its library become `OSError`.
 
     Credentials and addresses come from the workers' environment (fsspec's `FSSPEC_...`, or the
-    library's own).
+    library's own variables).
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -144,13 +144,13 @@ class UrlStorage:
         return f"{self._url}/{self._name}"
 
     def prepare(self) -> None:
-        """Write a file into the root: object stores have no directories, and rights are known only
-        by trying.
+        """Write a file into the root: object stores have no directories, and only a write shows
+        whether it is permitted.
         """
         self.put(".prepared", b"")
 
     def names(self) -> list[str]:
-        """The directories in the root."""
+        """Return the directories in the root."""
         with self._spoken_of("list"):
             # listings are kept by some filesystems, and other processes write here too.
             self._filesystem.invalidate_cache()
@@ -165,27 +165,27 @@ class UrlStorage:
         ]
 
     def holds(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         with self._spoken_of(path):
             self._filesystem.invalidate_cache()
             return bool(self._filesystem.isfile(self._at(path)))
 
     @contextmanager
     def writer(self, path: str) -> Iterator[BinaryIO]:
-        """A file that is complete when the block was left."""
+        """Open a file for writing; it is complete after the block."""
         with self._spoken_of(path):
             self._make_directories(path)
             with self._filesystem.open(self._at(path), "wb") as file:
                 yield file
 
     def put(self, path: str, content: bytes) -> None:
-        """Write in one go, which object stores do whole or not at all."""
+        """Write the content in one request, which object stores do atomically."""
         with self._spoken_of(path):
             self._make_directories(path)
             self._filesystem.pipe_file(self._at(path), content)
 
     def read(self, path: str) -> bytes:
-        """All of a file."""
+        """Return the content of a file."""
         with self._spoken_of(path):
             self._filesystem.invalidate_cache()
             content: bytes = self._filesystem.cat_file(self._at(path))
@@ -201,10 +201,10 @@ class UrlStorage:
         self._abort_uploads(self._at(path))
 
     def _abort_uploads(self, removed: str) -> None:
-        """Free the pieces that killed workers left of large files: S3 keeps them, and no listing of
+        """Free the parts of large files that killed workers left: S3 keeps them, and no listing of
         files shows them.
 
-        Those below what is removed go, and those of the job that nobody has finished in
+        Uploads below the removed path are aborted, and uploads of the job that are older than
         `DEAD_UPLOAD_S`.
         """
         call = getattr(self._filesystem, "call_s3", None)
@@ -229,8 +229,8 @@ class UrlStorage:
         return f"{self._root}/{path}"
 
     def _make_directories(self, path: str) -> None:
-        """Those below the URL; never what the URL itself names, such as a bucket with a slip in its
-        name.
+        """Create directories below the URL, but never what the URL itself names, such as a bucket
+        with a misspelt name.
         """
         inner = self._at(path).rpartition("/")[0]
         for directory in dict.fromkeys((self._root, inner)):
@@ -255,10 +255,10 @@ class UrlStorage:
 
 
 def open_storage(url: str | None, *, job_id: str, directory: Path) -> Storage:
-    """The job's own directory, or its part of a URL that several jobs may share.
+    """Open the job's own directory, or its part of a URL that several jobs may share.
 
     Raises:
-        OSError: the URL's library does not take it.
+        OSError: the URL's library refuses it.
     """
     if url is None:
         return LocalStorage(directory)
@@ -269,7 +269,7 @@ def open_storage(url: str | None, *, job_id: str, directory: Path) -> Storage:
 
 
 def storage_advice(error: OSError) -> str:
-    """What people can do about a storage that cannot be written."""
+    """Return what users can do about a storage that cannot be written."""
     return _WAYS_OUT.get(error.errno or 0, "see that the workers reach it and may write there")
 
 

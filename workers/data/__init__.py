@@ -15,14 +15,14 @@ class Data(Protocol):
         """Number of samples."""
 
     def batch(self, indices: Tensor) -> tuple[Any, Any]:
-        """Inputs and targets of these samples, on the CPU, in this order.
+        """Return inputs and targets of these samples, on the CPU, in this order.
 
         Each is a tensor, or a tuple, list or dict of tensors. The model is called with the inputs
         as one argument; the targets go to the task's loss and metrics.
 
-        Called with the default generator seeded by the job's seed, the epoch (not where samples are
-        held out) and the place, so that augmentation may use it freely and does not depend on the
-        number of workers.
+        The default generator is seeded from the job's seed, the epoch (not for held-out data) and
+        the position, so augmentation may use it freely and does not depend on the number of
+        workers.
         """
 
 
@@ -37,7 +37,7 @@ class TensorData:
         return len(self.inputs)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows."""
+        """Return the rows at these indices."""
         return self.inputs[indices], self.targets[indices]
 
 

@@ -1,6 +1,6 @@
-"""CIFAR-10 as it is published, or any pictures of 32 x 32 pixels in a folder for each class.
+"""CIFAR-10 as published, or any 32 x 32 images with a folder for each class.
 
-    cifar-10-binary.tar.gz     data_batch_1.bin, test_batch.bin: 3,073 bytes a picture
+    cifar-10-binary.tar.gz     data_batch_1.bin, test_batch.bin: 3,073 bytes an image
     cifar-10-python.tar.gz     data_batch_1, test_batch: pickles of Python 2
     any folder or archive      train/<class>/*.png, test/<class>/*.png; or <class>/*.png,
                                of which a sixth is held out
@@ -29,13 +29,15 @@ _CLASSES = 10
 _BATCH = re.compile(r"(data|test)_batch(_\d+)?(\.bin)?")
 _HELD_OUT_FOLDERS = frozenset({"test", "val", "valid", "validation"})
 _HELD_OUT_PART = 6
-"""One of so many pictures is held out where the data do not say which; as many as in CIFAR-10."""
+"""One in this many images is held out if the data do not say which; the same fraction as in
+CIFAR-10.
+"""
 _PIXELS = 3 * SIDE * SIDE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledImages:
-    """A data set."""
+    """A data set of labelled images."""
 
     train: Images
     held_out: Images
@@ -43,11 +45,11 @@ class LabelledImages:
 
 
 def load_images(path: Path, *, samples: int = 0, eval_samples: int = 0) -> LabelledImages:
-    """Pictures to train on and to evaluate on; no more of them than asked, every class in its
+    """Load images to train on and to evaluate on; at most as many as given, with classes in
     proportion, 0 for all.
 
     Raises:
-        DataError: nothing is there, nothing that we can read, or a picture of another size.
+        DataError: there is nothing to read, or an image of another size.
     """
     # what begins with a dot are notes of the system that packed the data.
     names = [name for name in file_names(path) if not PurePosixPath(name).name.startswith(".")]

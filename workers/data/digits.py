@@ -12,18 +12,18 @@ from workers.data import TensorData
 from workers.data.split import stratified_mask
 
 EVAL_SAMPLES = 360
-"""A fifth of all; 1,437 are left to train on."""
+"""Held-out images, a fifth of all; 1,437 are left to train on."""
 _LARGEST_PIXEL = 16.0
 
 
 def load_digits() -> tuple[TensorData, TensorData]:
-    """Data to train on and to evaluate on: stratified by digit, shuffled, the same split for every
-    job.
+    """Return data to train on and to evaluate on: stratified by digit, shuffled, the same split for
+    every job.
 
     Inputs have shape [N, 64] and lie in [0, 1]; targets have shape [N] and are 0-9.
 
     Raises:
-        FileNotFoundError: scikit-learn is not installed, or does not have the file any more.
+        FileNotFoundError: scikit-learn is not installed, or no longer contains the file.
     """
     table = np.loadtxt(_file(), delimiter=",", dtype=np.float32)
     inputs = torch.from_numpy(table[:, :-1] / np.float32(_LARGEST_PIXEL))

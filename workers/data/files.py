@@ -1,4 +1,4 @@
-"""Files of a data set, wherever they lie: in a folder, a zip or a tar archive."""
+"""Files of a data set in a folder, a zip or a tar archive."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _TORN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
-"""What reading a damaged archive raises."""
+"""Errors raised by reading a damaged archive."""
 
 
 class DataError(Exception):
-    """A data set that cannot be used; the sentence says which, why and what to do."""
+    """A data set cannot be used; the message says which, why and what to do."""
 
 
 def file_names(path: Path) -> list[str]:
-    """Names of all files, sorted, relative to the folder or as the archive has them.
+    """Return the names of all files, sorted, relative to the folder or as stored in the archive.
 
     Raises:
-        DataError: nothing is there, something that is neither folder nor archive, or a torn
-            archive.
+        DataError: there is neither a folder nor a readable archive.
     """
     if path.is_dir():
         return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
@@ -47,12 +46,12 @@ def file_names(path: Path) -> list[str]:
 
 
 def read_files(path: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of these files, in the order in which they are fastest to read.
+    """Yield name and content of these files, in the order that is fastest to read.
 
-    Nothing is unpacked to disk, so names that lead out of an archive lead nowhere.
+    Nothing is unpacked to disk, so names that lead out of an archive are harmless.
 
     Raises:
-        DataError: the archive is torn, or the disk cannot be read.
+        DataError: the archive is damaged, or the disk cannot be read.
     """
     try:
         if path.is_dir():

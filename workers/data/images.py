@@ -1,6 +1,6 @@
-"""Labelled pictures of 32 x 32 pixels: how they are held in memory, normalised and augmented.
+"""Labelled 32 x 32 images: how they are held in memory, normalised and augmented.
 
-Shape letters: N pictures, C = 3 channels, H = W = 32 pixels.
+Shape letters: N images, C = 3 channels, H = W = 32 pixels.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from workers.data.split import stratified_mask
 
 SIDE = 32
 PADDING = 4
-"""Black pixels around a picture before a random crop cuts them off again, as in the recipes for
-CIFAR.
-"""
+"""Black pixels around an image before a random crop removes them, as in the recipes for CIFAR."""
 _LARGEST_PIXEL = 255.0
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Pictures and what they show."""
+    """Images and their classes."""
 
     pixels: Tensor
     """uint8, [N, 3, 32, 32]."""
@@ -36,13 +34,11 @@ class Images:
         return len(self.targets)
 
     def where(self, mask: Tensor) -> Self:
-        """Those of the mask."""
+        """Return the images of the mask."""
         return type(self)(self.pixels[mask], self.targets[mask])
 
     def at_most(self, samples: int) -> Self:
-        """So many of them, every class in its proportion; all where there are not more, or
-        `samples` is 0.
-        """
+        """Return at most this many images, with classes in proportion; all of them for 0."""
         if samples in (0, len(self)) or samples > len(self):
             return self
         return self.where(torch.from_numpy(stratified_mask(self.targets.numpy(), samples)))
@@ -50,7 +46,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalization:
-    """Of the channels, to mean 0 and deviation 1 over the pictures that are trained on."""
+    """Normalises each channel to mean 0 and deviation 1 over the training images."""
 
     mean: Tensor
     """float32, [3]."""
@@ -58,9 +54,7 @@ class Normalization:
 
     @classmethod
     def of(cls, images: Images) -> Self:
-        """Taken from these pictures, exactly: of each channel it counts how often which value
-        occurs.
-        """
+        """Compute it exactly from these images, by counting the values of each channel."""
         counts_CV = torch.stack(
             [channel.flatten().bincount(minlength=256) for channel in images.pixels.unbind(1)]
         )
@@ -81,7 +75,7 @@ class Normalization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageData:
-    """Pictures as a model gets them: float32 [N, 3, 32, 32], targets int64 [N]."""
+    """Images as a model gets them: float32 [N, 3, 32, 32], targets int64 [N]."""
 
     images: Images
     normalization: Normalization
@@ -92,7 +86,7 @@ class ImageData:
         return len(self.images)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The pictures, augmented where that is asked."""
+        """Return the images, augmented if asked for, and their targets."""
         pixels = self.images.pixels[indices]
         return self.normalization(
             augmented(pixels) if self.augment else pixels
@@ -100,8 +94,8 @@ class ImageData:
 
 
 def augmented(pixels_NCHW: Tensor) -> Tensor:
-    """Each picture moved by up to `PADDING` pixels in both directions, and every other one
-    mirrored, at random.
+    """Crop each image at a random offset of up to `PADDING` pixels, and flip half of them at
+    random.
     """
     samples = len(pixels_NCHW)
     top_N, left_N = torch.randint(0, 2 * PADDING + 1, (2, samples))
@@ -114,7 +108,7 @@ def augmented(pixels_NCHW: Tensor) -> Tensor:
 
 
 def from_arrays(pixels: list[np.ndarray], targets: list[int]) -> Images:
-    """Pictures in the order of the list; each uint8 of shape [3, 32, 32]."""
+    """Build images from arrays, uint8 of shape [3, 32, 32] each, in the order of the list."""
     shape = (len(pixels), 3, SIDE, SIDE)
     stacked = np.stack(pixels) if pixels else np.empty(shape, dtype=np.uint8)
     return Images(torch.from_numpy(stacked), torch.tensor(targets, dtype=torch.int64))

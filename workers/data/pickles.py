@@ -1,7 +1,7 @@
-"""The pickles of CIFAR's python archive, read without running anything that they ask for.
+"""Reads the pickles of CIFAR's python archive without running anything in them.
 
 A pickle is a program: it may name any function and call it. This reader admits the few names that a
-saved array needs, and puts records of ours in their place, so not even numpy works on what the file
+saved array needs and replaces them by its own classes, so that not even numpy acts on what the file
 says.
 """
 
@@ -16,12 +16,12 @@ from workers.data.files import DataError
 
 
 def read_pickle(name: str, content: bytes) -> dict[str, Any]:
-    """Fields of the dictionary that was saved; an array of bytes is its memory, the first index
+    """Return the fields of the saved dictionary; a byte array becomes its memory, the first index
     slowest.
 
     Raises:
-        DataError: it is damaged, no dictionary, or asks for anything else; `name` names the file in
-            the sentence.
+        DataError: it is damaged, not a dictionary, or asks for any other name; the message names
+            the file `name`.
     """
     try:
         saved = _Reader(io.BytesIO(content), encoding="bytes").load()

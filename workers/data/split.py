@@ -1,5 +1,5 @@
-"""Which samples are held out, or chosen, where a data set does not say it: the same ones for every
-job and worker.
+"""Stratified choice of samples, such as those held out if a data set does not say which; equal for
+every job and worker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ _SEED = 0
 
 
 def stratified_mask(targets: npt.NDArray[np.int64], chosen: int) -> npt.NDArray[np.bool_]:
-    """A mask of `chosen` samples in which every class keeps its part, to within one sample."""
+    """Return a mask of `chosen` samples in which every class keeps its proportion, to within one
+    sample.
+    """
     generator = np.random.default_rng(_SEED)
     shuffled = generator.permutation(len(targets))
     by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]

@@ -1,7 +1,7 @@
-"""Text as fixed-length sequences of tokens: what a language model is trained on.
+"""Text as fixed-length sequences of tokens, for training language models.
 
-Tokens are characters, or words, which blanks separate; then the end of each line is a token of its
-own, as in the published counts of WikiText-2 (217,646 for its validation text).
+Tokens are characters, or words separated by blanks; with words, the end of each line is a token of
+its own, as in the published counts of WikiText-2 (217,646 for its validation text).
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from workers.data.files import DataError
 
 TokenKind = Literal["chars", "words"]
 UNKNOWN = "<unk>"
-"""Stands for every token that the vocabulary leaves out."""
+"""Token that stands for all tokens outside the vocabulary."""
 END_OF_LINE = "<eos>"
 _HELD_OUT_PART = 10
-"""The last one of so many parts of a single text is held out."""
+"""The last of this many parts of a single text is held out."""
 _SUFFIXES = frozenset({".txt", ".tokens", ".raw"})
 _ROLES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
-"""What a part of a file's name says about the text."""
+"""Role of a text by a word in its file's name."""
 
 
 def read_texts(path: Path) -> tuple[str, str]:
-    """The text to train on and the text to evaluate on.
+    """Return the text to train on and the text to evaluate on.
 
     A file is split: its last tenth, from the start of a line, is held out. A folder holds either
-    one text, or several whose names say what each is for (`wiki.train.tokens`, `valid.txt`):
-    evaluation takes the validation text, else the test text; where there is no training text, but
-    both of these, the test text is trained on.
+    one text, or several with telling names (`wiki.train.tokens`, `valid.txt`): evaluation takes the
+    validation text, else the test text; if there is no training text, but both of these, the test
+    text is trained on.
 
     Raises:
-        DataError: nothing is there, no text, or several of which nobody says what they are for.
+        DataError: there is no text, or several without telling names.
     """
     if path.is_file():
         return _halves(path)
@@ -85,7 +85,7 @@ def _read(file: Path) -> str:
 
 
 def tokenize_text(text: str, kind: TokenKind) -> Sequence[str]:
-    """The text's tokens, in order."""
+    """Return the text's tokens, in order."""
     if kind == "chars":
         return text
     return [token for line in text.splitlines() for token in (*line.split(), END_OF_LINE)]
@@ -93,14 +93,14 @@ def tokenize_text(text: str, kind: TokenKind) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A number for each token; 0 is `UNKNOWN`."""
+    """Numbers of the tokens; 0 is `UNKNOWN`."""
 
     numbers: Mapping[str, int]
 
     @classmethod
     def of(cls, tokens: Sequence[str], *, limit: int) -> Self:
-        """Of the most frequent tokens, `limit` with `UNKNOWN`; among equals those that come
-        first.
+        """Number the most frequent tokens, `limit` including `UNKNOWN`; on ties, the first in the
+        text.
         """
         frequent = (token for token, _ in Counter(tokens).most_common(limit) if token != UNKNOWN)
         names = [UNKNOWN, *frequent][:limit]
@@ -110,16 +110,16 @@ class Vocabulary:
         return len(self.numbers)
 
     def encode(self, tokens: Sequence[str]) -> Tensor:
-        """int64, one number a token."""
+        """Return one number per token, int64."""
         numbers = self.numbers
         return torch.tensor([numbers.get(token, 0) for token in tokens], dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceData:
-    """Sample i is the i-th stretch of `length` tokens, its target the same stretch one token on.
+    """Sample i is the i-th run of `length` tokens; its target is the same run one token later.
 
-    What is left over at the end of the text belongs to no sample.
+    Tokens left over at the end of the text belong to no sample.
     """
 
     tokens: Tensor
@@ -128,10 +128,10 @@ class SequenceData:
 
     @classmethod
     def cut(cls, tokens: Tensor, *, length: int, samples: int = 0) -> Self:
-        """The first `samples` sequences of a text, or all of them for 0.
+        """Return the first `samples` sequences of a text, or all of them for 0.
 
         Raises:
-            DataError: there is not even one.
+            DataError: the text is shorter than one sequence.
         """
         whole = (len(tokens) - 1) // length
         if whole < 1:
@@ -145,7 +145,7 @@ class SequenceData:
         return self.samples
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and those that follow them, both int64 [N, length]."""
+        """Return tokens and their successors, both int64 [N, length]."""
         places = indices[:, None] * self.length + torch.arange(self.length + 1)
         sequences = self.tokens[places]
         return sequences[:, :-1], sequences[:, 1:]

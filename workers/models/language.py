@@ -1,4 +1,4 @@
-"""Language models: which token comes next, after each token of a sequence.
+"""Language models: predict the next token after each token of a sequence.
 
 Shape letters: N sequences, T tokens each, V tokens in the vocabulary, C channels, H heads.
 """
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _SPREAD = 0.02
-"""Standard deviation of the transformer's first weights, as in GPT-2."""
+"""Standard deviation of the transformer's initial weights, as in GPT-2."""
 _EMBEDDING_REACH = 0.1
-"""The LSTM's first embeddings are uniform up to this, as in PyTorch's word language model."""
+"""Bound of the LSTM's uniform initial embeddings, as in PyTorch's word language model."""
 _WIDENING = 4
-"""Hidden units of a transformer's perceptron for each channel."""
+"""Hidden units of a transformer's feed-forward layer per channel."""
 
 
 class LstmModel(nn.Module):
@@ -81,7 +81,7 @@ class TransformerModel(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron, each after a normalisation and beside a way around it."""
+    """Attention, then a feed-forward layer, each with a layer norm and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_NTC: Tensor) -> Tensor:
-        """N sequences."""
+        """Transform N sequences."""
         x_NTC = x_NTC + self.dropout(self.mix(self._attended(self.norm_attention(x_NTC))))
         hidden = functional.gelu(self.hidden(self.norm_hidden(x_NTC)))
         output: Tensor = x_NTC + self.dropout(self.output(hidden))

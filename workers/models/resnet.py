@@ -1,6 +1,4 @@
-"""ResNet-18 (arXiv:1512.03385) for 32 x 32 pictures, with the small stem that CIFAR results are
-reported with.
-"""
+"""ResNet-18 (arXiv:1512.03385) for 32 x 32 images, with the small stem used for CIFAR."""
 
 from __future__ import annotations
 
@@ -9,9 +7,9 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 CHANNELS = 64
-"""Of the stem and the first stage in the published model; every stage doubles them."""
+"""Channels of the stem and the first stage in the published model; every stage doubles them."""
 PARAMETERS = 11_173_962
-"""Of ResNet-18 with ten classes and `CHANNELS`; published float counts rest on it."""
+"""Parameters of ResNet-18 with ten classes and `CHANNELS`, as in published counts."""
 _STRIDES = (1, 2, 2, 2)
 """First stride of each stage; every stage has two blocks."""
 
@@ -41,7 +39,7 @@ class ResNet18(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions and a way around them."""
+    """Two 3 x 3 convolutions with a residual connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -61,6 +59,6 @@ class Block(nn.Module):
         )
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
-        """N pictures with C channels."""
+        """Transform N images with C channels."""
         output: Tensor = (self.through(x_NCHW) + self.around(x_NCHW)).relu()
         return output

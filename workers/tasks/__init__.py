@@ -11,7 +11,7 @@ _SLOW = Option(
     default=0.0,
     minimum=0.0,
     maximum=60.0,
-    help="least seconds a step takes, so that people can watch",
+    help="shortest time of a step in seconds, for watching",
 )
 
 
@@ -21,14 +21,14 @@ _SAMPLES = {
 }
 _TEXT = {
     "data": Option(
-        default="", required=True, help="path of a text, or of a folder with texts, on the workers"
+        default="", required=True, help="path on the workers of a text or of a folder with texts"
     ),
     "tokens": Option(default="words", choices=("chars", "words"), help="what a token is"),
     "vocabulary": Option(
         default=50_000,
         minimum=2,
         maximum=1_000_000,
-        help="most tokens that are told apart, the most frequent ones",
+        help="size of the vocabulary; the most frequent tokens are kept",
     ),
     **_SAMPLES,
 }
@@ -36,7 +36,7 @@ _TEXT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
-    """One task that a spec can name."""
+    """A task that a spec can name."""
 
     summary: str
     task: str
@@ -46,7 +46,7 @@ class TaskRow:
 
 TASKS: Mapping[str, TaskRow] = {
     "digits-mlp": TaskRow(
-        summary="scikit-learn's 1,797 handwritten digits, a perceptron with one hidden layer",
+        summary="a perceptron with one hidden layer on scikit-learn's 1,797 handwritten digits",
         task="workers.tasks.digits:DigitsMlp",
         options={
             "hidden": Option(
@@ -56,7 +56,7 @@ TASKS: Mapping[str, TaskRow] = {
         },
     ),
     "cifar-resnet18": TaskRow(
-        summary="ResNet-18 on CIFAR-10, or on any labelled pictures of 32 x 32 pixels",
+        summary="ResNet-18 on CIFAR-10, or on any labelled 32 x 32 images",
         task="workers.tasks.cifar:CifarResnet18",
         options={
             "data": Option(
@@ -67,37 +67,42 @@ TASKS: Mapping[str, TaskRow] = {
                     " tar of PNGs with a folder for each class"
                 ),
             ),
-            "augment": Option(default=True, help="move and mirror pictures at random"),
+            "augment": Option(default=True, help="crop and flip images at random"),
             "channels": Option(
                 default=64,
                 minimum=1,
                 maximum=1024,
-                help="of the first stage; later ones double them",
+                help="channels of the first stage; each later stage doubles them",
             ),
             **_SAMPLES,
         },
     ),
     "lm-lstm": TaskRow(
-        summary="a language model over characters or words: an LSTM",
+        summary="an LSTM language model over characters or words",
         task="workers.tasks.language:LmLstm",
         options={
             **_TEXT,
-            "sequence": Option(default=30, minimum=1, maximum=100_000, help="tokens of a sample"),
+            "sequence": Option(default=30, minimum=1, maximum=100_000, help="tokens per sample"),
             "width": Option(
-                default=650, minimum=1, maximum=65536, help="of the embedding and of each layer"
+                default=650,
+                minimum=1,
+                maximum=65536,
+                help="width of the embedding and of each layer",
             ),
-            "layers": Option(default=3, minimum=1, maximum=1000, help="one upon the other"),
+            "layers": Option(default=3, minimum=1, maximum=1000, help="number of layers"),
             "dropout": Option(
                 default=0.4,
                 minimum=0.0,
                 maximum=0.99,
-                help="part of the units left out in training",
+                help="fraction of the units dropped in training",
             ),
-            "tied": Option(default=True, help="the output layer has the embedding's weights"),
+            "tied": Option(
+                default=True, help="whether the output layer shares the embedding's weights"
+            ),
         },
     ),
     "lm-transformer": TaskRow(
-        summary="a language model over characters or words: a transformer",
+        summary="a transformer language model over characters or words",
         task="workers.tasks.language:LmTransformer",
         options={
             **_TEXT,
@@ -105,26 +110,34 @@ TASKS: Mapping[str, TaskRow] = {
                 default=128,
                 minimum=1,
                 maximum=100_000,
-                help="tokens of a sample, and of the context",
+                help="tokens per sample, and length of the context",
             ),
             "width": Option(
-                default=256, minimum=1, maximum=65536, help="of the embedding and of each layer"
+                default=256,
+                minimum=1,
+                maximum=65536,
+                help="width of the embedding and of each layer",
             ),
-            "layers": Option(default=4, minimum=1, maximum=1000, help="one upon the other"),
+            "layers": Option(default=4, minimum=1, maximum=1000, help="number of layers"),
             "heads": Option(
-                default=4, minimum=1, maximum=1024, help="of each layer; they share the width"
+                default=4,
+                minimum=1,
+                maximum=1024,
+                help="attention heads of each layer; they divide the width",
             ),
             "dropout": Option(
                 default=0.1,
                 minimum=0.0,
                 maximum=0.99,
-                help="part of the units left out in training",
+                help="fraction of the units dropped in training",
             ),
-            "tied": Option(default=True, help="the output layer has the embedding's weights"),
+            "tied": Option(
+                default=True, help="whether the output layer shares the embedding's weights"
+            ),
         },
     ),
     "synthetic": TaskRow(
-        summary="random regression of any size, for measuring and for breaking things on purpose",
+        summary="random regression of any size, for measurements and failure tests",
         task="workers.tasks.synthetic:Synthetic",
         options={
             "samples": Option(default=1024, minimum=1, maximum=10_000_000, help="training samples"),
@@ -135,9 +148,11 @@ TASKS: Mapping[str, TaskRow] = {
                 help="inputs and outputs of each linear layer",
             ),
             "depth": Option(default=2, minimum=1, maximum=1000, help="linear layers"),
-            "raise_at_step": Option(default=-1, minimum=-1, help="raise in this step; -1 never"),
+            "raise_at_step": Option(
+                default=-1, minimum=-1, help="step in which the task raises; -1 for never"
+            ),
             "nan_at_step": Option(
-                default=-1, minimum=-1, help="loss is NaN from this step on; -1 never"
+                default=-1, minimum=-1, help="step from which the loss is NaN; -1 for never"
             ),
             "min_step_s": _SLOW,
         },
@@ -145,17 +160,17 @@ TASKS: Mapping[str, TaskRow] = {
 }
 
 SCRIPT = "script"
-"""A whole training script of the user's, in uploaded code."""
+"""Name of the task that runs a whole training script from uploaded code."""
 SCRIPT_ROW = TaskRow(
-    summary="a training script of your own from uploaded code; it calls workers.session",
+    summary="your own training script from uploaded code; it calls workers.session",
     task="workers.training.script_runner:run_script",
     options={
-        "file": Option(default="train.py", help="path of the script inside the code"),
-        "args": Option(default="", help="its command line, as in a shell"),
+        "file": Option(default="train.py", help="path of the script inside the uploaded code"),
+        "args": Option(default="", help="command line of the script, in shell syntax"),
     },
 )
 
 GUEST = "guest"
-"""The task of a guest run, which people start themselves with Ray Train; nobody can submit it."""
+"""Task of a guest run, which users start themselves with Ray Train; it cannot be submitted."""
 
 __all__ = ["GUEST", "SCRIPT", "SCRIPT_ROW", "TASKS", "TaskRow"]

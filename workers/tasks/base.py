@@ -11,31 +11,30 @@ from workers.data import Data
 
 
 class Task(Protocol):
-    """What is trained. A class of this kind is called with the spec's options: checked and complete
-    if it is ours.
+    """What is trained. The class is called with the spec's options, checked and complete for
+    built-in tasks.
 
-    One object serves all worker groups that its process is in: what a method gives must not depend
-    on earlier calls.
+    One object serves all worker groups of its process, so results must not depend on earlier calls.
     """
 
     def model(self) -> nn.Module:
-        """A new model on the CPU; the default generator is seeded with the job's seed."""
+        """Return a new model on the CPU; the default generator is seeded with the job's seed."""
 
     def train_data(self) -> Data:
-        """The same samples in the same order on every worker."""
+        """Return the training data: equal samples in equal order on every worker."""
 
     def eval_data(self) -> Data:
-        """Likewise."""
+        """Return the held-out data: equal samples in equal order on every worker."""
 
     def loss(self, outputs: Any, targets: Any, *, step: int) -> Tensor:
-        """Mean over the samples, a scalar; `step` counts from 0 over the whole job."""
+        """Return the mean over the samples, a scalar; `step` counts from 0 over the whole job."""
 
     def metrics(self, outputs: Any, targets: Any) -> Mapping[str, Tensor]:
-        """Means over the samples, scalars by name, among them `loss`; the loop weights them by
-        number of samples.
+        """Return means over the samples as scalars by name, including `loss`; the loop weights them
+        by number of samples.
 
-        Of those that an attribute `geometric` of the task names, such as perplexity, the geometric
-        mean is kept.
+        Metrics named in the task's attribute `geometric`, such as perplexity, get the geometric
+        mean.
         """
 
 

@@ -29,17 +29,17 @@ class CifarResnet18:
         self._normalization = Normalization.of(self._images.train)
 
     def model(self) -> nn.Module:
-        """An output for each class of the data."""
+        """Return a ResNet-18 with an output for each class of the data."""
         return ResNet18(self._images.classes, self._channels)
 
     def train_data(self) -> Data:
-        """Randomly moved and mirrored, where that is asked."""
+        """Return the training images, randomly cropped and flipped if `augment` is set."""
         return ImageData(
             images=self._images.train, normalization=self._normalization, augment=self._augment
         )
 
     def eval_data(self) -> Data:
-        """As they are, normalised like those that are trained on."""
+        """Return the held-out images, normalised by the training images' statistics."""
         return ImageData(images=self._images.held_out, normalization=self._normalization)
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:  # noqa: ARG002
@@ -47,7 +47,7 @@ class CifarResnet18:
         return functional.cross_entropy(outputs, targets)
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Cross entropy and the part of pictures whose class was found."""
+        """Return cross entropy and accuracy."""
         right = outputs.argmax(dim=1) == targets
         return {
             "loss": functional.cross_entropy(outputs, targets),

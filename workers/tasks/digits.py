@@ -40,7 +40,7 @@ class DigitsMlp:
         return functional.cross_entropy(outputs, targets)
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Cross entropy and the part of images that were read right."""
+        """Return cross entropy and accuracy."""
         right = outputs.argmax(dim=1) == targets
         return {
             "loss": functional.cross_entropy(outputs, targets),

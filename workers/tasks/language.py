@@ -17,14 +17,14 @@ from workers.models.language import LstmModel, TransformerModel
 
 
 class LanguageTask(ABC):
-    """Options: `data`, `tokens`, `vocabulary`, `sequence`, `samples`, `eval_samples`, and those of
-    the model.
+    """A language model's task. Options: `data`, `tokens`, `vocabulary`, `sequence`, `samples`,
+    `eval_samples`, and the model's.
 
     A sample is one sequence. All have the same length, so a mean over samples is one over tokens.
     """
 
     geometric = ("perplexity",)
-    """exp of the mean loss: the geometric mean over samples."""
+    """Perplexity is exp of the mean loss: the geometric mean over samples."""
 
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         self._options = options
@@ -47,11 +47,11 @@ class LanguageTask(ABC):
         """[N, T] tokens to [N, T, V] scores."""
 
     def train_data(self) -> Data:
-        """Stretches of the training text."""
+        """Return sequences of the training text."""
         return self._train
 
     def eval_data(self) -> Data:
-        """Stretches of the held-out text, in the training text's vocabulary."""
+        """Return sequences of the held-out text, in the training text's vocabulary."""
         return self._eval
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:  # noqa: ARG002

@@ -71,7 +71,8 @@ class EpochRates:
 
 
 def start_training(state: TrainState) -> str | None:
-    """Resume from the newest checkpoint, announce the worker group, and accept signals from now on.
+    """Resume from the newest checkpoint, report the worker group's start, and accept signals from
+    now on.
 
     Returns:
         Name of the checkpoint; None if training starts from scratch.

@@ -1,9 +1,9 @@
-"""When a checkpoint is taken, when training waits for it, and how a run resumes from one; all ranks
-together.
+"""When a checkpoint is saved, when training waits for it, and how training resumes from one; all
+ranks together.
 
-`shared.pt` is written by rank 0 and is the same for all ranks; `rank-N.pt` holds what differs
-(`snapshot.py`). If the storage fails, the run retries where it cannot go on without the checkpoint;
-elsewhere the checkpoint is skipped and training goes on.
+`shared.pt` is written by rank 0 and holds the state equal on all ranks; `rank-N.pt` holds what
+differs (`snapshot.py`). If the storage fails, saving is retried where training cannot go on without
+the checkpoint; elsewhere the checkpoint is skipped and training goes on.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _Verdict = Literal["again", "cancelled", "superseded"]
 
 
 def is_due_after_step(state: TrainState, words: Container[Signal]) -> bool:
-    """Whether a checkpoint is to be taken at this step boundary; the same on all ranks.
+    """Return whether a checkpoint is due at this step boundary; equal on all ranks.
 
-    Steps are counted alike everywhere. Seconds are rank 0's, which asks for a checkpoint with the
-    next step's gradients; so that comes one step after its time.
+    Steps are counted equally everywhere. Seconds are measured on rank 0, which signals a checkpoint
+    with the next step's gradients, so that one comes a step after its time.
     """
     spec, at_epochs_end = state.spec.checkpoint, state.position.samples >= len(state.data)
     by_steps = spec.every_steps is not None and state.session.steps % spec.every_steps == 0
@@ -281,8 +281,8 @@ def _upload(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
 def _record(
     state: TrainState, manifest: Manifest, *, start: float, blocked_s: float | None
 ) -> None:
-    """Say that there is a checkpoint; rank 0, in the upload's thread. With None training stood
-    still all the time.
+    """Post the checkpoint's record; on rank 0, in the saving thread. `blocked_s` is None if
+    training stood still all the time.
     """
     seconds = state.phases.clock.elapsed() - start
     record = CheckpointRecord(
@@ -304,7 +304,7 @@ def _record(
 
 
 def _warn(state: TrainState, error: str, *, count: int) -> None:
-    """Say that a checkpoint could not be written; rank 0, in the upload's thread."""
+    """Log that a checkpoint could not be written; on rank 0, in the saving thread."""
     state.context.link.log(
         f"warning: {error}; that was failure {count} of this worker group; the newest that can be"
         f" resumed from is {_newest(state)}, and the next one that is due tries again"

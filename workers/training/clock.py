@@ -12,7 +12,7 @@ PHASES = ("compute", "communicate", "optimize", "evaluate", "checkpoint", "decid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What the loop asks of time."""
+    """The clock that the loop uses; tests pass their own."""
 
     elapsed: Callable[[], float] = time.perf_counter
     """Seconds since some moment, never going back."""
@@ -23,15 +23,15 @@ class Clock:
 
 @dataclass(slots=True, kw_only=True)
 class Phases:
-    """Where this rank's seconds went."""
+    """Seconds of this rank by phase."""
 
     clock: Clock
     communicated: Callable[[], float]
-    """Seconds that the session has waited for collectives: taken out of the phase in which they
-    passed.
+    """Seconds that the session has waited for collectives; they are taken out of the phase in which
+    they passed.
     """
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """Since the job began."""
+    """Seconds by phase since the job began."""
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:

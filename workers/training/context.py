@@ -1,5 +1,5 @@
-"""What a worker's process hands to the training loop on every rank, and the road it has to the rest
-of the world.
+"""What a worker's process passes to the training loop on every rank, and the loop's connection to
+the service.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 
 
 class Link(Protocol):
-    """Rank 0's road to the Accordion actor and the database. On other ranks (`NoLink`) everything
-    but `log` is silent.
+    """Rank 0's connection to the Accordion actor and the database. On other ranks (`NoLink`) all
+    methods except `log` do nothing.
 
-    No method waits for the network, but `started`, `decide` and `flush`, each with a limit.
+    Only `started`, `decide` and `flush` wait for the network, each with a time limit.
     """
 
     def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
-        """Call it with the orders known now, if any, and from a thread of the link with all newer
-        ones.
+        """Call `callback` with the orders known now, if any, and with all newer ones from a thread
+        of the link.
         """
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
-        """Post the record, and make the actor hold this controller; once a generation, before
-        anything else.
+        """Post the record and register this controller with the actor; once a generation, before
+        any other call.
         """
 
     def post(self, payload: Payload) -> None:
         """Keep a record until the database confirms it.
 
-        On return it is in the journal beside the checkpoints, so a checkpoint that is written
-        afterwards never knows more than the journal; a checkpoint itself holds no records.
+        On return the record is in the journal beside the checkpoints, so a checkpoint written
+        afterwards never knows more than the journal. Checkpoints hold no records.
 
         Raises:
             OSError: the storage cannot be written.
         """
 
     def progress(self, progress: Progress) -> None:
-        """Say where the job is; only the newest is kept, and one may be lost."""
+        """Report the job's progress; only the newest report is kept, and one may be lost."""
 
     def log(self, text: str) -> None:
         """Add lines to the job's log, under this rank."""
@@ -55,14 +55,13 @@ class Link(Protocol):
     def decide(
         self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]
     ) -> Decision:
-        """Ask what shall be in force: the actor's answer, or the proposal where it does not answer
-        in time.
+        """Return the actor's decision, or the proposal if the actor does not answer in time.
 
-        `controller_state` is that of the local controller after it made the proposal.
+        `controller_state` is the local controller's state after it made the proposal.
         """
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the actor holds all that was posted; False where it took too long."""
+        """Wait until the actor holds all posted records; return False after the timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +71,9 @@ class PreviousGroup:
     cause: Literal["resize", "recovery"]
     world_size: int
     step: int
-    """Last step that it is known to have made."""
+    """Last step that the group is known to have completed."""
     time: float
-    """When that was seen; seconds since 1970."""
+    """Time at which the end was seen, in seconds since 1970."""
 
 
 Doing = Literal["starting", "training", "epoch end", "finished"]
@@ -104,19 +103,20 @@ class RankProgress:
 
 
 class LoopControl:
-    """Between a worker's process and the loop in it: what the supervisor wants of it, and how far
-    it is.
+    """Shared between a worker's process and its training loop: signals requested by the supervisor,
+    and the loop's progress.
     """
 
     def __init__(self) -> None:
         self.step = 0
-        """Steps that the job has made, as far as this worker knows."""
+        """Steps completed since the start of the job, as far as this worker knows."""
         self.stepped_at = 0.0
-        """When it made the last of them; seconds since 1970."""
+        """Time of the last completed step, in seconds since 1970."""
         self.compute_s = 0.0
-        """What this rank computed for its newest step, s."""
+        """Seconds that this rank computed for its newest step."""
         self.compute_s_by_rank: tuple[float, ...] = ()
-        """Likewise of all ranks, as the supervisor last told."""
+        """Seconds that each rank computed for its newest step, as last reported by the supervisor.
+        """
         self.progress = RankProgress()
         self.activity_count = 0
         """Activity counter: a worker whose counter stands still makes no progress."""
@@ -126,7 +126,7 @@ class LoopControl:
         self._lock = threading.Lock()
 
     def remove_listener(self) -> None:
-        """The loop has ended: nobody listens, and nothing of it is kept."""
+        """Drop the listener, and with it the loop's state, after the loop has ended."""
         with self._lock:
             self._listener = None
 
@@ -136,9 +136,7 @@ class LoopControl:
         self.activity_count += 1
 
     def show_wait(self, text: str) -> None:
-        """Show what this worker waits for, which counts as activity; an empty text takes
-        that back.
-        """
+        """Show what this worker waits for, which counts as activity; an empty text clears it."""
         self.progress = replace(self.progress, waiting_for=text)
         self.activity_count += 1
 
@@ -162,7 +160,7 @@ class LoopControl:
             return metrics
 
     def for_next_group(self) -> LoopControl:
-        """For the next group: nothing is asked of it yet."""
+        """Return the control for the next group, without pending signals."""
         control = LoopControl()
         control.step, control.stepped_at = self.step, self.stepped_at
         # an epoch that the next group finishes keeps what was reported in it, where rank 0 stays in
@@ -171,8 +169,8 @@ class LoopControl:
         return control
 
     def request_signal(self, word: Signal) -> None:
-        """Have the loop announce it at its next step boundary; any thread, before it
-        listens too.
+        """Have the loop signal this to all ranks at its next step boundary; callable from any
+        thread, also before there is a listener.
         """
         with self._lock:
             self._words.add(word)
@@ -180,7 +178,7 @@ class LoopControl:
                 self._listener(word)
 
     def set_listener(self, listener: Callable[[Signal], None]) -> None:
-        """Hear what was asked for so far, and from now on."""
+        """Call `listener` with each signal requested so far and from now on."""
         with self._lock:
             self._listener = listener
             for word in self._words:
@@ -189,23 +187,21 @@ class LoopControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """One rank's place in a worker group. The process group is initialised when the loop
-    gets it.
-    """
+    """One rank's place in a worker group. The process group is initialised before the loop runs."""
 
     launch: Launch
     generation: int
-    """Grows with every worker group of the job, over all attempts."""
+    """Generation of the worker group; it grows with every group of the job, over all attempts."""
     rank: int
     world_size: int
     device: str
-    """As Ray gave it: `cpu` or `cuda:0`."""
+    """Device assigned by Ray: `cpu` or `cuda:0`."""
     link: Link
     previous_group: PreviousGroup | None = None
     """None for the attempt's first group."""
     control: LoopControl = field(default_factory=LoopControl)
     parts: tuple[Task, Data, Data] | None = None
-    """The task and its data, where the process has loaded them before."""
+    """The task, its training data and its held-out data, if the process has loaded them before."""
 
     @property
     def checkpoints(self) -> Path:
@@ -214,24 +210,24 @@ class WorkerContext:
 
 
 class NoLink:
-    """The link of a rank that reports nothing: its log lines go to the function given, all else to
-    nobody.
+    """The link of a rank that reports nothing: log lines go to a function, everything else is
+    dropped.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
 
     def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
-        """No orders come here."""
+        """Do nothing: only rank 0 receives orders."""
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
-        """Rank 0 says it."""
+        """Do nothing: rank 0 reports it."""
 
     def post(self, payload: Payload) -> None:
-        """Rank 0 says it."""
+        """Do nothing: rank 0 reports it."""
 
     def progress(self, progress: Progress) -> None:
-        """Rank 0 says it."""
+        """Do nothing: rank 0 reports it."""
 
     def log(self, text: str) -> None:
         """Add lines to the job's log, under this rank."""
@@ -245,6 +241,6 @@ class NoLink:
         return proposal
 
     def flush(self, timeout_s: float) -> bool:
-        """Nothing waits here."""
+        """Return True: nothing is pending."""
         del timeout_s
         return True

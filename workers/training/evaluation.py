@@ -1,5 +1,5 @@
-"""The end of an epoch: each worker measures its part of the held-out samples, and all learn the
-whole.
+"""End of an epoch: each worker evaluates its part of the held-out samples, and all workers gather
+the results.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from workers.training.train_state import TrainState, seeded_generators
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What one worker knows at the end of an epoch."""
+    """One worker's results of an epoch."""
 
     loss_total: float
     """Training loss, summed over the worker's own samples."""
     loss_samples: int
     metric_totals: Mapping[str, float] = field(default_factory=dict)
-    """Summed over the worker's part of the held-out samples; of a geometric metric its logarithm.
+    """Metrics summed over the worker's part of the held-out samples; for a geometric metric, the
+    sum of its logarithms.
     """
     geometric: Collection[str] = ()
-    """Names of metrics whose mean is the geometric one, such as perplexity: exp of the mean of
-    logarithms.
-    """
+    """Names of metrics with a geometric mean, such as perplexity: exp of the mean of logarithms."""
     eval_samples: int = 0
     parameters: str
     """Digest of the parameters."""
@@ -64,13 +63,13 @@ def gather_summaries(state: TrainState, metrics: MetricSums) -> list[Summary]:
 
 
 def mean_loss(parts: Sequence[Summary]) -> float | None:
-    """Over all samples of the epoch; None where it is not finite."""
+    """Return the mean over all samples of the epoch; None if it is not finite."""
     mean = sum(part.loss_total for part in parts) / max(1, sum(part.loss_samples for part in parts))
     return mean if math.isfinite(mean) else None
 
 
 def mean_metrics(parts: Sequence[Summary]) -> dict[str, float]:
-    """Over all held-out samples; what is not finite is left out."""
+    """Return the means over all held-out samples; values that are not finite are left out."""
     samples = sum(part.eval_samples for part in parts)
     names = dict.fromkeys(name for part in parts for name in part.metric_totals)
     means = {
@@ -83,14 +82,16 @@ def mean_metrics(parts: Sequence[Summary]) -> dict[str, float]:
 
 
 def geometric_metrics(task: object) -> tuple[str, ...]:
-    """Names of the task's metrics whose mean is the geometric one: its attribute `geometric`, which
-    few tasks have.
+    """Return the names of the task's metrics with a geometric mean: its optional attribute
+    `geometric`.
     """
     return tuple(getattr(task, "geometric", ()))
 
 
 def parameter_digest(model: nn.Module) -> str:
-    """Equal on two workers exactly when their parameters are, bit for bit."""
+    """Return a digest that is equal on two workers exactly if their parameters are equal bit for
+    bit.
+    """
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -98,7 +99,7 @@ def parameter_digest(model: nn.Module) -> str:
 
 
 def sync_drifted_parameters(state: TrainState, parts: Sequence[Summary]) -> bool:
-    """Whether all workers hold equal parameters; where not, all take over rank 0's. All ranks
+    """Broadcast rank 0's parameters if any rank's differ; return whether all were equal. All ranks
     together.
     """
     drifted = [rank for rank, part in enumerate(parts) if part.parameters != parts[0].parameters]

@@ -1,4 +1,4 @@
-"""What rank 0 tells the world, and what the world tells rank 0."""
+"""Reports from rank 0 to the service, and orders from the service to rank 0."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from workers.training.train_state import EpochBaseline, TrainState
 logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 0.25
-"""Least distance of two `Progress`: four a second look live, and cost a fast step nothing."""
+"""Shortest time between two `Progress` reports: four a second look live and cost a fast step
+nothing.
+"""
 
 
 def report_start(state: TrainState, resumed_from: str | None) -> None:
-    """Say that this worker group trains, and take orders from now on; rank 0."""
+    """Report on rank 0 that this worker group trains, and follow orders from now on."""
     started = Started(
         world_size=state.context.world_size,
         epoch=state.position.epoch,
@@ -52,7 +54,7 @@ def report_start(state: TrainState, resumed_from: str | None) -> None:
 
 
 def _taken_over(state: TrainState) -> dict[str, Any]:
-    """What the group before this one cost by ending."""
+    """Return what the end of the previous group cost."""
     before = state.context.previous_group
     if before is None:
         return {}
@@ -65,7 +67,7 @@ def _taken_over(state: TrainState) -> dict[str, Any]:
 
 
 def apply_orders(state: TrainState, orders: DesiredState) -> None:
-    """Take over what people want; called by a thread of the link."""
+    """Apply the desired state that users set; called by a thread of the link."""
     if orders.overrides != state.overrides:
         state.overrides = orders.overrides
         state.session.override(
@@ -86,7 +88,9 @@ def _possible(state: TrainState, override: Override) -> bool:
 
 
 def report_switch(state: TrainState, switch: Switch) -> None:
-    """Say what all workers switched to, and which plan each of them runs now; rank 0."""
+    """Report on rank 0 the decision that all workers switched to, with the plan that each of them
+    runs.
+    """
     for record in switch_records(switch):
         state.context.link.post(record)
 
@@ -142,7 +146,7 @@ def epoch_record(
 
 
 def take_epoch_baseline(state: TrainState) -> EpochBaseline:
-    """Where the next epoch's record begins to count."""
+    """Return the totals from which the next epoch's record counts."""
     return EpochBaseline(
         bytes=state.spent(),
         seconds=dict(state.phases.seconds),
@@ -151,10 +155,10 @@ def take_epoch_baseline(state: TrainState) -> EpochBaseline:
 
 
 def report_progress(state: TrainState, *, last: bool = False, loss: float | None = None) -> None:
-    """Say where the job is, unless that was said just now; rank 0, after every step.
+    """Report the job's progress on rank 0 after a step, at most every `PROGRESS_EVERY_S`.
 
-    The last word is said anyway, with `loss`, the epoch's over all ranks, in place of that of rank
-    0's newest samples.
+    The last report is always sent, with `loss`, the epoch's loss over all ranks, in place of the
+    loss of rank 0's newest samples.
     """
     now = state.phases.clock.elapsed()
     passed = now - state.progress_s

@@ -21,12 +21,11 @@ from workers.training.train_state import TrainState
 
 
 def adjust_batchnorm_momentum(state: TrainState) -> None:
-    """Let running statistics forget after as many samples as they would with one worker; once,
-    before training.
+    """Adjust BatchNorm's momentum to the world size; once, before training.
 
-    A worker sees every W-th micro-batch only, so with the model's own momentum m they would
-    remember W times as long, and lag behind parameters that change: 1 - (1 - m)^W forgets in one
-    micro-batch what m does in W of them.
+    A worker sees every W-th micro-batch only, so with the model's own momentum m its running
+    statistics would remember W times as long, and lag behind changing parameters: 1 - (1 - m)^W
+    forgets in one micro-batch what m forgets in W.
     """
     for module in state.model.modules():
         if (
@@ -44,11 +43,11 @@ def mark_buffers_equal(state: TrainState) -> None:
 def average_buffers(state: TrainState) -> None:
     """Make the buffers equal on all workers, before evaluation and checkpoint; all ranks together.
 
-    Each becomes its mean over the workers, weighted by the samples that each has trained on since
-    the last time; whole numbers, such as the count of batches, are rounded. A worker without
-    samples weighs nothing. One all-reduce in float64, whose bytes the ledger counts as overhead;
-    none for a model that has no floating buffers. Buffers that no checkpoint holds are left alone:
-    they are constants, such as masks.
+    Each buffer becomes its mean over the workers, weighted by the samples that each worker has
+    trained on since the last average; integers, such as the count of batches, are rounded. It takes
+    one all-reduce in float64, which the ledger counts as overhead, and none for a model without
+    floating buffers. Buffers that no checkpoint holds do not change: they are constants, such as
+    masks.
     """
     buffers = _buffers(state.model)
     if state.context.world_size == 1 or not any(buffer.is_floating_point() for buffer in buffers):
@@ -70,7 +69,9 @@ def _buffers(model: nn.Module) -> list[Tensor]:
 
 
 def _weighted_means(state: TrainState, buffers: Sequence[Tensor], samples: int) -> list[Tensor]:
-    """In float64, shaped like the buffers; these themselves where no worker has any samples."""
+    """Return float64 means shaped like the buffers, or the buffers' own values if no worker has any
+    samples.
+    """
     values = torch.cat([buffer.detach().double().flatten() for buffer in buffers])
     # not values * 0: that of an infinite value, as masks have, is no number.
     weighted = values * samples if samples else torch.zeros_like(values)

@@ -1,8 +1,8 @@
 """Which worker reads which sample, as pure functions of seed, epoch, position and world size.
 
-An epoch's order is cut into global batches, a batch into micro-batches, and each worker takes whole
-micro-batches of it, contiguous ones. A batch is a `range` of places in the epoch's order, a
-micro-batch a smaller one.
+An epoch's order is divided into global batches, a batch into micro-batches, and each worker takes
+contiguous whole micro-batches. A batch is a `range` of places in the epoch's order, a micro-batch a
+smaller one.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from torch import Tensor
 
 
 def derive_seed(*parts: str | int) -> int:
-    """A seed of 63 bits; unlike a sum of the parts, neighbours share nothing (seed 1 epoch 0, seed
-    0 epoch 1).
+    """Return a seed of 63 bits; unlike a sum of the parts, neighbours such as (seed 1, epoch 0) and
+    (seed 0, epoch 1) share nothing.
     """
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
 def epoch_order(num_samples: int, *, seed: int, epoch: int) -> Tensor:
-    """Indices of all samples, shape [num_samples], int64, in the order in which this epoch visits
-    them.
+    """Return the indices of all samples, int64 [num_samples], in the order in which this epoch
+    visits them.
     """
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
     return torch.randperm(num_samples, generator=generator)
 
 
 def num_batches(num_samples: int, global_batch: int) -> int:
-    """Steps of an epoch; the last batch may be short."""
+    """Return the steps of an epoch; the last batch may be short."""
     return -(-num_samples // global_batch)
 
 
@@ -48,7 +48,7 @@ def batch_at(samples: int, *, num_samples: int, global_batch: int) -> range:
 
 
 def micro_batches(batch: range, micro_batch: int) -> list[range]:
-    """Cut the batch into micro-batches; the last may be short.
+    """Divide the batch into micro-batches; the last may be short.
 
     BatchNorm cannot train on a single sample: a last micro-batch of one sample takes another one
     from its predecessor, or joins it if that has only two.
@@ -60,10 +60,11 @@ def micro_batches(batch: range, micro_batch: int) -> list[range]:
 
 
 def rank_shard(pieces: Sequence[range], *, rank: int, world_size: int) -> Sequence[range]:
-    """The rank's contiguous part of the micro-batches: sizes differ by one at most, the first ranks
-    take more.
+    """Return the rank's contiguous part of the micro-batches; sizes differ by at most one, the
+    first ranks take more.
 
-    Empty where there are fewer micro-batches than workers, as in the last batch of an epoch.
+    It is empty if there are fewer micro-batches than workers, such as in the last batch of an
+    epoch.
     """
     least, more = divmod(len(pieces), world_size)
     start = rank * least + min(rank, more)
@@ -71,10 +72,10 @@ def rank_shard(pieces: Sequence[range], *, rank: int, world_size: int) -> Sequen
 
 
 def loss_weight(piece: range, batch: range, *, world_size: int) -> float:
-    """Factor for the mean loss of a micro-batch.
+    """Return the factor for the mean loss of a micro-batch.
 
     The workers' gradients are averaged, that is divided by the world size; with this factor their
-    sum is the gradient of the batch's mean loss, whoever took which part. Exactly 1.0 where every
-    worker has one piece of equal size.
+    sum is the gradient of the batch's mean loss, however the batch is divided. It is exactly 1.0 if
+    every worker has one micro-batch of equal size.
     """
     return len(piece) * world_size / len(batch)

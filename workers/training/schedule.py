@@ -11,8 +11,8 @@ from workers.spec import JobSpec, TrainingSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Step decay, with a linear warm-up over the first epochs; places are samples, which no batch
-    changes.
+    """Step decay with a linear warm-up over the first epochs. Positions are samples, which the
+    batch size does not change.
     """
 
     lr: float
@@ -22,49 +22,49 @@ class Schedule:
     warmup_epochs: int = 0
 
     def epoch_rate(self, epoch: int) -> float:
-        """The schedule's own rate, before warm-up: what the detector compares."""
+        """Return the schedule's own rate, before warm-up, which the detector compares."""
         drops = sum(at <= epoch for at in self.decay_at)
         return self.lr * self.decay_factor**drops
 
     def step_rate(self, epoch: int, done: float) -> float:
-        """The rate of one step, at whose end this part of the epoch is done, in (0, 1]."""
+        """Return the rate of a step that ends when this part of the epoch, in (0, 1], is done."""
         warmth = min(1.0, (epoch + done) / self.warmup_epochs) if self.warmup_epochs else 1.0
         return self.epoch_rate(epoch) * warmth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChange:
-    """The last change of the global batch, as much of it as the learning rate has to know; part of
-    a checkpoint.
+    """Last change of the global batch, as far as the learning rate depends on it; part of a
+    checkpoint.
     """
 
     size: int
-    """Samples a step since then."""
+    """Samples per step since the change."""
     step: int = 0
     """First step of that size, counted from the start of the job."""
     factor: float = 1.0
-    """Of the learning rate in the step before: the warm-up begins here."""
+    """Factor of the learning rate in the step before, from which the warm-up starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScaling:
-    """By how much the schedule's rate is multiplied at which global batch (arXiv:1706.02677,
-    section 2).
-    """
+    """Factor of the schedule's rate by global batch (arXiv:1706.02677, section 2)."""
 
     low: int
-    """The batch that the schedule's rate is meant for."""
+    """Global batch that the schedule's rate is meant for."""
     rule: Literal["linear", "sqrt", "none"] = "none"
     warmup_steps: int = 0
 
     def after(self, change: BatchChange, *, size: int, step: int) -> BatchChange:
-        """What holds in a step of this size."""
+        """Return the change in force in a step of this batch size."""
         if size == change.size:
             return change
         return BatchChange(size=size, step=step, factor=self.factor(change, step - 1))
 
     def factor(self, change: BatchChange, step: int) -> float:
-        """Of one step: it grows by equal steps over the warm-up, and falls at once."""
+        """Return the factor of one step: it rises in equal steps over the warm-up and falls at
+        once.
+        """
         target = self._target(change.size)
         done = step - change.step + 1
         if target <= change.factor or done >= self.warmup_steps:
@@ -82,7 +82,7 @@ class BatchScaling:
 
 
 def build_schedule(training: TrainingSpec) -> Schedule:
-    """The schedule of the rate at the low batch that a spec asks for."""
+    """Build the schedule of the rate at the low batch size."""
     return Schedule(
         lr=training.optimizer.lr,
         decay_at=training.lr_decay.at,
@@ -92,7 +92,7 @@ def build_schedule(training: TrainingSpec) -> Schedule:
 
 
 def build_scaling(spec: JobSpec) -> BatchScaling:
-    """How the rate follows the batch in this job."""
+    """Build the rule by which the rate follows the batch size."""
     low, batch = spec.training.global_batch, spec.batch
     if batch is None:
         return BatchScaling(low=low)

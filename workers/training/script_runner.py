@@ -1,5 +1,5 @@
-"""How a script of the user's own is run in a worker process, and what stands for the parts that
-only it knows.
+"""Runs a user's own script in a worker process, and stands in for the parts that only the script
+knows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptExit(SystemExit):
-    """Ends the script; `outcome` is the reason, and whether everything is saved."""
+    """Ends the script; `outcome` says why, and whether everything is saved."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(0)
@@ -41,18 +41,18 @@ class ScriptExit(SystemExit):
 
 
 class Stateful(Protocol):
-    """What can be saved with a checkpoint."""
+    """An object that can be saved with a checkpoint."""
 
     def state_dict(self) -> Any:
-        """Tensors and plain values."""
+        """Return tensors and plain values."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Take over what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerWithExtras:
-    """An optimizer whose saved state holds those of other things as well."""
+    """An optimizer whose saved state includes other objects, such as a learning rate scheduler."""
 
     optimizer: Optimizer
     others: Mapping[str, Stateful]
@@ -64,19 +64,19 @@ class OptimizerWithExtras:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's."""
+        """Parameter groups of the optimizer."""
         return self.optimizer.param_groups
 
     def state_dict(self) -> dict[str, Any]:
-        """All of them."""
+        """Return the states of the optimizer and of the other objects."""
         others = {name: other.state_dict() for name, other in self.others.items()}
         return {"optimizer": self.optimizer.state_dict(), "others": others}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what was saved.
+        """Restore a saved state.
 
         Raises:
-            CodeError: other things were saved than the script keeps now.
+            CodeError: the state holds other objects than the script keeps now.
         """
         if state["others"].keys() != self.others.keys():
             saved, here = (
@@ -92,7 +92,7 @@ class OptimizerWithExtras:
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """Data of which only the number is known: the script reads them."""
+    """Data of which only the number of samples is known: the script reads them."""
 
     number: int
 
@@ -100,43 +100,43 @@ class SampleCount:
         return self.number
 
     def batch(self, indices: Tensor) -> NoReturn:
-        """Nobody reads them here."""
+        """Raise: only the script can read its samples."""
         raise NotImplementedError(f"{len(indices)} samples are the script's own")
 
 
 class ScriptTask:
-    """Stands where a task does; the script has model, loss and data."""
+    """Stands in for the task of a script, which has its own model, loss and data."""
 
     def model(self) -> nn.Module:
-        """The script has it."""
+        """Not available: the script has the model."""
         raise NotImplementedError
 
     def train_data(self) -> SampleCount:
-        """The script has them."""
+        """Not available: the script has the data."""
         raise NotImplementedError
 
     def eval_data(self) -> SampleCount:
-        """The script has them."""
+        """Not available: the script has the data."""
         raise NotImplementedError
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
-        """The script has it."""
+        """Not available: the script has the loss."""
         raise NotImplementedError
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """The script has them."""
+        """Not available: the script has the metrics."""
         raise NotImplementedError
 
 
 def run_script(context: WorkerContext) -> Outcome:
-    """Run the job's script in this process, from its newest checkpoint to its end or to a stop that
-    was asked for.
+    """Run the job's script in this process, from its newest checkpoint to its end or until a
+    requested stop is saved.
 
     Raises:
         TaskRaised: the script raised, or cannot be found.
-        LossNotFinite: no step could be taken any more.
+        LossNotFinite: too many steps were skipped in a row.
         OSError: the storage cannot be written.
-        RuntimeError: a collective broke, since some peer is gone.
+        RuntimeError: a collective broke, because a peer is gone.
     """
     from workers.training.script_session import session
 
@@ -173,7 +173,7 @@ def _outcome_of(context: WorkerContext) -> Outcome:
 
 
 def _script_of(launch: Launch) -> tuple[Path, list[str]]:
-    """The script's file, importable like its neighbours, and its command line."""
+    """Return the script's file, with its neighbours importable, and its command line."""
     folder = install_code(launch)
     options = launch.spec.task.options
     if folder is None or not (folder / str(options["file"])).is_file():
@@ -196,7 +196,7 @@ def _script_of(launch: Launch) -> tuple[Path, list[str]]:
 
 @contextmanager
 def _command_line(arguments: list[str]) -> Iterator[None]:
-    """What the script finds in `sys.argv`."""
+    """Set `sys.argv` for the script."""
     before, sys.argv = sys.argv, arguments
     try:
         yield
@@ -206,8 +206,8 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _blamed() -> Iterator[None]:
-    """What the script itself raised becomes `TaskRaised`; what we raised, or a peer that is gone,
-    stays as it is.
+    """Turn what the script raised into `TaskRaised`; errors of ours, and of a lost peer, stay as
+    they are.
     """
     from workers.training.script_session import session
 

@@ -68,21 +68,21 @@ class Batches:
     """This rank's part of each global batch, as a list of indices, for the rest of the epoch: a
     `batch_sampler`.
 
-    Which worker reads which sample follows from seed, epoch and position only, as in `sampler.py`.
-    A rank that has no sample in the last batch of an epoch gets one that counts nothing: its peers
-    wait for its backward pass.
+    Which worker reads which sample depends on seed, epoch and position only (`sampler.py`). A rank
+    without samples in the last batch of an epoch gets one sample with weight 0, because its peers
+    need its backward pass.
     """
 
     def __init__(self, session: ScriptSession, num_samples: int) -> None:
         self.num_samples = num_samples
         self.ahead: deque[tuple[range, int]] = deque()
-        """Batches that were read and not trained on yet, each with the number of this rank's own
+        """Batches that were read but not trained on yet, each with the number of this rank's own
         samples in it.
         """
         self._session = session
 
     def __len__(self) -> int:
-        """Of a whole epoch."""
+        """Return the number of batches of a whole epoch."""
         return num_batches(self.num_samples, self._session.global_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -104,13 +104,13 @@ class Batches:
 
 
 class ScriptSession:
-    """One worker's side of a training script. There is one a process: `session`."""
+    """One worker's side of a training script; `session` is the one of this process."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Be as at the beginning: a process serves one script after the other."""
+        """Reset to the initial state, because a process serves one script after the other."""
         self._context: WorkerContext | None = None
         self._run: TrainState | None = None
         self._batches: Batches | None = None
@@ -119,7 +119,7 @@ class ScriptSession:
         self._lap = self._waited = 0.0
         self._rate = 0.0
         self.failure: BaseException | None = None
-        """What was raised by us and not by the script."""
+        """Error raised by the service's code, not by the script."""
 
     def begin(self, context: WorkerContext) -> None:
         """Serve a script of this job from now on."""
@@ -128,7 +128,7 @@ class ScriptSession:
 
     @property
     def rank(self) -> int:
-        """Of this worker, from 0."""
+        """Rank of this worker, from 0."""
         return self._place.rank
 
     @property
@@ -138,7 +138,7 @@ class ScriptSession:
 
     @property
     def device(self) -> str:
-        """Where this worker computes: `cpu` or `cuda:N`."""
+        """Device of this worker: `cpu` or `cuda:N`."""
         return self._place.device
 
     @property
@@ -148,7 +148,7 @@ class ScriptSession:
 
     @property
     def global_batch(self) -> int:
-        """Samples a step, over all workers."""
+        """Samples per step, over all workers."""
         return (
             self._run.session.global_batch
             if self._run
@@ -157,10 +157,10 @@ class ScriptSession:
 
     @property
     def run(self) -> TrainState:
-        """What `attach` put together.
+        """Training state that `attach` created.
 
         Raises:
-            CodeError: `attach` comes first.
+            CodeError: `attach` was not called yet.
         """
         if self._run is None:
             raise CodeError(
@@ -175,13 +175,13 @@ class ScriptSession:
         job: Mapping[str, Any] | None = None,
         storage: str | Path | None = None,
     ) -> None:
-        """Join the other workers, unless this process has: in place of
+        """Join the other workers, unless this process has; replaces
         `torch.distributed.init_process_group`.
 
-        The other arguments are for runs outside of a job, and are ignored in one. `job` holds parts
-        of a job file, such as `{"compression": {"method": "powersgd"}}`. `storage` is a directory
-        that all workers see: checkpoints are kept there, and a run that finds one resumes from it.
-        Without it nothing is saved.
+        The other arguments are for runs outside of a job, and ignored in one. `job` holds parts of
+        a job file, such as `{"compression": {"method": "powersgd"}}`. `storage` is a directory that
+        all workers see: checkpoints are kept there, and a run that finds one resumes from it.
+        Without `storage` nothing is saved.
 
         Raises:
             CodeError: `storage` is empty or a URL, or the session was used with other arguments
@@ -196,11 +196,11 @@ class ScriptSession:
             standalone.check_unchanged(self._context, job, storage)
 
     def batches(self, num_samples: int) -> Batches:
-        """What to read, in place of a DistributedSampler: `DataLoader(data,
+        """Return this rank's indices, in place of a DistributedSampler: `DataLoader(data,
         batch_sampler=session.batches(len(data)))`.
 
-        Sizes are those of the job: `training.global_batch` samples a step, shared out in whole
-        `micro_batch`es.
+        Sizes are those of the job: `training.global_batch` samples per step, divided into whole
+        micro-batches of `micro_batch` samples.
         """
         self._batches = Batches(self, num_samples)
         return self._batches
@@ -214,17 +214,17 @@ class ScriptSession:
         scaler: GradScaler | None = None,
         **kept: Stateful,
     ) -> Session:
-        """Compress the module's gradients, and go on where the job stopped: all workers, before the
-        first epoch.
+        """Compress the module's gradients, and resume the job; on all workers, before the first
+        epoch.
 
         Module, optimizer, scaler and everything in `kept` that has `state_dict()` and
-        `load_state_dict()`, such as a learning rate's scheduler, are saved and loaded together.
-        `samples` is the number of training samples, where they are not read by `batches`; an epoch
-        that was stopped is then begun anew.
+        `load_state_dict()`, such as a learning rate scheduler, are saved and loaded together.
+        `samples` is the number of training samples if `batches` does not read them; an epoch that
+        was stopped then starts again.
 
         Raises:
             CodeError: the number of training samples is not known.
-            HookError: as `accordion.attach`.
+            HookError: `accordion.attach` refused the module.
         """
         count = samples or (self._batches.num_samples if self._batches is not None else 0)
         if count < 1:
@@ -244,8 +244,8 @@ class ScriptSession:
         return run.session
 
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs that are still to be trained, counted from 0; in a job `training.epochs`
-        holds, not `number`.
+        """Iterate over the remaining epochs, counted from 0; in a job, `training.epochs` replaces
+        `number`.
         """
         run = self.run
         self._epochs = run.spec.training.epochs if self._in_job else number
@@ -259,10 +259,10 @@ class ScriptSession:
                 self.end_epoch()
 
     def backward(self, loss: Tensor) -> None:
-        """`loss.backward()` for the mean loss of this rank's samples, weighted by their number;
-        once a step.
+        """Run `loss.backward()` for the mean loss of this rank's samples, weighted by their number;
+        once per step.
 
-        With the scaler that `attach` was given the loss is scaled here, and not before.
+        With a scaler given to `attach`, the loss is scaled here; do not scale it before.
         """
         run = self.run
         run.context.control.enter_phase(
@@ -278,15 +278,14 @@ class ScriptSession:
             run.backward(loss * weight)
 
     def step(self) -> bool:
-        """Take the optimizer's step, and do what was announced; False where a gradient was not
-        finite somewhere.
+        """Take the optimizer's step, and follow signals; return False if a gradient was not finite
+        on any worker.
 
-        Where the job is to stop, or to go on with other workers, everything is saved and the script
-        is left by a
-        SystemExit: `finally` blocks run, `except Exception` does not see it.
+        If the job is to stop or to continue with other workers, everything is saved and the script
+        ends by SystemExit: `finally` blocks run, `except Exception` does not catch it.
 
         Raises:
-            LossNotFinite: no step could be taken any more.
+            LossNotFinite: too many steps were skipped in a row.
             RuntimeError: another worker is gone.
         """
         if self._leaving is not None:
@@ -309,10 +308,10 @@ class ScriptSession:
         return result.taken
 
     def end_epoch(self, **metrics: float | Tensor) -> None:
-        """Report the epoch, decide about the next one, save; all workers, after the rate's schedule
-        made its step.
+        """Report the epoch, decide on the next one, and save; on all workers, after the learning
+        rate scheduler's step.
 
-        Of a metric the mean over those workers is kept that give it.
+        A metric becomes its mean over the workers that give it.
         """
         run = self.run
         rate = float(run.optimizer.param_groups[0]["lr"])
@@ -333,18 +332,18 @@ class ScriptSession:
                 raise ScriptExit("unsaved")
 
     def checkpoint(self) -> None:
-        """Save everything now: all workers, between two steps. It is also done as often as the job
-        asks.
+        """Save everything now, in addition to the checkpoints that the job asks for; on all
+        workers, between two steps.
         """
         with self._ours():
             save_checkpoint(self.run)
             self._begin_lap()
 
     def close(self) -> None:
-        """The script has come to its end: what was not saved is.
+        """Save what is not saved yet, at the end of the script.
 
         Raises:
-            CodeError: it never called `attach`.
+            CodeError: the script never called `attach`.
         """
         if self._run is None:
             raise CodeError(
@@ -371,7 +370,7 @@ class ScriptSession:
         return self._place.launch.job_id != standalone.NO_JOB
 
     def _part(self) -> tuple[range, int]:
-        """The batch that is being trained on, and how many of its samples are this rank's."""
+        """Return the current batch and the number of this rank's samples in it."""
         run = self.run
         if self._batches is not None and self._batches.ahead:
             return self._batches.ahead[0]
@@ -383,9 +382,7 @@ class ScriptSession:
         self._lap, self._waited = self.run.phases.clock.elapsed(), self.run.session.communicate_s
 
     def _count(self, phase: str) -> None:
-        """The time since the last call was this phase, but for what training waited for
-        exchanges.
-        """
+        """Count the time since the last call as this phase, except for waiting on collectives."""
         lap, waited, phases = self._lap, self._waited, self.run.phases.seconds
         self._begin_lap()
         communicated = self._waited - waited
@@ -394,7 +391,7 @@ class ScriptSession:
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
-        """What is raised in the block is not the script's doing."""
+        """Mark what is raised inside the block as not raised by the script."""
         try:
             yield
         except Exception as error:
@@ -403,7 +400,7 @@ class ScriptSession:
 
 
 session = ScriptSession()
-"""The one of this process."""
+"""The session of this process."""
 
 
 __all__ = ["Batches", "ScriptExit", "ScriptSession", "session"]

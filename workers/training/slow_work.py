@@ -1,7 +1,7 @@
 """Slow work, such as reading from a storage, that all ranks do at the same time.
 
-While any rank is still working, all ranks take part in small collectives, so that a rank that waits
-for a slow storage does not run into the timeout of a collective.
+While any rank is still working, all ranks take part in small collectives, so that waiting for a
+slow storage does not run into a collective's timeout.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from workers.training.train_state import TrainState
 
 POLL_INTERVAL_S = 0.5
-"""How long a rank waits for its own work before it tells the others that it is not done; well below
-the timeout of a collective.
+"""Seconds that a rank waits for its own work before it reports to the others; well below a
+collective's timeout.
 """
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 20.0
-"""Pauses between retries of a failing storage double up to this, which is below a collective's
-timeout.
+"""Longest pause between retries of a failing storage; pauses double up to this value, which is
+below a collective's timeout.
 """
 
 SLOW_STORAGE_S = 10.0
-"""How long a checkpoint may take before the next one that is due is skipped, and before a wait for
-the storage is shown.
+"""Seconds after which a checkpoint still being written makes the next one be skipped, and a wait
+for the storage is shown.
 """
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ class SlowWaitNotice:
         self._next_s = SLOW_STORAGE_S
 
     def show(self) -> str | None:
-        """Count a sign of life if the work is slow; return the text if it is shown now."""
+        """Count as activity if the work is slow; return the text if it is shown now."""
         waited_s = self._run.phases.clock.elapsed() - self._start
         control = self._run.context.control
         if waited_s < self._next_s:
@@ -86,7 +86,7 @@ class SlowWaitNotice:
         return text
 
     def end(self) -> None:
-        """Take back what is shown."""
+        """Clear the notice."""
         if self._next_s > SLOW_STORAGE_S:
             self._run.context.control.show_wait("")
 

@@ -1,8 +1,8 @@
-"""What a checkpoint holds: everything that the rest of the run depends on.
+"""State held by a checkpoint: everything that the rest of the run depends on.
 
-The shared state is rank 0's and the same for all; each rank's own state holds what differs. Order
-of samples, learning rate and the seeds of dropout are functions of the position and need no place
-here; records live in the journal.
+The shared state is rank 0's and equal on all ranks; each rank's own state holds what differs.
+Sample order, learning rate and the seeds of dropout are functions of the position, and records are
+in the journal, so none of them is saved here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from workers.training.train_state import EpochBaseline, TrainState
 
 
 def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Continue from a saved state: what all ranks share, and this rank's part or the merged
-    parts.
-    """
+    """Continue from a saved state: the shared state, and this rank's part or the merged parts."""
     state.model.load_state_dict(shared["model"])
     state.optimizer.load_state_dict(shared["optimizer"])
     state.position = Position(**shared["position"])
@@ -40,11 +38,10 @@ def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, A
 
 
 class MergedParts:
-    """Merges the parts of a group of `size` workers, added in rank order, for a group of another
-    size.
+    """Merges the parts of a group of `size` workers, in rank order, for a group of another size.
 
     Residuals and open windows are averaged (`accordion.saved_states.MeanState`), the loss of the
-    open epoch is summed, and all else is rank 0's. No part is held.
+    open epoch is summed, and the rest is rank 0's. Parts are not kept.
     """
 
     def __init__(self, size: int) -> None:
@@ -73,7 +70,7 @@ class MergedParts:
 
 
 def shared_state(state: TrainState) -> dict[str, Any]:
-    """Collect what is the same on all ranks; tensors are the run's own."""
+    """Collect the state that is equal on all ranks, without copying tensors."""
     return {
         "model": state.model.state_dict(),
         "optimizer": state.optimizer.state_dict(),
@@ -86,7 +83,7 @@ def shared_state(state: TrainState) -> dict[str, Any]:
 
 
 def rank_state(state: TrainState) -> dict[str, Any]:
-    """Collect what differs from rank to rank; tensors are the run's own."""
+    """Collect the state that differs from rank to rank, without copying tensors."""
     statistic = state.decider.statistic
     return {
         "session": {**state.session.state_dict(), "controller": None},
@@ -122,7 +119,7 @@ def _restore_own(state: TrainState, own: Mapping[str, Any]) -> None:
 
 
 def copy_to_cpu(state: Any) -> Any:
-    """Copy a state, with its tensors, into memory of the CPU that nobody else holds."""
+    """Copy a state with its tensors into CPU memory of its own."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):

@@ -1,4 +1,4 @@
-"""The context of a script that torchrun, Ray Train or a person started, outside of a job."""
+"""Context of a script that torchrun, Ray Train or a person started, outside of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.training.slow_work import decide_on_rank_0
 from workers.training.train_state import TrainState
 
 NO_JOB = "script"
-"""Stands in for a job's id, in manifests too."""
+"""Stands in for a job's id, also in manifests."""
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Everything that one worker's training holds in its hands, and how it is put together."""
+"""State of one worker's training, and how it is built."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from workers.training.schedule import (
 from workers.user_code.load_task import load_task
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""What autocast computes in, by the spec's name; with others there is none, and a float64 model
-stays one.
+"""Autocast's dtype by the spec's precision; any other precision runs without autocast, so a float64
+model stays float64.
 """
 
 logger = logging.getLogger(__name__)
@@ -52,25 +52,25 @@ class LossSum:
     """Training loss of this worker's own samples."""
 
     total: Tensor
-    """Sum over the samples, a float64 scalar on the device: reading it there would make every step
-    wait.
+    """Sum over the samples, a float64 scalar on the device; reading it every step would stall the
+    device.
     """
     samples: int = 0
 
     @classmethod
     def zero(cls, device: str) -> Self:
-        """Nothing yet."""
+        """Return an empty sum."""
         return cls(total=torch.zeros((), dtype=torch.float64, device=device))
 
     def add(self, mean_loss: Tensor, samples: int) -> None:
-        """Count a micro-batch."""
+        """Add a micro-batch."""
         self.total += mean_loss.detach().double() * samples
         self.samples += samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochBaseline:
-    """What had been spent when the open epoch began; its record holds the difference."""
+    """Totals at the start of the open epoch; the epoch's record holds the differences."""
 
     bytes: Bytes = field(default_factory=Bytes)
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -79,14 +79,14 @@ class EpochBaseline:
 
 @dataclass(slots=True, kw_only=True)
 class ActorDecider:
-    """Asks the Accordion actor on behalf of the session, on rank 0, and notes what it was asked
-    about.
+    """Asks the Accordion actor for decisions on behalf of the session (rank 0), and keeps the
+    statistic of its reports.
     """
 
     link: Link
     controller: Controller | None = None
     statistic: Mapping[str, float] | None = None
-    """The newest of the open epoch."""
+    """Newest statistic by layer of the open epoch."""
 
     def __call__(self, report: Report, proposal: Decision) -> Decision:
         """What shall be in force: the actor's answer, or the proposal where it does not answer in
@@ -100,22 +100,24 @@ class ActorDecider:
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """One worker's part of a job."""
+    """Everything that one worker trains with."""
 
     context: WorkerContext
     task: Task
     data: Data
     held_out: Data
     ddp: nn.Module
-    """The DistributedDataParallel module; one worker's script may have a module that is not
-    wrapped.
+    """The DistributedDataParallel module; in a script with one worker, possibly the unwrapped
+    model.
     """
     optimizer: Optimizer
     session: Session
     schedule: Schedule
     scaling: BatchScaling
     batch_change: BatchChange
-    """As of the newest step; the size in force is `session.global_batch`."""
+    """Last change of the global batch by the newest step; the size in force is
+    `session.global_batch`.
+    """
     decider: ActorDecider
     phases: Phases
     num_hosts: int = 1
@@ -123,19 +125,19 @@ class TrainState:
     position: Position = field(default_factory=Position)
     epoch_loss: LossSum
     recent_loss: LossSum
-    """Since the last `Progress`."""
+    """Loss since the last `Progress`."""
     epoch_baseline: EpochBaseline = field(default_factory=EpochBaseline)
     scaler: GradScaler | None = None
-    """Of the loss, where gradients could vanish in fp16."""
+    """Loss scaler for fp16; None in other precisions."""
     skipped_in_a_row: int = 0
     overrides: tuple[Override, ...] | None = ()
-    """Those that people ordered last; None where a checkpoint may hold others."""
+    """Overrides last ordered by users; None if a checkpoint may hold others."""
     progress_s: float
-    """When the last `Progress` left, on the clock's `elapsed`."""
+    """Time of the last `Progress`, on the clock's `elapsed`."""
     samples_at_averaging: int = 0
     """Samples in `epoch_loss` when the running statistics were last equal on all workers."""
     progress_samples: int = 0
-    """Samples over all workers since then."""
+    """Samples over all workers since the last `Progress`."""
     computed_s: float = 0.0
     """Seconds in `compute` up to the newest step."""
     stop: Literal["cancel", "pause"] | None = None
@@ -144,7 +146,7 @@ class TrainState:
 
     @property
     def spec(self) -> JobSpec:
-        """What was asked for."""
+        """The job's spec."""
         return self.context.launch.spec
 
     @property
@@ -163,7 +165,7 @@ class TrainState:
 
     @property
     def model(self) -> nn.Module:
-        """The model itself, without DistributedDataParallel."""
+        """The model without DistributedDataParallel."""
         return unwrap_module(self.ddp)
 
     def add_loss(self, mean_loss: Tensor, samples: int) -> None:
@@ -172,14 +174,12 @@ class TrainState:
         self.recent_loss.add(mean_loss, samples)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, backward passes accumulate gradients and exchange none."""
+        """Inside the block, backward passes accumulate gradients without exchanging them."""
         ddp = self.ddp
         return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
 
     def outputs(self, model: nn.Module, inputs: Any) -> Any:
-        """What the model makes of them on the device, computed in the job's precision and cast back
-        to fp32.
-        """
+        """Run the model on the device in the job's precision, and cast its outputs to fp32."""
         inputs = to_device(inputs, self.context.device)
         dtype = _AUTOCAST.get(self.spec.training.precision)
         if dtype is None:
@@ -189,16 +189,16 @@ class TrainState:
         return to_float32(outputs)
 
     def backward(self, loss: Tensor) -> None:
-        """Add to the gradients, in the scaler's units where there is one."""
+        """Add the gradient of a loss, in the scaler's units if there is one."""
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def spent(self) -> Bytes:
-        """Bytes of this worker since the job began."""
+        """Return the bytes that this worker has sent since the job began."""
         return Bytes(**asdict(self.session.ledger.total))
 
     @contextmanager
     def task_code(self) -> Iterator[None]:
-        """What is raised inside the block is the task's own doing.
+        """Attribute exceptions raised inside the block to the task.
 
         Raises:
             TaskRaised: in place of any exception.
@@ -208,8 +208,8 @@ class TrainState:
 
 
 def load_task_data(spec: JobSpec) -> tuple[Task, Data, Data]:
-    """The task, what it trains on and what it is evaluated on: they serve all groups that a process
-    is in.
+    """Load the task, its training data and its held-out data; a process keeps them over all of its
+    groups.
 
     Raises:
         TaskRaised: the task cannot be loaded.
@@ -220,7 +220,7 @@ def load_task_data(spec: JobSpec) -> tuple[Task, Data, Data]:
 
 
 def build_train_state(context: WorkerContext, clock: Clock) -> TrainState:
-    """Model, data, optimizer and session of a run that has not begun; equal on all ranks.
+    """Build model, data, optimizer and session before the first step; equal on all ranks.
 
     Raises:
         TaskRaised: the task cannot be built.
@@ -251,11 +251,11 @@ def assemble_train_state(
     optimizer: Optimizer,
     scaler: GradScaler | None = None,
 ) -> TrainState:
-    """A run that has not begun; `parts` are the task, what it trains on and what it is evaluated
-    on.
+    """Build the state before the first step from given parts: the task, its training data and its
+    held-out data.
 
     Raises:
-        HookError: as `accordion.attach`.
+        HookError: `accordion.attach` refused the model.
     """
     spec, decider = context.launch.spec, ActorDecider(link=context.link)
     task, data, held_out = parts
@@ -296,7 +296,7 @@ def task_code(step: int | None, epoch: int | None) -> Iterator[None]:
 
 @contextmanager
 def seeded_generators(seed: int, device: str) -> Iterator[None]:
-    """Inside, the default generators start at this seed; afterwards they are where they were."""
+    """Seed the default generators inside the block, and restore them afterwards."""
     cuda = [torch.device(device)] if device.startswith("cuda") else []
     with torch.random.fork_rng(devices=cuda):
         # torch.manual_seed notes a traceback for devices that are not there: 0.3 ms and more a

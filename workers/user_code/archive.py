@@ -1,10 +1,9 @@
-"""Zip files that people send: read by rules of our own, so that nothing in them can surprise;
-stdlib only.
+"""Zip files that users upload, read by strict rules; stdlib only.
 
-What ordinary programs write is read: one file, files stored or deflated, sizes in 32 bits (PKWARE's
-APPNOTE 6.3.10, 4.3.6-4.3.16). Everything else is refused, where `zipfile` would guess or repair:
-two readers of an odd archive may see different files. The same reader checks what is uploaded and
-unpacks it in the workers.
+Supported is what ordinary programs write: one file, entries stored or deflated, sizes in 32 bits
+(PKWARE's APPNOTE 6.3.10, 4.3.6-4.3.16). Everything else is refused where `zipfile` would guess or
+repair, because two readers of an odd archive may see different files. The same reader checks
+uploads and unpacks them in the workers.
 """
 
 from __future__ import annotations
@@ -38,31 +37,29 @@ _ENCRYPTED, _SIZES_FOLLOW, _PATCH = 0x2041, 0x08, 0x20
 _STORED, _DEFLATED = 0, 8
 _CHUNK_BYTES = 1 << 16
 _NEEDLESS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Kinds of characters that change what a name looks like, or end lines."""
+"""Unicode categories of characters that change how a name looks, or end lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an archive may hold; code is small, and data belongs into the image or on the shared
+    """Limits of an archive: code is small, and data belongs into the image or on the shared
     storage.
     """
 
     entries: int = 10_000
     total_bytes: int = 256 << 20
-    """Unpacked, all together."""
+    """Unpacked size of all files together, in bytes."""
     file_bytes: int = 128 << 20
-    """Unpacked, each."""
+    """Unpacked size of each file, in bytes."""
     ratio: int = 200
-    """Unpacked to packed, of files above `ratio_from_bytes`; deflate reaches 1,032 on nothing but
-    zeros.
-    """
+    """Unpacked to packed size of files above `ratio_from_bytes`; deflate reaches 1,032 on zeros."""
     ratio_from_bytes: int = 1 << 20
     depth: int = 16
-    """Folders in folders."""
+    """Nesting of folders."""
     name_bytes: int = 400
-    """Of a whole path."""
+    """Length of a whole path, in bytes."""
     list_bytes: int = 4 << 20
-    """Of the archive's list of files, which is read as a whole."""
+    """Size of the archive's list of files, which is read as a whole, in bytes."""
 
 
 LIMITS = Limits()
@@ -73,25 +70,24 @@ class Entry:
     """One file or folder of an archive."""
 
     name: str
-    """Relative, with slashes; a folder has none at its end."""
+    """Relative path with slashes; a folder's has none at its end."""
     is_folder: bool
     size_bytes: int
-    """Unpacked, as the archive says; held to while reading."""
+    """Unpacked size that the archive declares; checked while reading."""
     packed_bytes: int
     crc: int
     deflated: bool
     offset: int
-    """Of its header in the archive."""
+    """Offset of its header in the archive."""
     data: int = 0
-    """Where its bytes begin."""
+    """Offset of its bytes."""
 
 
 def check_archive(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
-    """What an archive holds, after every byte of it was unpacked and compared; nothing is written.
+    """Unpack and check every byte of an archive, and return its entries; nothing is written.
 
     Raises:
-        CodeError: it is no zip file, or one that holds what code does not need; the sentence says
-            what.
+        CodeError: it is not a zip file, or holds what code does not need.
     """
     entries = list_entries(file, limits)
     for entry in entries:
@@ -101,10 +97,10 @@ def check_archive(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
 
 
 def unpack_archive(file: BinaryIO, folder: Path, limits: Limits = LIMITS) -> tuple[Entry, ...]:
-    """Write all files into a folder that is empty and nobody else's.
+    """Write all files into an empty folder that no other process uses.
 
     Raises:
-        CodeError: as `check_archive`; files before the faulty one are there then.
+        CodeError: see `check_archive`; files before the faulty one are written.
     """
     entries = list_entries(file, limits)
     for entry in entries:
@@ -117,10 +113,10 @@ def unpack_archive(file: BinaryIO, folder: Path, limits: Limits = LIMITS) -> tup
 
 
 def list_entries(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
-    """What an archive holds, in its order, by its list of files; their bytes are not read.
+    """Return an archive's entries in its order, from its list of files; their bytes are not read.
 
     Raises:
-        CodeError: as `check_archive`.
+        CodeError: see `check_archive`.
     """
     begin, end, count = _list_place(file, limits)
     file.seek(begin)
@@ -142,8 +138,8 @@ def list_entries(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
 
 
 def top_level_modules(names: Iterable[str]) -> dict[str, str]:
-    """What `import NAME` could find among these paths: top-level name → the first file that makes
-    it so.
+    """Return the top-level modules among these paths: the name to import → the first file that
+    provides it.
     """
     found: dict[str, str] = {}
     for name in names:
@@ -154,7 +150,7 @@ def top_level_modules(names: Iterable[str]) -> dict[str, str]:
 
 
 def _list_place(file: BinaryIO, limits: Limits) -> tuple[int, int, int]:
-    """Where the list of files begins and ends, and how many it says there are."""
+    """Return where the list of files begins and ends, and how many entries it declares."""
     size = file.seek(0, 2)
     file.seek(max(0, size - _END.size - _MOST_COMMENT_BYTES - _ZIP64_LOCATOR_BYTES))
     tail = file.read()
@@ -188,7 +184,7 @@ def _list_place(file: BinaryIO, limits: Limits) -> tuple[int, int, int]:
 
 
 def _listed(data: bytes, limits: Limits) -> Iterator[tuple[Entry, bytes]]:
-    """Entries of the list of files, each with its name as it stands there."""
+    """Yield the entries of the list of files, each with its name as stored."""
     place = 0
     while place < len(data):
         if place + _CENTRAL.size > len(data) or not data.startswith(_CENTRAL_SIGN, place):
@@ -307,7 +303,7 @@ def _check_size(entry: Entry, limits: Limits) -> None:
 
 
 def _check_names(entries: Iterable[Entry]) -> None:
-    """No two entries may meet in one place, on any file system."""
+    """Check that no two entries get the same path on any file system."""
     seen: set[str] = set()
     places: dict[str, tuple[str, bool]] = {}
     for entry in entries:
@@ -327,12 +323,12 @@ def _check_names(entries: Iterable[Entry]) -> None:
 
 
 def _folded(path: str) -> str:
-    """The same for two paths that some file system takes for one."""
+    """Return a form that is equal for two paths that some file system treats as one."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
 def _placed(file: BinaryIO, entry: Entry, raw_name: bytes) -> Entry:
-    """The entry with the place of its bytes, after its own header was compared with the list."""
+    """Return the entry with its bytes' offset, after comparing its own header with the list."""
     file.seek(entry.offset)
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size or not header.startswith(_LOCAL_SIGN):
@@ -356,7 +352,7 @@ def _placed(file: BinaryIO, entry: Entry, raw_name: bytes) -> Entry:
 
 
 def _check_apart(entries: Iterable[Entry], end: int) -> None:
-    """No byte may belong to two files: a few of them could be listed ten thousand times."""
+    """Check that no byte belongs to two files: a few bytes could be listed ten thousand times."""
     before = 0
     for entry in sorted(entries, key=lambda entry: entry.offset):
         if entry.offset < before or entry.data + entry.packed_bytes > end:
@@ -368,7 +364,7 @@ def _check_apart(entries: Iterable[Entry], end: int) -> None:
 
 
 def _unpacked(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
-    """The file's bytes, held to the size and checksum that the archive says."""
+    """Yield the file's bytes, checked against the declared size and checksum."""
     packed = _packed(file, entry)
     size = crc = 0
     for piece in _inflated(packed, entry.name) if entry.deflated else packed:
@@ -397,7 +393,7 @@ def _packed(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
 
 
 def _inflated(packed: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """Never more than a chunk at once, however small what it comes from."""
+    """Yield at most a chunk at a time, however small the input."""
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         for piece in packed:

@@ -1,4 +1,4 @@
-"""A user's own modules in a worker process: unpacked once, found last."""
+"""A user's own modules in a worker process: unpacked once, at the end of `sys.path`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ logger = logging.getLogger(__name__)
 
 
 def install_code(launch: Launch) -> Path | None:
-    """Make the job's own modules importable and return their folder; None where it has none.
+    """Make the job's own modules importable and return their folder; None if it has none.
 
-    Once a process, however often it is called. The folder is this process's own and goes with it,
-    or with the next worker of any job on this machine where this one is ended by force. It comes
-    last on `sys.path`, so that nothing of ours, of the standard library or of an installed package
-    can be replaced.
+    Code is installed once per process, however often this is called. The folder belongs to this
+    process and is removed with it; if the process is killed, the next worker on this machine
+    removes it. It comes last on `sys.path`, so it cannot replace our modules, the standard library
+    or an installed package.
 
     Raises:
-        TaskRaised: the archive is missing, is not the one that the spec names, or is refused.
+        TaskRaised: the archive is missing, differs from the one that the spec names, or is refused.
     """
     _remove_abandoned()
     if launch.code is None or launch.spec.code is None:
@@ -51,7 +51,8 @@ def append_to_path(folder: Path, files: Sequence[str]) -> None:
     """Append a folder to `sys.path`; `files` are the paths in it.
 
     Raises:
-        CodeError: a module in it could not be imported, because another of its name comes first.
+        CodeError: a module in it could not be imported, because another module of its name comes
+            first.
     """
     if str(folder) in sys.path:
         return
@@ -84,7 +85,7 @@ def _installed(archive: str, sha256: str) -> Path:
 
 
 def _unpacked(archive: str, sha256: str, folder: Path) -> list[str]:
-    """Paths of the files that came out of it."""
+    """Unpack the archive, and return the paths of its files."""
     with Path(archive).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
@@ -96,8 +97,8 @@ def _unpacked(archive: str, sha256: str, folder: Path) -> list[str]:
 
 
 def _new_folder() -> tuple[Path, int]:
-    """A folder that is this process's own, and its lock: held until that is closed, or the process
-    ends in any way.
+    """Create a folder for this process, and return it with its lock, which is held until it is
+    closed or the process ends.
     """
     # it gets the name under which it is looked for when it is locked.
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
@@ -110,7 +111,7 @@ def _new_folder() -> tuple[Path, int]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders of processes that were ended by force, as far as we may."""
+    """Remove the folders of killed processes, as far as permitted."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if (lock := _lock(folder)) is not None:
@@ -119,10 +120,10 @@ def _remove_abandoned() -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder until what is returned is closed; None where another process has it.
+    """Lock a folder until the returned descriptor is closed; None if another process has locked it.
 
     Raises:
-        OSError: it is gone, another user's, or no folder.
+        OSError: the folder is gone, belongs to another user, or is not a folder.
     """
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
