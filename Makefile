@@ -26,7 +26,7 @@ SHOW_CRASHES = grep -lr 'Fatal Python error' $(CRASHES) 2>/dev/null | xargs -r t
 # After pytest ended with another status than that of failed tests: nobody knows which tests passed, so none counts as passed.
 CRASHED = status=$$?; $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "pytest ended with status $$status"; exit $$status; };
 
-.PHONY: help venv demo test test-elastic test-gpu lint format bench-library bench-recovery
+.PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-recovery
 
 help:
 	@echo "make demo    train a job from end to end on this machine and show it"
@@ -35,6 +35,7 @@ help:
 	@echo "make test-gpu  the library on one card; without a card nothing is run, and it says so"
 	@echo "make lint    the checks without the tests"
 	@echo "make format  format the code"
+	@echo "make openapi  write the schema of the REST API to service/api/openapi.json"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
 	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, two hours (BENCH_ARGS="--rows NAME" for some)"
 	@echo "make venv    install everything into $(VENV)"
@@ -76,6 +77,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+openapi: $(STAMP)
+	$(BIN)/python -m service.openapi
 
 bench-library: $(STAMP)
 	$(BIN)/python -m tests.bench.compare $(BENCH_ARGS)

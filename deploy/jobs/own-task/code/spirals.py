@@ -1,4 +1,4 @@
-"""A task of one's own: tell the arms of a spiral apart. Any class with these five methods
+"""A task of your own: tell the arms of a spiral apart. Any class with these five methods
 will do.
 """
 

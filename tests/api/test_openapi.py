@@ -1,0 +1,72 @@
+"""The schema of the REST API: a description for every field, and the committed copy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from accordion.compressors import COMPRESSORS
+from accordion.options import options_schema
+from accordion.policies import POLICIES
+from service.api.override_schemas import OverrideRequest
+from service.openapi import OPENAPI_JSON, openapi_text
+from workers.contract import JobSpec
+from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return dict(json.loads(openapi_text()))
+
+
+def undescribed(name: str, part: Mapping[str, Any]) -> Iterator[str]:
+    """Fields of a model that have no description."""
+    for field, value in part.get("properties", {}).items():
+        if not value.get("description"):
+            yield f"{name}.{field}"
+
+
+def parameters(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            for parameter in operation.get("parameters", ()):
+                yield f"{method} {path} {parameter['name']}", parameter
+
+
+def test_openapi_json_is_the_schema_of_the_live_app() -> None:
+    assert OPENAPI_JSON.read_text() == openapi_text(), "run `make openapi`"
+
+
+def test_every_field_of_every_public_model_has_a_description(schema: dict[str, Any]) -> None:
+    models = schema["components"]["schemas"]
+    assert {"JobView", "OverrideRequest", "EventView", "Problem", "ClusterView"} <= models.keys()
+    assert [field for name, part in models.items() for field in undescribed(name, part)] == []
+
+
+def test_a_field_without_description_is_found() -> None:
+    part = {"properties": {"size": {"type": "integer"}, "age": {"description": "Seconds."}}}
+    assert list(undescribed("Model", part)) == ["Model.size"]
+
+
+def test_every_model_and_parameter_has_a_description(schema: dict[str, Any]) -> None:
+    models = schema["components"]["schemas"]
+    bare = [name for name, part in models.items() if not part.get("description")]
+    bare += [name for name, parameter in parameters(schema) if not parameter.get("description")]
+    assert bare == []
+
+
+def test_every_option_of_a_task_method_or_policy_has_a_description() -> None:
+    rows = {**TASKS, SCRIPT: SCRIPT_ROW, **COMPRESSORS, **POLICIES}
+    schemas = {name: options_schema(row.options) for name, row in rows.items()}
+    assert [field for name, part in schemas.items() for field in undescribed(name, part)] == []
+
+
+@pytest.mark.parametrize("model", [JobSpec, OverrideRequest])
+def test_examples_of_a_request_are_valid(model: Any) -> None:
+    examples = model.model_json_schema()["examples"]
+    assert len(examples) > 1
+    for example in examples:
+        model.model_validate(example)
