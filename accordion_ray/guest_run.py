@@ -91,7 +91,7 @@ class GuestRun:
         self._journal = journal
         self._clock = clock
         job_id = connection.guest.job_id
-        self._outbox = RecordSender(job_id, journal, connection, limit=RECORD_LIMIT)
+        self._sender = RecordSender(job_id, journal, connection, limit=RECORD_LIMIT)
         self._orders = OrderWatcher(job_id, connection)
         self._state = self._saved = before
         """State for the next worker group, and the part of it that is saved."""
@@ -128,7 +128,7 @@ class GuestRun:
         session, before = attached.session, self._state
         self._change_state(world_size=session.world_size, step=session.steps)
         with self._log_errors("begin to report"):
-            self._outbox.start()
+            self._sender.start()
             self._post(build_started_record(attached, before))
             self._orders.on_orders(self._apply_orders)
             self._orders.start()
@@ -175,7 +175,7 @@ class GuestRun:
         )
         self._save_changes()
         if self._connection.is_registered:
-            self._outbox.flush(END_FLUSH_S)
+            self._sender.flush(END_FLUSH_S)
         return end is not None
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class GuestRun:
         self._closed.set()
         self._save_changes()
         self._orders.close()
-        self._outbox.close()
+        self._sender.close()
 
     def count_seconds(self, phase: str) -> None:
         """Add the time since the last call to a phase, without the time spent in exchanges."""
@@ -229,7 +229,7 @@ class GuestRun:
         if self._is_broken:
             return
         try:
-            self._outbox.put(payload)
+            self._sender.put(payload)
         except OSError as error:
             self._is_broken = True
             logger.warning(
@@ -262,7 +262,7 @@ class GuestRun:
             seconds_by_phase=dict(self._seconds),
             global_batch=session.global_batch,
         )
-        self._outbox.put_progress(self._progress)
+        self._sender.put_progress(self._progress)
 
     def _refresh(self) -> None:
         """Keep the run registered and its progress and state up to date, until the run ends."""
@@ -281,7 +281,7 @@ class GuestRun:
         boundary, progress = self._boundary, self._progress
         if boundary is not None and progress is not None and boundary.step > progress.step:
             self._progress = progress.model_copy(update=boundary._asdict())
-            self._outbox.put_progress(self._progress)
+            self._sender.put_progress(self._progress)
 
     def _change_state(self, **changes: Any) -> None:
         with self._changing:

@@ -28,7 +28,7 @@ from workers.training.context import NoLink, RankProgress, WorkerContext
 from workers.training.loop import train_job
 from workers.training.script_runner import run_script
 from workers.user_code.install import install_code
-from workers.worker.process import _run
+from workers.worker.process import run_training
 from workers.worker.process_damage import note_destroyed_groups
 
 
@@ -134,7 +134,7 @@ def how_it_ended(rank: int, order: Launch) -> tuple[BaseException | None, RankPr
     with process_of_its_own():
         try:
             note_destroyed_groups()
-            _run(place)
+            run_training(place)
         except (RuntimeError, ValueError, WorkerError) as error:
             # its cause may be of a kind that cannot be sent.
             return type(error)(*error.args), place.control.progress

@@ -1,4 +1,4 @@
-"""Worker processes that do not come up as they should, on real Ray: the crew runs in this
+"""Worker processes that do not come up as they should, on real Ray: the pool runs in this
 process.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import everything_is_free, job_spec, processes, wait_for
 from workers.contract import Launch
-from workers.controller import actor_pool as crew_module
+from workers.controller import actor_pool as pool_module
 from workers.controller.start_failures import FailedStart
 from workers.controller.worker_pool import WorkerPool, create_worker_pool
 from workers.errors import ProcessLost
@@ -29,11 +29,11 @@ Hanging = Callable[[str], WorkerPool]
 def hanging(
     backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hanging]:
-    """A crew whose first process hangs in this way while it prepares; from then on the limit is a
+    """A pool whose first process hangs in this way while it prepares; from then on the limit is a
     short one.
     """
     backend.nodes()
-    crews: list[WorkerPool] = []
+    pools: list[WorkerPool] = []
 
     def hire(way: str) -> WorkerPool:
         task = {
@@ -42,49 +42,49 @@ def hanging(
         }
         spec = job_spec({"task": task, "workers": {"min": 1, "max": 1}, "limits": LIMITS})
         launch = Launch(job_id="starts", attempt=1, workers=1, storage=str(tmp_path), spec=spec)
-        crews.append(create_worker_pool(launch))
-        crews[-1].hire()
-        look_until(crews[-1], (tmp_path / "hangs").exists)
-        monkeypatch.setattr(crew_module, "PREPARING_S", LIMIT_S)
-        return crews[-1]
+        pools.append(create_worker_pool(launch))
+        pools[-1].start()
+        look_until(pools[-1], (tmp_path / "hangs").exists)
+        monkeypatch.setattr(pool_module, "PREPARING_S", LIMIT_S)
+        return pools[-1]
 
     yield hire
-    for crew in crews:
-        crew.close()
+    for pool in pools:
+        pool.close()
     wait_for(lambda: everything_is_free() and not processes("ray::Worker"))
 
 
-def look_until(crew: WorkerPool, condition: Callable[[], object]) -> None:
-    wait_for(lambda: (crew.look(0.1), condition())[1])
+def look_until(pool: WorkerPool, condition: Callable[[], object]) -> None:
+    wait_for(lambda: (pool.poll(0.1), condition())[1])
 
 
-def is_ready(crew: WorkerPool) -> bool:
-    return any(one.ready_since is not None for one in crew.processes)
+def is_ready(pool: WorkerPool) -> bool:
+    return any(one.ready_since is not None for one in pool.processes)
 
 
 @pytest.mark.parametrize("way", ["stopped", "lock"])
 def test_a_process_that_hangs_while_it_starts_is_ended_and_another_one_comes_up(
     hanging: Hanging, way: str
 ) -> None:
-    crew = hanging(way)
+    pool = hanging(way)
     failed: list[FailedStart] = []
-    look_until(crew, lambda: failed.extend(crew.failed_starts()) or failed)
+    look_until(pool, lambda: failed.extend(pool.take_failed_starts()) or failed)
     assert [type(one.error) for one in failed] == [ProcessLost]
-    assert crew.processes == []
+    assert pool.processes == []
     wait_for(lambda: not processes("ray::Worker"))
-    crew.hire()
-    look_until(crew, lambda: is_ready(crew))
+    pool.start()
+    look_until(pool, lambda: is_ready(pool))
 
 
 def test_a_process_that_waits_for_the_network_while_it_starts_is_left_alone(
     hanging: Hanging, tmp_path: Path
 ) -> None:
-    crew = hanging("network")
+    pool = hanging("network")
     begin = time.monotonic()
-    look_until(crew, lambda: time.monotonic() - begin > 2 * LIMIT_S)
-    [process] = crew.processes
+    look_until(pool, lambda: time.monotonic() - begin > 2 * LIMIT_S)
+    [process] = pool.processes
     assert process.ready_since is None
     (tmp_path / "answer").touch()
-    look_until(crew, lambda: is_ready(crew))
-    assert crew.failed_starts() == []
-    assert [one.number for one in crew.processes] == [process.number]
+    look_until(pool, lambda: is_ready(pool))
+    assert pool.take_failed_starts() == []
+    assert [one.number for one in pool.processes] == [process.number]

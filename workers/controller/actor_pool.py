@@ -37,30 +37,30 @@ from workers.worker.exit_notes import discard_exit_note, exit_note_path, read_ex
 from workers.worker.memory import MemoryGrowth, MemoryUse, read_memory_use
 from workers.worker.process import GroupAssignment, Heartbeat, Worker
 
-PULSE_S = 1.0
+HEARTBEAT_S = 1.0
 """Distance between two signs of life that are asked of a process."""
 PREPARING_S = 120.0
 """Minimum silence allowed while a process prepares: code that loads data may hold Python's lock for
 minutes, and would do so again in a replacement."""
-MOST_SILENCE_S = 960.0
+MAX_SILENCE_S = 960.0
 """Upper bound of the silence limit, which doubles whenever a process is killed for its silence."""
 PEER_TIMEOUT_S = 60.0
 """Minimum timeout of a collective; it is at least twice the silence limit."""
 _MEASURE_S = 0.25
 """Interval between memory readings of local processes; remote ones report in their heartbeats."""
-SURVEY_S = 0.5
+DRAINING_CHECK_S = 0.5
 """Distance between two looks at nodes that are being drained."""
 OPEN_S = 10.0
 """How long rank 0's process may take to open the store of a group."""
 _NODE_LABEL = "ray.io/node-id"
 """Label that Ray sets on every node."""
-FAREWELL_S = 1.0
+LAST_ANSWER_S = 1.0
 """How long to wait for the last signs of life of a group that ended."""
 
 log = logging.getLogger(__name__)
 
 
-EXPELLED = "expelled"
+KILLED = "killed"
 """What a process counts as coming back with that did not come back."""
 
 
@@ -94,7 +94,7 @@ class ActorPool:
         self._next = 0
         self._failed: list[FailedStart] = []
         self._group: tuple[int, ...] = ()
-        self._returned: dict[int, str | BaseException] = {}
+        self._results: dict[int, str | BaseException] = {}
         self._newest: tuple[int, float] | None = None
         """Step that is known to have been made last, and when."""
         self._progress: dict[int, RankProgress] = {}
@@ -106,8 +106,8 @@ class ActorPool:
         self._idle_s = 0.0
         self._num_signs: dict[int, int] = {}
         """Activity counters of the newest group's members, by process number."""
-        self._looked_at = self._clock()
-        self._surveyed_at: float | None = None
+        self._polled_at = self._clock()
+        self._draining_checked_at: float | None = None
 
     @property
     def processes(self) -> list[Process]:
@@ -117,45 +117,45 @@ class ActorPool:
                 number=one.number,
                 ready_since=one.ready_since,
                 leaving_since=one.leaving_since,
-                node=one.place.node if one.place is not None else None,
-                host=one.place.host if one.place is not None else None,
+                node=one.location.node if one.location is not None else None,
+                host=one.location.host if one.location is not None else None,
             )
             for one in self._members.values()
         ]
 
-    def hire(self, avoid: Collection[str] = ()) -> None:
+    def start(self, avoid: Collection[str] = ()) -> None:
         """Start one more actor, on any node that has room and is not to be avoided."""
         selector = (
             {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
         )
         actor = self._start_actor({**self._options, **selector})
-        self._members[self._next] = Member(self._next, actor, actor.place.remote())
+        self._members[self._next] = Member(self._next, actor, actor.locate.remote())
         self._next += 1
 
     def _start_actor(self, options: dict[str, Any]) -> Any:
         return self._ray.remote(Worker).options(**options).remote(self._launch, self._token)
 
-    def dismiss(self, number: int) -> None:
+    def stop(self, number: int) -> None:
         """Kill the actor."""
         member = self._members.pop(number, None)
         if member is not None:
             self._ray.kill(member.actor)
-            if member.place is not None:
+            if member.location is not None:
                 discard_exit_note(
-                    exit_note_path(self._storage, member.place.node, member.place.pid)
+                    exit_note_path(self._storage, member.location.node, member.location.pid)
                 )
 
-    def expel(self, number: int) -> None:
+    def kill(self, number: int) -> None:
         """Kill the actor and its process."""
         member = self._members.get(number)
         if member is not None:
-            self.dismiss(number)
-            self._end_process(member)
-        self._returned.setdefault(self._group.index(number), EXPELLED)
+            self.stop(number)
+            self._kill_process(member)
+        self._results.setdefault(self._group.index(number), KILLED)
 
-    def look(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float) -> None:
         """Wait for any of the open calls, then take what has come."""
-        self._ask_for_signs_of_life()
+        self._request_heartbeats()
         calls = self._open_calls()
         if calls:
             done, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
@@ -165,15 +165,15 @@ class ActorPool:
         else:
             self._pause(timeout_s)
         self._watch_memory()
-        self._end_the_hung()
-        self._survey()
+        self._kill_hung()
+        self._refresh_draining()
 
-    def failed_starts(self) -> list[FailedStart]:
+    def take_failed_starts(self) -> list[FailedStart]:
         """Return and clear the processes that ended before they were ready."""
         failed, self._failed = self._failed, []
         return failed
 
-    def seat(
+    def start_group(
         self, group: Sequence[int], generation: int, previous_group: PreviousGroup | None
     ) -> None:
         """Rank 0 opens the store, then all train.
@@ -183,17 +183,19 @@ class ActorPool:
         """
         members = [self._members[number] for number in group]
         try:
-            store = self._ray.get(members[0].actor.open.remote(generation), timeout=OPEN_S)
+            store = self._ray.get(members[0].actor.open_store.remote(generation), timeout=OPEN_S)
         except (self._ray.exceptions.RayError, TimeoutError) as error:
-            self.dismiss(group[0])
+            self.stop(group[0])
             raise ProcessLost(
                 f"rank 0's process opened no store for its group: {type(error).__name__}"
             ) from error
-        self._group, self._returned, self._newest, self._progress = tuple(group), {}, None, {}
+        self._group, self._results, self._newest, self._progress = tuple(group), {}, None, {}
         self._num_signs, self._idle_s = {}, 0.0
-        nodes = tuple(member.place.node if member.place is not None else "" for member in members)
+        nodes = tuple(
+            member.location.node if member.location is not None else "" for member in members
+        )
         for rank, member in enumerate(members):
-            seat = GroupAssignment(
+            assignment = GroupAssignment(
                 generation=generation,
                 rank=rank,
                 world_size=len(group),
@@ -202,14 +204,14 @@ class ActorPool:
                 peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._answer_s),
                 nodes=nodes,
             )
-            member.training = member.actor.train.remote(seat)
+            member.training = member.actor.train.remote(assignment)
             member.memory.growth = MemoryGrowth()
             # A heartbeat requested earlier may show the member's progress in the previous group.
-            member.pulsing = None
+            member.heartbeat_call = None
 
-    def returned(self) -> dict[int, str | BaseException]:
+    def results(self) -> dict[int, str | BaseException]:
         """Outcomes and errors by rank."""
-        return dict(self._returned)
+        return dict(self._results)
 
     def resize(self, note: ResizeRecord) -> None:
         """Through rank 0's process."""
@@ -224,13 +226,13 @@ class ActorPool:
         ready = [one for one in self._members.values() if one.ready_since is not None]
         calls = {one.actor.last_step.remote(): one for one in ready}
         done, _ = (
-            self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S)
+            self._ray.wait(list(calls), num_returns=len(calls), timeout=LAST_ANSWER_S)
             if calls
             else ([], [])
         )
         for call in done:
             with suppress(self._ray.exceptions.RayError):
-                self._hear(calls[call], self._ray.get(call))
+                self._record_heartbeat(calls[call], self._ray.get(call))
         return self._newest
 
     def progress(self) -> dict[int, RankProgress]:
@@ -245,7 +247,7 @@ class ActorPool:
         """Return the seconds without progress, counted only while this process watches."""
         return self._idle_s
 
-    def code_places(self) -> dict[int, str]:
+    def find_user_lines(self) -> dict[int, str]:
         """Ask all members which line of user code they execute."""
         members = {
             rank: self._members[number]
@@ -254,7 +256,7 @@ class ActorPool:
         }
         calls = {member.actor.find_user_line.remote(): rank for rank, member in members.items()}
         done, _ = (
-            self._ray.wait(list(calls), num_returns=len(calls), timeout=FAREWELL_S)
+            self._ray.wait(list(calls), num_returns=len(calls), timeout=LAST_ANSWER_S)
             if calls
             else ([], [])
         )
@@ -268,55 +270,58 @@ class ActorPool:
         """Kill all actors."""
         del outcome
         for number in list(self._members):
-            self.dismiss(number)
+            self.stop(number)
 
     def _open_calls(self) -> dict[Any, Callable[[Any], None]]:
         """Return the calls to wait for, each with the function that takes its answer."""
         return {
-            call: partial(self._take, member)
+            call: partial(self._handle_answer, member)
             for member in self._members.values()
             for call in member.calls()
         }
 
-    def _ask_for_signs_of_life(self) -> None:
+    def _request_heartbeats(self) -> None:
         now = self._clock()
         seated = [self._members.get(number) for number in self._group]
         computed = tuple(
-            one.pulse.compute_s if one is not None and one.pulse is not None else 0.0
+            one.heartbeat.compute_s if one is not None and one.heartbeat is not None else 0.0
             for one in seated
         )
         for member in self._members.values():
             if (
-                member.place is not None
-                and member.pulsing is None
-                and now - member.pulsed_at >= PULSE_S
+                member.location is not None
+                and member.heartbeat_call is None
+                and now - member.heartbeat_at >= HEARTBEAT_S
             ):
-                member.pulsing, member.pulsed_at = member.actor.pulse.remote(computed), now
+                member.heartbeat_call, member.heartbeat_at = (
+                    member.actor.heartbeat.remote(computed),
+                    now,
+                )
 
-    def _take(self, member: Member, call: Any) -> None:
+    def _handle_answer(self, member: Member, call: Any) -> None:
         """A call has come back."""
         try:
             answer = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as raised:
             answer = raised.cause
         except self._ray.exceptions.RayError as lost:
-            self._lose(member, lost)
+            self._drop_member(member, lost)
             return
         if call is member.training:
             member.training = None
-            self._returned[self._group.index(member.number)] = answer
+            self._results[self._group.index(member.number)] = answer
         elif isinstance(answer, TaskRaised | StorageError) and call is member.starting:
-            self._lose(member, answer)
+            self._drop_member(member, answer)
         elif isinstance(answer, BaseException):
-            self._lose(
+            self._drop_member(
                 member,
                 ProcessLost(f"the process cannot be used: {type(answer).__name__}: {answer}"),
             )
-        elif call is member.pulsing:
-            member.pulsing = None
-            self._hear(member, answer)
-        elif member.place is None:
-            member.place, member.starting = answer, member.actor.prepare.remote()
+        elif call is member.heartbeat_call:
+            member.heartbeat_call = None
+            self._record_heartbeat(member, answer)
+        elif member.location is None:
+            member.location, member.starting = answer, member.actor.prepare.remote()
             self._note_placed(member)
         else:
             member.starting, member.silent_s = None, 0.0
@@ -332,40 +337,46 @@ class ActorPool:
         if member.starting is None and member.has_joined and member.ready_since is None:
             member.ready_since = self._clock()
 
-    def _hear(self, member: Member, pulse: Heartbeat) -> None:
-        member.pulse = pulse
-        if pulse.memory is not None:
-            member.memory.add(self._clock(), pulse.memory)
-            if pulse.progress.doing != "starting":
-                member.memory.growth.add(pulse.step, self._clock(), pulse.memory.process)
+    def _record_heartbeat(self, member: Member, heartbeat: Heartbeat) -> None:
+        member.heartbeat = heartbeat
+        if heartbeat.memory is not None:
+            member.memory.add(self._clock(), heartbeat.memory)
+            if heartbeat.progress.doing != "starting":
+                member.memory.growth.add(heartbeat.step, self._clock(), heartbeat.memory.process)
         if member.number in self._group:
-            self._progress[member.number] = pulse.progress
-            if self._num_signs.get(member.number) != pulse.activity_count:
-                self._num_signs[member.number], self._idle_s = pulse.activity_count, 0.0
-        if pulse.stepped_at:
+            self._progress[member.number] = heartbeat.progress
+            if self._num_signs.get(member.number) != heartbeat.activity_count:
+                self._num_signs[member.number], self._idle_s = heartbeat.activity_count, 0.0
+        if heartbeat.stepped_at:
             newest = self._newest or (0, 0.0)
-            self._newest = max(newest, (pulse.step, pulse.stepped_at), key=lambda made: made[1])
+            self._newest = max(
+                newest, (heartbeat.step, heartbeat.stepped_at), key=lambda made: made[1]
+            )
 
-    def _lose(self, member: Member, why: BaseException) -> None:
+    def _drop_member(self, member: Member, why: BaseException) -> None:
         """A process is gone, whichever of its calls says so first."""
         if self._members.pop(member.number, None) is None:
             return
-        why = self._explained(member, why)
+        why = self._explain_loss(member, why)
         # what only seemed to be gone must not train on.
         self._ray.kill(member.actor)
         if member.training is not None:
-            self._returned[self._group.index(member.number)] = why
+            self._results[self._group.index(member.number)] = why
         elif member.ready_since is None:
             node, host = (
-                (member.place.node, member.place.host) if member.place is not None else (None, None)
+                (member.location.node, member.location.host)
+                if member.location is not None
+                else (None, None)
             )
             self._failed.append(FailedStart(error=why, node=node, host=host))
 
-    def _explained(self, member: Member, why: BaseException) -> BaseException:
+    def _explain_loss(self, member: Member, why: BaseException) -> BaseException:
         """Replace Ray's error by the process's exit note or its lack of memory, if there is one."""
-        if member.place is None or not is_process_death(why):
+        if member.location is None or not is_process_death(why):
             return why
-        note = read_exit_note(exit_note_path(self._storage, member.place.node, member.place.pid))
+        note = read_exit_note(
+            exit_note_path(self._storage, member.location.node, member.location.pid)
+        )
         if note is not None:
             return ProcessCrashed(note)
         return (member.memory.explain_death() if is_lone_process_death(why) else None) or why
@@ -376,18 +387,18 @@ class ActorPool:
         """
         here = self._ray.get_runtime_context().get_node_id()
         for member in list(self._members.values()):
-            if member.place is not None and member.place.node == here:
-                self._measure_here(member, member.place.pid)
+            if member.location is not None and member.location.node == here:
+                self._measure_here(member, member.location.pid)
             why = member.memory.judge(self._memory_limit)
             if why is not None:
                 log.warning("killing worker process %d: %s", member.number, why)
-                self._end_process(member)
-                self._lose(member, why)
+                self._kill_process(member)
+                self._drop_member(member, why)
                 self._expect_relief(member)
 
     def _expect_relief(self, killed: Member) -> None:
         for member in self._members.values():
-            if member.place and killed.place and member.place.node == killed.place.node:
+            if member.location and killed.location and member.location.node == killed.location.node:
                 member.memory.expect_relief(self._clock())
 
     def _measure_here(self, member: Member, pid: int) -> None:
@@ -397,30 +408,32 @@ class ActorPool:
         if self._clock() - member.memory.read_s >= _MEASURE_S:
             member.memory.add(self._clock(), self._measure(pid))
 
-    def _end_the_hung(self) -> None:
+    def _kill_hung(self) -> None:
         now = self._clock()
         # a supervisor that itself stood still has not heard the answers yet.
-        watched_s, self._looked_at = min(now - self._looked_at, PULSE_S), now
+        watched_s, self._polled_at = min(now - self._polled_at, HEARTBEAT_S), now
         self._idle_s += watched_s
         for member in list(self._members.values()):
-            member.silent_s = member.silent_s + watched_s if member.pulsing is not None else 0.0
-            member.prepares_s += (
-                watched_s if member.place is not None and member.starting is not None else 0.0
+            member.silent_s = (
+                member.silent_s + watched_s if member.heartbeat_call is not None else 0.0
             )
-            why = self._is_hung(member)
+            member.prepares_s += (
+                watched_s if member.location is not None and member.starting is not None else 0.0
+            )
+            why = self._judge_hang(member)
             if why is not None:
                 log.warning("killing worker process %d: %s", member.number, why)
-                self._end_process(member)
-                self._lose(member, why)
+                self._kill_process(member)
+                self._drop_member(member, why)
 
-    def _is_hung(self, member: Member) -> WorkerError | None:
+    def _judge_hang(self, member: Member) -> WorkerError | None:
         """Return why the process must be killed; None if it need not be."""
         limit_s = (
             max(PREPARING_S, self._answer_s) if member.starting is not None else self._answer_s
         )
         if member.silent_s >= limit_s:
             # Its replacement may hold Python's lock for as long.
-            self._answer_s = max(self._answer_s, min(2 * self._answer_s, MOST_SILENCE_S))
+            self._answer_s = max(self._answer_s, min(2 * self._answer_s, MAX_SILENCE_S))
             return ProcessLost(
                 f"the process did not answer for {limit_s:g} s and was killed; raise"
                 " limits.answer_seconds if its code may hold Python's lock that long (limit from"
@@ -433,29 +446,32 @@ class ActorPool:
             return TaskNotReady(None, None, sentence)
         return None
 
-    def _end_process(self, member: Member) -> None:
+    def _kill_process(self, member: Member) -> None:
         """A stopped process does not hear Ray: its machine ends it."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        if member.place is None:
+        if member.location is None:
             return
-        if member.place.node == self._ray.get_runtime_context().get_node_id():
-            _kill(member.place.pid)
+        if member.location.node == self._ray.get_runtime_context().get_node_id():
+            _kill(member.location.pid)
             return
-        there = NodeAffinitySchedulingStrategy(member.place.node, soft=False)
+        there = NodeAffinitySchedulingStrategy(member.location.node, soft=False)
         self._ray.remote(_kill).options(
             num_cpus=0, scheduling_strategy=there, max_retries=0
-        ).remote(member.place.pid)
+        ).remote(member.location.pid)
 
-    def _survey(self) -> None:
+    def _refresh_draining(self) -> None:
         """See whose node is being drained."""
-        if self._surveyed_at is not None and self._clock() - self._surveyed_at < SURVEY_S:
+        if (
+            self._draining_checked_at is not None
+            and self._clock() - self._draining_checked_at < DRAINING_CHECK_S
+        ):
             return
-        self._surveyed_at = self._clock()
+        self._draining_checked_at = self._clock()
         with suppress(self._ray.exceptions.RayError, OSError):
             leaving = get_draining_nodes()
             for member in self._members.values():
-                if member.place is not None and member.place.node in leaving:
+                if member.location is not None and member.location.node in leaving:
                     member.leaving_since = member.leaving_since or self._clock()
 
 

@@ -1,7 +1,7 @@
 """One attempt's worker groups, one after the other: who trains when processes come and go, and what
 a failure means.
 
-The supervisor's thread runs this. All knowledge of Ray is in the crew; all choices are in `elastic`
+The supervisor's thread runs this. All knowledge of Ray is in the pool; all choices are in `elastic`
 and `failure`.
 """
 
@@ -38,7 +38,7 @@ from workers.controller.failure_policy import (
     Retry,
     decide_retry,
 )
-from workers.controller.scaling_policy import ScalingInput, ScalingPlan, order_nodes, plan
+from workers.controller.scaling_policy import ScalingInput, ScalingPlan, order_nodes, plan_scaling
 from workers.controller.start_failures import (
     AvoidedNodes,
     FailedStart,
@@ -68,15 +68,15 @@ log = logging.getLogger(__name__)
 class AttemptHost(Protocol):
     """What the attempt needs of its supervisor."""
 
-    def claim(self) -> int:
+    def claim_generation(self) -> int:
         """A new generation."""
 
-    def record(self, failure: FailureRecord) -> None:
+    def record_failure(self, failure: FailureRecord) -> None:
         """Keep it, in a generation of its own: what the dead group's zombies say from now on is
         refused.
         """
 
-    def progressed(self, generation: int) -> bool:
+    def has_progressed(self, generation: int) -> bool:
         """Return whether the group of that generation saved a new checkpoint or epoch."""
 
     def has_started(self, generation: int) -> bool:
@@ -85,16 +85,16 @@ class AttemptHost(Protocol):
     def saved_step(self) -> int:
         """Return how many steps the job's newest checkpoint holds."""
 
-    def say(self, message: str, *, waits: bool = False) -> None:
+    def publish_status(self, message: str, *, is_waiting: bool = False) -> None:
         """Publish what the attempt does, or what its worker group waits for, in one sentence."""
 
-    def show_placement(self, nodes: tuple[str, ...]) -> None:
+    def publish_placement(self, nodes: tuple[str, ...]) -> None:
         """Publish the nodes of the placed worker processes, the most useful process first."""
 
-    def orders(self) -> DesiredState:
+    def desired_state(self) -> DesiredState:
         """What people want now."""
 
-    def stopped_by(self) -> Literal["cancel", "pause"]:
+    def requested_stop(self) -> Literal["cancel", "pause"]:
         """What people wanted of a group that stopped for it."""
 
 
@@ -119,8 +119,8 @@ class Attempt:
     """The groups of one attempt."""
 
     launch: Launch
-    crew: WorkerPool
-    desk: AttemptHost
+    pool: WorkerPool
+    host: AttemptHost
     failures: FailureCounts
     previous_group: PreviousGroup | None = None
     """What the newest group was doing when it ended; at first that of a supervisor before this one.
@@ -143,7 +143,7 @@ class Attempt:
     _undecided: list[FailedStart] = field(default_factory=list)
     """Failed starts that cannot be judged while other processes still prepare."""
     _avoided: AvoidedNodes = field(default_factory=AvoidedNodes)
-    _hire_not_before: float = 0.0
+    _start_not_before: float = 0.0
     """When others may be hired, after that."""
 
     def __post_init__(self) -> None:
@@ -153,109 +153,109 @@ class Attempt:
         """Train until the job or the attempt is over."""
         over: EndRecord | PausedRecord | None = None
         try:
-            while (over := self._turn()) is None:
-                self.crew.look(TICK_S)
+            while (over := self._run_once()) is None:
+                self.pool.poll(TICK_S)
         finally:
-            self.crew.close(over)
+            self.pool.close(over)
         return over
 
-    def _turn(self) -> EndRecord | PausedRecord | None:
-        orders = self.desk.orders()
-        size = orders.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
-        unstarted = self._unstarted()
+    def _run_once(self) -> EndRecord | PausedRecord | None:
+        desired = self.host.desired_state()
+        size = desired.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
+        unstarted = self._judge_failed_starts()
         # before all else: a process that is to take the place of a lost one needs seconds to start.
-        todo = self._staffed(size)
+        wanted = self._adjust_processes(size)
         if self._group is not None:
-            return self._watch_group(self._group, todo, size)
+            return self._watch_group(self._group, wanted, size)
         if unstarted is not None:
-            return self._after(unstarted.failure, progressed=False, fatal=unstarted.fatal)
-        if orders.stop is not None:
-            return self._stopped(
-                orders.stop, self.previous_group.step if self.previous_group else None
+            return self._handle_failure(unstarted.failure, progressed=False, fatal=unstarted.fatal)
+        if desired.stop is not None:
+            return self._end_stopped(
+                desired.stop, self.previous_group.step if self.previous_group else None
             )
-        if todo.group and self.clock() >= self._not_before:
-            return self._start(todo, size)
-        self._say_waiting(size)
+        if wanted.group and self.clock() >= self._not_before:
+            return self._start_group(wanted, size)
+        self._publish_waiting(size)
         return None
 
     def _watch_group(
-        self, group: _Group, todo: ScalingPlan, size: Size
+        self, group: _Group, wanted: ScalingPlan, size: Size
     ) -> EndRecord | PausedRecord | None:
-        returned = self.crew.returned()
-        over = self._ending(group, returned) if returned else None
+        results = self.pool.results()
+        over = self._handle_results(group, results) if results else None
         if over is not None or self._group is None or group.broken_at is not None:
             return over
         if (failure := self._lasting_disagreement(group)) is not None:
             return self._end_stuck(group, failure, fatal="TASK_RAISED")
-        if self.crew.idle_s() >= (limit_s := self._limit_s()):
-            failure = describe_hang(self.crew.progress(), self.crew.code_places(), limit_s)
+        if self.pool.idle_s() >= (limit_s := self._limit_s()):
+            failure = describe_hang(self.pool.progress(), self.pool.find_user_lines(), limit_s)
             return self._end_stuck(group, failure)
         self._publish_wait(group)
-        if not returned:
-            self._resize(group, todo, size)
+        if not results:
+            self._resize(group, wanted, size)
         return None
 
     def _publish_wait(self, group: _Group) -> None:
         waiting_for = next(
-            (one.waiting_for for one in self.crew.progress().values() if one.waiting_for), ""
+            (one.waiting_for for one in self.pool.progress().values() if one.waiting_for), ""
         )
         if waiting_for != group.waiting_for:
             group.waiting_for = waiting_for
             storage_is_back = (
                 f"worker group {group.generation} continues: its storage is available again"
             )
-            self.desk.say(waiting_for or storage_is_back, waits=bool(waiting_for))
+            self.host.publish_status(waiting_for or storage_is_back, is_waiting=bool(waiting_for))
 
-    def _staffed(self, size: Size) -> ScalingPlan:
+    def _adjust_processes(self, size: Size) -> ScalingPlan:
         """Hire and dismiss; gives the plan for the group."""
         if self._avoided.expire(self.clock()):
-            for process in [one for one in self.crew.processes if one.node is None]:
-                self.crew.dismiss(process.number)
-        todo = plan(self._situation(size))
-        for number in todo.dismiss:
-            self.crew.dismiss(number)
-        may_hire = self.clock() >= self._hire_not_before and not self._undecided
-        for _ in range(todo.hire if may_hire else 0):
-            self.crew.hire(self._avoided.until)
-        self.desk.show_placement(order_nodes(self.crew.processes, self._last))
-        return todo
+            for process in [one for one in self.pool.processes if one.node is None]:
+                self.pool.stop(process.number)
+        wanted = plan_scaling(self._scaling_input(size))
+        for number in wanted.to_stop:
+            self.pool.stop(number)
+        may_start = self.clock() >= self._start_not_before and not self._undecided
+        for _ in range(wanted.num_to_start if may_start else 0):
+            self.pool.start(self._avoided.until)
+        self.host.publish_placement(order_nodes(self.pool.processes, self._last))
+        return wanted
 
-    def _situation(self, size: Size) -> ScalingInput:
+    def _scaling_input(self, size: Size) -> ScalingInput:
         return ScalingInput(
-            processes=self.crew.processes,
+            processes=self.pool.processes,
             size=size,
             group=self._last,
             training=self._group is not None,
             now=self.clock(),
         )
 
-    def _start(self, todo: ScalingPlan, size: Size) -> EndRecord | None:
-        generation = self.desk.claim()
-        self.desk.say(
-            f"worker group {generation} starts with {len(todo.group)} of {size.target} workers"
+    def _start_group(self, wanted: ScalingPlan, size: Size) -> EndRecord | None:
+        generation = self.host.claim_generation()
+        self.host.publish_status(
+            f"worker group {generation} starts with {len(wanted.group)} of {size.target} workers"
         )
-        self._group = _Group(members=todo.group, generation=generation, size=size)
+        self._group = _Group(members=wanted.group, generation=generation, size=size)
         self._failed_starts = 0
-        self._last = todo.group
+        self._last = wanted.group
         try:
-            self.crew.seat(todo.group, generation, self.previous_group)
+            self.pool.start_group(wanted.group, generation, self.previous_group)
         except ProcessLost as error:
-            return self._failed(self._group, {CONTROLLER: error})
+            return self._handle_errors(self._group, {CONTROLLER: error})
         return None
 
-    def _resize(self, group: _Group, todo: ScalingPlan, size: Size) -> None:
+    def _resize(self, group: _Group, wanted: ScalingPlan, size: Size) -> None:
         """Have the group stop at its next step boundary where another one should train."""
-        if todo.group == group.members or group.resizing:
+        if wanted.group == group.members or group.resizing:
             return
         group.resizing = True
-        note = self._resizing(group, todo, size)
+        note = self._describe_resize(group, wanted, size)
         log.info("%s", note.message)
-        self.desk.say(note.message)
-        self.crew.resize(note)
+        self.host.publish_status(note.message)
+        self.pool.resize(note)
 
-    def _resizing(self, group: _Group, todo: ScalingPlan, size: Size) -> ResizeRecord:
-        old, new = len(group.members), len(todo.group)
-        leaving = {one.number for one in self.crew.processes if one.leaving_since is not None}
+    def _describe_resize(self, group: _Group, wanted: ScalingPlan, size: Size) -> ResizeRecord:
+        old, new = len(group.members), len(wanted.group)
+        leaving = {one.number for one in self.pool.processes if one.leaving_since is not None}
         cause: Literal["ordered", "joined", "leaving"] = (
             "ordered" if size != group.size else "joined"
         )
@@ -267,42 +267,42 @@ class Attempt:
             cause=cause,
             old=old,
             new=new,
-            step=self._interrupted("resize", old).step,
+            step=self._describe_group("resize", old).step,
             message=message,
         )
 
-    def _ending(
-        self, group: _Group, returned: Mapping[int, str | BaseException]
+    def _handle_results(
+        self, group: _Group, results: Mapping[int, str | BaseException]
     ) -> EndRecord | PausedRecord | None:
         """Some of the group's members came back; what follows once all have."""
         errors = {
-            rank: answer for rank, answer in returned.items() if isinstance(answer, BaseException)
+            rank: answer for rank, answer in results.items() if isinstance(answer, BaseException)
         }
-        if len(returned) < len(group.members):
+        if len(results) < len(group.members):
             if errors:
-                self._call_back(group, returned)
+                self._kill_stragglers(group, results)
             return None
         if errors:
-            return self._failed(group, errors)
+            return self._handle_errors(group, errors)
         # where a script of people's own lets its ranks end differently: this one keeps the state
         # and the records.
-        outcome = returned[0]
+        outcome = results[0]
         previous_group = self._close_group(group, "resize")
         if outcome == "completed":
             return EndRecord(status="SUCCEEDED", reason="COMPLETED")
         if outcome in {"stopped", "unsaved"}:
-            return self._stopped(self.desk.stopped_by(), previous_group.step)
+            return self._end_stopped(self.host.requested_stop(), previous_group.step)
         return None
 
     def _limit_s(self) -> float:
         """Return for how many seconds the group may make no progress."""
         limits = self.launch.spec.limits
-        has_trained = any(one.doing != "starting" for one in self.crew.progress().values())
+        has_trained = any(one.doing != "starting" for one in self.pool.progress().values())
         return limits.step_seconds if has_trained else limits.start_seconds
 
     def _lasting_disagreement(self, group: _Group) -> FailureRecord | None:
         """Return why the group's ranks will wait for each other for ever, once that is certain."""
-        failure = find_disagreement(self.crew.progress())
+        failure = find_disagreement(self.pool.progress())
         if failure is None:
             group.disagreed_at = None
             return None
@@ -315,101 +315,107 @@ class Attempt:
         """Kill all members of a group that makes no progress."""
         self._close_group(group, "recovery")
         for number in group.members:
-            self.crew.expel(number)
-        return self._after(failure, progressed=self.desk.progressed(group.generation), fatal=fatal)
+            self.pool.kill(number)
+        return self._handle_failure(
+            failure, progressed=self.host.has_progressed(group.generation), fatal=fatal
+        )
 
-    def _call_back(self, group: _Group, returned: Mapping[int, object]) -> None:
+    def _kill_stragglers(self, group: _Group, results: Mapping[int, object]) -> None:
         """End those who stay away from a broken group for too long."""
         group.broken_at = group.broken_at or self.clock()
         if self.clock() - group.broken_at >= RETURN_S:
             for rank, number in enumerate(group.members):
-                if rank not in returned:
+                if rank not in results:
                     log.warning(
                         "rank %d has not come back from a broken group in %g s and is ended",
                         rank,
                         RETURN_S,
                     )
-                    self.crew.expel(number)
+                    self.pool.kill(number)
 
-    def _failed(self, group: _Group, errors: Mapping[int, BaseException]) -> EndRecord | None:
+    def _handle_errors(
+        self, group: _Group, errors: Mapping[int, BaseException]
+    ) -> EndRecord | None:
         """Record what ended the group, and say how the job ends, if it does."""
         self._close_group(group, "recovery")
-        failure = find_cause(errors, self.crew.progress())
-        progressed = self.desk.progressed(group.generation)
-        if (lacking := self._lacking(group, errors)) is not None:
-            return self._after(lacking.failure, progressed=progressed, fatal=None)
+        failure = find_cause(errors, self.pool.progress())
+        progressed = self.host.has_progressed(group.generation)
+        if (lacking := self._blame_members(group, errors)) is not None:
+            return self._handle_failure(lacking.failure, progressed=progressed, fatal=None)
         fatal = find_fatal_reason(errors) if failure.cause == "job" else None
         if fatal in {"TASK_RAISED", "START_FAILED"} and self.has_trained:
             # The task has been built before: whatever is missing now may come back.
             fatal = None
-        if failure == find_disagreement(self.crew.progress()):
+        if failure == find_disagreement(self.pool.progress()):
             # Another group would disagree at the same step.
             fatal = "TASK_RAISED"
         if failure.cause == "job" or self.launch.spec.workers.gpus:
             # what raised in a process may have left it broken; a GPU is not trusted after a peer
             # was lost.
             for number in group.members:
-                self.crew.dismiss(number)
-        return self._after(failure, progressed=progressed, fatal=fatal)
+                self.pool.stop(number)
+        return self._handle_failure(failure, progressed=progressed, fatal=fatal)
 
-    def _lacking(self, group: _Group, errors: Mapping[int, BaseException]) -> StartVerdict | None:
+    def _blame_members(
+        self, group: _Group, errors: Mapping[int, BaseException]
+    ) -> StartVerdict | None:
         """Stop the members that could not build what their peers could, and avoid their nodes."""
-        processes = {process.number: process for process in self.crew.processes}
+        processes = {process.number: process for process in self.pool.processes}
         unbuilt = find_unbuilt_members(errors, [processes.get(number) for number in group.members])
         if unbuilt is None:
             return None
         for rank in unbuilt:
-            self.crew.dismiss(group.members[rank])
+            self.pool.stop(group.members[rank])
         verdict = blame_nodes(
             list(unbuilt.values()), frozenset(one.node for one in unbuilt.values() if one.node)
         )
         self._avoided.add(verdict, self.clock())
         return verdict
 
-    def _unstarted(self) -> StartVerdict | None:
+    def _judge_failed_starts(self) -> StartVerdict | None:
         """Judge failed starts; replacements are started after a pause that grows."""
-        failed = self.crew.failed_starts()
+        failed = self.pool.take_failed_starts()
         if failed:
             self._undecided += failed
             pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failed_starts, 10))
             self._failed_starts += 1
-            self._hire_not_before = self.clock() + pause_s
+            self._start_not_before = self.clock() + pause_s
         if not self._undecided:
             return None
-        verdict = judge_starts(self._undecided, self.crew.processes, has_trained=self.has_trained)
+        verdict = judge_starts(self._undecided, self.pool.processes, has_trained=self.has_trained)
         if verdict is None:
             return None
         self._undecided = []
         self._avoided.add(verdict, self.clock())
         log.warning("%s", verdict.failure.message)
-        self.desk.say(verdict.failure.message)
+        self.host.publish_status(verdict.failure.message)
         return verdict
 
-    def _after(
+    def _handle_failure(
         self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None
     ) -> EndRecord | None:
         self.failures, move = decide_retry(
             self.failures,
             failure,
             progressed=progressed,
-            most_own=self.launch.spec.max_failures,
+            max_failures=self.launch.spec.max_failures,
             fatal=fatal,
         )
-        self.desk.record(failure.model_copy(update={"final": isinstance(move, GiveUp)}))
+        self.host.record_failure(failure.model_copy(update={"final": isinstance(move, GiveUp)}))
         match move:
             case Retry(pause_s=pause_s):
                 self._not_before = self.clock() + pause_s
-                follows = f"{failure.message}; {self._recovery()}"
+                follows = f"{failure.message}; {self._describe_recovery()}"
                 log.warning("%s", follows)
                 self._pause_reason = f"{follows} in {pause_s:g} s"
-                self.desk.say(self._pause_reason)
+                self.host.publish_status(self._pause_reason)
                 return None
             case GiveUp(reason=reason, message=message):
                 return EndRecord(status="FAILED", reason=reason, message=message)
 
-    def _recovery(self) -> str:
+    def _describe_recovery(self) -> str:
         """Describe what follows a failure after which the attempt goes on."""
-        if self.desk.saved_step():
+        if self.host.saved_step():
             return "the job goes on from its newest checkpoint"
         if self._last:
             return "no checkpoint yet; the job restarts from the beginning"
@@ -418,21 +424,23 @@ class Attempt:
     def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> PreviousGroup:
         """Forget the group and keep how far it was."""
         self._group = None
-        self.previous_group = self._interrupted(cause, len(group.members))
-        self.has_trained = self.has_trained or self.desk.has_started(group.generation)
+        self.previous_group = self._describe_group(cause, len(group.members))
+        self.has_trained = self.has_trained or self.host.has_started(group.generation)
         return self.previous_group
 
-    def _interrupted(self, cause: Literal["resize", "recovery"], world_size: int) -> PreviousGroup:
+    def _describe_group(
+        self, cause: Literal["resize", "recovery"], world_size: int
+    ) -> PreviousGroup:
         before = self.previous_group
         known = (before.step, self.now()) if before is not None else (0, self.now())
-        step, stepped_at = self.crew.last_step() or known
+        step, stepped_at = self.pool.last_step() or known
         return PreviousGroup(cause=cause, world_size=world_size, step=step, time=stepped_at)
 
-    def _stopped(
+    def _end_stopped(
         self, why: Literal["cancel", "pause"], step: int | None
     ) -> EndRecord | PausedRecord:
         """Record how far the job was when it was stopped, and how much of that is saved."""
-        saved = self.desk.saved_step()
+        saved = self.host.saved_step()
         if why == "pause":
             return PausedRecord(step=step, saved_step=saved)
         state = "no worker group was running" if step is None else "its state was saved"
@@ -442,10 +450,12 @@ class Attempt:
             status="CANCELLED", reason="CANCELLED_BY_USER", message=f"cancelled; {state}"
         )
 
-    def _say_waiting(self, size: Size) -> None:
+    def _publish_waiting(self, size: Size) -> None:
         if self.clock() < self._not_before:
-            self.desk.say(self._pause_reason)
+            self.host.publish_status(self._pause_reason)
             return
-        ready = sum(one.ready_since is not None for one in self.crew.processes)
+        ready = sum(one.ready_since is not None for one in self.pool.processes)
         waiting = f"{ready} of {size.target} worker processes ready, {size.min} needed"
-        self.desk.say("; ".join(dict.fromkeys([waiting, *self._avoided.reasons.values()])))
+        self.host.publish_status(
+            "; ".join(dict.fromkeys([waiting, *self._avoided.reasons.values()]))
+        )

@@ -20,7 +20,7 @@ from workers.error_text import format_error
 from workers.errors import LossNotFinite, ProcessCrashed, StorageError, TaskRaised, WorkerError
 from workers.training.context import RankProgress
 
-_MOST_RANKS = 4
+_MAX_RANKS = 4
 """Number of ranks of a hung group that the message lists."""
 CONTROLLER = -1
 """Key of a failure that belongs to no rank: starting or leading the group failed."""
@@ -37,12 +37,12 @@ def find_cause(
     """
     known = progress or {}
     if CONTROLLER in by_rank:
-        return _of_controller(by_rank[CONTROLLER])
+        return _classify_start(by_rank[CONTROLLER])
     if dead := {rank: by_rank[rank] for rank in sorted(by_rank) if is_process_death(by_rank[rank])}:
-        return _of_dead(dead, known)
+        return _classify_deaths(dead, known)
     own = {rank: error for rank, error in by_rank.items() if not is_peer_loss(error)}
     if raised := {rank: error for rank, error in own.items() if isinstance(error, WorkerError)}:
-        return _of_own(raised, known)
+        return _classify_own(raised, known)
     if disagreement := find_disagreement(known):
         return disagreement
     away = next((rank for rank, error in own.items() if isinstance(error, OSError)), None)
@@ -55,7 +55,7 @@ def find_cause(
             message=format_error(own[away]),
             is_storage=is_storage,
         )
-    return _of_own(own, known) if own else _of_collectives(by_rank, known)
+    return _classify_own(own, known) if own else _classify_collectives(by_rank, known)
 
 
 def find_fatal_reason(by_rank: Mapping[int, BaseException]) -> EndReason | None:
@@ -99,7 +99,7 @@ def describe_hang(
     """
     first = min(progress, default=0)
     ranks = [
-        f"rank {rank} is {_at(rank, progress, places)}" for rank in sorted(progress)[:_MOST_RANKS]
+        f"rank {rank} is {_at(rank, progress, places)}" for rank in sorted(progress)[:_MAX_RANKS]
     ]
     seen = "; ".join(ranks) or "none of them answers"
     message = (
@@ -110,7 +110,7 @@ def describe_hang(
         cause="job",
         rank=first,
         epoch=progress[first].epoch if progress else None,
-        step=_step(first, progress),
+        step=_step_of(first, progress),
         message=message + ("start_seconds" if is_starting else "step_seconds"),
     )
 
@@ -119,7 +119,7 @@ def _at(rank: int, progress: Mapping[int, RankProgress], places: Mapping[int, st
     return f"{progress[rank]} ({places[rank]})" if places.get(rank) else str(progress[rank])
 
 
-def _of_controller(error: BaseException) -> FailureRecord:
+def _classify_start(error: BaseException) -> FailureRecord:
     if isinstance(error, ProcessCrashed):
         return FailureRecord(
             cause="job", rank=None, message=f"a worker process did not start: {format_error(error)}"
@@ -134,7 +134,9 @@ def _of_controller(error: BaseException) -> FailureRecord:
     )
 
 
-def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress]) -> FailureRecord:
+def _classify_deaths(
+    dead: Mapping[int, BaseException], known: Mapping[int, RankProgress]
+) -> FailureRecord:
     """Blame the job if its own code ended the process; otherwise the cause is unknown."""
     # The last heartbeat of a dead rank may be a second old, and ranks make every step together.
     furthest = max(known.values(), key=lambda progress: progress.step, default=None)
@@ -142,25 +144,25 @@ def _of_dead(dead: Mapping[int, BaseException], known: Mapping[int, RankProgress
     known = dict.fromkeys(dead, furthest) if furthest is not None else {}
     crashed = {rank: error for rank, error in dead.items() if isinstance(error, ProcessCrashed)}
     if crashed:
-        return _of_own(crashed, known, seen=seen)
+        return _classify_own(crashed, known, seen=seen)
     first = next(iter(dead))
-    listed, place = ", ".join(map(str, dead)), _place(first, known, seen)
+    listed, place = ", ".join(map(str, dead)), _describe_place(first, known, seen)
     message = f"the process of rank {listed} is gone{place}{describe_death(dead[first])}"
     died = any(map(is_lone_process_death, dead.values()))
-    step = _step(first, known)
+    step = _step_of(first, known)
     return FailureRecord(
         cause="infrastructure", rank=first, step=step, message=message, process_died=died
     )
 
 
-def _of_own(
+def _classify_own(
     own: Mapping[int, BaseException], known: Mapping[int, RankProgress], *, seen: str = ""
 ) -> FailureRecord:
     rank, error = min(own.items(), key=lambda item: (not isinstance(item[1], WorkerError), item[0]))
     placed = isinstance(error, TaskRaised | LossNotFinite)
     epoch = getattr(error, "epoch", None) if placed or rank not in known else known[rank].epoch
-    step = getattr(error, "step", None) if placed else _step(rank, known)
-    place = "" if placed else _place(rank, known, seen)
+    step = getattr(error, "step", None) if placed else _step_of(rank, known)
+    place = "" if placed else _describe_place(rank, known, seen)
     return FailureRecord(
         cause="job",
         rank=rank,
@@ -170,7 +172,7 @@ def _of_own(
     )
 
 
-def _of_collectives(
+def _classify_collectives(
     by_rank: Mapping[int, BaseException], known: Mapping[int, RankProgress]
 ) -> FailureRecord:
     """Every rank that returned lost its peers; one that did not return may be the cause."""
@@ -179,13 +181,13 @@ def _of_collectives(
     silent = [other for other in known if other not in by_rank and known[other].doing != "finished"]
     if silent:
         message += f"; rank {silent[0]} did not come back from it: it stayed {known[silent[0]]}"
-    step = _step(rank, known) if rank is not None else None
+    step = _step_of(rank, known) if rank is not None else None
     return FailureRecord(cause="infrastructure", rank=rank, step=step, message=message)
 
 
-def _place(rank: int, known: Mapping[int, RankProgress], seen: str) -> str:
+def _describe_place(rank: int, known: Mapping[int, RankProgress], seen: str) -> str:
     return f", {seen}{known[rank]}" if rank in known else ""
 
 
-def _step(rank: int, known: Mapping[int, RankProgress]) -> int | None:
+def _step_of(rank: int, known: Mapping[int, RankProgress]) -> int | None:
     return known[rank].step if rank in known and known[rank].doing != "starting" else None

@@ -8,9 +8,9 @@ from typing import Self
 
 from workers.contract import CheckpointRecord, EndReason, EpochRecord, FailureRecord, Payload
 
-MOST_LOST_GROUPS = 20
+MAX_LOST_GROUPS = 20
 """Worker groups that may be lost in a row without a new checkpoint or epoch."""
-MOST_DEATHS = 6
+MAX_DEATHS = 6
 """Worker groups in a row that may lose a process whose node stayed, without a new checkpoint or
 epoch: something in the job, or its memory use, kills it.
 """
@@ -86,7 +86,7 @@ def decide_retry(
     failure: FailureRecord,
     *,
     progressed: bool,
-    most_own: int,
+    max_failures: int,
     fatal: EndReason | None,
 ) -> tuple[FailureCounts, Retry | GiveUp]:
     """Decide what to do after a worker group failed.
@@ -107,25 +107,25 @@ def decide_retry(
     now = FailureCounts(own=failures.own + 1, last=place)
     if fatal is not None:
         return now, GiveUp(reason=fatal, message=failure.message)
-    if repeated or most_own == 0:
+    if repeated or max_failures == 0:
         message = f"twice in a row: {failure.message}" if repeated else failure.message
         return now, GiveUp(reason="TASK_RAISED", message=message)
-    if now.own > most_own:
-        message = f"{now.own} failures, max_failures is {most_own}; the last: {failure.message}"
+    if now.own > max_failures:
+        message = f"{now.own} failures, max_failures is {max_failures}; the last: {failure.message}"
         return now, GiveUp(reason="TOO_MANY_FAILURES", message=message)
     return now, Retry(pause_s=FIRST_PAUSE_S)
 
 
 def _after_loss(failures: FailureCounts, failure: FailureRecord) -> Retry | GiveUp:
     lost, deaths = failures.lost_in_a_row, failures.deaths_in_a_row
-    if deaths >= MOST_DEATHS:
+    if deaths >= MAX_DEATHS:
         message = (
             f"{deaths} worker groups in a row lost a process without a new checkpoint or epoch; the"
             f" last: {failure.message}; give workers more memory or lower training.micro_batch, or,"
             " where processes are killed on purpose, set checkpoint.every_steps"
         )
         return GiveUp(reason="NO_PROGRESS", message=message)
-    if lost > MOST_LOST_GROUPS:
+    if lost > MAX_LOST_GROUPS:
         message = (
             f"{lost} worker groups in a row were lost without a new checkpoint or epoch; the last:"
             f" {failure.message}; where each trained for a while, set checkpoint.every_steps or"

@@ -16,26 +16,28 @@ class Member:
     number: int
     actor: Any
     starting: Any
-    """Call to `place`, then to `prepare`; None once the process is prepared."""
-    place: ProcessLocation | None = None
+    """Call to `locate`, then to `prepare`; None once the process is prepared."""
+    location: ProcessLocation | None = None
     prepares_s: float = 0.0
     """Seconds spent preparing."""
     ready_since: float | None = None
     leaving_since: float | None = None
     training: Any = None
-    pulsing: Any = None
-    pulsed_at: float = 0.0
+    heartbeat_call: Any = None
+    heartbeat_at: float = 0.0
     """When the newest sign of life was asked for."""
     silent_s: float = 0.0
     """Seconds since the open heartbeat was requested."""
-    pulse: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     has_joined: bool = True
     """Whether the process may train; False until it has joined the run of its engine."""
 
     def calls(self) -> list[Any]:
         """Return the open calls to the process."""
-        return [call for call in (self.starting, self.training, self.pulsing) if call is not None]
+        return [
+            call for call in (self.starting, self.training, self.heartbeat_call) if call is not None
+        ]
 
 
 __all__ = ["Member"]

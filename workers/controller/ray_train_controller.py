@@ -48,9 +48,9 @@ class RayTrainController:
         """Return once workers can join the run."""
         await asyncio.shield(self._built)
 
-    async def admit(self, number: int, actor: Any) -> bytes:
+    async def add_worker(self, number: int, actor: Any) -> bytes:
         """Make a worker process part of the run; return the run's context as the process got it."""
-        return await (await asyncio.shield(self._built)).admit(number, actor)
+        return await (await asyncio.shield(self._built)).add_worker(number, actor)
 
     async def end_run(self, ending: RunState, message: str) -> None:
         """Have the run end in this state."""

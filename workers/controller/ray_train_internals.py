@@ -199,7 +199,7 @@ class Controller(TrainController):
         self._ending: tuple[RunState, str] | None = None
         super().__init__(**named)
 
-    async def admit(self, number: int, actor: Any) -> bytes:
+    async def add_worker(self, number: int, actor: Any) -> bytes:
         """Make a worker part of the run; return the context that it got."""
         while (group := self._worker_group) is None:
             await asyncio.sleep(0.01)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from workers.contract import EndRecord, Launch, PausedRecord
-from workers.controller.actor_pool import PULSE_S, ActorPool
+from workers.controller.actor_pool import HEARTBEAT_S, ActorPool
 from workers.controller.member import Member
 from workers.controller.ray_train_controller import RayTrainController, RunState
 from workers.errors import EngineUnavailable
@@ -43,11 +43,11 @@ STEADY_S = 60.0
 """Age from which a controller's end is not counted together with the ends of those before it."""
 RETRY_S = 1.0
 """Delay before a process asks again to join, and before the third controller in a row."""
-MOST_RETRY_S = 60.0
+MAX_RETRY_S = 60.0
 """Longest pause between controllers; it doubles with each one that fails."""
-MOST_FAILED_CONTROLLERS = 5
+MAX_FAILED_CONTROLLERS = 5
 """Controllers in a row that may fail before any process has joined a run; then the attempt ends."""
-MOST_FAILED_JOINS = 3
+MAX_FAILED_JOINS = 3
 """Refusals after which a process trains without being listed in the run."""
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class _Join:
 
     call: Any = None
     """Open call by which it joins; None if there is none."""
-    asked_at: float = -MOST_RETRY_S
+    asked_at: float = -MAX_RETRY_S
     prepared_at: float | None = None
     num_refused: int = 0
     is_listed: bool = False
@@ -102,19 +102,19 @@ class RayTrainPool(ActorPool):
         self._num_failed = 0
         self._next_controller_at = 0.0
 
-    def look(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float) -> None:
         """Manage the controller and the processes that have not joined, then do what `ActorPool`
         does.
 
         Raises:
             EngineUnavailable: no controller comes up, and no process has ever joined a run.
         """
-        self._tend_controller()
+        self._manage_controller()
         self._joins = {number: self._joins.get(number) or _Join() for number in self._members}
         for member in list(self._members.values()):
-            if member.place is not None:
-                self._tend_join(member, self._joins[member.number])
-        super().look(timeout_s)
+            if member.location is not None:
+                self._manage_join(member, self._joins[member.number])
+        super().poll(timeout_s)
 
     def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:
         """Kill all actors, once Ray Train has noted how the run ended."""
@@ -136,19 +136,19 @@ class RayTrainPool(ActorPool):
     def _note_placed(self, member: Member) -> None:
         member.has_joined = False
         join = self._joins.setdefault(member.number, _Join())
-        self._tend_join(member, join)
+        self._manage_join(member, join)
 
     def _open_calls(self) -> dict[Any, Callable[[Any], None]]:
         joins = {
-            self._joins[one.number].call: partial(self._take_join, one)
+            self._joins[one.number].call: partial(self._handle_join, one)
             for one in self._members.values()
             if one.number in self._joins and self._joins[one.number].call is not None
         }
-        building = {} if self._building is None else {self._building: self._take_building}
-        running = {} if self._running is None else {self._running: self._take_run}
+        building = {} if self._building is None else {self._building: self._handle_built}
+        running = {} if self._running is None else {self._running: self._handle_run_end}
         return {**super()._open_calls(), **joins, **building, **running}
 
-    def _tend_controller(self) -> None:
+    def _manage_controller(self) -> None:
         """Start a controller where there is none; replace one that does not come up."""
         age_s = self._clock() - self._controller_since
         if self._controller is None:
@@ -175,7 +175,7 @@ class RayTrainPool(ActorPool):
         self._building = self._controller.wait_until_up.remote()
         self._controller_since = self._clock()
 
-    def _tend_join(self, member: Member, join: _Join) -> None:
+    def _manage_join(self, member: Member, join: _Join) -> None:
         """Ask the controller to add the process, again if that failed; replace one that
         does not.
         """
@@ -183,30 +183,30 @@ class RayTrainPool(ActorPool):
         if member.starting is None and join.prepared_at is None:
             join.prepared_at = now
         if join.call is None and not join.is_listed and now - join.asked_at >= RETRY_S:
-            join.call = self._ask_to_join(member, join)
+            join.call = self._request_join(member, join)
             join.asked_at = now if join.call is not None else join.asked_at
         waits = join.call is not None and not member.has_joined and self._is_up
-        if not waits or join.prepared_at is None or member.silent_s > 2 * PULSE_S:
+        if not waits or join.prepared_at is None or member.silent_s > 2 * HEARTBEAT_S:
             return
         limit_s = JOIN_S if self._run_context is not None else FIRST_JOIN_S
         if now - max(join.asked_at, join.prepared_at) >= limit_s:
             self._drop_controller(f"it did not add a worker process within {limit_s:g} s")
 
-    def _ask_to_join(self, member: Member, join: _Join) -> Any:
-        if self._is_up and join.num_refused < MOST_FAILED_JOINS:
-            return self._controller.admit.remote(member.number, member.actor)
+    def _request_join(self, member: Member, join: _Join) -> Any:
+        if self._is_up and join.num_refused < MAX_FAILED_JOINS:
+            return self._controller.add_worker.remote(member.number, member.actor)
         if self._run_context is not None and not member.has_joined:
             return member.actor.join_run.remote(self._run_context)
         return None
 
-    def _take_join(self, member: Member, call: Any) -> None:
-        """Record that the process has joined; `_tend_join` repeats a call that was lost."""
+    def _handle_join(self, member: Member, call: Any) -> None:
+        """Record that the process has joined; `_manage_join` repeats a call that was lost."""
         join = self._joins[member.number]
         join.call = None
         try:
             context = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as raised:
-            self._take_refusal(member, join, raised.cause)
+            self._handle_refusal(member, join, raised.cause)
             return
         except self._ray.exceptions.RayError as lost:
             log.debug("worker process %d has not joined the Ray Train run: %s", member.number, lost)
@@ -216,29 +216,29 @@ class RayTrainPool(ActorPool):
         member.has_joined = True
         self._note_ready(member)
 
-    def _take_refusal(self, member: Member, join: _Join, cause: BaseException) -> None:
+    def _handle_refusal(self, member: Member, join: _Join, cause: BaseException) -> None:
         join.num_refused += 1
         log.warning(
             "worker process %d could not join the Ray Train run: %s: %s",
             member.number,
-            _kind(cause),
+            _type_name(cause),
             cause,
         )
-        if join.num_refused >= MOST_FAILED_JOINS:
+        if join.num_refused >= MAX_FAILED_JOINS:
             log.warning(
                 "worker process %d trains without being listed in the Ray Train run", member.number
             )
             join.is_listed = member.has_joined = True
             self._note_ready(member)
 
-    def _take_building(self, call: Any) -> None:
+    def _handle_built(self, call: Any) -> None:
         self._building = None
         # where the controller is gone, the end of its run says why.
         with suppress(self._ray.exceptions.RayError):
             self._ray.get(call)
             self._is_up = True
 
-    def _take_run(self, run: Any) -> None:
+    def _handle_run_end(self, run: Any) -> None:
         """Note why a controller's process or run ended."""
         try:
             self._ray.get(run)
@@ -246,10 +246,10 @@ class RayTrainPool(ActorPool):
         except self._ray.exceptions.RayTaskError as raised:
             is_fatal = not isinstance(raised.cause, OSError)
             self._drop_controller(
-                f"{_kind(raised.cause)}: {raised.cause or raised}", is_fatal=is_fatal
+                f"{_type_name(raised.cause)}: {raised.cause or raised}", is_fatal=is_fatal
             )
         except self._ray.exceptions.RayError as lost:
-            self._drop_controller(f"its process is gone ({_kind(lost)})")
+            self._drop_controller(f"its process is gone ({_type_name(lost)})")
 
     def _drop_controller(self, reason: str, *, is_fatal: bool = True) -> None:
         """Kill the controller; another one takes its place after a pause that grows.
@@ -265,7 +265,7 @@ class RayTrainPool(ActorPool):
             self._joins[number] = _Join(prepared_at=join.prepared_at)
         self._num_failed += 1
         pause_s = (
-            min(MOST_RETRY_S, RETRY_S * 2.0 ** (self._num_failed - 2))
+            min(MAX_RETRY_S, RETRY_S * 2.0 ** (self._num_failed - 2))
             if self._num_failed > 1
             else 0.0
         )
@@ -273,7 +273,7 @@ class RayTrainPool(ActorPool):
         is_needed = self._run_context is None and not any(
             one.ready_since for one in self._members.values()
         )
-        if is_fatal and is_needed and self._num_failed >= MOST_FAILED_CONTROLLERS:
+        if is_fatal and is_needed and self._num_failed >= MAX_FAILED_CONTROLLERS:
             raise EngineUnavailable(
                 f"Ray Train's controller failed {self._num_failed} times in a row: {reason}; set"
                 " workers.engine to actors to run the job without Ray Train"
@@ -304,7 +304,7 @@ def check_ray_train(version: str) -> None:
         )
 
 
-def _kind(error: BaseException) -> str:
+def _type_name(error: BaseException) -> str:
     return type(error).__name__
 
 

@@ -57,14 +57,14 @@ class ScalingInput:
 class ScalingPlan:
     """What to do now."""
 
-    hire: int
-    dismiss: tuple[int, ...]
+    num_to_start: int
+    to_stop: tuple[int, ...]
     """Processes that are of no more use; never one that trains."""
     group: tuple[int, ...]
     """Who should train, in rank order; empty where nobody can now."""
 
 
-def plan(seen: ScalingInput) -> ScalingPlan:
+def plan_scaling(seen: ScalingInput) -> ScalingPlan:
     """What to do. Survivors keep their order, so that rank 0 moves as seldom as it can; newcomers
     follow by number.
     """
@@ -73,8 +73,8 @@ def plan(seen: ScalingInput) -> ScalingPlan:
     kept = least_useful[max(0, len(staying) - seen.size.target) :]
     useless = {process.number for process in seen.processes} - {process.number for process in kept}
     return ScalingPlan(
-        hire=max(0, seen.size.target - len(kept)),
-        dismiss=tuple(sorted(useless - set(seen.group if seen.training else ()))),
+        num_to_start=max(0, seen.size.target - len(kept)),
+        to_stop=tuple(sorted(useless - set(seen.group if seen.training else ()))),
         group=_group_in_training(seen, kept) if seen.training else _new_group(seen, kept),
     )
 

@@ -38,7 +38,7 @@ from workers.names import NAMESPACE, SupervisorName, supervisor_name
 from workers.plain_text import clean_text
 from workers.training.context import PreviousGroup
 
-MOST_RESTARTS = 100
+MAX_RESTARTS = 100
 """Of the supervisor's process by Ray; each begins from the newest checkpoint."""
 TRY_AGAIN_S = 5.0
 """Pause after an error that is nobody's training: mostly storage that is full or away."""
@@ -53,30 +53,29 @@ _Kind = TypeVar("_Kind", EndRecord, FailureRecord, PausedRecord)
 
 
 class Supervisor:
-    """One attempt. All work is done by a thread of its own, so that `state` answers at once.
+    """Runs one attempt in a thread of its own, so that `state` answers at once.
 
     Args:
         launch: the attempt as JSON.
-        crew: makes the attempt's worker processes.
-        ask: the way to the Accordion actor; by default that of the Ray cluster this process belongs
-            to.
-        pause: waits for so many seconds.
+        create_pool: creates the attempt's worker pool.
+        client: client of the Accordion actor; by default the one in this process's Ray cluster.
+        pause: sleeps for the given seconds.
     """
 
     def __init__(
         self,
         launch: str,
         *,
-        crew: Callable[[Launch], WorkerPool] = create_worker_pool,
-        ask: ActorClient | None = None,
+        create_pool: Callable[[Launch], WorkerPool] = create_worker_pool,
+        client: ActorClient | None = None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._launch = Launch.model_validate_json(launch)
         self._storage = Path(self._launch.storage)
-        self._crew = crew
-        self._ask = ask or RayActorClient(self._launch.installation)
+        self._create_pool = create_pool
+        self._client = client or RayActorClient(self._launch.installation)
         self._pause = pause
-        self._watch = OrderWatcher(self._launch.job_id, self._ask)
+        self._watcher = OrderWatcher(self._launch.job_id, self._client)
         self._state: tuple[Phase, str] = ("starting", "the supervisor begins")
         self._placed: tuple[str, ...] | None = None
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
@@ -92,11 +91,11 @@ class Supervisor:
 
     def _run(self) -> None:
         source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
-        with ship_logs(source, self._ask):
-            self._watch.start()
+        with ship_logs(source, self._client):
+            self._watcher.start()
             while not self._is_over():
                 self._pause(TRY_AGAIN_S)
-            self._watch.close()
+            self._watcher.close()
         self._state = ("ended", "the attempt is over")
 
     def _is_over(self) -> bool:
@@ -108,7 +107,7 @@ class Supervisor:
             # a supervisor whose storage is full or away goes on when it is back: nobody else would
             # end the job.
             why = f"the supervisor cannot go on: {type(error).__name__}: {error}"
-            self.say(f"{why}; it tries again in {TRY_AGAIN_S:g} s")
+            self.publish_status(f"{why}; it tries again in {TRY_AGAIN_S:g} s")
             log.exception("the supervisor cannot go on")
             return False
         return True
@@ -121,16 +120,16 @@ class Supervisor:
         failures = FailureCounts.recorded(
             r.payload for r in records if r.attempt == self._launch.attempt
         )
-        self._watch.look(ASK_TIMEOUT_S)
+        self._watcher.fetch(ASK_TIMEOUT_S)
         try:
-            crew = self._crew(self._launch)
+            pool = self._create_pool(self._launch)
         except EngineUnavailable as error:
             return self._unavailable(error)
         log.info("engine: %s", self._launch.spec.workers.engine)
         attempt = Attempt(
             launch=self._launch,
-            crew=crew,
-            desk=self,
+            pool=pool,
+            host=self,
             failures=failures,
             previous_group=self._lost_before(),
             has_trained=any(isinstance(record.payload, Started) for record in records),
@@ -156,11 +155,11 @@ class Supervisor:
             log.info("the job ends: %s %s", end.reason, end.message)
         self._send(self._journal())
 
-    def claim(self) -> int:
+    def claim_generation(self) -> int:
         """A new generation."""
         return claim_generation(self._storage)
 
-    def record(self, failure: FailureRecord) -> None:
+    def record_failure(self, failure: FailureRecord) -> None:
         """Keep it, in a generation of its own: what the dead group's zombies say from now on is
         refused.
         """
@@ -168,7 +167,7 @@ class Supervisor:
         journal.write(failure)
         self._send(journal)
 
-    def progressed(self, generation: int) -> bool:
+    def has_progressed(self, generation: int) -> bool:
         """Return whether the group recorded a checkpoint or epoch beyond those of all earlier
         groups.
         """
@@ -183,7 +182,7 @@ class Supervisor:
         records = read_records(self._storage)
         return any(isinstance(r.payload, Started) for r in records if r.generation == generation)
 
-    def show_placement(self, nodes: tuple[str, ...]) -> None:
+    def publish_placement(self, nodes: tuple[str, ...]) -> None:
         """Publish the nodes of the placed worker processes to the scheduler."""
         self._placed = nodes
 
@@ -191,30 +190,33 @@ class Supervisor:
         """Return how many steps the job's newest checkpoint holds."""
         return Lineage.of_records(read_records(self._storage)).saved_step
 
-    def say(self, message: str, *, waits: bool = False) -> None:
+    def publish_status(self, message: str, *, is_waiting: bool = False) -> None:
         """Publish what the attempt does, or what its worker group waits for."""
-        self._state = ("waiting" if waits else "running", clean_text(message))
+        self._state = ("waiting" if is_waiting else "running", clean_text(message))
 
-    def orders(self) -> DesiredState:
+    def desired_state(self) -> DesiredState:
         """What people want now, as far as it was heard."""
-        return self._watch.orders
+        return self._watcher.orders
 
-    def stopped_by(self) -> Literal["cancel", "pause"]:
+    def requested_stop(self) -> Literal["cancel", "pause"]:
         """What people wanted of a group that stopped for it; where nobody says so any more, the
         milder.
         """
-        return self._watch.look(ASK_TIMEOUT_S).stop or "pause"
+        return self._watcher.fetch(ASK_TIMEOUT_S).stop or "pause"
 
     def _journal(self) -> Journal:
         return Journal(
-            self._storage, attempt=self._launch.attempt, generation=self.claim(), clock=time.time
+            self._storage,
+            attempt=self._launch.attempt,
+            generation=self.claim_generation(),
+            clock=time.time,
         )
 
     def _send(self, journal: Journal) -> None:
-        outbox = RecordSender(self._launch.job_id, journal, self._ask)
-        outbox.start()
-        outbox.flush(FLUSH_S)
-        outbox.close()
+        sender = RecordSender(self._launch.job_id, journal, self._client)
+        sender.start()
+        sender.flush(FLUSH_S)
+        sender.close()
 
     def _lost_before(self) -> PreviousGroup | None:
         """Where this process takes over from one that died: record that its workers died too, and
@@ -234,14 +236,16 @@ class Supervisor:
         if told is not None and told.attempt == self._launch.attempt:
             step, seen_at = max(step, told.step), max(seen_at, told.time)
         lost = "the supervisor's process is gone, and its workers with it"
-        self.record(FailureRecord(cause="infrastructure", rank=None, step=step, message=lost))
+        self.record_failure(
+            FailureRecord(cause="infrastructure", rank=None, step=step, message=lost)
+        )
         return PreviousGroup(
             cause="recovery", world_size=groups[-1].world_size, step=step, time=seen_at
         )
 
     def _progress(self) -> Progress | None:
         try:
-            told: Progress | None = self._ask(
+            told: Progress | None = self._client(
                 "progress", self._launch.job_id, timeout_s=ASK_TIMEOUT_S
             )
         except ActorTimeoutError:
@@ -273,7 +277,7 @@ def start_supervisor(launch: Launch) -> Any:
     name = supervisor_name(SupervisorName(launch.installation, launch.job_id, launch.attempt))
     options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     limits = {
-        "max_restarts": MOST_RESTARTS,
+        "max_restarts": MAX_RESTARTS,
         "max_task_retries": -1,
         "max_concurrency": 8,
         "num_cpus": 0,

@@ -34,24 +34,24 @@ class WorkerPool(Protocol):
     def processes(self) -> list[Process]:
         """Return the live processes, by number."""
 
-    def hire(self, avoid: Collection[str] = ()) -> None:
+    def start(self, avoid: Collection[str] = ()) -> None:
         """Request one more process; it starts once a node has room that is not to be avoided."""
 
-    def dismiss(self, number: int) -> None:
+    def stop(self, number: int) -> None:
         """Kill a process; do nothing if it is gone."""
 
-    def expel(self, number: int) -> None:
+    def kill(self, number: int) -> None:
         """Kill a member of the group by any means; it counts as returned, not as the cause of a
         failure.
         """
 
-    def look(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float) -> None:
         """Process pending events, or wait up to `timeout_s` for one."""
 
-    def failed_starts(self) -> list[FailedStart]:
+    def take_failed_starts(self) -> list[FailedStart]:
         """Return and clear the processes that ended before they were ready."""
 
-    def seat(
+    def start_group(
         self, group: Sequence[int], generation: int, previous_group: PreviousGroup | None
     ) -> None:
         """Start a group of these processes, in rank order.
@@ -60,7 +60,7 @@ class WorkerPool(Protocol):
             ProcessLost: rank 0's process does not answer.
         """
 
-    def returned(self) -> dict[int, str | BaseException]:
+    def results(self) -> dict[int, str | BaseException]:
         """Return the results so far by rank: the loop's outcome, or the error that ended the
         member.
         """
@@ -77,7 +77,7 @@ class WorkerPool(Protocol):
     def idle_s(self) -> float:
         """Return for how many seconds no rank of the newest group has made progress."""
 
-    def code_places(self) -> dict[int, str]:
+    def find_user_lines(self) -> dict[int, str]:
         """Return the line of user code that each responding rank of the newest group executes."""
 
     def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:

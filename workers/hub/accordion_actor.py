@@ -4,7 +4,7 @@ scheduler.
 A thin shell round `Controller`. Rank 0 of each job reports and asks; the scheduler orders and
 drains. Everything held here can be rebuilt: controllers from rank 0's state, records from the jobs'
 journals, orders from the database. So the process may be killed at any time. Every call may be
-repeated, and one of an older generation is refused.
+repeated, and one of an older generation is fenced.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NOBODY = FencingToken(attempt=0, generation=0)
 class _Job:
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Of this memory: another one has lost what this one held."""
-    stamp: FencingToken = _NOBODY
+    token: FencingToken = _NOBODY
     controller: Controller | None = None
     orders: DesiredState = field(default_factory=DesiredState)
     ordered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,11 +79,11 @@ class _Job:
     has_ended: bool = False
     """Whether this generation of a guest run has recorded the run's end."""
 
-    def admit(self, stamp: FencingToken) -> Fenced | None:
-        if stamp < self.stamp:
-            return Fenced(newest=self.stamp)
-        if stamp > self.stamp:
-            self.stamp, self.controller, self.has_ended = stamp, None, False
+    def check_token(self, token: FencingToken) -> Fenced | None:
+        if token < self.token:
+            return Fenced(newest=self.token)
+        if token > self.token:
+            self.token, self.controller, self.has_ended = token, None, False
         return None
 
     def confirm(self, cursor: Cursor) -> None:
@@ -92,7 +92,7 @@ class _Job:
         done = record_key(self.confirmed)
         self.records = {place: record for place, record in self.records.items() if place > done}
 
-    def receipt(self, pause_s: float = 0.0) -> PostResponse:
+    def response(self, pause_s: float = 0.0) -> PostResponse:
         return PostResponse(confirmed=self.confirmed, incarnation=self.incarnation, pause_s=pause_s)
 
 
@@ -110,7 +110,7 @@ class AccordionActor:
         """Scheduler that holds the claim on this cluster, and when the claim expires."""
 
     async def register(
-        self, job_id: str, stamp: FencingToken, registration: Registration
+        self, job_id: str, token: FencingToken, registration: Registration
     ) -> PostResponse | Fenced:
         """Hold this controller for the job, in place of the one held before.
 
@@ -118,33 +118,33 @@ class AccordionActor:
             StateError: the state is not one of this job's controller.
         """
         job = self._job(job_id)
-        if refused := job.admit(stamp):
-            return refused
+        if fenced := job.check_token(token):
+            return fenced
         controller = Controller(registration.spec.config(), registration.layers)
         controller.load_state_dict(registration.controller_state)
         job.controller = controller
-        return job.receipt()
+        return job.response()
 
     async def decide(
-        self, job_id: str, stamp: FencingToken, question: DecideRequest
+        self, job_id: str, token: FencingToken, request: DecideRequest
     ) -> DecideResponse | NotRegistered | Fenced:
-        """Answer what is in force after the report; the same question again gives the same
+        """Answer what is in force after the report; the same request again gives the same
         answer.
         """
         job = self._job(job_id)
-        if refused := job.admit(stamp):
-            return refused
-        if job.controller is None or question.number - job.controller.number not in (0, 1):
+        if fenced := job.check_token(token):
+            return fenced
+        if job.controller is None or request.number - job.controller.number not in (0, 1):
             return NotRegistered()
         try:
-            return DecideResponse(decision=job.controller.decide(question.report))
+            return DecideResponse(decision=job.controller.decide(request.report))
         except ReportError:
             return NotRegistered()
 
     async def post(
         self,
         job_id: str,
-        stamp: FencingToken,
+        token: FencingToken,
         records: Sequence[Record],
         *,
         progress: Progress | None = None,
@@ -157,8 +157,8 @@ class AccordionActor:
         unconfirmed one.
         """
         job = self._job(job_id)
-        if refused := job.admit(stamp):
-            return refused
+        if fenced := job.check_token(token):
+            return fenced
         if incarnation in (None, job.incarnation):
             done = record_key(job.confirmed)
             job.records |= {
@@ -168,7 +168,7 @@ class AccordionActor:
                 isinstance(record.payload, EndRecord) for record in records
             )
         job.progress = progress or job.progress
-        return job.receipt(pause_s=len(self._jobs) / POSTS_PER_S)
+        return job.response(pause_s=len(self._jobs) / POSTS_PER_S)
 
     async def log(self, job_id: str, lines: Sequence[LogLine], dropped: int) -> None:
         """Hold log lines until they are drained; the oldest are dropped, and counted, where they
@@ -257,10 +257,10 @@ class AccordionActor:
         it is alive.
         """
         job = self._job(guest.job_id)
-        if refused := job.admit(FencingToken(GUEST_ATTEMPT, guest.generation)):
-            return refused
+        if fenced := job.check_token(FencingToken(GUEST_ATTEMPT, guest.generation)):
+            return fenced
         job.guest, job.enlisted_at = guest, self._clock()
-        return replace(job.receipt(), namesake=self._find_namesake(guest))
+        return replace(job.response(), namesake=self._find_namesake(guest))
 
     async def guests(self) -> tuple[Guest, ...]:
         """Return the guest runs that have enlisted and were not forgotten, ended and silent ones

@@ -16,7 +16,7 @@ _RECORD_BYTES = 100
 
 
 class FencingToken(NamedTuple):
-    """Who speaks: a newer stamp makes the older ones void."""
+    """Who speaks: a newer token makes the older ones void."""
 
     attempt: int
     generation: int
@@ -42,7 +42,7 @@ class DecideRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideResponse:
-    """The answer to a question."""
+    """The answer to a request."""
 
     decision: Decision
 

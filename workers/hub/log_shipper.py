@@ -51,9 +51,9 @@ class LogSource:
 class LogShipper:
     """Sends lines to the Accordion actor. Any thread may write."""
 
-    def __init__(self, source: LogSource, ask: ActorClient, clock: Clock) -> None:
+    def __init__(self, source: LogSource, client: ActorClient, clock: Clock) -> None:
         self._source = source
-        self._ask = ask
+        self._client = client
         self._clock = clock
         self._lines: list[LogLine] = []
         self._bytes = 0
@@ -132,7 +132,7 @@ class LogShipper:
         lost = dropped + len(batch)
         try:
             with suppress(ActorTimeoutError):
-                self._ask("log", self._source.job_id, batch, dropped, timeout_s=SEND_TIMEOUT_S)
+                self._client("log", self._source.job_id, batch, dropped, timeout_s=SEND_TIMEOUT_S)
                 lost = 0
         finally:
             self._note(lost)
@@ -224,9 +224,9 @@ def capture_output(take: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def ship_logs(source: LogSource, ask: ActorClient) -> Iterator[LogShipper]:
+def ship_logs(source: LogSource, client: ActorClient) -> Iterator[LogShipper]:
     """Send what this process prints or logs inside the block to the job's log."""
-    shipper = LogShipper(source, ask, time.time)
+    shipper = LogShipper(source, client, time.time)
     shipper.start()
     try:
         with capture_output(shipper.write):

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 class OrderWatcher:
     """Hears the orders of one job, each version once. `start` before use, `close` at the end."""
 
-    def __init__(self, job_id: str, ask: ActorClient) -> None:
+    def __init__(self, job_id: str, client: ActorClient) -> None:
         self._job_id = job_id
-        self._ask = ask
+        self._client = client
         self._orders = DesiredState()
         self._callback: Callable[[DesiredState], None] | None = None
         self._taking = threading.Lock()
@@ -57,12 +57,12 @@ class OrderWatcher:
             if self._orders.version:
                 callback(self._orders)
 
-    def look(self, timeout_s: float) -> DesiredState:
+    def fetch(self, timeout_s: float) -> DesiredState:
         """Ask for what is held now, without waiting for news; what was heard last where the actor
         is silent.
         """
         with suppress(ActorTimeoutError):
-            self._take(self._ask("watch", self._job_id, -1, 0.0, timeout_s=timeout_s))
+            self._take(self._client("watch", self._job_id, -1, 0.0, timeout_s=timeout_s))
         return self._orders
 
     def _run(self) -> None:
@@ -70,7 +70,9 @@ class OrderWatcher:
             try:
                 version = self._orders.version
                 self._take(
-                    self._ask("watch", self._job_id, version, WATCH_S, timeout_s=WATCH_S + ANSWER_S)
+                    self._client(
+                        "watch", self._job_id, version, WATCH_S, timeout_s=WATCH_S + ANSWER_S
+                    )
                 )
             except ActorTimeoutError:
                 self._closed.wait(PAUSE_S)

@@ -41,19 +41,19 @@ class RecordSender:
     Args:
         job_id: the job.
         journal: where records are kept.
-        ask: the way to the actor.
+        client: the way to the actor.
         limit: number of unconfirmed records above which the oldest epochs and decisions are
             dropped, from the journal, too, which then holds at most twice as many. With a limit,
             older records are read by the sending thread. None keeps all.
     """
 
     def __init__(
-        self, job_id: str, journal: Journal, ask: ActorClient, *, limit: int | None = None
+        self, job_id: str, journal: Journal, client: ActorClient, *, limit: int | None = None
     ) -> None:
-        self.stamp = FencingToken(journal.attempt, journal.generation)
+        self.token = FencingToken(journal.attempt, journal.generation)
         self._job_id = job_id
         self._journal = journal
-        self._ask = ask
+        self._client = client
         self._limit = limit
         self._pending: list[Record] = []
         self._sent = 0
@@ -73,7 +73,7 @@ class RecordSender:
         self._changed = threading.Condition()
         self.superseded = False
         """Whether a newer worker group has spoken."""
-        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="record-sender", daemon=True)
 
     def start(self) -> None:
         """Take up what older generations could not deliver, and begin to send."""
@@ -169,8 +169,8 @@ class RecordSender:
             )
         said = {"progress": progress, "incarnation": self._incarnation}
         try:
-            answer = self._ask(
-                "post", self._job_id, self.stamp, new, **said, timeout_s=POST_TIMEOUT_S
+            answer = self._client(
+                "post", self._job_id, self.token, new, **said, timeout_s=POST_TIMEOUT_S
             )
         except ActorTimeoutError:
             return

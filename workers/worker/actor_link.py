@@ -36,34 +36,34 @@ class ActorLink:
     Args:
         launch: the attempt.
         journal: where this generation's records are kept.
-        ask: the way to the actor.
+        client: the way to the actor.
         shipper: where log lines go.
     """
 
     def __init__(
-        self, launch: Launch, journal: Journal, *, ask: ActorClient, shipper: LogShipper
+        self, launch: Launch, journal: Journal, *, client: ActorClient, shipper: LogShipper
     ) -> None:
         self._launch = launch
-        self._ask = ask
+        self._client = client
         self._shipper = shipper
         self._journal = journal
-        self._outbox = RecordSender(launch.job_id, journal, ask)
+        self._sender = RecordSender(launch.job_id, journal, client)
         self._layers: tuple[LayerInfo, ...] = ()
-        self._watch = OrderWatcher(launch.job_id, ask)
+        self._watcher = OrderWatcher(launch.job_id, client)
 
     def start(self) -> None:
         """Begin to send and to listen."""
-        self._outbox.start()
-        self._watch.start()
+        self._sender.start()
+        self._watcher.start()
 
     def close(self) -> None:
         """Stop both."""
-        self._watch.close()
-        self._outbox.close()
+        self._watcher.close()
+        self._sender.close()
 
     def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
         """Call it with the orders known now, if any, and with all newer ones."""
-        self._watch.on_orders(callback)
+        self._watcher.on_orders(callback)
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
         """Post the record, and make the actor hold this controller.
@@ -77,7 +77,7 @@ class ActorLink:
                 f"generation {self._journal.generation} is over; this worker group ends"
             )
         self._layers = started.layers
-        self._outbox.put(started)
+        self._sender.put(started)
         try:
             self._register(controller_state, REGISTER_TIMEOUT_S)
         except ActorTimeoutError as error:
@@ -85,11 +85,11 @@ class ActorLink:
 
     def post(self, payload: Payload) -> None:
         """Keep a record until the database confirms it."""
-        self._outbox.put(payload)
+        self._sender.put(payload)
 
     def progress(self, progress: Progress) -> None:
         """Say where the job is."""
-        self._outbox.put_progress(progress)
+        self._sender.put_progress(progress)
 
     def log(self, text: str) -> None:
         """Add lines to the job's log."""
@@ -106,13 +106,13 @@ class ActorLink:
         Raises:
             SupersededError: a newer worker group runs this job.
         """
-        question = DecideRequest(report=report, number=controller_state["number"])
+        request = DecideRequest(report=report, number=controller_state["number"])
         deadline = time.monotonic() + DECIDE_TIMEOUT_S
         try:
-            answer = self._put_question(question, deadline)
+            answer = self._request_decision(request, deadline)
             if not _agrees(answer, proposal):
                 self._register(controller_state, deadline - time.monotonic())
-                answer = self._put_question(question, deadline)
+                answer = self._request_decision(request, deadline)
         except ActorTimeoutError as error:
             log.warning("%s; rank 0 decides by itself", error)
             return proposal
@@ -120,13 +120,13 @@ class ActorLink:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the actor holds all that was posted."""
-        return self._outbox.flush(timeout_s)
+        return self._sender.flush(timeout_s)
 
-    def _put_question(
-        self, question: DecideRequest, deadline: float
+    def _request_decision(
+        self, request: DecideRequest, deadline: float
     ) -> DecideResponse | NotRegistered:
-        answer: DecideResponse | NotRegistered | Fenced = self._ask(
-            "decide", self._launch.job_id, self._outbox.stamp, question, timeout_s=_left(deadline)
+        answer: DecideResponse | NotRegistered | Fenced = self._client(
+            "decide", self._launch.job_id, self._sender.token, request, timeout_s=_left(deadline)
         )
         if isinstance(answer, Fenced):
             raise self._superseded(answer)
@@ -136,10 +136,10 @@ class ActorLink:
         registration = Registration(
             spec=self._launch.spec, layers=self._layers, controller_state=controller_state
         )
-        answer: PostResponse | Fenced = self._ask(
+        answer: PostResponse | Fenced = self._client(
             "register",
             self._launch.job_id,
-            self._outbox.stamp,
+            self._sender.token,
             registration,
             timeout_s=max(timeout_s, 0.0),
         )
@@ -148,7 +148,7 @@ class ActorLink:
 
     def _superseded(self, answer: Fenced) -> SupersededError:
         return SupersededError(
-            f"generation {self._outbox.stamp.generation} of job {self._launch.job_id} is over:"
+            f"generation {self._sender.token.generation} of job {self._launch.job_id} is over:"
             f" generation {answer.newest.generation} runs it; this worker group ends"
         )
 

@@ -56,7 +56,9 @@ class GroupStore:
         )
         self.address: Address = (host, port, self._secret)
 
-    def admit(self, world_size: int, timeout: timedelta, *, closed: bool = True) -> Store:
+    def wait_for_members(
+        self, world_size: int, timeout: timedelta, *, closed: bool = True
+    ) -> Store:
         """Wait for all members, close the port if `closed`, and return the group's store.
 
         Raises:
@@ -83,7 +85,7 @@ class GroupStore:
 _CLOSED_KEY = "closed"
 
 
-def join(address: Address, rank: int, timeout: timedelta) -> Store:
+def join_store(address: Address, rank: int, timeout: timedelta) -> Store:
     """Connect to the store that rank 0 opened; return the group's store once all members are
     connected.
 

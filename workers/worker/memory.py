@@ -28,13 +28,13 @@ RELIEF_SHARE = 0.02
 """Share of a node's memory by which its use must fall to count as memory that a killed process
 gives back.
 """
-MOST_READINGS = 64
+MAX_READINGS = 64
 """Readings kept of a process; every second one goes when there are more."""
-LEAST_READINGS = 4
+MIN_READINGS = 4
 """Readings from which growth is judged."""
-LEAST_GROWTH = 0.1
+MIN_GROWTH = 0.1
 """Share of a process's memory by which it must have grown to count as growing."""
-MOST_JUMP = 0.5
+MAX_JUMP = 0.5
 """Share of the growth that may lie between two readings: a large batch takes its memory at once."""
 _TITLE = b"ray::Worker"
 """Start of a worker process's command line, where Ray puts the actor's class."""
@@ -89,18 +89,18 @@ class MemoryGrowth:
         if step <= self._step:
             return
         self._step = step
-        if len(self.readings) == MOST_READINGS:
+        if len(self.readings) == MAX_READINGS:
             del self.readings[1::2]
         self.readings.append((at_s, used))
 
     def bytes_per_s(self) -> float:
         """Return how fast the use grew; 0 if it did not, or did so at once."""
-        if len(self.readings) < LEAST_READINGS:
+        if len(self.readings) < MIN_READINGS:
             return 0.0
         (begin_s, first), (end_s, last) = self.readings[0], self.readings[-1]
         used = [reading[1] for reading in self.readings]
         grown, jump = last - first, max(after - before for before, after in pairwise(used))
-        is_steady = grown >= LEAST_GROWTH * last and jump <= MOST_JUMP * grown
+        is_steady = grown >= MIN_GROWTH * last and jump <= MAX_JUMP * grown
         return grown / (end_s - begin_s) if is_steady else 0.0
 
 
@@ -247,7 +247,7 @@ def _cgroup_memory(files: tuple[str, str, str, str]) -> tuple[int, int] | None:
 
 __all__ = [
     "GUILTY_SHARE",
-    "MOST_READINGS",
+    "MAX_READINGS",
     "PRESSURE",
     "SHORTAGE_GRACE_S",
     "MemoryGrowth",

@@ -1,7 +1,7 @@
 """One process of a job's workers: an actor that stays while worker groups form and end around it.
 
 What takes long happens once, when the process starts: torch, the task and its data. A group is a
-call of `train`; it ends, and the process waits for its seat in the next one.
+call of `train`; it ends, and the process waits for its assignment in the next one.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Worker:
         self._parts: tuple[Task, Data, Data] | None = None
         self._control = LoopControl()
         self._has_note = False
-        self._meeting: GroupStore | None = None
+        self._store: GroupStore | None = None
         self._trainer: int | None = None
         """Id of the thread that trains, while one does."""
         self._link: Link | None = None
@@ -124,7 +124,7 @@ class Worker:
         self._shipper: LogShipper | None = None
         """Sends what this process prints; the newest one."""
 
-    def place(self) -> ProcessLocation:
+    def locate(self) -> ProcessLocation:
         """Where this process runs; answered as soon as it is there."""
         import ray
 
@@ -154,16 +154,16 @@ class Worker:
             if self._launch.spec.workers.gpus >= 1:
                 _wait_for_gpu()
             if self._token:
-                launch, host = self._launch, self.place().host
+                launch, host = self._launch, self.locate().host
                 check_token(Path(launch.storage), launch.attempt, token=self._token, host=host)
-            self._parts = _loaded(self._launch)
+            self._parts = _load_task(self._launch)
         return False
 
     def _flush_logs(self) -> None:
         if self._shipper is not None:
             self._shipper.flush(EXIT_FLUSH_S)
 
-    def open(self, generation: int) -> Address:
+    def open_store(self, generation: int) -> Address:
         """Open the store of a new group that this process leads; return its host, port and
         secret.
         """
@@ -172,8 +172,8 @@ class Worker:
         log.debug("group %d meets here", generation)
         # before the group trains, so that nothing that is asked of it from now on is lost.
         self._control = self._control.for_next_group()
-        self._meeting = GroupStore(self.place().host)
-        return self._meeting.address
+        self._store = GroupStore(self.locate().host)
+        return self._store.address
 
     def resize(self, note: ResizeRecord) -> None:
         """Have the group save and come back at its next step boundary, and keep the note among its
@@ -187,7 +187,7 @@ class Worker:
             with suppress(OSError):
                 self._link.post(note)
 
-    def pulse(self, compute_s_by_rank: tuple[float, ...]) -> Heartbeat:
+    def heartbeat(self, compute_s_by_rank: tuple[float, ...]) -> Heartbeat:
         """Say how far this worker is; `compute_s_by_rank` is what all ranks last said."""
         self._control.compute_s_by_rank = compute_s_by_rank
         return replace(self.last_step(), memory=read_memory_use(os.getpid()))
@@ -210,7 +210,7 @@ class Worker:
         frame = sys._current_frames().get(self._trainer or 0)
         return find_user_line(traceback.extract_stack(frame)) if frame is not None else ""
 
-    def train(self, seat: GroupAssignment) -> str:
+    def train(self, assignment: GroupAssignment) -> str:
         """Train in this group until it ends; gives the loop's outcome.
 
         Raises:
@@ -220,58 +220,60 @@ class Worker:
         self._trainer = threading.get_ident()
         try:
             with clean_raised_errors():
-                return self._train(seat)
+                return self._train(assignment)
         finally:
             self._trainer = None
             # sockets of the group close with the last object that holds one: peers wait for that.
-            self._meeting = None
+            self._store = None
             self._control.remove_listener()
             gc.collect()
 
-    def _meet(self, seat: GroupAssignment) -> Store:
+    def _join_store(self, assignment: GroupAssignment) -> Store:
         """Join the other members; return the group's store."""
-        from workers.worker.group_rendezvous import join
+        from workers.worker.group_rendezvous import join_store
         from workers.worker.process_group import PEER_TIMEOUT, select_device
 
-        if seat.rank == 0 and self._meeting is not None:
+        if assignment.rank == 0 and self._store is not None:
             # NCCL may connect to the store once more, from threads of its own.
             on_cpu = select_device(self._launch.spec.workers) == "cpu"
-            return self._meeting.admit(seat.world_size, PEER_TIMEOUT, closed=on_cpu)
-        return join(seat.store, seat.rank, PEER_TIMEOUT)
+            return self._store.wait_for_members(assignment.world_size, PEER_TIMEOUT, closed=on_cpu)
+        return join_store(assignment.store, assignment.rank, PEER_TIMEOUT)
 
-    def _train(self, seat: GroupAssignment) -> str:
+    def _train(self, assignment: GroupAssignment) -> str:
         from workers.worker.process_group import process_group, select_device
 
-        if seat.rank != 0:
+        if assignment.rank != 0:
             self._control = self._control.for_next_group()
         device = select_device(self._launch.spec.workers)
-        place = (seat.rank, seat.world_size)
-        source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=seat.rank)
+        place = (assignment.rank, assignment.world_size)
+        source = LogSource(
+            job_id=self._launch.job_id, attempt=self._launch.attempt, rank=assignment.rank
+        )
         with (
             ship_logs(source, RayActorClient(self._launch.installation)) as self._shipper,
-            _link(self._launch, seat, self._shipper) as link,
+            _link(self._launch, assignment, self._shipper) as link,
             process_group(
-                self._meet(seat),
+                self._join_store(assignment),
                 place,
                 device=device,
-                host=self.place().host,
-                timeout=timedelta(seconds=seat.peer_timeout_s),
+                host=self.locate().host,
+                timeout=timedelta(seconds=assignment.peer_timeout_s),
             ),
         ):
             context = WorkerContext(
                 launch=self._launch,
-                generation=seat.generation,
-                rank=seat.rank,
-                world_size=seat.world_size,
+                generation=assignment.generation,
+                rank=assignment.rank,
+                world_size=assignment.world_size,
                 device=device,
                 link=link,
-                previous_group=seat.previous_group,
+                previous_group=assignment.previous_group,
                 control=self._control,
                 parts=self._parts,
             )
             self._link = link
             try:
-                return _run(context)
+                return run_training(context)
             finally:
                 self._link = None
 
@@ -284,7 +286,7 @@ def _wait_for_gpu() -> None:
         wait_for_free_memory(torch.cuda.mem_get_info)
 
 
-def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:
+def _load_task(launch: Launch) -> tuple[Task, Data, Data] | None:
     """The task and its data, None for a script; beside them, all modules that a group needs.
 
     Raises:
@@ -302,7 +304,7 @@ def _loaded(launch: Launch) -> tuple[Task, Data, Data] | None:
     return None if launch.spec.task.name == SCRIPT else load_task_data(launch.spec)
 
 
-def _run(context: WorkerContext) -> str:
+def run_training(context: WorkerContext) -> str:
     """Run the loop, or the user's script; what either raises goes to the log with its traceback."""
     from workers.training.loop import train_job
     from workers.training.script_runner import run_script
@@ -334,15 +336,18 @@ def _run(context: WorkerContext) -> str:
 
 
 @contextmanager
-def _link(launch: Launch, seat: GroupAssignment, shipper: LogShipper) -> Iterator[Link]:
+def _link(launch: Launch, assignment: GroupAssignment, shipper: LogShipper) -> Iterator[Link]:
     """Connect the rank to the Accordion actor while the block runs."""
-    if seat.rank != 0:
+    if assignment.rank != 0:
         yield NoLink(shipper.write)
         return
     journal = Journal(
-        Path(launch.storage), attempt=launch.attempt, generation=seat.generation, clock=time.time
+        Path(launch.storage),
+        attempt=launch.attempt,
+        generation=assignment.generation,
+        clock=time.time,
     )
-    link = ActorLink(launch, journal, ask=RayActorClient(launch.installation), shipper=shipper)
+    link = ActorLink(launch, journal, client=RayActorClient(launch.installation), shipper=shipper)
     link.start()
     try:
         yield link

@@ -30,7 +30,7 @@ class ScriptContext:
         RayTrainWorker().init_train_context(**cloudpickle.loads(run_context))
         set_train_fn_utils(TrainFunctions(report))
 
-    def show_place(self, rank: int, world_size: int, place: LocalRanks) -> None:
+    def show_ranks(self, rank: int, world_size: int, place: LocalRanks) -> None:
         """Have `ray.train.get_context()` tell the worker's place in its present group."""
         get_train_context().distributed_context = DistributedContext(
             world_rank=rank, world_size=world_size, **asdict(place)

@@ -26,7 +26,7 @@ from workers.worker.process import GroupAssignment, Worker
 if TYPE_CHECKING:
     from workers.worker.ray_train_context import ScriptContext
 
-MOST_METRICS = 100
+MAX_METRICS = 100
 """Number of metrics that `ray.train.report` adds to the record of an epoch."""
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class WorkerInRayTrain(Worker):
                 return False
             return self._uses_ray_train()
 
-    def train(self, seat: GroupAssignment) -> str:
+    def train(self, assignment: GroupAssignment) -> str:
         """Train in this group until it ends; return the loop's outcome.
 
         Raises:
@@ -83,18 +83,20 @@ class WorkerInRayTrain(Worker):
         """
         from workers.worker.process_group import select_device
 
-        os.environ |= build_torchrun_env(seat, gpus=self._launch.spec.workers.gpus > 0)
+        os.environ |= build_torchrun_env(assignment, gpus=self._launch.spec.workers.gpus > 0)
         # As Ray Train does: Accelerate would take LOCAL_RANK for the device number.
         os.environ["ACCELERATE_TORCH_DEVICE"] = select_device(self._launch.spec.workers)
         if self._context is not None:
-            self._context.show_place(seat.rank, seat.world_size, LocalRanks.of_seat(seat))
-        return super().train(seat)
+            self._context.show_ranks(
+                assignment.rank, assignment.world_size, LocalRanks.of_assignment(assignment)
+            )
+        return super().train(assignment)
 
     def get_metadata(self) -> dict[str, Any]:
         """Return node, process id and accelerators, named as in Ray Train's `ActorMetadata`."""
         import ray
 
-        place, accelerators = self.place(), ray.get_runtime_context().get_accelerator_ids()
+        place, accelerators = self.locate(), ray.get_runtime_context().get_accelerator_ids()
         host = socket.gethostname()
         found = {"hostname": host, "node_id": place.node, "node_ip": place.host, "pid": place.pid}
         return {**found, "accelerator_ids": accelerators}
@@ -111,9 +113,9 @@ class WorkerInRayTrain(Worker):
     def report(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> None:
         """Add what user code gave to `ray.train.report` to the job's records; rank 0's count."""
         kept = keep_finite_numbers(metrics)
-        if surplus := self._control.report_metrics(kept, most=MOST_METRICS):
+        if surplus := self._control.report_metrics(kept, most=MAX_METRICS):
             self._warn_once(
-                f"ray.train.report: an epoch's record holds {MOST_METRICS} metrics; more are left"
+                f"ray.train.report: an epoch's record holds {MAX_METRICS} metrics; more are left"
                 f" out, such as {surplus[0]}"
             )
         if left_out := sorted({str(name) for name in metrics} - kept.keys()):
@@ -157,25 +159,25 @@ class LocalRanks:
     node_rank: int
 
     @classmethod
-    def of_seat(cls, seat: GroupAssignment) -> LocalRanks:
-        """Return the place of a seat's rank; nodes are numbered by their lowest rank."""
-        here = seat.nodes[seat.rank]
+    def of_assignment(cls, assignment: GroupAssignment) -> LocalRanks:
+        """Return the place of a assignment's rank; nodes are numbered by their lowest rank."""
+        here = assignment.nodes[assignment.rank]
         return cls(
-            local_rank=seat.nodes[: seat.rank].count(here),
-            local_world_size=seat.nodes.count(here),
-            node_rank=list(dict.fromkeys(seat.nodes)).index(here),
+            local_rank=assignment.nodes[: assignment.rank].count(here),
+            local_world_size=assignment.nodes.count(here),
+            node_rank=list(dict.fromkeys(assignment.nodes)).index(here),
         )
 
 
-def build_torchrun_env(seat: GroupAssignment, *, gpus: bool) -> dict[str, str]:
+def build_torchrun_env(assignment: GroupAssignment, *, gpus: bool) -> dict[str, str]:
     """Return the environment variables by which torchrun tells a process its place in the group.
 
     A worker sees its own GPU only, so with GPUs LOCAL_RANK is 0: scripts use it as a device number.
     """
-    place = LocalRanks.of_seat(seat)
+    place = LocalRanks.of_assignment(assignment)
     return {
-        "RANK": str(seat.rank),
-        "WORLD_SIZE": str(seat.world_size),
+        "RANK": str(assignment.rank),
+        "WORLD_SIZE": str(assignment.world_size),
         "LOCAL_RANK": "0" if gpus else str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "NODE_RANK": str(place.node_rank),
@@ -193,7 +195,7 @@ def keep_finite_numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
 
 
 __all__ = [
-    "MOST_METRICS",
+    "MAX_METRICS",
     "LocalRanks",
     "WorkerInRayTrain",
     "build_torchrun_env",

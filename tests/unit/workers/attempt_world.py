@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.unit.workers.fake_pool import FakeCrew, Outcome
+from tests.unit.workers.fake_pool import FakePool, Outcome
 from tests.unit.workers.world import launch
 from workers.contract import DesiredState, EndRecord, FailureRecord, PausedRecord
 from workers.controller.attempt import Attempt
@@ -16,7 +16,7 @@ from workers.spec import WorkersSpec
 
 
 @dataclass
-class FakeDesk:
+class FakeHost:
     """Implements `AttemptHost`."""
 
     wanted: DesiredState = field(default_factory=DesiredState)
@@ -25,36 +25,36 @@ class FakeDesk:
     generation: int = 0
     saved: int = 0
     placed: tuple[str, ...] = ()
-    has_progressed: bool = True
+    makes_progress: bool = True
 
-    def claim(self) -> int:
+    def claim_generation(self) -> int:
         self.generation += 1
         return self.generation
 
-    def record(self, failure: FailureRecord) -> None:
+    def record_failure(self, failure: FailureRecord) -> None:
         self.records.append(failure)
 
-    def progressed(self, generation: int) -> bool:
+    def has_progressed(self, generation: int) -> bool:
         del generation
-        return self.has_progressed
+        return self.makes_progress
 
     def has_started(self, generation: int) -> bool:
         del generation
-        return self.has_progressed
+        return self.makes_progress
 
-    def show_placement(self, nodes: tuple[str, ...]) -> None:
+    def publish_placement(self, nodes: tuple[str, ...]) -> None:
         self.placed = nodes
 
     def saved_step(self) -> int:
         return self.saved
 
-    def say(self, message: str, *, waits: bool = False) -> None:
-        self.said.append(f"waits: {message}" if waits else message)
+    def publish_status(self, message: str, *, is_waiting: bool = False) -> None:
+        self.said.append(f"waits: {message}" if is_waiting else message)
 
-    def orders(self) -> DesiredState:
+    def desired_state(self) -> DesiredState:
         return self.wanted
 
-    def stopped_by(self) -> Literal["cancel", "pause"]:
+    def requested_stop(self) -> Literal["cancel", "pause"]:
         assert self.wanted.stop is not None
         return self.wanted.stop
 
@@ -62,25 +62,25 @@ class FakeDesk:
 @dataclass
 class World:
     attempt: Attempt
-    crew: FakeCrew
-    desk: FakeDesk
+    pool: FakePool
+    host: FakeHost
 
-    def run(self, *events: Callable[[FakeCrew], Any]) -> EndRecord | PausedRecord:
+    def run(self, *events: Callable[[FakePool], Any]) -> EndRecord | PausedRecord:
         """Let one event happen after the other, some looks apart; after the last the group
         completes.
         """
         left = list(events)
 
-        def look(crew: FakeCrew) -> None:
-            crew.step += 1
-            if crew.step % 40:
+        def poll(pool: FakePool) -> None:
+            pool.step += 1
+            if pool.step % 40:
                 return
             if left:
-                left.pop(0)(crew)
+                left.pop(0)(pool)
             else:
-                crew.come_back("completed")
+                pool.come_back("completed")
 
-        self.crew.on_look = look
+        self.pool.on_poll = poll
         return self.attempt.run()
 
 
@@ -88,22 +88,22 @@ def worlds(tmp_path: Path) -> Callable[..., World]:
     """Makes attempts whose groups end like this."""
 
     def make(
-        *outcomes: Outcome | None, least: int = 1, most: int = 2, gpus: int = 0, **crew: Any
+        *outcomes: Outcome | None, least: int = 1, most: int = 2, gpus: int = 0, **pool: Any
     ) -> World:
         workers = WorkersSpec(min=least, max=most, gpus=gpus)
         started = launch(tmp_path, workers=workers).model_copy(update={"workers": most})
-        made = FakeCrew(started, list(outcomes or (None,)), False, **crew)
-        desk = FakeDesk()
+        made = FakePool(started, list(outcomes or (None,)), False, **pool)
+        host = FakeHost()
         return World(
             Attempt(
                 launch=started,
-                crew=made,
-                desk=desk,
+                pool=made,
+                host=host,
                 failures=FailureCounts(),
                 clock=lambda: made.now,
             ),
             made,
-            desk,
+            host,
         )
 
     return make

@@ -22,8 +22,8 @@ BROKEN = RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer")
 
 
 @dataclass
-class FakeCrew:
-    """Implements `WorkerPool`. Time passes only in `look`."""
+class FakePool:
+    """Implements `WorkerPool`. Time passes only in `poll`."""
 
     launch: Launch
     outcomes: list[Outcome | None]
@@ -48,12 +48,12 @@ class FakeCrew:
     interruptions: list[PreviousGroup | None] = field(default_factory=list)
     notes: list[ResizeRecord] = field(default_factory=list)
     dismissed: list[int] = field(default_factory=list)
-    expelled: list[int] = field(default_factory=list)
-    expelled_when: list[float] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)
+    killed_when: list[float] = field(default_factory=list)
     failed: list[FailedStart] = field(default_factory=list)
     avoided: list[frozenset[str]] = field(default_factory=list)
     """Nodes to be avoided, of one hiring after the other."""
-    on_look: Callable[[FakeCrew], None] | None = None
+    on_poll: Callable[[FakePool], None] | None = None
     start_s: float = 0.3
     """How long a process takes to start."""
     hired: int = 0
@@ -69,7 +69,7 @@ class FakeCrew:
     def processes(self) -> list[Process]:
         return list(self.members.values())
 
-    def hire(self, avoid: Collection[str] = ()) -> None:
+    def start(self, avoid: Collection[str] = ()) -> None:
         node = self.nodes.get(self.hired, "a")
         self.members[self.hired] = Process(
             number=self.hired, ready_since=None, node=node, host=f"host-{node}"
@@ -79,21 +79,21 @@ class FakeCrew:
         self.hired_at = self.now
         self.hired_when.append(self.now)
 
-    def dismiss(self, number: int) -> None:
+    def stop(self, number: int) -> None:
         if self.members.pop(number, None):
             self.dismissed.append(number)
 
-    def expel(self, number: int) -> None:
+    def kill(self, number: int) -> None:
         del self.members[number]
-        self.expelled.append(number)
-        self.expelled_when.append(self.now)
-        self.back[self.seated[-1].index(number)] = "expelled"
+        self.killed.append(number)
+        self.killed_when.append(self.now)
+        self.back[self.seated[-1].index(number)] = "killed"
 
     def leave(self, number: int) -> None:
         """Its node begins to be drained."""
         self.members[number] = replace(self.members[number], leaving_since=self.now)
 
-    def look(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float) -> None:
         self.now += timeout_s
         for number, process in self.members.items():
             if (
@@ -102,19 +102,19 @@ class FakeCrew:
                 and self.now >= self.hired_at + self.start_s
             ):
                 self.members[number] = replace(process, ready_since=self.now)
-        if self.on_look is not None:
-            self.on_look(self)
+        if self.on_poll is not None:
+            self.on_poll(self)
 
     def cannot_start(self, number: int, error: BaseException) -> None:
         """It ends before it is ready."""
         process = self.members.pop(number)
         self.failed.append(FailedStart(error=error, node=process.node, host=process.host))
 
-    def failed_starts(self) -> list[FailedStart]:
+    def take_failed_starts(self) -> list[FailedStart]:
         failed, self.failed = self.failed, []
         return failed
 
-    def seat(
+    def start_group(
         self, group: Sequence[int], generation: int, previous_group: PreviousGroup | None
     ) -> None:
         self.seated.append(tuple(group))
@@ -124,7 +124,7 @@ class FakeCrew:
         self.back = {}
         if self.unseated:
             self.unseated -= 1
-            self.dismiss(group[0])
+            self.stop(group[0])
             raise ProcessLost("rank 0's process opened no store for its group")
         outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
         if self.note_progress:
@@ -144,9 +144,9 @@ class FakeCrew:
         self.back = {rank: outcome.get(rank, BROKEN) for rank in range(len(group))}
         for rank, error in outcome.items():
             if type(error).__module__.startswith("ray"):
-                self.dismiss(group[rank])
+                self.stop(group[rank])
 
-    def returned(self) -> dict[int, str | BaseException]:
+    def results(self) -> dict[int, str | BaseException]:
         return dict(self.back)
 
     def resize(self, note: ResizeRecord) -> None:
@@ -163,7 +163,7 @@ class FakeCrew:
     def idle_s(self) -> float:
         return self.now - self.seated_when[-1] if self.hangs else 0.0
 
-    def code_places(self) -> dict[int, str]:
+    def find_user_lines(self) -> dict[int, str]:
         return {0: "train.py:7"}
 
     def close(self, outcome: EndRecord | PausedRecord | None = None) -> None:

@@ -20,7 +20,7 @@ OPEN = object()
 """The answer of a call that has not come back."""
 HERE, THERE = "a" * 56, "b" * 56
 """Node ids, of the length that Ray's have."""
-ITSELF = "the crew's own process"
+ITSELF = "the pool's own process"
 
 
 @dataclass(eq=False)
@@ -37,14 +37,19 @@ class Actor:
 
     def __init__(self, number: int) -> None:
         place = ProcessLocation(node=HERE, host="127.0.0.1", pid=number)
-        pulse = Heartbeat(step=0, stepped_at=0.0, compute_s=0.0)
+        heartbeat = Heartbeat(step=0, stepped_at=0.0, compute_s=0.0)
         self.answers: dict[str, Any] = {
-            "place": place,
-            "open": ("127.0.0.1", 1),
+            "locate": place,
+            "open_store": ("127.0.0.1", 1),
             "prepare": None,
             "train": OPEN,
         }
-        self.answers |= {"pulse": pulse, "last_step": pulse, "resize": None, "join_run": None}
+        self.answers |= {
+            "heartbeat": heartbeat,
+            "last_step": heartbeat,
+            "resize": None,
+            "join_run": None,
+        }
         self.calls: list[Call] = []
 
     def __getattr__(self, method: str) -> Any:
@@ -68,13 +73,13 @@ class Actor:
             self.answer(method, DEAD)
 
     def made(self, step: int, at: float = 1.0, compute_s: float = 0.0) -> None:
-        pulse = Heartbeat(step=step, stepped_at=at, compute_s=compute_s)
-        self.answers |= {"pulse": pulse, "last_step": pulse}
+        heartbeat = Heartbeat(step=step, stepped_at=at, compute_s=compute_s)
+        self.answers |= {"heartbeat": heartbeat, "last_step": heartbeat}
 
 
 @dataclass
 class FakeRay:
-    """What the crew uses of Ray. Time passes where nothing comes back."""
+    """What the pool uses of Ray. Time passes where nothing comes back."""
 
     now: float = 1000.0
     actors: list[Actor] = field(default_factory=list)
@@ -90,7 +95,7 @@ class FakeRay:
     """With which worker actors were made."""
     killed: list[Actor] = field(default_factory=list)
     signals: list[tuple[str, int]] = field(default_factory=list)
-    """Who sent a SIGKILL, a task on a node or the crew itself; to which process."""
+    """Who sent a SIGKILL, a task on a node or the pool itself; to which process."""
 
     def remote(self, what: Any) -> Any:
         return SimpleNamespace(
@@ -103,7 +108,7 @@ class FakeRay:
             self.controllers[-1].answers = {
                 "run": OPEN,
                 "wait_until_up": self.building,
-                "admit": self.admission,
+                "add_worker": self.admission,
                 "end_run": None,
             }
             return self.controllers[-1]

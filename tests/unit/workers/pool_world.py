@@ -13,60 +13,60 @@ import ray
 
 from tests.unit.workers.fake_ray import HERE, Actor, FakeRay
 from tests.unit.workers.world import launch
-from workers.controller import actor_pool as crew_module
-from workers.controller.actor_pool import PULSE_S, ActorPool
+from workers.controller import actor_pool as pool_module
+from workers.controller.actor_pool import HEARTBEAT_S, ActorPool
 
 
 @dataclass
 class World:
-    crew: ActorPool
+    pool: ActorPool
     ray: FakeRay
 
-    def look(self, seconds: float = PULSE_S) -> None:
+    def poll(self, seconds: float = HEARTBEAT_S) -> None:
         """So long, in steps as the attempt takes them."""
         end = self.ray.now + seconds
         while self.ray.now < end:
-            self.crew.look(0.1)
+            self.pool.poll(0.1)
 
     def hired(self, *numbers: int) -> list[Actor]:
         """As many, and ready."""
         for _ in numbers:
-            self.crew.hire()
-        self.look()
+            self.pool.start()
+        self.poll()
         return self.ray.actors[-len(numbers) :]
 
     def starting(self, **answers: Any) -> Actor:
         """One more, whose start goes like this."""
-        self.crew.hire()
+        self.pool.start()
         actor = self.ray.actors[-1]
         actor.answers |= answers
-        actor.calls[0].answer = actor.answers["place"]
+        actor.calls[0].answer = actor.answers["locate"]
         return actor
 
     def seated(self, number: int) -> list[Actor]:
         """A first group of so many, that trains."""
         actors = self.hired(*range(number))
-        self.crew.seat(range(number), 1, None)
+        self.pool.start_group(range(number), 1, None)
         return actors
 
     @property
     def ready(self) -> list[int]:
-        return [one.number for one in self.crew.processes if one.ready_since is not None]
+        return [one.number for one in self.pool.processes if one.ready_since is not None]
 
     @property
     def numbers(self) -> list[int]:
-        return [one.number for one in self.crew.processes]
+        return [one.number for one in self.pool.processes]
 
 
-def crew_of(
+def pool_of(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     *,
     kind: type[ActorPool] = ActorPool,
     **spec: Any,
 ) -> World:
-    """A crew of a job with these parts of a spec; no node of its cluster is drained."""
-    monkeypatch.setattr(crew_module, "get_draining_nodes", frozenset)
+    """A pool of a job with these parts of a spec; no node of its cluster is drained."""
+    monkeypatch.setattr(pool_module, "get_draining_nodes", frozenset)
     fake = FakeRay()
     context = SimpleNamespace(get_node_id=lambda: HERE)
     for name, do in {

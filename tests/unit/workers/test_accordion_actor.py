@@ -20,7 +20,7 @@ from tests.unit.workers.world import (
     cursor_of,
     note,
     record,
-    stamp,
+    token,
     until,
 )
 from workers.contract import Cursor, DesiredState, LogLine, Progress
@@ -73,16 +73,16 @@ def progress(step: int) -> Progress:
 
 def test_a_registered_job_gets_the_decisions_that_rank_0_would_make(cluster: FakeCluster) -> None:
     local = controller()
-    cluster.call("register", JOB, stamp(), registration(local))
+    cluster.call("register", JOB, token(), registration(local))
     for epoch in range(4):
-        answer = cluster.call("decide", JOB, stamp(), question(epoch))
+        answer = cluster.call("decide", JOB, token(), question(epoch))
         assert answer == DecideResponse(decision=local.decide(report(epoch)))
 
 
 def test_the_same_question_gets_the_same_answer(cluster: FakeCluster) -> None:
-    cluster.call("register", JOB, stamp(), registration(controller()))
-    cluster.call("decide", JOB, stamp(), question(0))
-    answers = [cluster.call("decide", JOB, stamp(), question(1)) for _ in range(3)]
+    cluster.call("register", JOB, token(), registration(controller()))
+    cluster.call("decide", JOB, token(), question(0))
+    answers = [cluster.call("decide", JOB, token(), question(1)) for _ in range(3)]
     assert answers[0] == answers[1] == answers[2]
 
 
@@ -90,8 +90,8 @@ def test_the_same_question_gets_the_same_answer(cluster: FakeCluster) -> None:
 def test_a_question_of_a_job_that_went_on_without_the_actor_is_answered_with_unknown(
     cluster, epoch: int
 ) -> None:
-    cluster.call("register", JOB, stamp(), registration(controller()))
-    assert cluster.call("decide", JOB, stamp(), question(epoch)) == NotRegistered()
+    cluster.call("register", JOB, token(), registration(controller()))
+    assert cluster.call("decide", JOB, token(), question(epoch)) == NotRegistered()
 
 
 def test_a_question_older_than_the_actors_state_is_answered_with_unknown(
@@ -100,9 +100,9 @@ def test_a_question_older_than_the_actors_state_is_answered_with_unknown(
     ahead = controller()
     ahead.decide(report(0))
     ahead.decide(report(1))
-    cluster.call("register", JOB, stamp(), registration(ahead))
+    cluster.call("register", JOB, token(), registration(ahead))
     assert (
-        cluster.call("decide", JOB, stamp(), DecideRequest(report=report(0), number=2))
+        cluster.call("decide", JOB, token(), DecideRequest(report=report(0), number=2))
         == NotRegistered()
     )
 
@@ -112,21 +112,21 @@ def test_a_restarted_actor_asks_to_register_and_returns_the_recorded_decision(
 ) -> None:
     local = controller()
     proposal = local.decide(report(0))
-    cluster.call("register", JOB, stamp(), registration(controller()))
+    cluster.call("register", JOB, token(), registration(controller()))
     cluster.kill_actor()
-    assert cluster.call("decide", JOB, stamp(), question(0)) == NotRegistered()
-    cluster.call("register", JOB, stamp(), registration(local))
-    assert cluster.call("decide", JOB, stamp(), question(0)) == DecideResponse(decision=proposal)
+    assert cluster.call("decide", JOB, token(), question(0)) == NotRegistered()
+    cluster.call("register", JOB, token(), registration(local))
+    assert cluster.call("decide", JOB, token(), question(0)) == DecideResponse(decision=proposal)
 
 
 def test_a_new_generation_has_to_register_its_own_controller(cluster: FakeCluster) -> None:
-    cluster.call("register", JOB, stamp(1), registration(controller()))
-    assert cluster.call("decide", JOB, stamp(2), question(0)) == NotRegistered()
+    cluster.call("register", JOB, token(1), registration(controller()))
+    assert cluster.call("decide", JOB, token(2), question(0)) == NotRegistered()
 
 
-@pytest.mark.parametrize("older", [stamp(6, attempt=2), stamp(9, attempt=1)])
+@pytest.mark.parametrize("older", [token(6, attempt=2), token(9, attempt=1)])
 def test_nothing_of_an_older_generation_or_attempt_is_taken(cluster: FakeCluster, older) -> None:
-    newest = stamp(7, attempt=2)
+    newest = token(7, attempt=2)
     cluster.call("register", JOB, newest, registration(controller()))
     calls = [
         ("register", registration(controller())),
@@ -141,7 +141,7 @@ def test_nothing_of_an_older_generation_or_attempt_is_taken(cluster: FakeCluster
 def test_a_controller_state_of_another_model_is_refused(cluster: FakeCluster) -> None:
     other = Controller(SPEC.config(), LAYERS[:1])
     with pytest.raises(StateError, match="another model"):
-        cluster.call("register", JOB, stamp(), registration(other))
+        cluster.call("register", JOB, token(), registration(other))
 
 
 @given(
@@ -158,9 +158,9 @@ def test_every_record_arrives_once_and_in_order_despite_repeated_posts_and_drain
     with closing(FakeCluster()) as cluster:
         for step, first, last in [*steps, ("drain", 0, 0)]:
             if step == "post":
-                # an outbox sends in order: nothing new is posted before what comes before it
+                # an sender sends in order: nothing new is posted before what comes before it
                 seqs = range(min(first, len(posted)), max(last, len(posted)))
-                cluster.call("post", JOB, stamp(), [record(seq) for seq in seqs])
+                cluster.call("post", JOB, token(), [record(seq) for seq in seqs])
                 posted |= set(seqs)
             else:
                 received += cluster.drain(cursor_of(received[-1]) if received else None).records
@@ -170,21 +170,21 @@ def test_every_record_arrives_once_and_in_order_despite_repeated_posts_and_drain
 def test_records_are_held_until_the_database_confirms_them_and_posters_learn_it(
     cluster: FakeCluster,
 ) -> None:
-    cluster.call("post", JOB, stamp(), [record(seq) for seq in range(3)])
+    cluster.call("post", JOB, token(), [record(seq) for seq in range(3)])
     assert cluster.held() == [note(0), note(1), note(2)]
     assert [item.seq for item in cluster.drain(cursor_of(record(1))).records] == [2]
-    assert cluster.call("post", JOB, stamp(), [record(0)]).confirmed == cursor_of(record(1))
+    assert cluster.call("post", JOB, token(), [record(0)]).confirmed == cursor_of(record(1))
     assert cluster.held() == [note(2)]
 
 
 def test_records_meant_for_a_dead_actor_are_refused_and_the_receipt_reports_the_loss(
     cluster,
 ) -> None:
-    believed = cluster.call("post", JOB, stamp(), [record(0)]).incarnation
+    believed = cluster.call("post", JOB, token(), [record(0)]).incarnation
     cluster.kill_actor()
-    receipt = cluster.call("post", JOB, stamp(), [record(1)], incarnation=believed)
+    receipt = cluster.call("post", JOB, token(), [record(1)], incarnation=believed)
     assert (cluster.held(), receipt.incarnation != believed) == ([], True)
-    cluster.call("post", JOB, stamp(), [record(0), record(1)], incarnation=receipt.incarnation)
+    cluster.call("post", JOB, token(), [record(0), record(1)], incarnation=receipt.incarnation)
     assert cluster.held() == [note(0), note(1)]
 
 
@@ -192,7 +192,7 @@ def test_many_records_are_handed_over_in_portions(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor_module, "DRAIN_LIMIT", 4)
-    cluster.call("post", JOB, stamp(), [record(seq) for seq in range(6)])
+    cluster.call("post", JOB, token(), [record(seq) for seq in range(6)])
     first = cluster.drain().records
     assert [item.seq for item in (*first, *cluster.drain(cursor_of(first[-1])).records)] == [
         0,
@@ -205,9 +205,9 @@ def test_many_records_are_handed_over_in_portions(
 
 
 def test_the_newest_progress_is_kept_when_a_later_post_brings_none(cluster: FakeCluster) -> None:
-    cluster.call("post", JOB, stamp(), [], progress=progress(1))
-    cluster.call("post", JOB, stamp(), [], progress=progress(2))
-    cluster.call("post", JOB, stamp(), [record(0)])
+    cluster.call("post", JOB, token(), [], progress=progress(1))
+    cluster.call("post", JOB, token(), [], progress=progress(2))
+    cluster.call("post", JOB, token(), [record(0)])
     assert cluster.drain().progress == progress(2)
 
 
@@ -262,7 +262,7 @@ def test_only_newer_orders_take_the_place_of_those_held(cluster: FakeCluster) ->
 
 
 def test_of_a_forgotten_job_nothing_is_held(cluster: FakeCluster) -> None:
-    cluster.call("post", JOB, stamp(5), [record(0)])
+    cluster.call("post", JOB, token(5), [record(0)])
     cluster.call("forget", JOB)
     cluster.call("forget", JOB)
     assert cluster.held() == []
@@ -270,7 +270,7 @@ def test_of_a_forgotten_job_nothing_is_held(cluster: FakeCluster) -> None:
 
 def test_several_jobs_are_drained_in_one_call_each_above_its_cursor(cluster: FakeCluster) -> None:
     for job_id in ("a", "b"):
-        cluster.call("post", job_id, stamp(), [record(0), record(1)])
+        cluster.call("post", job_id, token(), [record(0), record(1)])
     drained = cluster.call(
         "drain_many", {"a": Cursor(), "b": cursor_of(record(0)), "unknown": Cursor()}
     )
@@ -287,7 +287,7 @@ def test_jobs_that_a_large_answer_has_no_room_for_come_first_the_next_time(
     monkeypatch.setattr(actor_module, "DRAIN_LIMIT", 1)
     cursors = {job_id: Cursor() for job_id in "abc"}
     for job_id in cursors:
-        cluster.call("post", job_id, stamp(), [record(0)])
+        cluster.call("post", job_id, token(), [record(0)])
     answers = [set(cluster.call("drain_many", cursors)) for _ in range(3)]
     assert set().union(*answers) == set(cursors)
 
@@ -296,7 +296,7 @@ def test_jobs_that_a_large_answer_has_no_room_for_come_first_the_next_time(
 def test_jobs_together_do_not_call_more_often_than_the_actor_can_answer(
     cluster: FakeCluster, jobs: int
 ) -> None:
-    receipts = [cluster.call("post", f"job-{number}", stamp(), ()) for number in range(jobs)]
+    receipts = [cluster.call("post", f"job-{number}", token(), ()) for number in range(jobs)]
     pause_s = max(TICK_S, receipts[-1].pause_s)
     assert jobs / pause_s <= actor_module.POSTS_PER_S
     assert (pause_s == TICK_S) == (jobs <= 100)

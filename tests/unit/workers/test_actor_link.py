@@ -21,7 +21,7 @@ from tests.unit.workers.world import (
     journal,
     launch,
     note,
-    stamp,
+    token,
     until,
 )
 from workers.contract import DesiredState
@@ -47,7 +47,7 @@ def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def start(**spec: Any) -> ActorLink:
         shipper = LogShipper(LogSource(job_id=JOB, attempt=1, rank=0), cluster, lambda: 0.0)
         made.append(
-            ActorLink(launch(tmp_path, **spec), journal(tmp_path), ask=cluster, shipper=shipper)
+            ActorLink(launch(tmp_path, **spec), journal(tmp_path), client=cluster, shipper=shipper)
         )
         made[-1].start()
         return made[-1]
@@ -136,7 +136,7 @@ def test_the_link_of_an_older_generation_learns_that_it_is_over(
 ) -> None:
     link, local = opened(), controller()
     link.started(STARTED, local.state_dict())
-    cluster.call("post", JOB, stamp(9), [])
+    cluster.call("post", JOB, token(9), [])
     with pytest.raises(SupersededError, match="generation 9 runs it"):
         decisions(link, local, range(1))
     with pytest.raises(SupersededError, match="this worker group ends"):

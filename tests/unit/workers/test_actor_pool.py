@@ -12,10 +12,10 @@ import ray
 from ray.exceptions import RayTaskError
 
 from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE
-from tests.unit.workers.pool_world import World, crew_of
+from tests.unit.workers.pool_world import World, pool_of
 from workers.contract import ResizeRecord
-from workers.controller import actor_pool as crew_module
-from workers.controller.actor_pool import EXPELLED, PREPARING_S, PULSE_S, SURVEY_S
+from workers.controller import actor_pool as pool_module
+from workers.controller.actor_pool import DRAINING_CHECK_S, HEARTBEAT_S, KILLED, PREPARING_S
 from workers.controller.start_failures import FailedStart
 from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
 from workers.spec import LimitsSpec
@@ -35,8 +35,8 @@ def draining() -> set[str]:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, draining: set[str]) -> World:
-    world = crew_of(monkeypatch, tmp_path)
-    monkeypatch.setattr(crew_module, "get_draining_nodes", lambda: frozenset(draining))
+    world = pool_of(monkeypatch, tmp_path)
+    monkeypatch.setattr(pool_module, "get_draining_nodes", lambda: frozenset(draining))
     return world
 
 
@@ -47,117 +47,117 @@ def raised(error: Exception) -> RayTaskError:
 def test_a_process_is_ready_when_it_is_placed_and_prepared(here: World) -> None:
     [actor] = here.hired(0)
     assert here.ready == [0]
-    assert [call.method for call in actor.calls][:2] == ["place", "prepare"]
+    assert [call.method for call in actor.calls][:2] == ["locate", "prepare"]
 
 
 def test_a_process_that_finds_no_room_is_waited_for(here: World) -> None:
-    here.starting(place=OPEN)
-    here.look(2 * PREPARING_S)
-    assert (here.numbers, here.ready, here.crew.failed_starts()) == ([0], [], [])
+    here.starting(locate=OPEN)
+    here.poll(2 * PREPARING_S)
+    assert (here.numbers, here.ready, here.pool.take_failed_starts()) == ([0], [], [])
 
 
 def test_a_process_that_hangs_is_ended_and_comes_back_as_lost(here: World) -> None:
     actors = here.seated(2)
-    actors[1].answer("pulse", OPEN)
-    here.look(HUNG_S - 1.0)
-    assert (here.ray.signals, here.crew.returned()) == ([], {})
-    here.look(3.0)
+    actors[1].answer("heartbeat", OPEN)
+    here.poll(HUNG_S - 1.0)
+    assert (here.ray.signals, here.pool.results()) == ([], {})
+    here.poll(3.0)
     assert (here.ray.signals, here.ray.killed, here.numbers) == ([(ITSELF, 1)], [actors[1]], [0])
-    assert isinstance(here.crew.returned()[1], ProcessLost)
-    assert here.crew.failed_starts() == []
+    assert isinstance(here.pool.results()[1], ProcessLost)
+    assert here.pool.take_failed_starts() == []
 
 
 def test_a_process_that_hangs_on_another_machine_is_ended_there(here: World) -> None:
-    here.starting(place=ProcessLocation(node=THERE, host="10.0.0.1", pid=77), pulse=OPEN)
-    here.look(HUNG_S + 3.0)
+    here.starting(locate=ProcessLocation(node=THERE, host="10.0.0.1", pid=77), heartbeat=OPEN)
+    here.poll(HUNG_S + 3.0)
     assert (here.ray.signals, here.numbers) == ([(THERE, 77)], [])
 
 
 def test_a_process_that_hangs_while_preparing_gets_longer_and_is_a_failed_start(
     here: World,
 ) -> None:
-    actor = here.starting(prepare=OPEN, pulse=OPEN)
-    here.look(PREPARING_S - 1.0)
+    actor = here.starting(prepare=OPEN, heartbeat=OPEN)
+    here.poll(PREPARING_S - 1.0)
     assert (here.numbers, here.ray.signals) == ([0], [])
-    here.look(3.0)
+    here.poll(3.0)
     assert (here.numbers, here.ray.signals, here.ray.killed) == ([], [(ITSELF, 0)], [actor])
-    assert [type(one.error) for one in here.crew.failed_starts()] == [ProcessLost]
-    assert here.crew.failed_starts() == []
+    assert [type(one.error) for one in here.pool.take_failed_starts()] == [ProcessLost]
+    assert here.pool.take_failed_starts() == []
 
 
 def test_a_process_that_prepares_for_long_and_answers_is_waited_for(here: World) -> None:
     actor = here.starting(prepare=OPEN)
-    here.look(2 * PREPARING_S)
-    assert (here.numbers, here.ready, here.crew.failed_starts()) == ([0], [], [])
+    here.poll(2 * PREPARING_S)
+    assert (here.numbers, here.ready, here.pool.take_failed_starts()) == ([0], [], [])
     actor.answer("prepare", None)
-    here.look()
+    here.poll()
     assert here.ready == [0]
 
 
 def test_who_was_silent_while_it_prepared_is_not_blamed_for_it_when_it_is_ready(
     here: World,
 ) -> None:
-    actor = here.starting(prepare=OPEN, pulse=OPEN)
-    here.look(PREPARING_S - 5.0)
+    actor = here.starting(prepare=OPEN, heartbeat=OPEN)
+    here.poll(PREPARING_S - 5.0)
     actor.answer("prepare", None)
-    here.look(HUNG_S - 1.0)
+    here.poll(HUNG_S - 1.0)
     assert here.ready == [0]
-    here.look(3.0)
+    here.poll(3.0)
     assert here.numbers == []
 
 
 def test_a_silence_that_ended_counts_no_more(here: World) -> None:
     [actor] = here.hired(0)
     for _ in range(3):
-        actor.answer("pulse", OPEN)
-        here.look(HUNG_S - 2.0)
-        actor.answer("pulse", Heartbeat(step=0, stepped_at=0.0, compute_s=0.0))
-        here.look(2 * PULSE_S)
+        actor.answer("heartbeat", OPEN)
+        here.poll(HUNG_S - 2.0)
+        actor.answer("heartbeat", Heartbeat(step=0, stepped_at=0.0, compute_s=0.0))
+        here.poll(2 * HEARTBEAT_S)
     assert here.numbers == [0]
 
 
 def test_a_supervisor_that_stood_still_itself_blames_nobody_for_the_silence(here: World) -> None:
     [actor] = here.hired(0)
-    actor.answer("pulse", OPEN)
-    here.look()
+    actor.answer("heartbeat", OPEN)
+    here.poll()
     here.ray.now += 10 * HUNG_S
-    here.look()
+    here.poll()
     assert here.numbers == [0]
 
 
 def test_a_sign_of_life_is_asked_for_once_a_second_and_never_twice_at_a_time(here: World) -> None:
     [actor] = here.hired(0)
-    before = len(actor.asked("pulse"))
-    here.look(10 * PULSE_S)
-    assert 8 <= len(actor.asked("pulse")) - before <= 10
-    actor.answer("pulse", OPEN)
-    here.look(2 * PULSE_S)
-    before = len(actor.asked("pulse"))
-    here.look(HUNG_S / 2)
-    assert len(actor.asked("pulse")) == before
+    before = len(actor.asked("heartbeat"))
+    here.poll(10 * HEARTBEAT_S)
+    assert 8 <= len(actor.asked("heartbeat")) - before <= 10
+    actor.answer("heartbeat", OPEN)
+    here.poll(2 * HEARTBEAT_S)
+    before = len(actor.asked("heartbeat"))
+    here.poll(HUNG_S / 2)
+    assert len(actor.asked("heartbeat")) == before
 
 
 def test_who_asks_tells_every_member_what_the_others_computed(here: World) -> None:
     actors = here.hired(0, 1, 2)
-    here.crew.seat((2, 0), 1, None)
+    here.pool.start_group((2, 0), 1, None)
     for seconds, actor in enumerate(actors):
         actor.made(1, compute_s=float(seconds))
-    here.look(4 * PULSE_S)
-    assert [actor.asked("pulse")[-1].arguments for actor in actors] == [((2.0, 0.0),)] * 3
+    here.poll(4 * HEARTBEAT_S)
+    assert [actor.asked("heartbeat")[-1].arguments for actor in actors] == [((2.0, 0.0),)] * 3
 
 
 def test_members_come_back_by_rank_with_what_they_say_or_with_what_ended_them(here: World) -> None:
     actors = here.hired(0, 1, 2, 3)
-    here.crew.seat((3, 0, 2), 1, None)
+    here.pool.start_group((3, 0, 2), 1, None)
     actors[3].answer("train", "completed")
     actors[0].die()
-    here.look()
-    assert here.crew.returned() == {0: "completed", 1: DEAD}
+    here.poll()
+    assert here.pool.results() == {0: "completed", 1: DEAD}
     error = TaskRaised(1, 0, "ValueError: no")
     actors[2].answer("train", raised(error))
-    here.look()
-    assert here.crew.returned() == {0: "completed", 1: DEAD, 2: error}
-    assert (here.numbers, here.ray.killed, here.crew.failed_starts()) == (
+    here.poll()
+    assert here.pool.results() == {0: "completed", 1: DEAD, 2: error}
+    assert (here.numbers, here.ray.killed, here.pool.take_failed_starts()) == (
         [1, 2, 3],
         [actors[0]],
         [],
@@ -167,17 +167,17 @@ def test_members_come_back_by_rank_with_what_they_say_or_with_what_ended_them(he
 def test_a_process_that_is_lost_while_it_starts_is_a_failed_start_however_far_it_was(
     here: World,
 ) -> None:
-    for method in ("place", "prepare", "pulse"):
+    for method in ("locate", "prepare", "heartbeat"):
         here.starting(**{"prepare": OPEN, method: DEAD})
-        here.look()
-        failed = [one.error for one in here.crew.failed_starts()]
-        assert (here.numbers, failed, here.crew.failed_starts()) == ([], [DEAD], [])
+        here.poll()
+        failed = [one.error for one in here.pool.take_failed_starts()]
+        assert (here.numbers, failed, here.pool.take_failed_starts()) == ([], [DEAD], [])
 
 
 def test_a_process_that_cannot_be_prepared_is_a_failed_start(here: World) -> None:
     actor = here.starting(prepare=raised(ModuleNotFoundError("No module named 'torch'")))
-    here.look()
-    [failed] = here.crew.failed_starts()
+    here.poll()
+    [failed] = here.pool.take_failed_starts()
     assert isinstance(failed.error, ProcessLost)
     assert "ModuleNotFoundError: No module named 'torch'" in str(failed.error)
     assert (here.numbers, here.ray.killed) == ([], [actor])
@@ -185,14 +185,16 @@ def test_a_process_that_cannot_be_prepared_is_a_failed_start(here: World) -> Non
 
 def test_a_process_that_cannot_build_the_task_says_so_with_its_node(here: World) -> None:
     error = TaskRaised(None, None, "FileNotFoundError: no data")
-    here.starting(place=ProcessLocation(node=THERE, host="10.0.0.1", pid=77), prepare=raised(error))
-    here.look()
-    assert here.crew.failed_starts() == [FailedStart(error=error, node=THERE, host="10.0.0.1")]
+    here.starting(
+        locate=ProcessLocation(node=THERE, host="10.0.0.1", pid=77), prepare=raised(error)
+    )
+    here.poll()
+    assert here.pool.take_failed_starts() == [FailedStart(error=error, node=THERE, host="10.0.0.1")]
 
 
 def test_a_process_is_kept_away_from_nodes_that_are_avoided(here: World) -> None:
-    here.crew.hire()
-    here.crew.hire({"b", "a"})
+    here.pool.start()
+    here.pool.start({"b", "a"})
     assert [options.get("label_selector") for options in here.ray.options] == [
         None,
         {"ray.io/node-id": "!in(a,b)"},
@@ -202,22 +204,24 @@ def test_a_process_is_kept_away_from_nodes_that_are_avoided(here: World) -> None
 def test_a_process_that_is_lost_while_it_waits_is_no_failed_start(here: World) -> None:
     [actor] = here.hired(0)
     actor.die()
-    here.look(2 * PULSE_S)
-    assert (here.numbers, here.crew.failed_starts(), here.crew.returned()) == ([], [], {})
+    here.poll(2 * HEARTBEAT_S)
+    assert (here.numbers, here.pool.take_failed_starts(), here.pool.results()) == ([], [], {})
 
 
 def test_every_member_is_told_its_rank_and_where_the_first_one_waits(here: World) -> None:
     actors = here.hired(0, 1, 2)
-    actors[2].answers["open"] = ("10.0.0.3", 4711)
-    here.crew.seat((2, 0), 5, None)
-    assert [call.arguments for call in actors[2].asked("open")] == [(5,)]
+    actors[2].answers["open_store"] = ("10.0.0.3", 4711)
+    here.pool.start_group((2, 0), 5, None)
+    assert [call.arguments for call in actors[2].asked("open_store")] == [(5,)]
     seats = [actor.asked("train")[0].arguments[0] for actor in (actors[2], actors[0])]
-    assert [(seat.generation, seat.rank, seat.world_size) for seat in seats] == [
+    assert [
+        (assignment.generation, assignment.rank, assignment.world_size) for assignment in seats
+    ] == [
         (5, 0, 2),
         (5, 1, 2),
     ]
-    assert {seat.store for seat in seats} == {("10.0.0.3", 4711)}
-    assert actors[1].asked("train") == actors[0].asked("open") == []
+    assert {assignment.store for assignment in seats} == {("10.0.0.3", 4711)}
+    assert actors[1].asked("train") == actors[0].asked("open_store") == []
 
 
 @pytest.mark.parametrize("answer", [OPEN, DEAD, raised(OSError("no port is free"))])
@@ -225,58 +229,58 @@ def test_a_leader_that_opens_no_store_is_dismissed_and_nobody_is_seated(
     here: World, answer: Any
 ) -> None:
     actors = here.hired(0, 1)
-    actors[1].answers["open"] = answer
+    actors[1].answers["open_store"] = answer
     with pytest.raises(ProcessLost):
-        here.crew.seat((1, 0), 1, None)
+        here.pool.start_group((1, 0), 1, None)
     assert (here.numbers, here.ray.killed) == ([0], [actors[1]])
     assert [actor.asked("train") for actor in actors] == [[], []]
 
 
-def test_who_is_expelled_counts_as_returned_and_says_nothing_any_more(here: World) -> None:
+def test_a_killed_member_counts_as_returned_and_is_not_asked_again(here: World) -> None:
     actors = here.hired(0, 1, 2)
-    here.crew.seat((2, 1), 1, None)
-    here.crew.expel(1)
-    assert (here.crew.returned(), here.numbers) == ({1: EXPELLED}, [0, 2])
+    here.pool.start_group((2, 1), 1, None)
+    here.pool.kill(1)
+    assert (here.pool.results(), here.numbers) == ({1: KILLED}, [0, 2])
     assert (here.ray.killed, here.ray.signals) == ([actors[1]], [(ITSELF, 1)])
     actors[1].answer("train", "completed")
-    here.crew.expel(1)
-    here.look()
-    assert here.crew.returned() == {1: EXPELLED}
+    here.pool.kill(1)
+    here.poll()
+    assert here.pool.results() == {1: KILLED}
 
 
-def test_who_is_gone_already_counts_as_returned_when_it_is_expelled(here: World) -> None:
+def test_a_member_that_is_gone_counts_as_returned_when_it_is_killed(here: World) -> None:
     here.seated(2)
-    here.crew.dismiss(1)
-    here.crew.expel(1)
-    assert here.crew.returned() == {1: EXPELLED}
+    here.pool.stop(1)
+    here.pool.kill(1)
+    assert here.pool.results() == {1: KILLED}
 
 
 def test_a_new_group_has_nothing_of_what_the_old_one_came_back_with(here: World) -> None:
     actors = here.seated(3)
     actors[0].answer("train", "resized")
     actors[1].answer("train", raised(TaskRaised(1, 0, "ValueError: no")))
-    here.look()
-    here.crew.expel(2)
-    assert sorted(here.crew.returned()) == [0, 1, 2]
+    here.poll()
+    here.pool.kill(2)
+    assert sorted(here.pool.results()) == [0, 1, 2]
     actors[0].answers["train"] = actors[1].answers["train"] = OPEN
-    here.crew.seat((1, 0), 2, None)
+    here.pool.start_group((1, 0), 2, None)
     actors[2].answer("train", "completed")
-    here.look()
-    assert here.crew.returned() == {}
+    here.poll()
+    assert here.pool.results() == {}
 
 
 def test_the_newest_step_is_known_though_the_one_that_made_it_is_gone(here: World) -> None:
     actors = here.seated(2)
-    assert here.crew.last_step() is None
+    assert here.pool.last_step() is None
     actors[0].made(8, at=80.0)
     actors[1].made(9, at=90.0)
-    here.look(3 * PULSE_S)
+    here.poll(3 * HEARTBEAT_S)
     actors[1].die()
-    here.look(2 * PULSE_S)
+    here.poll(2 * HEARTBEAT_S)
     assert here.numbers == [0]
-    assert here.crew.last_step() == (9, 90.0)
+    assert here.pool.last_step() == (9, 90.0)
     actors[0].made(10, at=100.0)
-    assert here.crew.last_step() == (10, 100.0)
+    assert here.pool.last_step() == (10, 100.0)
 
 
 def test_a_step_is_heard_from_whoever_answers_in_time(here: World) -> None:
@@ -285,16 +289,16 @@ def test_a_step_is_heard_from_whoever_answers_in_time(here: World) -> None:
         actors, (OPEN, DEAD, Heartbeat(step=7, stepped_at=70.0, compute_s=0.0)), strict=True
     ):
         actor.answers["last_step"] = answer
-    assert here.crew.last_step() == (7, 70.0)
+    assert here.pool.last_step() == (7, 70.0)
 
 
 def test_a_new_group_has_made_no_step_until_it_says_so(here: World) -> None:
     actors = here.seated(1)
     actors[0].made(8)
-    assert here.crew.last_step() == (8, 1.0)
+    assert here.pool.last_step() == (8, 1.0)
     actors[0].made(0, at=0.0)
-    here.crew.seat((0,), 2, None)
-    assert here.crew.last_step() is None
+    here.pool.start_group((0,), 2, None)
+    assert here.pool.last_step() is None
 
 
 def test_processes_of_drained_nodes_leave_those_that_prepare_too(
@@ -302,26 +306,26 @@ def test_processes_of_drained_nodes_leave_those_that_prepare_too(
 ) -> None:
     elsewhere = ProcessLocation(node=THERE, host="10.0.0.1", pid=77)
     here.hired(0)
-    here.starting(place=elsewhere)
-    here.starting(place=elsewhere, prepare=OPEN)
-    here.look()
-    assert [one.leaving_since for one in here.crew.processes] == [None] * 3
+    here.starting(locate=elsewhere)
+    here.starting(locate=elsewhere, prepare=OPEN)
+    here.poll()
+    assert [one.leaving_since for one in here.pool.processes] == [None] * 3
     draining.add(THERE)
-    here.look()
-    [stays, *leave] = [one.leaving_since for one in here.crew.processes]
+    here.poll()
+    [stays, *leave] = [one.leaving_since for one in here.pool.processes]
     assert stays is None
     assert None not in leave
-    here.look()
-    assert [one.leaving_since for one in here.crew.processes] == [stays, *leave]
+    here.poll()
+    assert [one.leaving_since for one in here.pool.processes] == [stays, *leave]
 
 
 def test_nodes_are_looked_at_twice_a_second(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     surveys: list[float] = []
     monkeypatch.setattr(
-        crew_module, "get_draining_nodes", lambda: surveys.append(here.ray.now) or frozenset()
+        pool_module, "get_draining_nodes", lambda: surveys.append(here.ray.now) or frozenset()
     )
-    here.look(10.0)
-    assert 15 <= len(surveys) <= 10.0 / SURVEY_S
+    here.poll(10.0)
+    assert 15 <= len(surveys) <= 10.0 / DRAINING_CHECK_S
 
 
 def test_a_cluster_that_cannot_say_who_leaves_disturbs_nobody(
@@ -330,28 +334,28 @@ def test_a_cluster_that_cannot_say_who_leaves_disturbs_nobody(
     def away() -> frozenset[str]:
         raise ray.exceptions.RaySystemError("the GCS is away")
 
-    monkeypatch.setattr(crew_module, "get_draining_nodes", away)
+    monkeypatch.setattr(pool_module, "get_draining_nodes", away)
     here.hired(0)
     assert here.ready == [0]
 
 
 def test_a_group_is_asked_to_make_room_by_its_leader_if_that_lives(here: World) -> None:
     actors = here.hired(0, 1)
-    here.crew.seat((1, 0), 1, None)
-    here.crew.resize(NOTE)
+    here.pool.start_group((1, 0), 1, None)
+    here.pool.resize(NOTE)
     assert [call.arguments for call in actors[1].asked("resize")] == [(NOTE,)]
     actors[1].die()
-    here.look(2 * PULSE_S)
-    here.crew.resize(NOTE)
+    here.poll(2 * HEARTBEAT_S)
+    here.pool.resize(NOTE)
     assert [len(actor.asked("resize")) for actor in actors] == [0, 1]
 
 
 def test_processes_are_dismissed_once_and_all_at_the_end(here: World) -> None:
     actors = here.hired(0, 1, 2)
-    here.crew.dismiss(1)
-    here.crew.dismiss(1)
+    here.pool.stop(1)
+    here.pool.stop(1)
     assert (here.ray.killed, here.numbers) == ([actors[1]], [0, 2])
-    here.crew.close()
+    here.pool.close()
     assert (here.ray.killed, here.numbers) == ([actors[1], actors[0], actors[2]], [])
 
 
@@ -364,8 +368,8 @@ def test_what_a_process_wrote_down_before_it_died_is_why_it_came_back(
     file.write_text("the process ended itself with os._exit(3) at train.py:7\n")
     actors[1].made(4)
     actors[1].die()
-    here.look()
-    [(rank, why)] = here.crew.returned().items()
+    here.poll()
+    [(rank, why)] = here.pool.results().items()
     assert (rank, type(why), str(why)) == (
         1,
         ProcessCrashed,
@@ -376,10 +380,10 @@ def test_what_a_process_wrote_down_before_it_died_is_why_it_came_back(
 
 def test_how_far_each_rank_was_is_known_when_a_group_ended(here: World) -> None:
     actors = here.hired(0, 1)
-    here.crew.seat((1, 0), 1, None)
+    here.pool.start_group((1, 0), 1, None)
     progress = RankProgress(step=7, epoch=0, doing="training")
     actors[1].answers["last_step"] = Heartbeat(
         step=7, stepped_at=1.0, compute_s=0.0, progress=progress
     )
-    here.crew.last_step()
-    assert here.crew.progress() == {0: progress, 1: RankProgress()}
+    here.pool.last_step()
+    assert here.pool.progress() == {0: progress, 1: RankProgress()}

@@ -15,9 +15,9 @@ from workers.contract import CheckpointRecord, FailureRecord
 from workers.controller.failure_causes import CONTROLLER, find_cause, find_fatal_reason
 from workers.controller.failure_policy import (
     FIRST_PAUSE_S,
+    MAX_DEATHS,
+    MAX_LOST_GROUPS,
     MAX_PAUSE_S,
-    MOST_DEATHS,
-    MOST_LOST_GROUPS,
     FailureCounts,
     GiveUp,
     Retry,
@@ -42,12 +42,12 @@ def saved(step: int) -> CheckpointRecord:
     return CheckpointRecord(name=f"c{step}", epoch=0, step=step, size_bytes=1, seconds=0.0)
 
 
-def live(*failures: FailureRecord, most_own: int = 3, progressed: bool = True, fatal=None):
+def live(*failures: FailureRecord, max_failures: int = 3, progressed: bool = True, fatal=None):
     """The last move after these failures."""
     state, move = FailureCounts(), None
     for failure in failures:
         state, move = decide_retry(
-            state, failure, progressed=progressed, most_own=most_own, fatal=fatal
+            state, failure, progressed=progressed, max_failures=max_failures, fatal=fatal
         )
     return move
 
@@ -55,7 +55,7 @@ def live(*failures: FailureRecord, most_own: int = 3, progressed: bool = True, f
 def test_a_storage_that_is_full_or_away_is_waited_for_and_never_ends_the_job() -> None:
     full = find_cause({0: OSError(errno.ENOSPC, "No space left on device"), 1: GLOO})
     assert full.is_storage
-    move = live(*[full] * 10 * MOST_LOST_GROUPS, progressed=False)
+    move = live(*[full] * 10 * MAX_LOST_GROUPS, progressed=False)
     assert move == Retry(pause_s=MAX_PAUSE_S)
 
 
@@ -134,12 +134,12 @@ def test_an_error_without_a_step_is_tried_again_until_the_budget_is_spent() -> N
 
 
 @given(st.integers(1, 10))
-def test_the_budget_counts_the_jobs_own_failures_only(most_own: int) -> None:
-    mixed = [failure for step in range(most_own) for failure in (own(step), LOST)]
-    assert isinstance(live(*mixed, most_own=most_own), Retry)
-    spent = live(*mixed, own(most_own), most_own=most_own)
+def test_the_budget_counts_the_jobs_own_failures_only(max_failures: int) -> None:
+    mixed = [failure for step in range(max_failures) for failure in (own(step), LOST)]
+    assert isinstance(live(*mixed, max_failures=max_failures), Retry)
+    spent = live(*mixed, own(max_failures), max_failures=max_failures)
     assert spent.reason == "TOO_MANY_FAILURES"
-    assert f"max_failures is {most_own}; the last: it raised" in spent.message
+    assert f"max_failures is {max_failures}; the last: it raised" in spent.message
 
 
 def test_a_supervisor_that_starts_again_knows_what_was_spent() -> None:
@@ -152,7 +152,7 @@ def test_a_supervisor_that_starts_again_knows_what_was_spent() -> None:
 
 
 def test_a_job_without_a_budget_ends_with_its_first_failure() -> None:
-    assert live(own(3), most_own=0) == GiveUp(reason="TASK_RAISED", message="it raised")
+    assert live(own(3), max_failures=0) == GiveUp(reason="TASK_RAISED", message="it raised")
 
 
 def test_an_error_that_no_retry_can_cure_ends_the_job_at_once() -> None:
@@ -175,8 +175,8 @@ def test_which_errors_no_retry_can_cure(error: Exception, reason: str | None) ->
 
 
 def test_groups_that_are_lost_without_progress_end_the_job_after_twenty() -> None:
-    assert isinstance(live(*[LOST] * MOST_LOST_GROUPS, progressed=False), Retry)
-    move = live(*[LOST] * (MOST_LOST_GROUPS + 1), progressed=False)
+    assert isinstance(live(*[LOST] * MAX_LOST_GROUPS, progressed=False), Retry)
+    move = live(*[LOST] * (MAX_LOST_GROUPS + 1), progressed=False)
     assert move.reason == "LOST"
     assert "21 worker groups in a row were lost without a new checkpoint or epoch" in move.message
 
@@ -252,8 +252,8 @@ def test_a_process_that_crashes_while_it_starts_is_the_jobs_failure() -> None:
 
 def test_groups_that_lose_a_process_again_and_again_without_progress_end_the_job() -> None:
     state = FailureCounts()
-    for _ in range(MOST_DEATHS):
-        state, move = decide_retry(state, DIED, progressed=False, most_own=3, fatal=None)
+    for _ in range(MAX_DEATHS):
+        state, move = decide_retry(state, DIED, progressed=False, max_failures=3, fatal=None)
     assert isinstance(move, GiveUp)
     assert move.reason == "NO_PROGRESS"
     assert move.message.startswith(
@@ -268,11 +268,11 @@ def test_however_groups_are_lost_the_job_ends_unless_it_gets_further(
     state, moves = FailureCounts(), []
     for died in deaths:
         state, move = decide_retry(
-            state, DIED if died else LOST, progressed=progressed, most_own=3, fatal=None
+            state, DIED if died else LOST, progressed=progressed, max_failures=3, fatal=None
         )
         moves.append(isinstance(move, GiveUp))
     assert any(moves) <= (not progressed)
-    assert progressed or len(deaths) <= MOST_LOST_GROUPS or any(moves)
+    assert progressed or len(deaths) <= MAX_LOST_GROUPS or any(moves)
 
 
 @pytest.mark.parametrize(

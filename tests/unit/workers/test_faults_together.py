@@ -8,10 +8,10 @@ import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError
 
 from tests.unit.workers.attempt_world import World
-from tests.unit.workers.fake_pool import BROKEN, FakeCrew
+from tests.unit.workers.fake_pool import BROKEN, FakePool
 from workers.contract import EndRecord, FailureRecord
 from workers.controller.attempt import DISAGREEMENT_S
-from workers.controller.failure_policy import MOST_DEATHS, MOST_LOST_GROUPS, FailureCounts
+from workers.controller.failure_policy import MAX_DEATHS, MAX_LOST_GROUPS, FailureCounts
 from workers.controller.start_failures import FailedStart, judge_starts
 from workers.errors import TaskRaised
 from workers.training.context import Doing, RankProgress
@@ -25,26 +25,26 @@ def test_a_newcomer_that_cannot_build_the_task_after_a_drain_does_not_end_the_jo
 ) -> None:
     here = world(least=1, most=1, slow={1}, nodes={1: "b"})
 
-    def fail(crew: FakeCrew) -> None:
-        crew.cannot_start(1, NO_DATA)
+    def fail(pool: FakePool) -> None:
+        pool.cannot_start(1, NO_DATA)
 
-    assert here.run(lambda crew: crew.leave(0), lambda _: None, fail) == COMPLETED
-    assert here.crew.seated == [(0,), (2,)]
-    assert here.crew.avoided[-1] == {"b"}
+    assert here.run(lambda pool: pool.leave(0), lambda _: None, fail) == COMPLETED
+    assert here.pool.seated == [(0,), (2,)]
+    assert here.pool.avoided[-1] == {"b"}
 
 
 def test_a_rank_that_hangs_after_its_peer_returned_is_ended(world: Callable[..., World]) -> None:
     here = world(least=2)
     finished = RankProgress(step=46, doing="finished")
 
-    def hang(crew: FakeCrew) -> None:
-        crew.hangs, crew.progress_by_rank = not crew.expelled, {0: finished, 1: finished}
-        if crew.hangs:
-            crew.back = {1: "completed"}
+    def hang(pool: FakePool) -> None:
+        pool.hangs, pool.progress_by_rank = not pool.killed, {0: finished, 1: finished}
+        if pool.hangs:
+            pool.back = {1: "completed"}
 
     assert here.run(hang, *[lambda _: None] * 500) == COMPLETED
-    assert (here.crew.seated, here.crew.expelled) == ([(0, 1), (2, 3)], [0, 1])
-    assert "limits.step_seconds" in here.desk.records[0].message
+    assert (here.pool.seated, here.pool.killed) == ([(0, 1), (2, 3)], [0, 1])
+    assert "limits.step_seconds" in here.host.records[0].message
 
 
 def test_a_process_that_died_while_it_started_leaves_the_task_untried() -> None:
@@ -64,18 +64,18 @@ def test_a_spot_fleet_that_leaves_checkpoints_may_lose_nodes_for_ever(
 ) -> None:
     here = world(least=2)
     gone = {0: NodeDiedError(""), 1: NodeDiedError("")}
-    assert here.run(*[lambda crew: crew.come_back(gone)] * (3 * MOST_LOST_GROUPS)) == COMPLETED
-    assert len(here.desk.records) == 3 * MOST_LOST_GROUPS
+    assert here.run(*[lambda pool: pool.come_back(gone)] * (3 * MAX_LOST_GROUPS)) == COMPLETED
+    assert len(here.host.records) == 3 * MAX_LOST_GROUPS
 
 
 def test_processes_that_die_on_stable_nodes_without_a_checkpoint_end_the_job(
     world: Callable[..., World],
 ) -> None:
     here = world({1: ActorDiedError()}, least=2)
-    here.desk.has_progressed = False
+    here.host.makes_progress = False
     end = here.run()
     assert isinstance(end, EndRecord)
-    assert (end.reason, len(here.crew.seated)) == ("NO_PROGRESS", MOST_DEATHS)
+    assert (end.reason, len(here.pool.seated)) == ("NO_PROGRESS", MAX_DEATHS)
 
 
 def test_a_supervisor_that_starts_again_knows_how_often_processes_died() -> None:
@@ -94,28 +94,28 @@ def test_ranks_that_disagree_end_the_job_without_a_timeout(world, doing: Doing) 
     here: World = world(least=2)
     left, waiting = RankProgress(step=18, doing=doing), RankProgress(step=18, doing="training")
 
-    def part(crew: FakeCrew) -> None:
-        crew.progress_by_rank = {0: waiting, 1: left}
-        crew.back = {1: "completed"} if doing == "finished" else {}
+    def part(pool: FakePool) -> None:
+        pool.progress_by_rank = {0: waiting, 1: left}
+        pool.back = {1: "completed"} if doing == "finished" else {}
 
     end = here.run(part, *[lambda _: None] * 500)
     assert isinstance(end, EndRecord)
     assert (end.status, end.reason) == ("FAILED", "TASK_RAISED")
     assert "rank 1 left its loop after step 17 (epoch 0), and rank 0 waits" in end.message
-    assert (here.crew.seated, here.crew.now < 20.0) == ([(0, 1)], True)
+    assert (here.pool.seated, here.pool.now < 20.0) == ([(0, 1)], True)
 
 
 def test_ranks_that_agree_again_train_on(world: Callable[..., World]) -> None:
     here = world(least=2)
     old, training = (RankProgress(step=18, doing=doing) for doing in ("finished", "training"))
 
-    def look(crew: FakeCrew) -> None:
-        is_old = 1.0 < crew.now < 1.0 + DISAGREEMENT_S / 2
-        crew.progress_by_rank = {0: training, 1: old if is_old else training}
-        if crew.now > 10.0:
-            crew.come_back("completed")
+    def poll(pool: FakePool) -> None:
+        is_old = 1.0 < pool.now < 1.0 + DISAGREEMENT_S / 2
+        pool.progress_by_rank = {0: training, 1: old if is_old else training}
+        if pool.now > 10.0:
+            pool.come_back("completed")
 
-    here.crew.on_look = look
+    here.pool.on_poll = poll
     assert here.attempt.run() == COMPLETED
 
 
@@ -123,10 +123,10 @@ def test_ranks_whose_disagreement_broke_a_collective_get_no_second_try(world) ->
     here: World = world(least=2)
     training, left = (RankProgress(step=18, doing=doing) for doing in ("training", "finished"))
 
-    def part(crew: FakeCrew) -> None:
-        crew.progress_by_rank = {0: training, 1: left}
-        crew.back = {0: BROKEN, 1: "completed"}
+    def part(pool: FakePool) -> None:
+        pool.progress_by_rank = {0: training, 1: left}
+        pool.back = {0: BROKEN, 1: "completed"}
 
     end = here.run(part)
     assert isinstance(end, EndRecord)
-    assert (end.reason, len(here.crew.seated)) == ("TASK_RAISED", 1)
+    assert (end.reason, len(here.pool.seated)) == ("TASK_RAISED", 1)

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
-from workers.worker.group_rendezvous import GroupStore, join
+from workers.worker.group_rendezvous import GroupStore, join_store
 
 WAIT = timedelta(seconds=30)
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -27,8 +27,8 @@ def stranger(meeting: GroupStore, host: str = HERE) -> socket.socket:
 
 def test_members_find_each_other(meeting: GroupStore) -> None:
     with ThreadPoolExecutor() as pool:
-        others = [pool.submit(join, meeting.address, rank, WAIT) for rank in (1, 2)]
-        meeting.admit(3, WAIT).set("a", "b")
+        others = [pool.submit(join_store, meeting.address, rank, WAIT) for rank in (1, 2)]
+        meeting.wait_for_members(3, WAIT).set("a", "b")
         assert [other.result().get("a") for other in others] == [b"b", b"b"]
 
 
@@ -38,7 +38,7 @@ def test_a_group_meets_on_one_address_only(meeting: GroupStore) -> None:
 
 
 def test_nobody_can_connect_once_all_members_are_there(meeting: GroupStore) -> None:
-    store = meeting.admit(1, WAIT)
+    store = meeting.wait_for_members(1, WAIT)
     with pytest.raises(TimeoutError):
         stranger(meeting)
     store.set("a", "b")
@@ -50,14 +50,14 @@ def test_a_group_does_not_form_while_a_stranger_is_connected(meeting: GroupStore
         stranger(meeting),
         pytest.raises(DistStoreError, match="2 connections to the store of a group of 1"),
     ):
-        meeting.admit(1, WAIT)
+        meeting.wait_for_members(1, WAIT)
 
 
 def test_who_does_not_know_the_secret_is_no_member(meeting: GroupStore) -> None:
     host, port, _ = meeting.address
     TCPStore(host, port, is_master=False).set("member/1", "guess")
     with pytest.raises(DistStoreError, match="does not know its secret"):
-        meeting.admit(2, WAIT)
+        meeting.wait_for_members(2, WAIT)
 
 
 def test_a_member_is_not_led_astray_by_somebody_who_does_not_know_the_secret(
@@ -66,12 +66,12 @@ def test_a_member_is_not_led_astray_by_somebody_who_does_not_know_the_secret(
     host, port, _ = meeting.address
     TCPStore(host, port, is_master=False).set("closed", "guess")
     with pytest.raises(DistStoreError, match="does not know its secret"):
-        join(meeting.address, 1, WAIT)
+        join_store(meeting.address, 1, WAIT)
 
 
 def test_a_leader_does_not_wait_for_ever_for_members(meeting: GroupStore) -> None:
     with pytest.raises(DistStoreError):
-        meeting.admit(2, timedelta(seconds=0.1))
+        meeting.wait_for_members(2, timedelta(seconds=0.1))
 
 
 def test_an_address_that_this_machine_does_not_have_is_met_on_all(
@@ -84,5 +84,5 @@ def test_an_address_that_this_machine_does_not_have_is_met_on_all(
 
 
 def test_the_door_stays_open_for_engines_that_connect_again_later(meeting: GroupStore) -> None:
-    meeting.admit(1, WAIT, closed=False)
+    meeting.wait_for_members(1, WAIT, closed=False)
     stranger(meeting).close()

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workers.attempt_world import World as AttemptWorld
-from tests.unit.workers.fake_pool import FakeCrew
+from tests.unit.workers.fake_pool import FakePool
 from tests.unit.workers.fake_ray import OPEN
-from tests.unit.workers.pool_world import World, crew_of
+from tests.unit.workers.pool_world import World, pool_of
 from workers.contract import EndRecord
-from workers.controller import actor_pool as crew_module
+from workers.controller import actor_pool as pool_module
 from workers.controller.actor_pool import PREPARING_S
 from workers.controller.failure_causes import describe_hang
 from workers.errors import TaskNotReady, TaskRaised
@@ -27,29 +27,29 @@ from workers.worker.process import Heartbeat
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., World]:
-    return lambda **limits: crew_of(monkeypatch, tmp_path, limits=LimitsSpec(**limits))
+    return lambda **limits: pool_of(monkeypatch, tmp_path, limits=LimitsSpec(**limits))
 
 
 def test_a_process_may_be_silent_for_as_long_as_the_job_says(here: Callable[..., World]) -> None:
     world = here(answer_seconds=60)
-    world.seated(1)[0].answer("pulse", OPEN)
-    world.look(55.0)
+    world.seated(1)[0].answer("heartbeat", OPEN)
+    world.poll(55.0)
     assert world.numbers == [0]
-    world.look(10.0)
+    world.poll(10.0)
     assert world.numbers == []
 
 
 def test_the_next_process_may_be_silent_for_twice_as_long(
     here: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "MOST_SILENCE_S", 100.0)
+    monkeypatch.setattr(pool_module, "MAX_SILENCE_S", 100.0)
     world, lived = here(), []
     for _ in range(5):
         [actor] = world.hired(0)
-        actor.answer("pulse", OPEN)
+        actor.answer("heartbeat", OPEN)
         begin = world.ray.now
         while world.numbers:
-            world.look()
+            world.poll()
         lived.append(world.ray.now - begin)
     assert lived == pytest.approx([15.0, 30.0, 60.0, 100.0, 100.0], abs=3.0)
 
@@ -65,10 +65,10 @@ def test_a_process_that_answers_may_load_for_as_long_as_the_job_says(
 ) -> None:
     world = here(start_seconds=1000)
     world.starting(prepare=OPEN)
-    world.look(max(990.0, PREPARING_S))
-    assert (world.numbers, world.crew.failed_starts()) == ([0], [])
-    world.look(15.0)
-    [failed] = world.crew.failed_starts()
+    world.poll(max(990.0, PREPARING_S))
+    assert (world.numbers, world.pool.take_failed_starts()) == ([0], [])
+    world.poll(15.0)
+    [failed] = world.pool.take_failed_starts()
     assert isinstance(failed.error, TaskNotReady)
     assert (
         str(failed.error)
@@ -79,42 +79,44 @@ def test_a_process_that_answers_may_load_for_as_long_as_the_job_says(
 def test_a_group_is_idle_from_its_last_sign_of_training_on(here: Callable[..., World]) -> None:
     world = here()
     actors = world.seated(2)
-    world.look(20.0)
-    assert world.crew.idle_s() == pytest.approx(20.0, abs=2.0)
-    actors[1].answers["pulse"] = Heartbeat(step=0, stepped_at=0.0, compute_s=0.0, activity_count=1)
-    world.look(10.0)
-    assert world.crew.idle_s() == pytest.approx(10.0, abs=2.0)
+    world.poll(20.0)
+    assert world.pool.idle_s() == pytest.approx(20.0, abs=2.0)
+    actors[1].answers["heartbeat"] = Heartbeat(
+        step=0, stepped_at=0.0, compute_s=0.0, activity_count=1
+    )
+    world.poll(10.0)
+    assert world.pool.idle_s() == pytest.approx(10.0, abs=2.0)
 
 
 def test_a_group_in_which_no_rank_gets_on_is_ended_and_told_with_its_lines(world) -> None:
     here: AttemptWorld = world(least=2)
     progress = RankProgress(step=23, epoch=0, doing="epoch end")
 
-    def hang(crew: FakeCrew) -> None:
-        crew.hangs, crew.progress_by_rank = not crew.expelled, {0: progress, 1: progress}
+    def hang(pool: FakePool) -> None:
+        pool.hangs, pool.progress_by_rank = not pool.killed, {0: progress, 1: progress}
 
     here.run(hang, lambda _: None, *[hang] * 500)
-    assert (here.crew.seated, here.crew.expelled) == ([(0, 1), (2, 3)], [0, 1])
-    [failure] = here.desk.records
+    assert (here.pool.seated, here.pool.killed) == ([(0, 1), (2, 3)], [0, 1])
+    [failure] = here.host.records
     assert (failure.cause, failure.step) == ("job", 23)
     assert "rank 0 is at the end of epoch 0 after 23 steps (train.py:7)" in failure.message
 
 
 def test_a_job_whose_groups_hang_at_the_same_place_ends(world) -> None:
     here: AttemptWorld = world(least=2, hangs=True)
-    here.crew.progress_by_rank = {0: RankProgress(step=23, epoch=0, doing="epoch end")}
+    here.pool.progress_by_rank = {0: RankProgress(step=23, epoch=0, doing="epoch end")}
     end = here.attempt.run()
     assert isinstance(end, EndRecord)
-    assert (end.reason, len(here.crew.seated)) == ("TASK_RAISED", 2)
+    assert (end.reason, len(here.pool.seated)) == ("TASK_RAISED", 2)
     assert "limits.step_seconds" in end.message
 
 
 def test_a_clock_that_is_set_back_lengthens_no_pause(world) -> None:
     here: AttemptWorld = world(least=2)
-    attempt = replace(here.attempt, now=lambda: 1e9 - 3600.0 * len(here.crew.seated))
+    attempt = replace(here.attempt, now=lambda: 1e9 - 3600.0 * len(here.pool.seated))
     here.attempt = attempt
-    here.run(lambda crew: crew.come_back({1: TaskRaised(3, 0, "ValueError: no")}))
-    assert here.crew.seated_when[1] - here.crew.seated_when[0] < 10.0
+    here.run(lambda pool: pool.come_back({1: TaskRaised(3, 0, "ValueError: no")}))
+    assert here.pool.seated_when[1] - here.pool.seated_when[0] < 10.0
     assert type(attempt).__dataclass_fields__["clock"].default is time.monotonic
 
 

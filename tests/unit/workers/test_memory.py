@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from tests.unit.workers.fake_ray import HERE, THERE, FakeRay
 from tests.unit.workers.world import launch
-from workers.controller import actor_pool as crew_module
-from workers.controller.actor_pool import PULSE_S, ActorPool
+from workers.controller import actor_pool as pool_module
+from workers.controller.actor_pool import HEARTBEAT_S, ActorPool
 from workers.controller.failure_causes import find_cause
 from workers.errors import OutOfMemory
 from workers.spec import WorkersSpec
 from workers.training.context import RankProgress
 from workers.worker import memory as memory_module
 from workers.worker.memory import (
-    MOST_READINGS,
+    MAX_READINGS,
     SHORTAGE_GRACE_S,
     MemoryGrowth,
     MemoryUse,
@@ -54,7 +54,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(
         ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HERE)
     )
-    monkeypatch.setattr(crew_module, "get_draining_nodes", frozenset)
+    monkeypatch.setattr(pool_module, "get_draining_nodes", frozenset)
     monkeypatch.setattr(os, "kill", made.end)
     return made
 
@@ -65,78 +65,78 @@ def seated(fake: FakeRay, tmp_path: Path) -> Make:
 
     def make(number: int, used: Used, **workers: Any) -> ActorPool:
         spec = launch(tmp_path, workers=WorkersSpec.model_validate(workers))
-        crew = ActorPool(spec, clock=lambda: fake.now, pause=fake.pass_time, measure=used.get)
+        pool = ActorPool(spec, clock=lambda: fake.now, pause=fake.pass_time, measure=used.get)
         for _ in range(number):
-            crew.hire()
-        look(crew, fake)
-        crew.seat(range(number), 1, None)
-        return crew
+            pool.start()
+        poll(pool, fake)
+        pool.start_group(range(number), 1, None)
+        return pool
 
     return make
 
 
-def look(crew: ActorPool, fake: FakeRay, seconds: float = 2 * PULSE_S) -> None:
+def poll(pool: ActorPool, fake: FakeRay, seconds: float = 2 * HEARTBEAT_S) -> None:
     end = fake.now + seconds
     while fake.now < end:
-        crew.look(0.1)
+        pool.poll(0.1)
 
 
 def test_process_above_its_limit_is_ended_as_out_of_memory(fake: FakeRay, seated: Make) -> None:
-    crew = seated(1, used := {}, memory="4GB")
+    pool = seated(1, used := {}, memory="4GB")
     used[0] = replace(PRESSED, process=4_100_000_000, node=5 * GB)
-    look(crew, fake)
-    assert str(crew.returned()[0]).startswith("out of memory (4.1 GB; workers.memory is 4.0 GB)")
-    assert find_cause(crew.returned()).cause == "job"
+    poll(pool, fake)
+    assert str(pool.results()[0]).startswith("out of memory (4.1 GB; workers.memory is 4.0 GB)")
+    assert find_cause(pool.results()).cause == "job"
     assert fake.killed == fake.actors
 
 
 def test_process_on_another_node_tells_what_it_uses_with_its_sign_of_life(
     fake: FakeRay, seated: Make
 ) -> None:
-    crew = seated(1, {}, memory="4GB")
-    crew.hire()
+    pool = seated(1, {}, memory="4GB")
+    pool.start()
     use = replace(PRESSED, process=5 * GB, node=6 * GB)
-    fake.actors[1].answer("pulse", Heartbeat(step=0, stepped_at=0.0, compute_s=0.0, memory=use))
+    fake.actors[1].answer("heartbeat", Heartbeat(step=0, stepped_at=0.0, compute_s=0.0, memory=use))
     fake.actors[1].calls[0].answer = ProcessLocation(node=THERE, host="10.0.0.1", pid=7)
-    look(crew, fake)
+    poll(pool, fake)
     assert fake.signals == [(THERE, 7)]
-    assert [one.number for one in crew.processes] == [0]
+    assert [one.number for one in pool.processes] == [0]
 
 
 def test_only_the_largest_process_of_a_node_short_of_memory_is_ended(
     fake: FakeRay, seated: Make
 ) -> None:
-    crew = seated(2, used := {})
+    pool = seated(2, used := {})
     used |= {0: replace(PRESSED, process=GB, is_largest=False), 1: PRESSED}
-    look(crew, fake)
-    assert isinstance(crew.returned()[1], OutOfMemory)
-    assert [one.number for one in crew.processes] == [0]
+    poll(pool, fake)
+    assert isinstance(pool.results()[1], OutOfMemory)
+    assert [one.number for one in pool.processes] == [0]
 
 
 def test_small_process_ended_for_want_of_memory_is_not_blamed(fake: FakeRay, seated: Make) -> None:
-    crew = seated(1, used := {})
+    pool = seated(1, used := {})
     used[0] = replace(PRESSED, process=GB)
-    look(crew, fake, SHORTAGE_GRACE_S + PULSE_S)
-    assert find_cause(crew.returned()).cause == "infrastructure"
-    assert "its node used 15.0 of 16.0 GB" in str(crew.returned()[0])
+    poll(pool, fake, SHORTAGE_GRACE_S + HEARTBEAT_S)
+    assert find_cause(pool.results()).cause == "infrastructure"
+    assert "its node used 15.0 of 16.0 GB" in str(pool.results()[0])
 
 
 def test_small_process_outlives_a_large_one_that_gives_its_memory_back(fake, seated: Make) -> None:
-    crew = seated(2, used := {})
+    pool = seated(2, used := {})
     used |= {0: replace(PRESSED, process=GB, is_largest=False), 1: PRESSED}
-    look(crew, fake)
+    poll(pool, fake)
     used[0] = replace(PRESSED, process=GB)
-    look(crew, fake, SHORTAGE_GRACE_S - 2 * PULSE_S)
+    poll(pool, fake, SHORTAGE_GRACE_S - 2 * HEARTBEAT_S)
     used[0] = replace(PRESSED, process=GB, node=11 * GB)
-    look(crew, fake, 2 * SHORTAGE_GRACE_S)
-    assert [one.number for one in crew.processes] == [0]
+    poll(pool, fake, 2 * SHORTAGE_GRACE_S)
+    assert [one.number for one in pool.processes] == [0]
 
 
 def test_small_processes_are_killed_one_at_a_time(fake: FakeRay, seated: Make) -> None:
-    crew = seated(2, used := {})
+    pool = seated(2, used := {})
     used |= dict.fromkeys(range(2), replace(PRESSED, process=GB))
-    look(crew, fake, SHORTAGE_GRACE_S + PULSE_S)
-    assert len(crew.processes) == 1
+    poll(pool, fake, SHORTAGE_GRACE_S + HEARTBEAT_S)
+    assert len(pool.processes) == 1
 
 
 def seen_by_small_ranks(node_bytes: list[int]) -> list[MemoryWatch]:
@@ -183,21 +183,21 @@ def test_process_is_the_largest_if_no_other_used_more_when_it_was_read(
 def test_process_that_the_kernel_ended_on_a_full_node_is_told_as_out_of_memory(
     fake: FakeRay, seated: Make
 ) -> None:
-    crew = seated(1, used := {})
+    pool = seated(1, used := {})
     used[0] = replace(PRESSED, is_largest=False)
-    look(crew, fake)
+    poll(pool, fake)
     fake.actors[0].die()
-    look(crew, fake)
-    assert str(crew.returned()[0]).startswith(
+    poll(pool, fake)
+    assert str(pool.results()[0]).startswith(
         "out of memory (4.0 GB; its node used 15.0 of 16.0 GB)"
     )
 
 
 def test_process_within_its_limit_trains_on(fake: FakeRay, seated: Make) -> None:
-    crew = seated(1, used := {}, memory="4GB")
+    pool = seated(1, used := {}, memory="4GB")
     used[0] = replace(PRESSED, process=4 * GB, node=5 * GB)
-    look(crew, fake)
-    assert crew.returned() == {}
+    poll(pool, fake)
+    assert pool.results() == {}
 
 
 def test_limit_of_memory_is_reserved_in_the_cluster(fake: FakeRay, seated: Make) -> None:
@@ -241,13 +241,13 @@ def training(step: int, used: int) -> Heartbeat:
     return Heartbeat(step=step, stepped_at=1.0, compute_s=0.0, progress=progress, memory=use)
 
 
-def train_with(crew: ActorPool, fake: FakeRay, readings: list[int]) -> str:
+def train_with(pool: ActorPool, fake: FakeRay, readings: list[int]) -> str:
     """Let the process use so much, one reading a second; return why it ended."""
     for step, used in enumerate(readings):
-        fake.actors[0].answers["pulse"] = training(step, used)
-        look(crew, fake, PULSE_S)
-    look(crew, fake)
-    return str(crew.returned()[0])
+        fake.actors[0].answers["heartbeat"] = training(step, used)
+        poll(pool, fake, HEARTBEAT_S)
+    poll(pool, fake)
+    return str(pool.results()[0])
 
 
 def test_process_that_grows_step_by_step_is_told_as_a_leak(fake: FakeRay, seated: Make) -> None:
@@ -269,12 +269,12 @@ def test_process_that_needs_much_at_once_is_not_told_as_a_leak(
 def test_memory_that_one_long_step_takes_bit_by_bit_is_not_told_as_a_leak(
     fake, seated: Make
 ) -> None:
-    crew = seated(1, {}, memory="1GB")
+    pool = seated(1, {}, memory="1GB")
     for used in range(3, 12):
-        fake.actors[0].answers["pulse"] = training(0, used * 10**8)
-        look(crew, fake, PULSE_S)
-    look(crew, fake)
-    assert "lower training.micro_batch" in str(crew.returned()[0])
+        fake.actors[0].answers["heartbeat"] = training(0, used * 10**8)
+        poll(pool, fake, HEARTBEAT_S)
+    poll(pool, fake)
+    assert "lower training.micro_batch" in str(pool.results()[0])
 
 
 @pytest.mark.parametrize(
@@ -297,5 +297,5 @@ def test_growth_keeps_a_bounded_number_of_readings(readings: list[int]) -> None:
     growth = MemoryGrowth()
     for second, used in enumerate(readings):
         growth.add(second, float(second), used)
-    assert len(growth.readings) <= MOST_READINGS
+    assert len(growth.readings) <= MAX_READINGS
     assert not readings or growth.readings[-1] == (len(readings) - 1.0, readings[-1])

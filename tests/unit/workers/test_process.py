@@ -26,7 +26,7 @@ def run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> BaseException:
         launch=launch, generation=1, rank=1, world_size=2, device="cpu", link=link
     )
     with pytest.raises((type(error), TaskRaised)) as caught:
-        worker._run(context)
+        worker.run_training(context)
     return caught.value
 
 

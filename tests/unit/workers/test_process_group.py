@@ -14,7 +14,7 @@ from workers.worker.process_group import process_group
 
 def new_store() -> Store:
     """Store of a group whose only member so far is this process."""
-    return GroupStore("127.0.0.1").admit(1, timedelta(seconds=30))
+    return GroupStore("127.0.0.1").wait_for_members(1, timedelta(seconds=30))
 
 
 def test_a_process_whose_group_never_formed_meets_newcomers_as_if_new() -> None:

@@ -13,16 +13,16 @@ import ray
 from ray.exceptions import RayTaskError
 
 from tests.unit.workers.fake_ray import DEAD, OPEN
-from tests.unit.workers.pool_world import World, crew_of
+from tests.unit.workers.pool_world import World, pool_of
 from tests.unit.workers.world import launch
 from workers.contract import EndRecord, PausedRecord
-from workers.controller.actor_pool import PULSE_S
+from workers.controller.actor_pool import HEARTBEAT_S
 from workers.controller.ray_train_pool import (
     FIRST_JOIN_S,
     JOIN_S,
-    MOST_FAILED_CONTROLLERS,
-    MOST_FAILED_JOINS,
-    MOST_RETRY_S,
+    MAX_FAILED_CONTROLLERS,
+    MAX_FAILED_JOINS,
+    MAX_RETRY_S,
     RAY_SERIES,
     RETRY_S,
     RayTrainPool,
@@ -33,7 +33,7 @@ from workers.spec import TaskSpec
 from workers.worker.process import GroupAssignment
 from workers.worker.ray_train_context import TrainFunctions
 from workers.worker.ray_train_worker import (
-    MOST_METRICS,
+    MAX_METRICS,
     WorkerInRayTrain,
     build_torchrun_env,
     keep_finite_numbers,
@@ -42,56 +42,56 @@ from workers.worker.ray_train_worker import (
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
-    world = crew_of(monkeypatch, tmp_path, kind=RayTrainPool)
+    world = pool_of(monkeypatch, tmp_path, kind=RayTrainPool)
     world.ray.must_join = True
     return world
 
 
 def refused(cause: BaseException) -> RayTaskError:
-    error = RayTaskError("admit", "", cause)
+    error = RayTaskError("add_worker", "", cause)
     error.cause = cause
     return error
 
 
 def test_a_process_is_ready_once_it_is_prepared_and_part_of_the_run(world: World) -> None:
     world.ray.admission = OPEN
-    world.crew.hire()
-    world.look()
+    world.pool.start()
+    world.poll()
     assert world.ready == []
-    world.ray.controllers[0].answer("admit", b"context")
-    world.look()
+    world.ray.controllers[0].answer("add_worker", b"context")
+    world.poll()
     assert world.ready == [0]
 
 
 def test_a_process_whose_code_does_not_use_ray_train_waits_for_no_controller(world: World) -> None:
     world.ray.must_join, world.ray.building = False, OPEN
-    world.crew.hire()
-    world.look()
+    world.pool.start()
+    world.poll()
     assert world.ready == [0]
     world.ray.controllers[0].answer("wait_until_up", None)
-    world.look(RETRY_S + PULSE_S)
-    assert len(world.ray.controllers[0].asked("admit")) == 1
+    world.poll(RETRY_S + HEARTBEAT_S)
+    assert len(world.ray.controllers[0].asked("add_worker")) == 1
 
 
 def test_the_workers_train_on_when_the_controller_dies_and_join_the_next_one(world: World) -> None:
     members = world.seated(2)
     world.ray.controllers[0].answer("run", DEAD)
-    world.look()
+    world.poll()
     assert world.numbers == [0, 1]
     assert not set(members) & set(world.ray.killed)
-    assert [call.arguments[1] for call in world.ray.controllers[1].asked("admit")] == members
-    assert world.crew.returned() == {}
+    assert [call.arguments[1] for call in world.ray.controllers[1].asked("add_worker")] == members
+    assert world.pool.results() == {}
 
 
 def test_a_process_that_prepares_when_the_controller_dies_joins_the_next_one(world: World) -> None:
     world.hired(1)
     actor = world.starting(prepare=OPEN)
-    world.look()
+    world.poll()
     world.ray.controllers[0].die()
     actor.answer("prepare", True)
-    world.look()
+    world.poll()
     assert world.ready == [0, 1]
-    assert actor in [call.arguments[1] for call in world.ray.controllers[1].asked("admit")]
+    assert actor in [call.arguments[1] for call in world.ray.controllers[1].asked("add_worker")]
 
 
 @pytest.mark.parametrize(("task", "number"), [("synthetic", 0), ("script", 1)])
@@ -99,49 +99,49 @@ def test_only_a_scripts_controller_starts_before_a_process_is_prepared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str, number: int
 ) -> None:
     script = {"task": TaskSpec(name="script", options={"file": "train.py"}), "code": "0" * 64}
-    world = crew_of(
+    world = pool_of(
         monkeypatch, tmp_path, kind=RayTrainPool, **(script if task == "script" else {})
     )
     actor = world.starting(prepare=OPEN)
-    world.look()
+    world.poll()
     assert len(world.ray.controllers) == number
     actor.answer("prepare", True)
-    world.look()
+    world.poll()
     assert len(world.ray.controllers) == 1
 
 
 def test_a_controller_that_never_comes_up_ends_the_attempt_with_its_error(world: World) -> None:
     world.ray.admission = OPEN
-    world.crew.hire()
+    world.pool.start()
     error = refused(ModuleNotFoundError("No module named 'pyarrow'"))
-    for number in range(MOST_FAILED_CONTROLLERS - 1):
-        world.look()
+    for number in range(MAX_FAILED_CONTROLLERS - 1):
+        world.poll()
         world.ray.controllers[number].answer("run", error)
-        world.look(RETRY_S * 2.0**number)
+        world.poll(RETRY_S * 2.0**number)
     world.ray.controllers[-1].answer("run", error)
     with pytest.raises(
         EngineUnavailable, match=r"No module named 'pyarrow'; set workers\.engine to actors"
     ):
-        world.look()
+        world.poll()
 
 
 def test_training_goes_on_without_a_controller_that_does_not_come_back(world: World) -> None:
     members = world.seated(2)
-    for _ in range(2 * MOST_FAILED_CONTROLLERS):
+    for _ in range(2 * MAX_FAILED_CONTROLLERS):
         world.ray.controllers[-1].answer("run", refused(RuntimeError("not this time")))
-        world.look(MOST_RETRY_S + 1)
+        world.poll(MAX_RETRY_S + 1)
     assert not set(members) & set(world.ray.killed)
 
 
 def test_full_storage_delays_the_first_controller_and_ends_no_attempt(world: World) -> None:
     world.ray.building = OPEN
-    world.crew.hire()
-    world.look()
-    for _ in range(2 * MOST_FAILED_CONTROLLERS):
+    world.pool.start()
+    world.poll()
+    for _ in range(2 * MAX_FAILED_CONTROLLERS):
         world.ray.controllers[-1].answer("run", refused(OSError(28, "No space left on device")))
-        world.look(MOST_RETRY_S + 1)
+        world.poll(MAX_RETRY_S + 1)
     world.ray.controllers[-1].answer("wait_until_up", None)
-    world.look()
+    world.poll()
     assert world.ready == [0]
 
 
@@ -149,7 +149,7 @@ def test_controllers_that_die_at_once_are_replaced_ever_more_slowly(world: World
     world.seated(1)
     for _ in range(50):
         world.ray.controllers[-1].answer("run", DEAD)
-        world.look(PULSE_S)
+        world.poll(HEARTBEAT_S)
     assert len(world.ray.controllers) <= 8
 
 
@@ -157,9 +157,9 @@ def test_a_process_that_starts_without_a_controller_joins_the_newest_run_by_itse
     world: World,
 ) -> None:
     world.seated(1)
-    for _ in range(MOST_FAILED_CONTROLLERS):
+    for _ in range(MAX_FAILED_CONTROLLERS):
         world.ray.controllers[-1].answer("run", refused(RuntimeError("not this time")))
-        world.look(PULSE_S)
+        world.poll(HEARTBEAT_S)
     [newcomer] = world.hired(1)
     assert world.ready == [0, 1]
     assert [call.arguments for call in newcomer.asked("join_run")] == [(b"context",)]
@@ -169,36 +169,36 @@ def test_a_worker_that_holds_pythons_lock_is_not_the_controllers_fault(world: Wo
     world.seated(2)
     world.ray.admission = OPEN
     world.ray.controllers[-1].answer("run", DEAD)
-    world.look(20 * JOIN_S)
+    world.poll(20 * JOIN_S)
     assert len(world.ray.controllers) == 2
     assert world.ready == [0, 1]
 
 
 def test_a_controller_that_takes_in_no_prepared_process_is_replaced(world: World) -> None:
     world.ray.admission = OPEN
-    world.crew.hire()
-    world.look()
+    world.pool.start()
+    world.poll()
     world.ray.admission = b"context"
-    world.look(FIRST_JOIN_S + PULSE_S)
+    world.poll(FIRST_JOIN_S + HEARTBEAT_S)
     assert world.ray.controllers[0] in world.ray.killed
     assert (len(world.ray.controllers), world.ready) == (2, [0])
 
 
 def test_a_new_process_does_not_wait_long_for_a_controller_that_hangs(world: World) -> None:
     world.seated(1)
-    world.ray.controllers[0].answers["admit"] = OPEN
-    world.crew.hire()
-    world.look(JOIN_S + 2 * PULSE_S)
+    world.ray.controllers[0].answers["add_worker"] = OPEN
+    world.pool.start()
+    world.poll(JOIN_S + 2 * HEARTBEAT_S)
     assert world.ready == [0, 1]
 
 
 def test_a_refused_process_asks_again(world: World) -> None:
     world.ray.admission = refused(ConnectionError("unreachable"))
-    world.crew.hire()
-    world.look()
+    world.pool.start()
+    world.poll()
     assert world.ready == []
-    world.ray.controllers[0].answers["admit"] = b"context"
-    world.look(RETRY_S + PULSE_S)
+    world.ray.controllers[0].answers["add_worker"] = b"context"
+    world.poll(RETRY_S + HEARTBEAT_S)
     assert world.ready == [0]
 
 
@@ -206,10 +206,10 @@ def test_a_process_that_is_refused_again_and_again_trains_without_being_listed(
     world: World,
 ) -> None:
     world.ray.admission = refused(RuntimeError("never"))
-    world.crew.hire()
-    world.look(MOST_FAILED_JOINS * (RETRY_S + PULSE_S))
+    world.pool.start()
+    world.poll(MAX_FAILED_JOINS * (RETRY_S + HEARTBEAT_S))
     assert world.ready == [0]
-    assert len(world.ray.controllers[0].asked("admit")) == MOST_FAILED_JOINS
+    assert len(world.ray.controllers[0].asked("add_worker")) == MAX_FAILED_JOINS
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_ray_train_notes_how_the_attempt_ended(
     world: World, outcome: EndRecord | PausedRecord | None, ending: str
 ) -> None:
     world.seated(1)
-    world.crew.close(outcome)
+    world.pool.close(outcome)
     [call] = world.ray.controllers[0].asked("end_run")
     assert call.arguments[0] == ending
     assert world.ray.controllers[0] in world.ray.killed
@@ -262,7 +262,7 @@ def test_only_finite_reported_metrics_are_kept() -> None:
 
 
 def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
-    seat = GroupAssignment(
+    assignment = GroupAssignment(
         generation=1,
         rank=3,
         world_size=4,
@@ -271,7 +271,7 @@ def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
         peer_timeout_s=60.0,
         nodes=("a", "b", "a", "b"),
     )
-    told = build_torchrun_env(seat, gpus=False)
+    told = build_torchrun_env(assignment, gpus=False)
     assert told == {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -279,7 +279,7 @@ def test_a_worker_is_told_its_place_in_the_group_and_on_its_node() -> None:
         "LOCAL_WORLD_SIZE": "2",
         "NODE_RANK": "1",
     }
-    assert build_torchrun_env(seat, gpus=True)["LOCAL_RANK"] == "0"
+    assert build_torchrun_env(assignment, gpus=True)["LOCAL_RANK"] == "0"
 
 
 def test_a_report_is_kept_for_the_epoch_and_a_warning_names_what_is_not(
@@ -302,12 +302,12 @@ def test_an_epochs_record_holds_a_limited_number_of_reported_metrics(
 ) -> None:
     worker = WorkerInRayTrain(launch(tmp_path).model_dump_json())
     worker.report(
-        {f"layer{number}": number for number in range(MOST_METRICS + 2)}, has_checkpoint=False
+        {f"layer{number}": number for number in range(MAX_METRICS + 2)}, has_checkpoint=False
     )
     worker.report({"layer0": 7.0}, has_checkpoint=False)
     kept = worker._helm.take_metrics()
-    assert (len(kept), kept["layer0"]) == (MOST_METRICS, 7.0)
-    assert f"more are left out, such as layer{MOST_METRICS}" in caplog.text
+    assert (len(kept), kept["layer0"]) == (MAX_METRICS, 7.0)
+    assert f"more are left out, such as layer{MAX_METRICS}" in caplog.text
 
 
 def test_functions_of_ray_train_wait_for_nobody_in_a_process_without_a_group() -> None:

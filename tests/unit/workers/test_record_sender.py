@@ -18,7 +18,7 @@ from tests.unit.workers.world import (
     journal,
     note,
     record,
-    stamp,
+    token,
     until,
 )
 from workers.contract import Record
@@ -52,7 +52,7 @@ class DrainedRoad:
 
 @pytest.fixture
 def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Starts the outbox of a new generation."""
+    """Starts the sender of a new generation."""
     monkeypatch.setattr(outbox_module, "TICK_S", 0.01)
     made: list[RecordSender] = []
 
@@ -62,17 +62,17 @@ def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return made[-1]
 
     yield start
-    for outbox in made:
-        outbox.close()
+    for sender in made:
+        sender.close()
 
 
 def test_what_was_put_is_in_the_journal_on_return_and_soon_at_the_actor(
     opened: Open, cluster, tmp_path
 ) -> None:
-    outbox = opened()
-    outbox.put(note(1))
+    sender = opened()
+    sender.put(note(1))
     assert [item.payload for item in read_records(tmp_path)] == [note(1)]
-    assert outbox.flush(LONG_S)
+    assert sender.flush(LONG_S)
     assert cluster.held() == [note(1)]
 
 
@@ -80,29 +80,29 @@ def test_flush_says_when_the_actor_did_not_take_everything(
     opened: Open, cluster: FakeCluster
 ) -> None:
     cluster.silent = {"post"}
-    outbox = opened()
-    outbox.put(note(1))
-    assert not outbox.flush(0.05)
+    sender = opened()
+    sender.put(note(1))
+    assert not sender.flush(0.05)
 
 
 def test_a_silent_actor_gets_everything_once_it_answers(opened: Open, cluster: FakeCluster) -> None:
-    outbox = opened()
+    sender = opened()
     cluster.deaf = {"post"}
     for number in range(5):
-        outbox.put(note(number))
+        sender.put(note(number))
     until(lambda: cluster.calls.count("post") > 3)
     cluster.deaf = set()
-    assert outbox.flush(LONG_S)
+    assert sender.flush(LONG_S)
     assert cluster.held() == [note(number) for number in range(5)]
 
 
 def test_an_actor_that_lost_its_memory_gets_all_that_was_not_confirmed_once_more(
     opened: Open, cluster
 ) -> None:
-    outbox = opened()
-    outbox.put(note(0))
-    outbox.put(note(1))
-    assert outbox.flush(LONG_S)
+    sender = opened()
+    sender.put(note(0))
+    sender.put(note(1))
+    assert sender.flush(LONG_S)
     cluster.drain(cursor_of(record(0)))
     posts = cluster.calls.count("post")
     until(lambda: cluster.calls.count("post") > posts + 1)
@@ -121,21 +121,21 @@ def test_no_record_is_lost_or_doubled_wherever_the_actor_is_killed(
     older, road = journal(tmp_path), DrainedRoad(cluster, kills)
     for number in range(6):
         older.write(note(number))
-    outbox = RecordSender(JOB, journal(tmp_path), road)
-    outbox.start()
+    sender = RecordSender(JOB, journal(tmp_path), road)
+    sender.start()
     until(lambda: road.received and road.received[-1].seq == 5)
-    outbox.close()
+    sender.close()
     assert [item.payload for item in road.received] == [note(number) for number in range(6)]
 
 
 def test_a_forgotten_job_gets_all_that_was_not_confirmed_once_more(
     opened: Open, cluster: FakeCluster
 ) -> None:
-    outbox = opened()
-    outbox.put(note(0))
-    assert outbox.flush(LONG_S)
+    sender = opened()
+    sender.put(note(0))
+    assert sender.flush(LONG_S)
     cluster.call("forget", JOB)
-    outbox.put(note(1))
+    sender.put(note(1))
     until(lambda: len(cluster.held()) == 2)
 
 
@@ -144,20 +144,20 @@ def test_an_error_that_nobody_expected_does_not_end_the_sending(
 ) -> None:
     posts = cluster.actor.post
     monkeypatch.setattr(cluster.actor, "post", None)
-    outbox = opened()
-    outbox.put(note(1))
+    sender = opened()
+    sender.put(note(1))
     until(lambda: cluster.calls.count("post") > 1)
     monkeypatch.setattr(cluster.actor, "post", posts)
-    assert outbox.flush(LONG_S)
+    assert sender.flush(LONG_S)
 
 
 def test_confirmed_records_are_dropped(opened: Open, cluster: FakeCluster) -> None:
-    outbox = opened()
+    sender = opened()
     for number in range(3):
-        outbox.put(note(number))
-    assert outbox.flush(LONG_S)
+        sender.put(note(number))
+    assert sender.flush(LONG_S)
     assert cluster.drain(cursor_of(record(2))).records == ()
-    outbox.put(note(3))
+    sender.put(note(3))
     until(cluster.held)
     cluster.kill_actor()
     until(cluster.held)
@@ -179,11 +179,11 @@ def test_a_new_generation_delivers_what_the_one_before_could_not(
 def test_a_group_that_a_newer_one_replaced_stops_sending(
     opened: Open, cluster: FakeCluster
 ) -> None:
-    cluster.call("post", JOB, stamp(99), [])
-    outbox = opened()
-    outbox.put(note(1))
-    assert not outbox.flush(LONG_S)
-    assert outbox.superseded
+    cluster.call("post", JOB, token(99), [])
+    sender = opened()
+    sender.put(note(1))
+    assert not sender.flush(LONG_S)
+    assert sender.superseded
     assert cluster.held() == []
 
 
@@ -199,11 +199,11 @@ def test_a_long_history_travels_in_portions(opened: Open, cluster, tmp_path, mon
 
 def test_only_the_newest_progress_is_sent(opened: Open, cluster: FakeCluster) -> None:
     cluster.silent = {"post"}
-    outbox = opened()
+    sender = opened()
     for step in range(3):
-        outbox.put_progress(progress(step))
+        sender.put_progress(progress(step))
     cluster.silent = set()
-    assert outbox.flush(LONG_S)
+    assert sender.flush(LONG_S)
     assert cluster.drain().progress == progress(2)
 
 
@@ -226,8 +226,8 @@ def test_a_busy_actor_is_called_again_when_it_wants_to_be_unless_somebody_waits(
     paced = RecordSender(JOB, journal(tmp_path / "paced"), PacedRoad(paced_cluster))
     with closing(paced_cluster), closing(paced):
         paced.start()
-        for outbox in (paced, opened()):
-            outbox.put(note(1))
+        for sender in (paced, opened()):
+            sender.put(note(1))
         until(lambda: cluster.calls.count("post") > 20)
         assert paced_cluster.calls == ["post"]
         paced.put(note(2))

@@ -16,7 +16,7 @@ from workers.controller.scaling_policy import (
     ScalingInput,
     ScalingPlan,
     order_nodes,
-    plan,
+    plan_scaling,
 )
 
 TWO = Size(min=2, target=2)
@@ -39,11 +39,11 @@ def planned(
     processes: list[Process], size: Size, group: tuple[int, ...] = (), **more: object
 ) -> ScalingPlan:
     fields: dict[str, object] = {"training": bool(group), "now": 0.0, **more}
-    return plan(ScalingInput(processes=processes, size=size, group=group, **fields))  # type: ignore[arg-type]
+    return plan_scaling(ScalingInput(processes=processes, size=size, group=group, **fields))  # type: ignore[arg-type]
 
 
 def test_a_new_attempt_hires_as_many_as_are_wanted() -> None:
-    assert planned([], ONE_TO_THREE) == ScalingPlan(hire=3, dismiss=(), group=())
+    assert planned([], ONE_TO_THREE) == ScalingPlan(num_to_start=3, to_stop=(), group=())
 
 
 def test_a_new_group_waits_for_the_last_of_its_processes_but_not_for_ever() -> None:
@@ -55,7 +55,7 @@ def test_a_new_group_waits_for_the_last_of_its_processes_but_not_for_ever() -> N
 
 def test_survivors_that_are_enough_go_on_at_once_and_the_lost_one_is_replaced() -> None:
     todo = planned(ready(0, 2), ONE_TO_THREE, (0, 1, 2), training=False)
-    assert (todo.group, todo.hire) == ((0, 2), 1)
+    assert (todo.group, todo.num_to_start) == ((0, 2), 1)
 
 
 def test_after_losing_all_workers_the_first_new_ones_wait_briefly_for_others() -> None:
@@ -91,20 +91,20 @@ def test_newcomers_join_together_where_they_come_nearly_together() -> None:
 
 def test_a_smaller_size_removes_the_highest_ranks_once_they_stop_training() -> None:
     todo = planned(ready(0, 1, 2), Size(min=1, target=1), (2, 0, 1))
-    assert (todo.group, todo.dismiss) == ((2,), ())
+    assert (todo.group, todo.to_stop) == ((2,), ())
     todo = planned(ready(0, 1, 2), Size(min=1, target=1), (2,))
-    assert (todo.group, todo.dismiss) == ((2,), (0, 1))
+    assert (todo.group, todo.to_stop) == ((2,), (0, 1))
 
 
 def test_who_only_starts_is_dismissed_before_who_trains() -> None:
     todo = planned([*ready(0, 1), *starting(2)], TWO, (0, 1))
-    assert (todo.group, todo.dismiss, todo.hire) == ((0, 1), (2,), 0)
+    assert (todo.group, todo.to_stop, todo.num_to_start) == ((0, 1), (2,), 0)
 
 
 def test_a_group_leaves_a_drained_node_at_once_where_enough_stay() -> None:
     todo = planned([*ready(0), leaving(1)], Size(min=1, target=2), (0, 1))
-    assert (todo.group, todo.dismiss, todo.hire) == ((0,), (), 1)
-    assert planned([*ready(0), leaving(1)], Size(min=1, target=2), (0,)).dismiss == (1,)
+    assert (todo.group, todo.to_stop, todo.num_to_start) == ((0,), (), 1)
+    assert planned([*ready(0), leaving(1)], Size(min=1, target=2), (0,)).to_stop == (1,)
 
 
 def test_a_group_leaving_a_drained_node_takes_ready_workers_and_waits_for_no_others() -> None:
@@ -121,9 +121,9 @@ def test_a_group_about_to_be_too_small_waits_for_a_process_then_saves_and_stops(
 
 def test_of_processes_too_many_those_go_that_only_start_and_then_the_newest() -> None:
     one = Size(min=1, target=1)
-    assert planned([*starting(0), *ready(1)], one).dismiss == (0,)
-    assert planned(ready(0, 1, 8), one).dismiss == (1, 8)
-    assert planned(ready(0, 1, 2), one, (2, 0, 1), training=False).dismiss == (0, 1)
+    assert planned([*starting(0), *ready(1)], one).to_stop == (0,)
+    assert planned(ready(0, 1, 8), one).to_stop == (1, 8)
+    assert planned(ready(0, 1, 2), one, (2, 0, 1), training=False).to_stop == (0, 1)
     assert planned(ready(8, 1), TWO).group == (1, 8)
 
 
@@ -166,19 +166,19 @@ def situations(draw: st.DrawFn) -> ScalingInput:
 
 @given(situations())
 def test_whatever_happens_the_plan_is_sound(seen: ScalingInput) -> None:
-    todo = plan(seen)
+    todo = plan_scaling(seen)
     alive = {process.number: process for process in seen.processes}
     training = set(seen.group) if seen.training else set()
-    assert training.isdisjoint(todo.dismiss)
+    assert training.isdisjoint(todo.to_stop)
     assert len(todo.group) == len(set(todo.group))
     assert all(alive[number].ready_since is not None for number in todo.group)
     staying = [
         one
         for one in seen.processes
-        if one.leaving_since is None and one.number not in todo.dismiss
+        if one.leaving_since is None and one.number not in todo.to_stop
     ]
-    assert len(staying) + todo.hire >= seen.size.target
-    assert not (todo.hire and len(staying) > seen.size.target)
+    assert len(staying) + todo.num_to_start >= seen.size.target
+    assert not (todo.num_to_start and len(staying) > seen.size.target)
     if todo.group and todo.group != tuple(seen.group):
         assert seen.size.min <= len(todo.group) <= seen.size.target
         survivors = [number for number in seen.group if number in todo.group]
@@ -191,19 +191,19 @@ def test_following_a_plan_comes_to_rest(seen: ScalingInput) -> None:
     that is wanted.
     """
     for _ in range(4):
-        todo = plan(seen)
+        todo = plan_scaling(seen)
         kept = [
             replace(one, ready_since=0.0)
             for one in seen.processes
-            if one.number not in todo.dismiss
+            if one.number not in todo.to_stop
         ]
         first = max((one.number for one in seen.processes), default=-1) + 1
-        kept += ready(*range(first, first + todo.hire))
+        kept += ready(*range(first, first + todo.num_to_start))
         seen = replace(
             seen, processes=kept, group=todo.group, training=bool(todo.group), now=seen.now + 60.0
         )
     assert len(seen.group) == seen.size.target
-    assert plan(seen) == ScalingPlan(hire=0, dismiss=(), group=tuple(seen.group))
+    assert plan_scaling(seen) == ScalingPlan(num_to_start=0, to_stop=(), group=tuple(seen.group))
 
 
 def test_nodes_of_processes_come_in_the_order_in_which_these_are_kept() -> None:

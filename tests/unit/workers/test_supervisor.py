@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from tests.unit.workers.fake_pool import FakeCrew, Outcome
+from tests.unit.workers.fake_pool import FakePool, Outcome
 from tests.unit.workers.test_accordion_actor import progress
-from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, stamp, until
+from tests.unit.workers.world import JOB, STARTED, FakeCluster, journal, launch, note, token, until
 from workers.contract import DesiredState, EndRecord, FailureRecord, Launch, PausedRecord
 from workers.controller import supervisor as supervisor_module
 from workers.controller.supervisor import Supervisor
@@ -23,41 +23,43 @@ RAISED: Outcome = {1: TASK_ERROR}
 LOST: Outcome = {0: ActorDiedError()}
 COMPLETED = EndRecord(status="SUCCEEDED", reason="COMPLETED")
 PAUSES: list[float] = []
-Run = Callable[..., FakeCrew]
+Run = Callable[..., FakePool]
 
 
 @pytest.fixture
 def run(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs one supervisor to its end; pauses between groups are not waited for."""
-    monkeypatch.setattr("workers.controller.failure_policy.MOST_PAUSE_S", 0.0)
+    monkeypatch.setattr("workers.controller.failure_policy.MAX_PAUSE_S", 0.0)
     PAUSES.clear()
 
-    def to_the_end(*outcomes: Outcome, note_progress: bool = True, **spec: Any) -> FakeCrew:
+    def to_the_end(*outcomes: Outcome, note_progress: bool = True, **spec: Any) -> FakePool:
         place = {name: spec.pop(name) for name in ("attempt", "retried_attempt") if name in spec}
         started = launch(tmp_path, **spec).model_copy(update=place)
-        crew = FakeCrew(started, list(outcomes), note_progress)
+        pool = FakePool(started, list(outcomes), note_progress)
         json = started.model_dump_json()
-        supervisor = Supervisor(json, crew=lambda _: crew, ask=cluster, pause=PAUSES.append)
+        supervisor = Supervisor(
+            json, create_pool=lambda _: pool, client=cluster, pause=PAUSES.append
+        )
         until(lambda: supervisor.state()[0] == "ended")
-        return crew
+        return pool
 
     return to_the_end
 
 
 @pytest.fixture
-def stop_when_seated(
+def stop_first_group(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Any], None]:
     """People stop the job while its first group trains."""
 
     def arrange(stop: Any) -> None:
-        seat = FakeCrew.seat
+        start_group = FakePool.start_group
 
-        def seat_and_stop(crew: FakeCrew, *arguments: Any) -> None:
+        def start_and_stop(pool: FakePool, *arguments: Any) -> None:
             cluster.call("order", JOB, DesiredState(version=1, stop=stop))
-            seat(crew, *arguments)
+            start_group(pool, *arguments)
 
-        monkeypatch.setattr(FakeCrew, "seat", seat_and_stop)
+        monkeypatch.setattr(FakePool, "start_group", start_and_stop)
 
     return arrange
 
@@ -75,8 +77,8 @@ def recorded(storage: Path, kind: str) -> list[Any]:
 def test_a_group_that_completes_ends_the_job(
     run: Run, cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    crew = run("completed")
-    assert (the_end(tmp_path), crew.generations) == (COMPLETED, [1])
+    pool = run("completed")
+    assert (the_end(tmp_path), pool.generations) == (COMPLETED, [1])
     assert cluster.held() == [note(1), COMPLETED]
 
 
@@ -92,13 +94,13 @@ def test_the_end_file_holds_all_records_of_all_generations(run: Run, tmp_path: P
 def test_every_group_is_a_generation_newer_than_what_was_said_of_the_last(
     run: Run, tmp_path: Path
 ) -> None:
-    crew = run(LOST, RAISED, "completed")
+    pool = run(LOST, RAISED, "completed")
     failures = [
         item.generation for item in read_records(tmp_path) if item.payload.kind == "failure"
     ]
     told = [
         generation
-        for pair in zip(crew.generations, [*failures, 99], strict=True)
+        for pair in zip(pool.generations, [*failures, 99], strict=True)
         for generation in pair
     ]
     assert told == sorted(set(told))
@@ -110,16 +112,16 @@ def test_lost_workers_spend_no_budget(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_same_error_at_the_same_step_twice_fails_the_job(run: Run, tmp_path: Path) -> None:
-    crew = run(RAISED)
+    pool = run(RAISED)
     end = the_end(tmp_path)
-    assert (end.status, end.reason, len(crew.generations)) == ("FAILED", "TASK_RAISED", 2)
+    assert (end.status, end.reason, len(pool.generations)) == ("FAILED", "TASK_RAISED", 2)
     assert "the task raised in step 3 (epoch 0): ValueError: no such label" in end.message
     assert [failure.step for failure in recorded(tmp_path, "failure")] == [3, 3]
 
 
 def test_a_loss_that_is_not_finite_fails_the_job_at_once(run: Run, tmp_path: Path) -> None:
-    crew = run(dict.fromkeys(range(2), LossNotFinite(9, 0, 10)))
-    assert (the_end(tmp_path).reason, crew.generations) == ("LOSS_NOT_FINITE", [1])
+    pool = run(dict.fromkeys(range(2), LossNotFinite(9, 0, 10)))
+    assert (the_end(tmp_path).reason, pool.generations) == ("LOSS_NOT_FINITE", [1])
 
 
 def test_a_spent_budget_fails_the_job(run: Run, tmp_path: Path) -> None:
@@ -129,26 +131,26 @@ def test_a_spent_budget_fails_the_job(run: Run, tmp_path: Path) -> None:
 
 
 def test_groups_that_lose_a_process_again_and_again_end_the_job(run: Run, tmp_path: Path) -> None:
-    crew = run(LOST, note_progress=False)
-    assert (the_end(tmp_path).reason, len(crew.generations)) == ("NO_PROGRESS", 6)
+    pool = run(LOST, note_progress=False)
+    assert (the_end(tmp_path).reason, len(pool.generations)) == ("NO_PROGRESS", 6)
 
 
 def test_a_group_that_was_stopped_for_a_cancel_ends_the_job(
-    run: Run, tmp_path: Path, stop_when_seated: Any
+    run: Run, tmp_path: Path, stop_first_group: Any
 ) -> None:
-    stop_when_seated("cancel")
-    crew = run("stopped")
+    stop_first_group("cancel")
+    pool = run("stopped")
     assert (the_end(tmp_path).status, the_end(tmp_path).message) == (
         "CANCELLED",
         "cancelled; its state was saved",
     )
-    assert crew.generations == [1]
+    assert pool.generations == [1]
 
 
 def test_a_group_that_was_stopped_for_a_pause_ends_the_attempt(
-    run, cluster, tmp_path, stop_when_seated
+    run, cluster, tmp_path, stop_first_group
 ) -> None:
-    stop_when_seated("pause")
+    stop_first_group("pause")
     run("stopped")
     assert read_end(tmp_path) is None
     assert isinstance(cluster.held()[-1], PausedRecord)
@@ -214,7 +216,7 @@ def test_a_supervisor_that_starts_again_asks_how_far_its_workers_had_been(
 ) -> None:
     before = journal(tmp_path)
     before.write(STARTED)
-    cluster.call("post", JOB, stamp(before.generation), (), progress=progress(5))
+    cluster.call("post", JOB, token(before.generation), (), progress=progress(5))
     [previous_group] = run("completed").interruptions
     assert previous_group.step == progress(5).step
 
@@ -230,8 +232,8 @@ def test_a_supervisor_whose_storage_is_full_says_so_and_ends_the_job_when_it_is_
         write_end(storage, end)
 
     monkeypatch.setattr(supervisor_module, "write_end", write)
-    crew = run("completed")
-    assert (crew.generations, PAUSES) == ([1], [5.0])
+    pool = run("completed")
+    assert (pool.generations, PAUSES) == ([1], [5.0])
     assert (the_end(tmp_path), len(recorded(tmp_path, "end"))) == (COMPLETED, 1)
 
 
@@ -290,18 +292,18 @@ def test_an_engine_that_cannot_run_ends_the_job_with_its_sentence(
 ) -> None:
     started = launch(tmp_path)
 
-    def create(_: Launch) -> FakeCrew:
+    def create(_: Launch) -> FakePool:
         if not is_late:
             raise EngineUnavailable("needs Ray 2.60.*")
-        crew = FakeCrew(started, ["completed"], True)
-        crew.look = fail
-        return crew
+        pool = FakePool(started, ["completed"], True)
+        pool.poll = fail
+        return pool
 
     def fail(timeout_s: float) -> None:
         raise EngineUnavailable("needs Ray 2.60.*")
 
     supervisor = Supervisor(
-        started.model_dump_json(), crew=create, ask=cluster, pause=PAUSES.append
+        started.model_dump_json(), create_pool=create, client=cluster, pause=PAUSES.append
     )
     until(lambda: supervisor.state()[0] == "ended")
     assert the_end(tmp_path) == EndRecord(

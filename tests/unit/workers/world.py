@@ -112,7 +112,7 @@ def cursor_of(item: Record) -> Cursor:
     return Cursor(attempt=item.attempt, generation=item.generation, seq=item.seq)
 
 
-def stamp(generation: int = 1, attempt: int = 1) -> FencingToken:
+def token(generation: int = 1, attempt: int = 1) -> FencingToken:
     return FencingToken(attempt=attempt, generation=generation)
 
 
