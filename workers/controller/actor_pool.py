@@ -1,8 +1,7 @@
-"""The worker processes of one attempt, as plain Ray actors: hired, seated in groups, watched,
-dismissed.
+"""Worker pool of plain Ray actors.
 
-Ray places them, counts what they reserve, and says when one is gone. Which does not answer any more
-we see ourselves.
+Ray places the actors, accounts for their resources and reports deaths; unresponsive processes are
+detected here.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from workers.worker.memory import MemoryGrowth, MemoryUse, read_memory_use
 from workers.worker.process import GroupAssignment, Heartbeat, Worker
 
 HEARTBEAT_S = 1.0
-"""Distance between two signs of life that are asked of a process."""
+"""Interval between heartbeat requests to a process."""
 PREPARING_S = 120.0
 """Minimum silence allowed while a process prepares: code that loads data may hold Python's lock for
 minutes, and would do so again in a replacement."""
@@ -49,19 +48,19 @@ PEER_TIMEOUT_S = 60.0
 _MEASURE_S = 0.25
 """Interval between memory readings of local processes; remote ones report in their heartbeats."""
 DRAINING_CHECK_S = 0.5
-"""Distance between two looks at nodes that are being drained."""
+"""Interval between checks for draining nodes."""
 OPEN_S = 10.0
-"""How long rank 0's process may take to open the store of a group."""
+"""Timeout for rank 0's process to open a group's store."""
 _NODE_LABEL = "ray.io/node-id"
 """Label that Ray sets on every node."""
 LAST_ANSWER_S = 1.0
-"""How long to wait for the last signs of life of a group that ended."""
+"""Timeout for the last heartbeats of a group that ended."""
 
 log = logging.getLogger(__name__)
 
 
 KILLED = "killed"
-"""What a process counts as coming back with that did not come back."""
+"""Result recorded for a member that was killed because it did not return."""
 
 
 class ActorPool:
@@ -96,7 +95,7 @@ class ActorPool:
         self._group: tuple[int, ...] = ()
         self._results: dict[int, str | BaseException] = {}
         self._newest: tuple[int, float] | None = None
-        """Step that is known to have been made last, and when."""
+        """Newest known step, and its time."""
         self._progress: dict[int, RankProgress] = {}
         """Progress of the newest group's members, by process number."""
         self._storage = launch.storage
@@ -111,7 +110,7 @@ class ActorPool:
 
     @property
     def processes(self) -> list[Process]:
-        """Those that live, by number."""
+        """Live processes, by number."""
         return [
             Process(
                 number=one.number,
@@ -124,7 +123,7 @@ class ActorPool:
         ]
 
     def start(self, avoid: Collection[str] = ()) -> None:
-        """Start one more actor, on any node that has room and is not to be avoided."""
+        """Start one more actor on a node that has room and is not avoided."""
         selector = (
             {"label_selector": {_NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
         )
@@ -154,7 +153,7 @@ class ActorPool:
         self._results.setdefault(self._group.index(number), KILLED)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for any of the open calls, then take what has come."""
+        """Wait for an open call, then handle all calls that have returned."""
         self._request_heartbeats()
         calls = self._open_calls()
         if calls:
@@ -176,7 +175,7 @@ class ActorPool:
     def start_group(
         self, group: Sequence[int], generation: int, previous_group: PreviousGroup | None
     ) -> None:
-        """Rank 0 opens the store, then all train.
+        """Open the group's store in rank 0's process, then let all members train.
 
         Raises:
             ProcessLost: rank 0's process does not answer.
@@ -210,17 +209,17 @@ class ActorPool:
             member.heartbeat_call = None
 
     def results(self) -> dict[int, str | BaseException]:
-        """Outcomes and errors by rank."""
+        """Return outcomes and errors by rank."""
         return dict(self._results)
 
     def resize(self, note: ResizeRecord) -> None:
-        """Through rank 0's process."""
+        """Ask rank 0's process to resize the group."""
         leader = self._members.get(self._group[0])
         if leader is not None:
             leader.actor.resize.remote(note)
 
     def last_step(self) -> tuple[int, float] | None:
-        """Ask all that live, and compare with what was heard before: the dead may have been
+        """Ask all live processes, and compare with earlier heartbeats: a dead process may have been
         ahead.
         """
         ready = [one for one in self._members.values() if one.ready_since is not None]
@@ -299,7 +298,7 @@ class ActorPool:
                 )
 
     def _handle_answer(self, member: Member, call: Any) -> None:
-        """A call has come back."""
+        """Handle a call that has returned."""
         try:
             answer = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as raised:
@@ -329,8 +328,8 @@ class ActorPool:
             self._note_ready(member)
 
     def _note_placed(self, member: Member) -> None:
-        """The process runs on a node and begins to prepare; the other engine has it join its run
-        here.
+        """React to a process that was placed and begins to prepare; the Ray Train pool lets it join
+        its run.
         """
 
     def _note_ready(self, member: Member) -> None:
@@ -354,11 +353,11 @@ class ActorPool:
             )
 
     def _drop_member(self, member: Member, why: BaseException) -> None:
-        """A process is gone, whichever of its calls says so first."""
+        """Remove a dead process; the first of its failed calls ends up here."""
         if self._members.pop(member.number, None) is None:
             return
         why = self._explain_loss(member, why)
-        # what only seemed to be gone must not train on.
+        # A process that only seemed dead must not continue to train.
         self._ray.kill(member.actor)
         if member.training is not None:
             self._results[self._group.index(member.number)] = why
@@ -410,7 +409,7 @@ class ActorPool:
 
     def _kill_hung(self) -> None:
         now = self._clock()
-        # a supervisor that itself stood still has not heard the answers yet.
+        # After a pause of the supervisor itself, answers are still unread.
         watched_s, self._polled_at = min(now - self._polled_at, HEARTBEAT_S), now
         self._idle_s += watched_s
         for member in list(self._members.values()):
@@ -447,7 +446,7 @@ class ActorPool:
         return None
 
     def _kill_process(self, member: Member) -> None:
-        """A stopped process does not hear Ray: its machine ends it."""
+        """Kill the process from its own node: a stopped process does not react to Ray."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if member.location is None:
@@ -461,7 +460,7 @@ class ActorPool:
         ).remote(member.location.pid)
 
     def _refresh_draining(self) -> None:
-        """See whose node is being drained."""
+        """Note the members whose nodes are draining."""
         if (
             self._draining_checked_at is not None
             and self._clock() - self._draining_checked_at < DRAINING_CHECK_S

@@ -1,8 +1,7 @@
-"""One attempt's worker groups, one after the other: who trains when processes come and go, and what
-a failure means.
+"""Runs one attempt: worker groups one after another, as processes come and go and groups fail.
 
-The supervisor's thread runs this. All knowledge of Ray is in the pool; all choices are in `elastic`
-and `failure`.
+The supervisor's thread runs this. Only the pool knows Ray; `scaling_policy` and `failure_policy`
+decide.
 """
 
 from __future__ import annotations
@@ -52,29 +51,26 @@ from workers.errors import ProcessLost
 from workers.training.context import PreviousGroup
 
 TICK_S = 0.1
-"""The longest time between two looks at the whole."""
+"""Longest time between two turns of the attempt."""
 DISAGREEMENT_S = 3.0
-"""How long heartbeats must show that a rank waits for one that has left its loop: some may be old.
-"""
+"""How long heartbeats must show a rank that waits for one that left its loop; some may be old."""
 RETURN_S = 5.0
-"""How long the others of a broken group may take to come back. A collective that breaks says so at
-once, but where the network is cut only its timeout does; and a process that is ended is replaced in
-two seconds.
+"""How long the other members of a broken group may take to return. A broken collective usually
+raises at once; behind a cut network only its timeout does. A killed process is replaced in two
+seconds.
 """
 
 log = logging.getLogger(__name__)
 
 
 class AttemptHost(Protocol):
-    """What the attempt needs of its supervisor."""
+    """Services that an attempt needs from its supervisor."""
 
     def claim_generation(self) -> int:
-        """A new generation."""
+        """Claim a new generation."""
 
     def record_failure(self, failure: FailureRecord) -> None:
-        """Keep it, in a generation of its own: what the dead group's zombies say from now on is
-        refused.
-        """
+        """Record the failure in a generation of its own, which fences off the failed group."""
 
     def has_progressed(self, generation: int) -> bool:
         """Return whether the group of that generation saved a new checkpoint or epoch."""
@@ -92,10 +88,10 @@ class AttemptHost(Protocol):
         """Publish the nodes of the placed worker processes, the most useful process first."""
 
     def desired_state(self) -> DesiredState:
-        """What people want now."""
+        """Return the desired state of the job."""
 
     def requested_stop(self) -> Literal["cancel", "pause"]:
-        """What people wanted of a group that stopped for it."""
+        """Return the request for which a group stopped."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,11 +103,11 @@ class _Group:
     size: Size
     resizing: bool = False
     broken_at: float | None = None
-    """When the first of its members came back with an error."""
+    """When the first member returned an error."""
     disagreed_at: float | None = None
     """Since when its ranks have disagreed about the number of steps; None while they agree."""
     waiting_for: str = ""
-    """What it waits for, as published."""
+    """What the group waits for, as published."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,8 +119,7 @@ class Attempt:
     host: AttemptHost
     failures: FailureCounts
     previous_group: PreviousGroup | None = None
-    """What the newest group was doing when it ended; at first that of a supervisor before this one.
-    """
+    """How the newest group ended; at first, the last group of an earlier supervisor."""
     clock: Callable[[], float] = time.monotonic
     """Monotonic clock in seconds, for pauses and timeouts."""
     now: Callable[[], float] = time.time
@@ -139,12 +134,12 @@ class Attempt:
     _pause_reason: str = ""
     """Why the next group is delayed until then."""
     _failed_starts: int = 0
-    """Processes in a row that did not come up."""
+    """Consecutive rounds of processes that failed to start."""
     _undecided: list[FailedStart] = field(default_factory=list)
     """Failed starts that cannot be judged while other processes still prepare."""
     _avoided: AvoidedNodes = field(default_factory=AvoidedNodes)
     _start_not_before: float = 0.0
-    """When others may be hired, after that."""
+    """Earliest time to start another process after failed starts."""
 
     def __post_init__(self) -> None:
         self.has_trained = self.has_trained or self.previous_group is not None
@@ -163,7 +158,7 @@ class Attempt:
         desired = self.host.desired_state()
         size = desired.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
         unstarted = self._judge_failed_starts()
-        # before all else: a process that is to take the place of a lost one needs seconds to start.
+        # First of all: the replacement of a lost process needs seconds to start.
         wanted = self._adjust_processes(size)
         if self._group is not None:
             return self._watch_group(self._group, wanted, size)
@@ -207,7 +202,7 @@ class Attempt:
             self.host.publish_status(waiting_for or storage_is_back, is_waiting=bool(waiting_for))
 
     def _adjust_processes(self, size: Size) -> ScalingPlan:
-        """Hire and dismiss; gives the plan for the group."""
+        """Start and stop processes; return the plan for the group."""
         if self._avoided.expire(self.clock()):
             for process in [one for one in self.pool.processes if one.node is None]:
                 self.pool.stop(process.number)
@@ -244,7 +239,7 @@ class Attempt:
         return None
 
     def _resize(self, group: _Group, wanted: ScalingPlan, size: Size) -> None:
-        """Have the group stop at its next step boundary where another one should train."""
+        """Stop the group at its next step boundary if another group should train."""
         if wanted.group == group.members or group.resizing:
             return
         group.resizing = True
@@ -274,7 +269,7 @@ class Attempt:
     def _handle_results(
         self, group: _Group, results: Mapping[int, str | BaseException]
     ) -> EndRecord | PausedRecord | None:
-        """Some of the group's members came back; what follows once all have."""
+        """Handle the members that returned; the group ends once all have."""
         errors = {
             rank: answer for rank, answer in results.items() if isinstance(answer, BaseException)
         }
@@ -284,8 +279,7 @@ class Attempt:
             return None
         if errors:
             return self._handle_errors(group, errors)
-        # where a script of people's own lets its ranks end differently: this one keeps the state
-        # and the records.
+        # User scripts may end differently on each rank; rank 0 keeps the state and the records.
         outcome = results[0]
         previous_group = self._close_group(group, "resize")
         if outcome == "completed":
@@ -321,7 +315,7 @@ class Attempt:
         )
 
     def _kill_stragglers(self, group: _Group, results: Mapping[int, object]) -> None:
-        """End those who stay away from a broken group for too long."""
+        """Kill the members of a broken group that do not return in time."""
         group.broken_at = group.broken_at or self.clock()
         if self.clock() - group.broken_at >= RETURN_S:
             for rank, number in enumerate(group.members):
@@ -336,7 +330,7 @@ class Attempt:
     def _handle_errors(
         self, group: _Group, errors: Mapping[int, BaseException]
     ) -> EndRecord | None:
-        """Record what ended the group, and say how the job ends, if it does."""
+        """Record what ended the group; return the job's end if it is over."""
         self._close_group(group, "recovery")
         failure = find_cause(errors, self.pool.progress())
         progressed = self.host.has_progressed(group.generation)
@@ -350,8 +344,7 @@ class Attempt:
             # Another group would disagree at the same step.
             fatal = "TASK_RAISED"
         if failure.cause == "job" or self.launch.spec.workers.gpus:
-            # what raised in a process may have left it broken; a GPU is not trusted after a peer
-            # was lost.
+            # An exception may have left its process broken, and the loss of a peer its GPU.
             for number in group.members:
                 self.pool.stop(number)
         return self._handle_failure(failure, progressed=progressed, fatal=fatal)
@@ -422,7 +415,7 @@ class Attempt:
         return "starting a replacement process"
 
     def _close_group(self, group: _Group, cause: Literal["resize", "recovery"]) -> PreviousGroup:
-        """Forget the group and keep how far it was."""
+        """Drop the group and remember how far it was."""
         self._group = None
         self.previous_group = self._describe_group(cause, len(group.members))
         self.has_trained = self.has_trained or self.host.has_started(group.generation)

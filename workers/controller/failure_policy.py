@@ -23,7 +23,7 @@ progress.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCounts:
-    """What went wrong so far in this attempt."""
+    """Failures of this attempt so far."""
 
     own: int = 0
     """FailureCounts of the job itself."""
@@ -34,9 +34,9 @@ class FailureCounts:
     failures.
     """
     deaths_in_a_row: int = 0
-    """The newest of them without a gap that lost a process while its node stayed."""
+    """Most recent lost groups in a row that lost a process while its node stayed."""
     last: tuple[int | None, str] | None = None
-    """Step and sentence of the job's last own failure."""
+    """Step and message of the job's own last failure."""
 
     @classmethod
     def recorded(cls, payloads: Iterable[Payload]) -> Self:
@@ -132,5 +132,5 @@ def _after_loss(failures: FailureCounts, failure: FailureRecord) -> Retry | Give
             " checkpoint.every_seconds"
         )
         return GiveUp(reason="LOST", message=message)
-    # A group that was lost after it got somewhere is bad luck: its survivors go on at once.
+    # After a first loss, the survivors continue at once.
     return Retry(pause_s=0.0 if lost == 1 else min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (lost - 2)))

@@ -1,4 +1,4 @@
-"""What a worker pool knows of one of its processes."""
+"""State that a worker pool keeps for each of its processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Member:
     training: Any = None
     heartbeat_call: Any = None
     heartbeat_at: float = 0.0
-    """When the newest sign of life was asked for."""
+    """When the newest heartbeat was requested."""
     silent_s: float = 0.0
     """Seconds since the open heartbeat was requested."""
     heartbeat: Heartbeat | None = None

@@ -1,11 +1,10 @@
-"""The only use of Ray's private API, for Ray 2.60; a test fails when Ray changes it."""
+"""Node states from Ray's private API (2.60); a test fails when Ray changes it."""
 
 from __future__ import annotations
 
 
 def get_draining_nodes() -> frozenset[str]:
-    """Ids of the nodes that will be taken away: drained by people or by an autoscaler, or announced
-    by a cloud.
+    """Return the ids of nodes drained by a user, an autoscaler or a cloud.
 
     Needs a connection to Ray.
 
@@ -18,8 +17,8 @@ def get_draining_nodes() -> frozenset[str]:
 
 
 def get_free_resources() -> dict[str, dict[str, float]]:
-    """Resources that no program has reserved, by node id; what is used up is missing. Ray updates
-    them with a delay.
+    """Return the unreserved resources by node id, without exhausted ones. Ray updates them with a
+    delay.
 
     Needs a connection to Ray.
 

@@ -38,7 +38,7 @@ JOIN_S = 10.0
 """How long a prepared, responsive process waits for a controller that is up to add it, where the
 newest run's context can take its place."""
 FIRST_JOIN_S = 120.0
-"""The same limit before any process has joined a run; a loaded machine takes 20 s."""
+"""Limit of `JOIN_S` before any process has joined a run; a loaded machine takes 20 s."""
 STEADY_S = 60.0
 """Age from which a controller's end is not counted together with the ends of those before it."""
 RETRY_S = 1.0

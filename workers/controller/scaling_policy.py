@@ -1,6 +1,4 @@
-"""What a worker group should be made of, from the processes there are and the size that is wanted;
-pure.
-"""
+"""Decides which worker processes to start and stop and which form the next group; pure."""
 
 from __future__ import annotations
 
@@ -10,17 +8,17 @@ from dataclasses import dataclass
 from workers.contract import Size
 
 FIRST_PATIENCE_S = 10.0
-"""How long the processes of the first group wait, once they are enough, for the others: they mostly
-come together, but there may be no room for all.
+"""How long the first group waits for the remaining processes once it has enough of them. They
+usually become ready together, but the cluster may lack room for all.
 """
 JOIN_PATIENCE_S = 1.0
-"""How long a process that is ready waits for others that start too, where a group trains or was
-lost altogether: every switch costs a pause, but there may be no room for the others any more.
+"""How long a ready process waits for others that are starting, while a group trains or after all of
+its members were lost. Each new group costs a pause, but the others may never find room.
 """
 LEAVE_PATIENCE_S = 5.0
-"""How long a group that would become too small goes on with a process whose node is being drained,
-for another to take its place: a new one stands after two seconds, and the shortest notice of a spot
-machine is 30.
+"""How long a group that would become too small keeps a process on a draining node, so that a
+replacement can start. A new process is ready in two seconds; the shortest notice of a spot machine
+is 30 seconds.
 """
 
 
@@ -29,11 +27,11 @@ class Process:
     """One worker process."""
 
     number: int
-    """In the order of hiring; never used twice."""
+    """Number in order of start; never reused."""
     ready_since: float | None
-    """None while it starts."""
+    """Time at which it became ready; None while it starts."""
     leaving_since: float | None = None
-    """Since when its node is known to be drained; None where it stays."""
+    """Time at which its node was first seen draining; None while the node stays."""
     node: str | None = None
     """Ray's id of its node; None until it is placed."""
     host: str | None = None
@@ -42,10 +40,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingInput:
-    """All that the plan depends on."""
+    """Input of `plan_scaling`."""
 
     processes: Sequence[Process]
-    """Those that live."""
+    """Live processes."""
     size: Size
     group: Sequence[int] = ()
     """The group that trains, or trained last, in rank order."""
@@ -55,18 +53,19 @@ class ScalingInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPlan:
-    """What to do now."""
+    """Processes to start and to stop, and the group that should train."""
 
     num_to_start: int
     to_stop: tuple[int, ...]
-    """Processes that are of no more use; never one that trains."""
+    """Processes no longer needed; never one that trains."""
     group: tuple[int, ...]
-    """Who should train, in rank order; empty where nobody can now."""
+    """Processes that should train, in rank order; empty if none can now."""
 
 
 def plan_scaling(seen: ScalingInput) -> ScalingPlan:
-    """What to do. Survivors keep their order, so that rank 0 moves as seldom as it can; newcomers
-    follow by number.
+    """Decide which processes to start and stop and which should train.
+
+    Survivors keep their order, so rank 0 rarely moves; new processes follow by number.
     """
     staying = [process for process in seen.processes if process.leaving_since is None]
     least_useful = sorted(staying, key=lambda process: _use(process, seen.group))
@@ -86,8 +85,8 @@ def order_nodes(processes: Sequence[Process], group: Sequence[int]) -> tuple[str
 
 
 def _use(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
-    """Who only starts goes first, then who does not train, then the last ranks; of equals the
-    newest.
+    """Sort key, least useful first: starting processes, then idle ones, then the highest ranks;
+    newest first on ties.
     """
     member = process.number in group
     return (
@@ -117,8 +116,8 @@ def _group_in_training(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int
         if one.number in group and one.leaving_since is not None
     ]
     if len(ready) < seen.size.min:
-        # Too few would be left: somebody may come in time, and else all is saved before the node
-        # goes.
+        # Too few would remain. A replacement may become ready in time; otherwise the group saves
+        # before the node goes.
         return () if leaving and seen.now - min(leaving) >= LEAVE_PATIENCE_S else group
     if not set(group) <= set(ready):
         return ready

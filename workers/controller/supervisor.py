@@ -1,9 +1,8 @@
-"""The actor that runs one attempt of one job: worker groups one after the other, until the job is
-over.
+"""The actor that runs one attempt of a job.
 
-Detached and named after installation, job and attempt (`names.py`), it outlives api and scheduler.
-Ray restarts it when its process dies; it then begins again from the newest checkpoint, or finds the
-end file and has nothing left to do.
+It is detached and named after installation, job and attempt (`names.py`), so it outlives api and
+scheduler. Ray restarts it when its process dies; it then continues from the newest checkpoint, or
+finds the end file and stops.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from workers.plain_text import clean_text
 from workers.training.context import PreviousGroup
 
 MAX_RESTARTS = 100
-"""Of the supervisor's process by Ray; each begins from the newest checkpoint."""
+"""How often Ray restarts a supervisor; each restart continues from the newest checkpoint."""
 TRY_AGAIN_S = 5.0
-"""Pause after an error that is nobody's training: mostly storage that is full or away."""
+"""Pause after an error of the supervisor itself, usually a full or unreachable storage."""
 ASK_TIMEOUT_S = 5.0
 FLUSH_S = 10.0
 """How long the last records may take to reach the actor; they are in the journal in any case."""
@@ -99,13 +98,12 @@ class Supervisor:
         self._state = ("ended", "the attempt is over")
 
     def _is_over(self) -> bool:
-        """Do what is left of the attempt; False where that has to be tried again."""
+        """Finish what is left of the attempt; return False if that must be retried."""
         try:
             if read_end(self._storage, retried_attempt=self._launch.retried_attempt) is None:
                 self._end(self._recorded_end() or self._train())
         except Exception as error:
-            # a supervisor whose storage is full or away goes on when it is back: nobody else would
-            # end the job.
+            # Nothing else would end the job, so the supervisor retries until the storage is back.
             why = f"the supervisor cannot go on: {type(error).__name__}: {error}"
             self.publish_status(f"{why}; it tries again in {TRY_AGAIN_S:g} s")
             log.exception("the supervisor cannot go on")
@@ -113,9 +111,7 @@ class Supervisor:
         return True
 
     def _train(self) -> EndRecord | PausedRecord:
-        """Let worker groups train until they, or their failures, or people end the attempt; record
-        how.
-        """
+        """Run worker groups until the attempt ends; record how it ended."""
         records = list(read_records(self._storage))
         failures = FailureCounts.recorded(
             r.payload for r in records if r.attempt == self._launch.attempt
@@ -147,22 +143,18 @@ class Supervisor:
         return end
 
     def _end(self, end: EndRecord | PausedRecord) -> None:
-        """The record is in the journal; now the file with all records, then the way to the
-        database.
-        """
+        """Write the end file and send all records; the end is already in the journal."""
         if isinstance(end, EndRecord):
             write_end(self._storage, end)
             log.info("the job ends: %s %s", end.reason, end.message)
         self._send(self._journal())
 
     def claim_generation(self) -> int:
-        """A new generation."""
+        """Claim a new generation."""
         return claim_generation(self._storage)
 
     def record_failure(self, failure: FailureRecord) -> None:
-        """Keep it, in a generation of its own: what the dead group's zombies say from now on is
-        refused.
-        """
+        """Record the failure in a generation of its own, which fences off the failed group."""
         journal = self._journal()
         journal.write(failure)
         self._send(journal)
@@ -195,13 +187,11 @@ class Supervisor:
         self._state = ("waiting" if is_waiting else "running", clean_text(message))
 
     def desired_state(self) -> DesiredState:
-        """What people want now, as far as it was heard."""
+        """Return the newest desired state that was received."""
         return self._watcher.orders
 
     def requested_stop(self) -> Literal["cancel", "pause"]:
-        """What people wanted of a group that stopped for it; where nobody says so any more, the
-        milder.
-        """
+        """Return the request for which a group stopped; a pause if it is no longer known."""
         return self._watcher.fetch(ASK_TIMEOUT_S).stop or "pause"
 
     def _journal(self) -> Journal:
@@ -219,9 +209,7 @@ class Supervisor:
         sender.close()
 
     def _lost_before(self) -> PreviousGroup | None:
-        """Where this process takes over from one that died: record that its workers died too, and
-        how far they were.
-        """
+        """Record the workers lost with an earlier supervisor process; return how far they were."""
         ours = [
             record
             for record in read_records(self._storage)
@@ -253,7 +241,7 @@ class Supervisor:
         return told
 
     def _recorded_end(self) -> EndRecord | PausedRecord | None:
-        """How the attempt ended, where the process died before all knew."""
+        """Return the end that an earlier process recorded but did not publish."""
         ends: list[EndRecord | PausedRecord] = [
             *self._recorded(EndRecord),
             *self._recorded(PausedRecord),
@@ -261,7 +249,7 @@ class Supervisor:
         return next(iter(ends), None)
 
     def _recorded(self, kind: type[_Kind]) -> list[_Kind]:
-        """What this attempt recorded of a kind, in order."""
+        """Return this attempt's records of one kind, in order."""
         ours = (
             record
             for record in read_records(self._storage)
@@ -271,7 +259,7 @@ class Supervisor:
 
 
 def start_supervisor(launch: Launch) -> Any:
-    """Start the attempt's supervisor, or find the one that is there."""
+    """Start the attempt's supervisor, or return the running one."""
     import ray
 
     name = supervisor_name(SupervisorName(launch.installation, launch.job_id, launch.attempt))

@@ -1,6 +1,4 @@
-"""Interface between an attempt and its worker processes; `ENGINES` names its implementations on
-Ray.
-"""
+"""Interface between an attempt and its worker processes; `ENGINES` lists the implementations."""
 
 from __future__ import annotations
 
@@ -21,14 +19,14 @@ ENGINES = {
 
 
 def create_worker_pool(launch: Launch) -> WorkerPool:
-    """Return the worker processes of an attempt, on the engine that its job names."""
+    """Return the worker pool of an attempt, on the engine that its job names."""
     module, _, name = ENGINES[launch.spec.workers.engine].partition(":")
     make = cast("Callable[[Launch], WorkerPool]", getattr(importlib.import_module(module), name))
     return make(launch)
 
 
 class WorkerPool(Protocol):
-    """The processes of one attempt. One thread uses it."""
+    """Worker processes of one attempt; used by one thread."""
 
     @property
     def processes(self) -> list[Process]:

@@ -1,10 +1,9 @@
-"""The Accordion actor: one process that decides for all jobs and hands what they record to the
-scheduler.
+"""The Accordion actor: decides for all jobs and passes their records to the scheduler.
 
-A thin shell round `Controller`. Rank 0 of each job reports and asks; the scheduler orders and
-drains. Everything held here can be rebuilt: controllers from rank 0's state, records from the jobs'
-journals, orders from the database. So the process may be killed at any time. Every call may be
-repeated, and one of an older generation is fenced.
+Rank 0 of each job reports and requests decisions; the scheduler sets desired states and drains
+records. The process may be killed at any time, since all its state can be rebuilt: controllers from
+rank 0's state, records from the journals, desired states from the database. Every call may be
+repeated, and calls of an older generation are fenced.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from workers.hub.journal import RecordKey, record_key
 from workers.names import package_version
 
 LOG_LIMIT_BYTES = 1 << 20
-"""Log text held for one job: eight seconds of a job that writes as fast as it may."""
+"""Log text held for one job: eight seconds at the highest rate allowed."""
 POSTS_PER_S = 400
-"""Posts that all jobs together make at most; the actor answers 1,000 to 1,800 calls a second."""
+"""Maximum posts of all jobs together; the actor answers 1,000 to 1,800 calls a second."""
 DRAIN_LIMIT = 1000
-"""Records handed over in one call: a few megabytes."""
+"""Maximum records in one answer: a few megabytes."""
 GUEST_SILENCE_S = 60.0
 """A guest run that has not enlisted for this long is not named as a namesake; runs enlist every few
 seconds.
@@ -60,12 +59,12 @@ _NOBODY = FencingToken(attempt=0, generation=0)
 @dataclass(slots=True)
 class _Job:
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Of this memory: another one has lost what this one held."""
+    """Id of this actor's memory; a new id means that the records held before are lost."""
     token: FencingToken = _NOBODY
     controller: Controller | None = None
     orders: DesiredState = field(default_factory=DesiredState)
     ordered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced, with every new orders."""
+    """Set, and replaced, with every new desired state."""
     records: dict[RecordKey, Record] = field(default_factory=dict)
     confirmed: Cursor = field(default_factory=Cursor)
     progress: Progress | None = None
@@ -97,7 +96,7 @@ class _Job:
 
 
 class AccordionActor:
-    """All methods may be called at any time and repeated; Ray calls them one at a time up to their
+    """Every method may be called at any time and repeated. Ray runs them one at a time up to their
     first `await`.
     """
 
@@ -112,7 +111,7 @@ class AccordionActor:
     async def register(
         self, job_id: str, token: FencingToken, registration: Registration
     ) -> PostResponse | Fenced:
-        """Hold this controller for the job, in place of the one held before.
+        """Hold this controller for the job and replace any earlier one.
 
         Raises:
             StateError: the state is not one of this job's controller.
@@ -128,9 +127,7 @@ class AccordionActor:
     async def decide(
         self, job_id: str, token: FencingToken, request: DecideRequest
     ) -> DecideResponse | NotRegistered | Fenced:
-        """Answer what is in force after the report; the same request again gives the same
-        answer.
-        """
+        """Return the decision after the report; a repeated request gets the same decision."""
         job = self._job(job_id)
         if fenced := job.check_token(token):
             return fenced
@@ -152,9 +149,9 @@ class AccordionActor:
     ) -> PostResponse | Fenced:
         """Hold records until the database has confirmed them.
 
-        Records that follow what another incarnation held are not taken: drained before those, they
-        would move the database's cursor past them. None is for records that begin with the first
-        unconfirmed one.
+        Records that continue those of another incarnation are rejected: if they were drained first,
+        the database's cursor would skip the lost ones. `incarnation` is None if the records begin
+        with the first unconfirmed one.
         """
         job = self._job(job_id)
         if fenced := job.check_token(token):
@@ -171,8 +168,8 @@ class AccordionActor:
         return job.response(pause_s=len(self._jobs) / POSTS_PER_S)
 
     async def log(self, job_id: str, lines: Sequence[LogLine], dropped: int) -> None:
-        """Hold log lines until they are drained; the oldest are dropped, and counted, where they
-        are too many.
+        """Hold log lines until they are drained; above the limit the oldest are dropped and
+        counted.
         """
         job = self._job(job_id)
         job.logs_dropped += dropped
@@ -183,9 +180,7 @@ class AccordionActor:
             job.logs_dropped += 1
 
     async def watch(self, job_id: str, version: int, timeout_s: float) -> DesiredState:
-        """Answer the orders as soon as they are newer than `version`, or what is held after the
-        timeout.
-        """
+        """Return the desired state once it is newer than `version`, or after the timeout."""
         job = self._job(job_id)
         try:
             async with asyncio.timeout(timeout_s):
@@ -196,7 +191,7 @@ class AccordionActor:
         return job.orders
 
     async def order(self, job_id: str, orders: DesiredState) -> int:
-        """Hold the orders unless newer ones are held; gives the version held then."""
+        """Hold the desired state unless a newer one is held; return the version now held."""
         job = self._job(job_id)
         if orders.version > job.orders.version:
             job.orders = orders
@@ -205,10 +200,9 @@ class AccordionActor:
         return job.orders.version
 
     async def drain(self, job_id: str, confirmed: Cursor) -> Drained:
-        """Hand over what the database does not hold yet, and drop what it does.
+        """Return the records that the database does not hold yet, and drop the others.
 
-        Log lines are handed over once: an answer that is lost takes them with it, and they are not
-        counted.
+        Log lines are returned once; those of a lost answer are gone and not counted.
         """
         job = self._jobs.get(job_id)
         if job is None:
@@ -269,7 +263,7 @@ class AccordionActor:
         return tuple(job.guest for job in self._jobs.values() if job.guest is not None)
 
     async def progress(self, job_id: str) -> Progress | None:
-        """Where the job was, as far as it was told."""
+        """Return the job's last reported progress."""
         job = self._jobs.get(job_id)
         return job.progress if job is not None else None
 
@@ -286,7 +280,7 @@ class AccordionActor:
         return self._claim[0]
 
     async def forget(self, job_id: str) -> None:
-        """Drop all that is held of a job."""
+        """Drop everything held for a job."""
         self._jobs.pop(job_id, None)
 
     def _find_namesake(self, guest: Guest) -> str | None:

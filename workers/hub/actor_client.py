@@ -1,6 +1,4 @@
-"""How a process of a job calls the Accordion actor: with a limit, and with one error for all that
-may go wrong.
-"""
+"""Client of the Accordion actor: calls with a timeout and a single error type."""
 
 from __future__ import annotations
 
@@ -10,43 +8,40 @@ from workers.hub.accordion_actor import AccordionActor
 from workers.names import NAMESPACE, actor_name
 
 HEAD = "node:__internal_head__"
-"""A resource that only the head's node has, one of it."""
+"""Resource that only the head node has, with a quantity of one."""
 HEAD_NODE = {HEAD: 0.0001}
-"""Where our long-lived actors run: on the head's node, without which there is no cluster. On
-another one they would go with it, and with a supervisor all of its workers; and a node that a
-scheduler brings ends with that.
+"""Resources that place a long-lived actor on the head node. Any other node may leave the cluster,
+and a supervisor's loss ends all of its workers.
 """
 
 
 class ActorTimeoutError(Exception):
-    """The Accordion actor did not answer in time; it may have done what it was asked."""
+    """The Accordion actor did not answer in time; it may still have executed the call."""
 
 
 class ActorClient(Protocol):
     """Calls a method of the Accordion actor.
 
     Raises:
-        ActorTimeoutError: there was no answer in time.
+        ActorTimeoutError: the actor did not answer in time.
     """
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
-        """Give the method's answer."""
+        """Return the method's answer."""
 
 
 class RayActorClient:
-    """Asks the installation's actor in the Ray cluster that this process belongs to. Threads may
-    share it.
-    """
+    """Calls the installation's actor in this process's Ray cluster; threads may share it."""
 
     def __init__(self, installation: str) -> None:
         self.installation = installation
         self._actor: Any = None
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
-        """Give the method's answer.
+        """Return the method's answer.
 
         Raises:
-            ActorTimeoutError: there was no answer in time.
+            ActorTimeoutError: the actor did not answer in time.
         """
         import ray
 
@@ -63,10 +58,10 @@ class RayActorClient:
 
 
 def ensure_actor(installation: str) -> Any:
-    """Get the installation's Accordion actor; the first caller starts it.
+    """Return the installation's Accordion actor; the first caller starts it.
 
-    Detached, it outlives all drivers. It restarts for ever, and calls made meanwhile are repeated
-    by Ray.
+    The actor is detached, so it outlives all drivers. Ray restarts it without limit and repeats the
+    calls made meanwhile.
     """
     import ray
 

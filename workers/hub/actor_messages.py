@@ -1,6 +1,4 @@
-"""What a job's processes and the Accordion actor say to each other; torch-free, and without the
-controller's code.
-"""
+"""Requests to the Accordion actor and its responses; loads neither torch nor the controller."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from accordion.messages import Decision, LayerInfo, Report
 from workers.contract import Cursor, JobSpec, LogLine
 
 _RECORD_BYTES = 100
-"""About what the other fields of a log line take when pickled."""
+"""Estimated size of the other fields of a pickled log line."""
 
 
 class FencingToken(NamedTuple):
-    """Who speaks: a newer token makes the older ones void."""
+    """Identity of a caller; a newer token fences off all older ones."""
 
     attempt: int
     generation: int
@@ -24,7 +22,7 @@ class FencingToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What rank 0 holds of its job's decisions."""
+    """Rank 0's controller state, to be held by the actor."""
 
     spec: JobSpec
     layers: tuple[LayerInfo, ...]
@@ -33,40 +31,40 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideRequest:
-    """What holds after this report?"""
+    """Request for the decision that follows a report."""
 
     report: Report
     number: int
-    """How many reports the job has made, this one included."""
+    """Number of reports of the job, including this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideResponse:
-    """The answer to a request."""
+    """Decision in force after the report."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotRegistered:
-    """The actor is not where the job is: register, and ask again."""
+    """The actor's controller does not match the job: register, then repeat the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
-    """A newer group runs the job: nothing of the caller's is taken."""
+    """The call was rejected because a newer group runs the job."""
 
     newest: FencingToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostResponse:
-    """The records are held, unless they were meant for another incarnation."""
+    """The actor holds the records unless they continue those of another incarnation."""
 
     confirmed: Cursor
-    """The newest record that the database holds: what lies up to it need not be sent again."""
+    """Newest record that the database holds; records up to it need not be sent again."""
     incarnation: str
-    """Another one than before says that all records held so far were lost: send them again."""
+    """Id of the actor's memory. A new id means that all records were lost: send them again."""
     pause_s: float = 0.0
     """Seconds until the caller should post again; grows with the number of jobs."""
     namesake: str | None = None
@@ -74,7 +72,5 @@ class PostResponse:
 
 
 def estimate_line_bytes(line: LogLine) -> int:
-    """What a log line weighs: its text, and beside it the record, so that empty lines are not held
-    without end.
-    """
+    """Return the size of a log line with its record, so that empty lines count too."""
     return len(line.text.encode()) + _RECORD_BYTES

@@ -1,12 +1,11 @@
-"""The job's records on disk, one file a generation: what the database has not confirmed survives
-every process.
+"""The job's records on disk, one file per generation, until the database has confirmed them.
 
-    storage/records/000000007.jsonl     a record a line; the file's name is the generation
+    storage/records/000000007.jsonl     one record per line; the file name is the generation
     storage/end.json                    how the job ended, and all its records
 
 A generation is claimed by creating its file, which only one process can do, so generations grow
-over supervisors, attempts and lost clusters. Torn lines are left out: their writer died before it
-could tell anybody.
+over supervisors, attempts and lost clusters. Torn lines are skipped: their writer died before it
+could acknowledge them.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from pydantic import ValidationError
 from workers.contract import Cursor, Drained, EndRecord, Payload, Record
 
 _FORCED = frozenset({"started", "epoch"})
-"""Kinds of records that checkpoints depend on; they are flushed to the disk before a checkpoint is.
-"""
+"""Kinds of records that checkpoints depend on; flushed to disk before a checkpoint is."""
 _LINE = re.compile(rb'\{"attempt":(\d+),"generation":(\d+),"seq":(\d+),')
-"""How the line of a record begins."""
+"""Beginning of a record's line."""
 Clock = Callable[[], float]
 """Seconds since 1970."""
 RecordKey = tuple[int, int, int]
+"""Attempt, generation and sequence number: the order of records."""
 
 
 class SupersededError(Exception):
@@ -37,7 +36,7 @@ class SupersededError(Exception):
 
 
 def claim_generation(storage: Path) -> int:
-    """A generation that nobody had before.
+    """Claim and return a new generation.
 
     Raises:
         OSError: the storage cannot be written.
@@ -60,14 +59,12 @@ def newest_generation(storage: Path) -> int:
 
 
 def is_superseded(storage: Path, generation: int) -> bool:
-    """Whether a newer generation was claimed: what this one saves from now on belongs to no
-    history.
-    """
+    """Whether a newer generation was claimed, so that this one's records no longer count."""
     return newest_generation(storage) > generation
 
 
 def read_records(storage: Path, above: Cursor | None = None) -> list[Record]:
-    """All records of the job, or those above a cursor, in order."""
+    """Return all records of the job, or those above a cursor, in order."""
     least = above or Cursor()
     folder = storage / "records"
     files = (
@@ -85,12 +82,12 @@ def read_records(storage: Path, above: Cursor | None = None) -> list[Record]:
 
 
 def record_key(item: Record | Cursor) -> RecordKey:
-    """What records are ordered by."""
+    """Return the key by which records are ordered."""
     return (item.attempt, item.generation, item.seq)
 
 
 class Journal:
-    """The records of one generation, as one process writes them. Any thread may write.
+    """Writes the records of one generation; any thread may write.
 
     Args:
         storage: directory of the records.
@@ -112,7 +109,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def write(self, payload: Payload) -> Record:
-        """The payload as a record that is on disk.
+        """Write the payload to disk and return its record.
 
         Raises:
             OSError: the storage cannot be written.
@@ -121,7 +118,7 @@ class Journal:
             place = {"attempt": self.attempt, "generation": self.generation, "seq": self._seq}
             record = Record(**place, time=self._clock(), payload=payload)
             with _file(self.storage / "records", self.generation).open("ab") as file:
-                # the newline comes first too: it ends a line that a full disk tore.
+                # The leading newline ends a line that a full disk tore.
                 file.write(b"\n" + record.model_dump_json().encode() + b"\n")
                 if self._is_forced and payload.kind in _FORCED:
                     file.flush()
@@ -130,9 +127,9 @@ class Journal:
             return record
 
     def compact(self, kept: Container[RecordKey]) -> None:
-        """Remove all records from the disk but these; files of newer generations stay as they are.
+        """Remove all other records from disk; files of newer generations stay as they are.
 
-        Emptied files stay, since they are the generations that were claimed.
+        Empty files stay, because they mark claimed generations.
 
         Raises:
             OSError: the storage cannot be read or written.
@@ -145,7 +142,7 @@ class Journal:
 
 
 def write_end(storage: Path, end: EndRecord) -> None:
-    """Write how the job ended, beside all that it recorded; whole or not at all.
+    """Write the job's end with all its records, atomically.
 
     Raises:
         OSError: the storage cannot be written.
@@ -161,9 +158,9 @@ def write_end(storage: Path, end: EndRecord) -> None:
 
 
 def read_end(storage: Path, *, retried_attempt: int = 0) -> tuple[EndRecord, Drained] | None:
-    """Return how the job ended and all its records; None while it has not.
+    """Return how the job ended and all its records; None if it has not ended.
 
-    An end recorded by an attempt up to `retried_attempt` does not count: people have overruled it.
+    An end recorded by an attempt up to `retried_attempt` does not count: the job was retried.
     """
     file = storage / "end.json"
     if not file.exists():
@@ -199,8 +196,8 @@ def _keep_lines(file: Path, kept: Container[RecordKey]) -> None:
 
 
 def _lines(file: Path) -> Iterator[Record]:
-    # as bytes: a torn line may end inside a character, and texts hold characters that
-    # str.splitlines takes for ends.
+    # Bytes, because a torn line may end inside a character, and str.splitlines splits at more
+    # characters than newlines.
     for line in file.read_bytes().split(b"\n"):
         try:
             yield Record.model_validate_json(line)

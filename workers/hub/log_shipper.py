@@ -26,26 +26,26 @@ from workers.plain_text import clean_text
 
 BATCH_BYTES = 64 * 1024
 BATCH_PAUSE_S = 0.5
-"""Two batches a second: with the size above a job writes at most 128 KB/s, whatever it prints."""
+"""Pause between batches; with `BATCH_BYTES` a process sends at most 128 KB/s."""
 BUFFER_BYTES = 512 * 1024
-"""Lines waiting to be sent: four seconds at the fastest."""
+"""Maximum size of unsent lines: four seconds at the highest rate."""
 LINE_BYTES = 8 * 1024
-"""The rest of a longer line is cut."""
+"""Maximum size of a line; the rest is cut."""
 SEND_TIMEOUT_S = 10.0
 LOG_FLUSH_S = 3.0
-"""How long an ending process waits for its last log lines to leave."""
+"""How long an ending process waits to send its last log lines."""
 
 _PIECES = re.compile(r"[^\r\n]+|[\r\n]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSource:
-    """Whose lines these are."""
+    """Process that wrote a log line."""
 
     job_id: str
     attempt: int
     rank: int | None
-    """None is the supervisor."""
+    """Rank of a worker; None for the supervisor."""
 
 
 class LogShipper:
@@ -60,23 +60,23 @@ class LogShipper:
         self._dropped = 0
         self._busy = False
         self._hurried = False
-        """Whether somebody waits until all have left."""
+        """Whether `flush` waits for all lines to be sent."""
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="log-shipper", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the sending thread."""
         self._thread.start()
 
     def write(self, text: str) -> None:
-        """Take the lines of a text; returns at once."""
+        """Add the lines of a text; returns at once."""
         source, now = self._source, self._clock()
         for line in text.splitlines() or [text]:
             self._take(LogLine(attempt=source.attempt, rank=source.rank, time=now, text=_cut(line)))
 
     def flush(self, timeout_s: float) -> bool:
-        """Send all lines now and wait until they have left; False where it took too long."""
+        """Send all lines now; return False if that takes longer than the timeout."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
@@ -86,7 +86,7 @@ class LogShipper:
                 self._hurried = False
 
     def close(self) -> None:
-        """Stop sending; what was not flushed is lost."""
+        """Stop sending; lines that were not flushed are lost."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -104,13 +104,13 @@ class LogShipper:
         while batch := self._next_batch():
             try:
                 self._send(batch)
-            except Exception:  # noqa: BLE001  # told where it can be read: the log is what does not work
+            except Exception:  # noqa: BLE001  # the job's log itself is broken
                 traceback.print_exc(file=sys.__stderr__)
             with self._changed:
                 self._changed.wait_for(lambda: self._hurried or self._closed, BATCH_PAUSE_S)
 
     def _next_batch(self) -> list[LogLine]:
-        """As many lines as one batch holds, as soon as there is one; none when it is over."""
+        """Wait for lines and return one batch; empty when the shipper is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._closed)
             if self._closed:
@@ -145,8 +145,8 @@ class LogShipper:
 
 
 class _Tee(io.TextIOBase):
-    """Passes text on, and gives lines to a function: whole, as a carriage return ends them, or too
-    long to wait for.
+    """Forwards text to a stream, and its lines to a function; a carriage return or the maximum
+    length ends a line too.
     """
 
     def __init__(self, stream: TextIO, take: Callable[[str], None]) -> None:
@@ -154,7 +154,7 @@ class _Tee(io.TextIOBase):
         self._take = take
         self._rest = ""
         self._begun = False
-        """Whether something of the open line was written, so that its end is no empty line."""
+        """Whether the open line has text, so that its end is not an empty line."""
         self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
@@ -170,7 +170,7 @@ class _Tee(io.TextIOBase):
         self._stream.flush()
 
     def give_rest(self) -> None:
-        """Give the last line where nothing ended it."""
+        """Pass on an unfinished last line."""
         if self._rest:
             self._take(self._rest)
 
@@ -192,7 +192,7 @@ class _Tee(io.TextIOBase):
 
 
 class _Handler(logging.Handler):
-    """Gives log records as text to a function."""
+    """Passes log records as text to a function."""
 
     def __init__(self, take: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
@@ -205,9 +205,7 @@ class _Handler(logging.Handler):
 
 @contextmanager
 def capture_output(take: Callable[[str], None]) -> Iterator[None]:
-    """What this process prints or logs inside the block also goes to `take`, line by line and from
-    any thread.
-    """
+    """Pass everything that this process prints or logs inside the block to `take`, line by line."""
     root, handler = logging.getLogger(), _Handler(take)
     level, handlers = root.level, root.handlers
     with ExitStack() as stack:
@@ -237,7 +235,7 @@ def ship_logs(source: LogSource, client: ActorClient) -> Iterator[LogShipper]:
 
 
 def _cut(line: str) -> str:
-    """The line as text that every file and database takes, no longer than it may be."""
+    """Return the line cleaned and cut to the maximum length."""
     return clean_text(line).encode()[:LINE_BYTES].decode(errors="ignore")
 
 

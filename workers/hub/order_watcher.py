@@ -1,6 +1,4 @@
-"""Who listens to what people want of a job: one long poll, kept open to the Accordion actor by a
-thread.
-"""
+"""Watches the desired state of a job: a thread keeps one long poll open to the Accordion actor."""
 
 from __future__ import annotations
 
@@ -13,17 +11,17 @@ from workers.contract import DesiredState
 from workers.hub.actor_client import ActorClient, ActorTimeoutError
 
 WATCH_S = 20.0
-"""How long one poll stays open."""
+"""Duration of one long poll."""
 PAUSE_S = 0.5
-"""Distance between polls while the actor is silent."""
+"""Pause between polls while the actor does not answer."""
 ANSWER_S = 5.0
-"""How much longer than the poll its answer may take."""
+"""Extra time for the answer of a poll."""
 
 log = logging.getLogger(__name__)
 
 
 class OrderWatcher:
-    """Hears the orders of one job, each version once. `start` before use, `close` at the end."""
+    """Follows the desired state of one job. `start` before use, `close` at the end."""
 
     def __init__(self, job_id: str, client: ActorClient) -> None:
         self._job_id = job_id
@@ -36,30 +34,30 @@ class OrderWatcher:
 
     @property
     def orders(self) -> DesiredState:
-        """The newest that were heard."""
+        """Newest desired state received."""
         return self._orders
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the polling thread."""
         self._thread.start()
 
     def close(self) -> None:
         """Stop; an open poll ends by itself."""
         self._closed.set()
         with self._taking:
-            # it holds the whole run, in a circle through objects of C++ that nobody collects.
+            # The callback holds the whole run in a reference cycle through C++ objects.
             self._callback = None
 
     def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
-        """Call it with the orders known now, if any, and with all newer ones."""
+        """Call the function with the desired state known now, if any, and with every newer one."""
         with self._taking:
             self._callback = callback
             if self._orders.version:
                 callback(self._orders)
 
     def fetch(self, timeout_s: float) -> DesiredState:
-        """Ask for what is held now, without waiting for news; what was heard last where the actor
-        is silent.
+        """Return the desired state that the actor holds now, or the last known one if it does not
+        answer.
         """
         with suppress(ActorTimeoutError):
             self._take(self._client("watch", self._job_id, -1, 0.0, timeout_s=timeout_s))
@@ -77,8 +75,10 @@ class OrderWatcher:
             except ActorTimeoutError:
                 self._closed.wait(PAUSE_S)
             except Exception:
-                # this thread must hear the next orders, a cancel above all.
-                log.exception("orders could not be heard or followed; the next ones are")
+                # The thread must survive to receive the next desired state, above all a cancel.
+                log.exception(
+                    "the desired state could not be received or applied; watching continues"
+                )
                 self._closed.wait(PAUSE_S)
 
     def _take(self, orders: DesiredState) -> None:

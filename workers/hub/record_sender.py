@@ -1,8 +1,7 @@
-"""Records on their way to the database: written to the journal at once, sent by a thread, kept
-until confirmed.
+"""Sends records to the database: journaled at once, sent by a thread, kept until confirmed.
 
-Used by rank 0 and by the supervisor. A call of the actor takes seconds when the actor has just
-died; nothing here makes the caller wait for it.
+Used by rank 0 and by the supervisor. Callers never wait for the actor, which may take seconds to
+restart.
 """
 
 from __future__ import annotations
@@ -17,31 +16,27 @@ from workers.hub.actor_messages import Fenced, FencingToken, PostResponse
 from workers.hub.journal import Journal, read_records, record_key
 
 TICK_S = 0.25
-"""Pause between two calls while there is something to send or to be confirmed; longer if the actor
-asks for it.
-"""
+"""Pause between two calls while records are unsent or unconfirmed; longer if the actor asks."""
 HURRIED_TICK_S = 0.01
-"""Likewise while somebody waits for it."""
+"""Pause between two calls during a flush."""
 POST_LIMIT = 1000
-"""Records in one call: a few megabytes, so that a long history is not one call that never ends in
-time.
-"""
+"""Maximum records in one call: a few megabytes, so that a long history does not time out."""
 POST_TIMEOUT_S = 5.0
-"""The actor is back 1 s after its process was killed."""
+"""Timeout of a post; the actor restarts within 1 s after its process was killed."""
 
 _DROPPABLE = frozenset({"epoch", "decision", "acks"})
-"""Kinds of records that are dropped, the oldest first, where too many wait for the actor."""
+"""Kinds of records that may be dropped, oldest first, above the limit."""
 
 log = logging.getLogger(__name__)
 
 
 class RecordSender:
-    """Posts what is put in, in order and until it is confirmed. Any thread may put.
+    """Posts records in order until they are confirmed; any thread may add one.
 
     Args:
         job_id: the job.
         journal: where records are kept.
-        client: the way to the actor.
+        client: client of the Accordion actor.
         limit: number of unconfirmed records above which the oldest epochs and decisions are
             dropped, from the journal, too, which then holds at most twice as many. With a limit,
             older records are read by the sending thread. None keeps all.
@@ -57,32 +52,31 @@ class RecordSender:
         self._limit = limit
         self._pending: list[Record] = []
         self._sent = 0
-        """How many of the pending records the actor holds."""
+        """Number of pending records that the actor holds."""
         self._on_disk = 0
         """Number of records in the journal."""
         self._has_history = False
         """Whether the records of older generations were read."""
         self._progress: Progress | None = None
         self._incarnation: str | None = None
-        """Of the actor's memory that holds what was sent; None while nothing is known to be held.
-        """
+        """Id of the actor's memory that holds the sent records; None if none is known."""
         self._hurried = False
-        """Whether somebody waits until all is sent."""
+        """Whether `flush` waits for all records to be sent."""
         self._pause_s = TICK_S
         self._closed = False
         self._changed = threading.Condition()
         self.superseded = False
-        """Whether a newer worker group has spoken."""
+        """Whether a newer worker group runs the job."""
         self._thread = threading.Thread(target=self._run, name="record-sender", daemon=True)
 
     def start(self) -> None:
-        """Take up what older generations could not deliver, and begin to send."""
+        """Load the unconfirmed records of older generations, and start sending."""
         if self._limit is None:
             self._read_history()
         self._thread.start()
 
     def put(self, payload: Payload) -> None:
-        """Take a record; on return it is in the journal.
+        """Add a record; on return it is in the journal.
 
         Raises:
             OSError: the storage cannot be written.
@@ -93,15 +87,13 @@ class RecordSender:
             self._changed.notify_all()
 
     def put_progress(self, progress: Progress) -> None:
-        """Take the newest progress in place of the one before."""
+        """Replace the progress to be sent."""
         with self._changed:
             self._progress = progress
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the actor holds everything; False where it took too long, or a newer group has
-        spoken.
-        """
+        """Wait until the actor holds all records; return False after the timeout or if fenced."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
@@ -110,7 +102,7 @@ class RecordSender:
             return self._all_sent()
 
     def close(self) -> None:
-        """Stop sending; what was not confirmed is in the journal."""
+        """Stop sending; unconfirmed records stay in the journal."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -136,11 +128,11 @@ class RecordSender:
                 self._send()
                 self._limit_records()
             except Exception:
-                log.exception("records could not be sent; they are sent again")
+                log.exception("records could not be sent; retrying")
             self._pause()
 
     def _pause(self) -> None:
-        """Let things gather, but for a moment only where somebody waits."""
+        """Pause so that records gather; a flush shortens the pause."""
         deadline = time.monotonic() + self._pause_s
         with self._changed:
             self._changed.wait_for(
@@ -149,7 +141,7 @@ class RecordSender:
         time.sleep(max(0.0, min(HURRIED_TICK_S, deadline - time.monotonic())))
 
     def _wait(self) -> bool:
-        """Wait for something to send or to be confirmed; False when it is over."""
+        """Wait for unsent or unconfirmed records; return False when the sender is closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -195,7 +187,7 @@ class RecordSender:
         self._pending = kept
 
     def _limit_records(self) -> None:
-        """Drop the oldest records where too many are kept; only the sending thread calls this."""
+        """Drop the oldest records above the limit; only the sending thread calls this."""
         if self._limit is None:
             return
         with self._changed:

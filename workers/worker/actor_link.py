@@ -1,4 +1,4 @@
-"""Rank 0's road to the Accordion actor: see `context.Link` for what it promises to the loop."""
+"""Rank 0's connection to the Accordion actor; `context.Link` defines the interface."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from workers.hub.order_watcher import OrderWatcher
 from workers.hub.record_sender import RecordSender
 
 DECIDE_TIMEOUT_S = 2.0
-"""A decision is never worth waiting longer for: the proposal says the same."""
+"""Timeout of a decision request; rank 0's own proposal is equivalent."""
 REGISTER_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class ActorLink:
-    """One generation's rank 0. `start` before use, `close` at the end.
+    """Connection of one generation's rank 0. `start` before use, `close` at the end.
 
     Args:
         launch: the attempt.
-        journal: where this generation's records are kept.
-        client: the way to the actor.
-        shipper: where log lines go.
+        journal: journal of this generation.
+        client: client of the Accordion actor.
+        shipper: sends log lines.
     """
 
     def __init__(
@@ -52,21 +52,21 @@ class ActorLink:
         self._watcher = OrderWatcher(launch.job_id, client)
 
     def start(self) -> None:
-        """Begin to send and to listen."""
+        """Start sending records and watching the desired state."""
         self._sender.start()
         self._watcher.start()
 
     def close(self) -> None:
-        """Stop both."""
+        """Stop sending and watching."""
         self._watcher.close()
         self._sender.close()
 
     def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
-        """Call it with the orders known now, if any, and with all newer ones."""
+        """Call the function with the desired state known now, if any, and with every newer one."""
         self._watcher.on_orders(callback)
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
-        """Post the record, and make the actor hold this controller.
+        """Post the record, and register this controller with the actor.
 
         Raises:
             SupersededError: a newer worker group runs this job, and may have read the records
@@ -88,7 +88,7 @@ class ActorLink:
         self._sender.put(payload)
 
     def progress(self, progress: Progress) -> None:
-        """Say where the job is."""
+        """Report the job's progress."""
         self._sender.put_progress(progress)
 
     def log(self, text: str) -> None:
@@ -98,10 +98,10 @@ class ActorLink:
     def decide(
         self, report: Report, proposal: Decision, controller_state: Mapping[str, Any]
     ) -> Decision:
-        """Ask the actor what is in force; the proposal, where it does not answer in time.
+        """Request the decision from the actor; return the proposal if it does not answer in time.
 
-        Overrides reach the actor's controller this way only: rank 0 knows at which step they took
-        hold, so where the two disagree about them the actor takes over rank 0's state.
+        Rank 0 knows at which step overrides took effect, so if the two disagree about overrides,
+        the actor takes over rank 0's state.
 
         Raises:
             SupersededError: a newer worker group runs this job.
@@ -119,7 +119,7 @@ class ActorLink:
         return answer.decision if isinstance(answer, DecideResponse) else proposal
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the actor holds all that was posted."""
+        """Wait until the actor holds all posted records."""
         return self._sender.flush(timeout_s)
 
     def _request_decision(

@@ -1,9 +1,8 @@
 """Rendezvous of a worker group: a torch TCPStore that outsiders cannot use.
 
-TCPStore has no authentication. It therefore listens on the node's own address only, each member
-proves that it knows a secret sent with its seat, and then the port is closed: the kernel drops all
-further packets to it. The group's keys are written only after that, with the secret as their
-prefix.
+TCPStore has no authentication. It therefore listens on the node's own address only, and each member
+proves that it knows the secret sent with its assignment. The port is then closed: the kernel drops
+all further packets to it. Only then are the group's keys written, with the secret as their prefix.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One process of a job's workers: an actor that stays while worker groups form and end around it.
+"""The worker process: a Ray actor that outlives the worker groups it takes part in.
 
-What takes long happens once, when the process starts: torch, the task and its data. A group is a
-call of `train`; it ends, and the process waits for its assignment in the next one.
+It loads torch, the task and its data once, when it starts. Each group is one call of `train`; when
+the group ends, the process waits for its next assignment.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ if TYPE_CHECKING:
     from workers.worker.group_rendezvous import Address, GroupStore
 
 EXIT_FLUSH_S = 1.0
-"""How long a process that calls `os._exit` waits for its last log lines to leave."""
+"""How long a process that calls `os._exit` waits to send its last log lines."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLocation:
-    """Where a process runs."""
+    """Node, address and id of a process."""
 
     node: str
     """Ray's id of the node."""
     host: str
-    """Its address in the cluster."""
+    """Address of the node in the cluster."""
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAssignment:
-    """A process's part in one worker group."""
+    """Rank of a process in one worker group, and how it joins."""
 
     generation: int
     rank: int
@@ -90,7 +90,7 @@ class GroupAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A sign of life."""
+    """Progress of a live process."""
 
     step: int
     stepped_at: float
@@ -103,7 +103,7 @@ class Heartbeat:
 
 
 class Worker:
-    """The actor. `prepare` and `train` block one of its threads; all else answers at once.
+    """The actor. `prepare` and `train` block one of its threads; other methods return at once.
 
     Args:
         launch: the attempt as JSON.
@@ -118,14 +118,14 @@ class Worker:
         self._has_note = False
         self._store: GroupStore | None = None
         self._trainer: int | None = None
-        """Id of the thread that trains, while one does."""
+        """Id of the training thread; None while none trains."""
         self._link: Link | None = None
-        """Of rank 0, while it trains."""
+        """Connection of rank 0 to the actor while it trains."""
         self._shipper: LogShipper | None = None
-        """Sends what this process prints; the newest one."""
+        """Newest sender of this process's output."""
 
     def locate(self) -> ProcessLocation:
-        """Where this process runs; answered as soon as it is there."""
+        """Return where this process runs."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
@@ -138,7 +138,7 @@ class Worker:
         return place
 
     def prepare(self) -> bool:
-        """Load everything slow in advance: a group waits for its new members.
+        """Load everything slow before the process joins a group.
 
         Returns whether the process must join the run of its engine before it may train.
 
@@ -170,30 +170,28 @@ class Worker:
         from workers.worker.group_rendezvous import GroupStore
 
         log.debug("group %d meets here", generation)
-        # before the group trains, so that nothing that is asked of it from now on is lost.
+        # Renewed before the group trains, so that no request from now on is lost.
         self._control = self._control.for_next_group()
         self._store = GroupStore(self.locate().host)
         return self._store.address
 
     def resize(self, note: ResizeRecord) -> None:
-        """Have the group save and come back at its next step boundary, and keep the note among its
-        records.
-        """
+        """Let the group save and return at its next step boundary; record the note."""
         from accordion.step_signals import Signal
 
         self._control.request_signal(Signal.RESIZE)
         if self._link is not None:
-            # a full disk must not keep a group from making room.
+            # A full disk must not prevent the resize.
             with suppress(OSError):
                 self._link.post(note)
 
     def heartbeat(self, compute_s_by_rank: tuple[float, ...]) -> Heartbeat:
-        """Say how far this worker is; `compute_s_by_rank` is what all ranks last said."""
+        """Return this worker's progress; `compute_s_by_rank` holds values of all ranks."""
         self._control.compute_s_by_rank = compute_s_by_rank
         return replace(self.last_step(), memory=read_memory_use(os.getpid()))
 
     def last_step(self) -> Heartbeat:
-        """How far this worker is, or was when its group ended."""
+        """Return how far this worker is, or was when its group ended."""
         control = self._control
         return Heartbeat(
             step=control.step,
@@ -211,7 +209,7 @@ class Worker:
         return find_user_line(traceback.extract_stack(frame)) if frame is not None else ""
 
     def train(self, assignment: GroupAssignment) -> str:
-        """Train in this group until it ends; gives the loop's outcome.
+        """Train in this group until it ends; return the loop's outcome.
 
         Raises:
             WorkerError: as `loop.train_job`.
@@ -223,7 +221,7 @@ class Worker:
                 return self._train(assignment)
         finally:
             self._trainer = None
-            # sockets of the group close with the last object that holds one: peers wait for that.
+            # Peers wait for the group's sockets to close, which takes the last reference to them.
             self._store = None
             self._control.remove_listener()
             gc.collect()
@@ -287,12 +285,12 @@ def _wait_for_gpu() -> None:
 
 
 def _load_task(launch: Launch) -> tuple[Task, Data, Data] | None:
-    """The task and its data, None for a script; beside them, all modules that a group needs.
+    """Load all modules that a group needs; return the task and its data, None for a script.
 
     Raises:
         TaskRaised: the task or its data cannot be loaded here.
     """
-    # torch itself loads torch._dynamo, 1 to 2 s, with the first optimizer that is made.
+    # torch loads torch._dynamo with the first optimizer, which takes 1 to 2 s.
     for module in ("torch._dynamo", "workers.training.loop"):
         importlib.import_module(module)
     from workers.training.train_state import load_task_data
@@ -305,7 +303,7 @@ def _load_task(launch: Launch) -> tuple[Task, Data, Data] | None:
 
 
 def run_training(context: WorkerContext) -> str:
-    """Run the loop, or the user's script; what either raises goes to the log with its traceback."""
+    """Run the loop or the user's script; log the traceback of what it raises."""
     from workers.training.loop import train_job
     from workers.training.script_runner import run_script
     from workers.user_code.install import install_code
@@ -321,7 +319,7 @@ def run_training(context: WorkerContext) -> str:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         if is_peer_loss(error):
-            # whoever is gone is what people look for, not where the others stood.
+            # The lost process is the cause; tracebacks of its peers would only distract.
             log.warning("rank %d lost its peers: %s", context.rank, format_error(error))
             raise
         log.exception("rank %d ends", context.rank)

@@ -1,6 +1,4 @@
-"""The process group of a worker group, built on the store that its members joined
-(`meeting.py`).
-"""
+"""The process group of a worker group, built on its store (`group_rendezvous.py`)."""
 
 from __future__ import annotations
 
@@ -19,15 +17,13 @@ from torch.distributed import distributed_c10d
 from workers.spec import WorkersSpec
 
 PEER_TIMEOUT = timedelta(seconds=60)
-"""How long a collective waits for a peer that says nothing."""
+"""Timeout of a collective."""
 _SIOCGIFADDR = 0x8915
 """From linux/sockios.h: the IPv4 address of an interface."""
 
 
 def select_device(workers: WorkersSpec) -> str:
-    """Where a worker computes: Ray lets each process see the GPUs that it reserved, and no
-    others.
-    """
+    """Return the device of a worker; Ray shows each process only the GPUs reserved for it."""
     return "cuda:0" if workers.gpus else "cpu"
 
 
@@ -40,14 +36,13 @@ def process_group(
     host: str,
     timeout: timedelta = PEER_TIMEOUT,
 ) -> Iterator[None]:
-    """Be in a process group with all workers while the block runs: NCCL between GPUs, gloo between
-    CPUs.
+    """Join a process group of all workers for the block: NCCL for GPUs, gloo for CPUs.
 
     `place` is rank and world size, `host` this machine's address in the cluster, `timeout` that of
     a collective.
 
     Raises:
-        RuntimeError: not all workers came.
+        RuntimeError: not all workers joined in time.
     """
     _listen_on(host)
     rank, world_size = place
@@ -57,23 +52,21 @@ def process_group(
             backend, store=store, timeout=timeout, rank=rank, world_size=world_size
         )
     except Exception:
-        # torch counts groups that never formed, and names the next one by the count: it could meet
-        # no newcomer.
+        # torch counts groups that never formed and uses the count in the next group's name, which
+        # a new process would not match.
         distributed_c10d._world.group_count = 0
         raise
     try:
         yield
     finally:
-        # a script of the user's may have done it itself.
+        # A user script may have destroyed the group itself.
         if dist.is_initialized():
             # Not through `dist`, where calls of user code are noted.
             distributed_c10d.destroy_process_group()
 
 
 def _listen_on(host: str) -> None:
-    """Have gloo and NCCL use the interface that Ray uses: left alone, gloo takes what the machine's
-    name stands for.
-    """
+    """Make gloo and NCCL use Ray's network interface; gloo's default is that of the host name."""
     interface = next((name for _, name in socket.if_nameindex() if _address_of(name) == host), None)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -288,8 +288,8 @@ def test_a_report_is_kept_for_the_epoch_and_a_warning_names_what_is_not(
     worker = WorkerInRayTrain(launch(tmp_path).model_dump_json())
     for accuracy in (0.5, 0.75):
         worker.report({"accuracy": accuracy, "note": "text", 1: "text"}, has_checkpoint=True)
-    assert worker._helm.take_metrics() == {"accuracy": 0.75}
-    assert worker._helm.take_metrics() == {}
+    assert worker._control.take_metrics() == {"accuracy": 0.75}
+    assert worker._control.take_metrics() == {}
     kinds = ("only finite numbers are kept; left out: 1, note", "the checkpoint is not kept")
     assert [kind in record.message for kind, record in zip(kinds, caplog.records, strict=True)] == [
         True,
@@ -305,7 +305,7 @@ def test_an_epochs_record_holds_a_limited_number_of_reported_metrics(
         {f"layer{number}": number for number in range(MAX_METRICS + 2)}, has_checkpoint=False
     )
     worker.report({"layer0": 7.0}, has_checkpoint=False)
-    kept = worker._helm.take_metrics()
+    kept = worker._control.take_metrics()
     assert (len(kept), kept["layer0"]) == (MAX_METRICS, 7.0)
     assert f"more are left out, such as layer{MAX_METRICS}" in caplog.text
 
