@@ -144,7 +144,7 @@ def test_small_layers_of_equal_shape_share_a_flow_and_large_ones_do_not(values, 
 
 
 @pytest.mark.parametrize(
-    ("world_size", "size", "rides"),
+    ("world_size", "size", "piggybacked"),
     [
         (2, 1 << 21, True),
         (2, (1 << 21) + 8, False),
@@ -153,7 +153,7 @@ def test_small_layers_of_equal_shape_share_a_flow_and_large_ones_do_not(values, 
         (4, 10_928, False),
     ],
 )
-def test_means_ride_in_a_gather_while_that_costs_no_more_than_a_collective(world_size, size, rides):
+def test_small_means_are_piggybacked_on_a_gather(world_size, size, piggybacked):
     network = GroupNetwork.__new__(GroupNetwork)
     network.world_size = world_size
     assert (
@@ -162,5 +162,5 @@ def test_means_ride_in_a_gather_while_that_costs_no_more_than_a_collective(world
                 {0: Mean(torch.zeros(4)), 1: Mean(torch.zeros(size // 4 - 4))}
             )
         )
-        is rides
+        is piggybacked
     )
