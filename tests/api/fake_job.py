@@ -47,7 +47,7 @@ class Saved:
     step: int = 0
     epoch_step: int = 0
     state: dict[str, Any] = field(default_factory=dict)
-    """Of the controller."""
+    """State of the controller."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class FakeJob:
     logs: list[LogLine] = field(default_factory=list)
     saved: Saved = field(default_factory=lambda: Saved())
     world_size: int = 0
-    """Of the group that trains, or trained last."""
+    """World size of the group that trains, or trained last."""
     cause: Literal["start", "resize", "recovery"] = "start"
     """Why the next group takes over."""
     end: EndRecord | None = None

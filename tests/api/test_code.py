@@ -282,9 +282,7 @@ def test_a_job_without_code_whose_storage_cannot_be_made_says_so_too(
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, suffix: str) -> None:
-    """As for a user who does not own the files of that suffix: the tests may run as root, who may
-    do everything.
-    """
+    """Refuse access to the files of that suffix: the tests may run as root, who may do anything."""
     allowed = getattr(where, name)
 
     def denied(path: Path, *more: Any, **named: Any) -> Any:

@@ -27,7 +27,7 @@ HOUR_S = 3_600.0
 
 
 def later(world: World, seconds: float) -> None:
-    """So much later the scheduler looks again."""
+    """Advance the clock and let the scheduler look again."""
     world.clock.now += seconds
     world.turn()
 

@@ -66,7 +66,7 @@ class World:
         return Scheduler(**parts, clock=clock or self.clock, passed=self.clock.passed)
 
     def kill_scheduler(self) -> None:
-        """As `kill -9`: nothing is released; the successor waits until the lease runs out."""
+        """Replace the scheduler, releasing nothing, and wait until its lease runs out."""
         self.scheduler = self.new_scheduler()
         self.clock.now += self.settings.lease_s
 

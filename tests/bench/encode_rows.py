@@ -38,7 +38,7 @@ class Case:
 
     method: str
     options: Mapping[str, OptionValue]
-    """Of ours; the rest as the method has it."""
+    """Options of our method that are not its defaults."""
     peer: type[Peer]
     peer_options: Mapping[str, float]
     note: str = ""

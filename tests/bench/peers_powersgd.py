@@ -45,7 +45,7 @@ class PeerPowerSGD:
             [(b, m, min(rank, n, m)) for b, (n, m) in sizes], draw
         )
         self.payload_bytes = 0
-        """Of the last step."""
+        """Payload of the last step."""
 
     def aggregate_(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The averaged gradients; in the tensors given stays what was not sent."""

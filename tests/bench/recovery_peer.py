@@ -42,7 +42,7 @@ def main(address: str, folder: str, least: int, most: int) -> None:
 
 
 def train(config: dict[str, Any]) -> None:
-    """As Ray's guides do it: a checkpoint every few steps, and one more when a node is
+    """Train as Ray's guides do: a checkpoint every few steps, and one more when a node is
     about to go.
     """
     torch.set_num_threads(1)

@@ -115,9 +115,7 @@ class Found:
     payload: Mapping[str, float]
     """Bytes a step."""
     processor_s: Mapping[str, float]
-    """Of one worker's threads a step: unlike seconds on the wall they hardly depend on who else
-    computes.
-    """
+    """CPU seconds a step of one worker's threads: other load hardly changes them."""
 
     def row(self, end: str) -> Measured:
         """The figures of one row."""

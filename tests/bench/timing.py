@@ -29,7 +29,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """Summarize values, at least one."""
         return cls(median=statistics.median(values), least=min(values), most=max(values))
 
 
@@ -79,7 +79,7 @@ def _round(works: Mapping[str, Work], calls: int) -> Round:
 
 
 def _processor_s(work: Work) -> tuple[float, float]:
-    """Of one call: all, and in the kernel."""
+    """Seconds of one call: all, and in the kernel."""
     if work.prepare is not None:
         work.prepare()
     kernel = resource.getrusage(resource.RUSAGE_SELF).ru_stime

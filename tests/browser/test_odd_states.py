@@ -187,7 +187,7 @@ def widened(by_layer):
 
 
 def many(items):
-    """As many epochs of as many layers, after the model of the newest one."""
+    """Rows of many epochs with many layers, made from the newest row."""
     rows = [
         copy.deepcopy(items[-1]) | {"epoch": n, "step": 23 * (n + 1)} for n in range(NUM_EPOCHS)
     ]

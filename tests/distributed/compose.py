@@ -134,7 +134,7 @@ class Way:
     model: Callable[[], nn.Module] = SmallNet
     ddp: Mapping[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
-    """Of the parameters and inputs."""
+    """Type of the parameters and inputs."""
     autocast: torch.dtype | None = None
     pieces: int = 1
     """Backward passes a step, all but the last under `no_sync`."""
@@ -152,7 +152,7 @@ class Way:
     way_of: Callable[[int, int], int] | None = None
     """Branch by rank and step."""
     precision: float = 2**-18
-    """Of what comes out, relative to the largest entry: some fifty roundings in fp32."""
+    """Precision of the result, relative to the largest entry: some fifty roundings in fp32."""
 
 
 WAYS: Mapping[str, Way] = {

@@ -9,7 +9,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 OPEN = threading.Event()
-"""Of this process: while it is not set, a file is begun and nothing is written into it."""
+"""While it is not set, this process opens files and writes nothing into them."""
 OPEN.set()
 REACHED = threading.Event()
 """A write stands at the gate, or has passed it."""

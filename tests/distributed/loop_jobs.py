@@ -79,7 +79,7 @@ class Result:
     link: RecordingLink
     """Empty on all ranks but 0."""
     parameters: list[torch.Tensor]
-    """As the newest checkpoint holds them; likewise the buffers."""
+    """Parameters and buffers of the newest checkpoint."""
     buffers: list[torch.Tensor]
 
 
@@ -139,7 +139,7 @@ def parameters(run: TrainState) -> list[torch.Tensor]:
 
 
 def what_was_learned(result: Result) -> list[dict[str, Any]]:
-    """Of each epoch, all but times and the bytes of the control traffic."""
+    """All of each epoch but times and the bytes of the control traffic."""
     return [
         record.model_dump(exclude={"seconds_by_phase", "bytes"})
         for record in result.link.of("epoch")

@@ -54,7 +54,7 @@ class Normed(DigitsMlp):
 
 
 class Normed64(Normed):
-    """The same in float64, where rounding cannot grow."""
+    """The task in float64, where rounding cannot grow."""
 
     def model(self) -> nn.Module:
         return super().model().double()

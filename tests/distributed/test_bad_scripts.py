@@ -17,7 +17,7 @@ from workers.controller.failure_causes import find_cause
 
 
 def failure(run_group: Any, folder: Path, body: str) -> FailureRecord:
-    """Of two workers whose script does this in every step."""
+    """Failure of two workers whose script runs `body` in every step."""
     ends = run_group(2, how_it_ended, order_of(folder, script(body)))
     errors = {rank: error for rank, (error, _) in enumerate(ends) if error is not None}
     return find_cause(errors, {rank: progress for rank, (_, progress) in enumerate(ends)})

@@ -33,7 +33,7 @@ class Model(nn.Module):
 
 
 def made(rank: int, model: nn.Module) -> Any:
-    """As much of a run as its buffers need."""
+    """A run, as far as its buffers need one."""
     ddp = DistributedDataParallel(model, broadcast_buffers=False)
     return SimpleNamespace(
         ddp=ddp,

@@ -40,7 +40,7 @@ PLAIN = spec(training={"epochs": 2, "warmup": {"epochs": 1}}, compression={"meth
 
 
 def plain_ddp(rank: int, job: JobSpec) -> list[torch.Tensor]:
-    """The same job as anyone would write it with DDP: no Accordion, no loop of ours."""
+    """The job in plain DDP: no Accordion, no loop of ours."""
     world, training, task = (
         dist.get_world_size(),
         job.training,
@@ -89,7 +89,7 @@ def final_parameters(rank: int, storage: Path, job: JobSpec) -> list[torch.Tenso
 
 
 def test_one_to_four_workers_train_the_same_model_to_1e_minus_9(run_group, tmp_path):
-    """Of four micro-batches three workers take two, one and one. The last batch is short, 29
+    """Three workers take two, one and one of four micro-batches. The last batch is short, 29
     samples in two micro-batches: the third and the fourth worker have none.
     """
     clipped = {"training": {"clip_norm": 1.0}}

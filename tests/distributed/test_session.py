@@ -18,7 +18,7 @@ METHODS = sorted(COMPRESSORS)
 
 
 def _save(session, ddp):
-    """As bytes: tensors that are handed to several processes would be one memory shared by all."""
+    """Serialize: processes that are handed tensors would share their memory."""
     buffer = io.BytesIO()
     torch.save(
         (

@@ -19,7 +19,7 @@ MANY, ONE = Way(ddp={"bucket_cap_mb": 0.005}), Way(ddp={"bucket_cap_mb": 100})
 
 
 def _save(worker):
-    """As bytes, by `torch.save`."""
+    """Serialize by `torch.save`."""
     buffer = io.BytesIO()
     state = (
         worker.session.state_dict(),
@@ -258,7 +258,7 @@ def test_residuals_and_warm_starts_are_keyed_by_layer_name(run_group):
 
 
 class OtherNet(SmallNet):
-    """Same names, one layer of another size."""
+    """`SmallNet` with its last layer of another size."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ def _reported(rank, statistic):
 
 
 def _gradients(rank: int) -> list[dict[str, torch.Tensor]]:
-    """Of each step, by layer."""
+    """Gradients of each step by layer."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = small.SmallNet()

@@ -185,7 +185,7 @@ def name_faults(board: dict[str, Any], exported: Iterable[str]) -> list[str]:
 
 
 def check_names(board: dict[str, Any], base_url: str, token: str | None = None) -> list[str]:
-    """The same, against what a running service exports now."""
+    """Compare names with what a running service exports now."""
     return name_faults(board, exported_names(base_url, token))
 
 

@@ -35,7 +35,7 @@ def calm(up: Up) -> str:
 
 @pytest.fixture(scope="module")
 def overridden(up: Up, calm: str) -> str:
-    """The same job; in epoch 8 a person holds all layers at `low`."""
+    """Id of the job when, in epoch 8, a person holds all layers at `low`."""
     job = up.client.submit(_paced(0.02))
     wait_for(lambda: len(up.client.epochs(job.id).items) >= FIRST)
     wish = up.client.override(job.id, OverrideRequest(level="low", until=UNTIL, reason="a test"))
@@ -46,7 +46,7 @@ def overridden(up: Up, calm: str) -> str:
 
 @pytest.fixture(scope="module")
 def bereaved(up: Up, overridden: str) -> str:
-    """The same job; the Accordion actor's process is killed twice on the way."""
+    """Id of the job when the Accordion actor's process is killed twice."""
     job = up.client.submit(_paced(0.02))
     for epochs in (4, 17):
         wait_for(lambda least=epochs: len(up.client.epochs(job.id).items) >= least)
@@ -55,7 +55,7 @@ def bereaved(up: Up, overridden: str) -> str:
 
 
 def _paced(min_step_s: float) -> dict[str, Any]:
-    """The same mathematics at another speed."""
+    """Spec of the job with a minimum time per step; the mathematics stays the same."""
     return {**SPEC, "task": {**SPEC["task"], "options": {"hidden": 512, "min_step_s": min_step_s}}}
 
 

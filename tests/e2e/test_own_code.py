@@ -21,7 +21,7 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 def submit(up: Up, name: str, *more: str) -> str:
-    """As people do; the job's id."""
+    """Submit an example by the command line; return the job's id."""
     process = accordion(up.home, "submit", str(JOBS / name / "job.yaml"), "--json", *more)
     out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err

@@ -83,7 +83,7 @@ class Watched:
         assert self.step() >= step
 
     def sizes(self) -> list[int]:
-        """Of the groups that told that they started."""
+        """World sizes of the groups that reported their start."""
         return [started.world_size for started in self.life.all(Started)]
 
     def wait_for_sizes(self, *sizes: int) -> None:
@@ -209,7 +209,7 @@ class Watched:
         return later[0] - self.faults[-1] if later else None
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """As the last checkpoint holds them."""
+        """Parameters of the last checkpoint."""
         newest = sorted(Path(self.life.launch.storage, "checkpoints").glob("g*/manifest.json"))[-1]
         return torch.load(newest.parent / "shared.pt", weights_only=True)["model"]
 

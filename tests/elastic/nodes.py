@@ -58,11 +58,11 @@ class Node:
     folder: Path
     """Its temporary directory; the log of `ray start` lies beside it."""
     host: int | None
-    """Of the lab; None on 127.0.0.1."""
+    """Number of the host in the lab; None on 127.0.0.1."""
     command: Sequence[str]
     """What `start` runs."""
     id: str = field(default="", init=False)
-    """As Ray prints it; known when the node is up."""
+    """Id as Ray prints it; known when the node is up."""
     raylet: int = field(default=0, init=False)
     """Process id of the raylet."""
 
@@ -127,7 +127,7 @@ class Cluster:
         durable: bool = False,
     ) -> None:
         self.nodes: list[Node] = []
-        """Those that were not ended by a method of this class."""
+        """Nodes that were not ended by a method of this class."""
         self._first, self._cpus, self._durable = nodes, cpus, durable
         self._lab = lab.Lab(hosts, rate) if hosts else None
         self._next_host = _HEAD_HOST
@@ -352,7 +352,7 @@ def family(pid: int) -> list[int]:
 
 
 def command_line(pid: int) -> str:
-    """Of a running process; empty where there is none."""
+    """Command line of a running process; empty where there is none."""
     try:
         return (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -60,7 +60,7 @@ def overridden(life: Life) -> list[AcksRecord]:
 
 
 def words(life: Life) -> set[str]:
-    """Of a traceback, what the job's log holds."""
+    """Parts of a traceback that the job's log holds."""
     text = "\n".join(line.text for line in life.logs)
     return {word for word in ("Traceback", "synthetic.py") if word in text}
 

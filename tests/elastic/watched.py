@@ -147,7 +147,7 @@ class _WatchedData:
         return len(self._data)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, written down."""
+        """Return the samples and note their indices."""
         self._note(indices.tolist())
         return self._data.batch(indices)
 

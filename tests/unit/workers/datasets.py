@@ -73,7 +73,7 @@ def python2_batch(rows: list[tuple[int, np.ndarray]]) -> bytes:
 
 
 def python3_batch(rows: list[tuple[int, np.ndarray]]) -> bytes:
-    """As somebody would save it again today."""
+    """A batch as Python 3 pickles it."""
     data = np.stack([pixels.transpose(2, 0, 1).reshape(-1) for _, pixels in rows])
     return pickle.dumps({"labels": [label for label, _ in rows], "data": data}, protocol=2)
 

@@ -27,9 +27,7 @@ class FakePool:
 
     launch: Launch
     outcomes: list[Outcome | None]
-    """Of one group after the other, the last one for ever; None trains on until it is asked to
-    resize.
-    """
+    """Outcomes of one group after the other, the last one repeated; None: trains until a resize."""
     note_progress: bool = True
     deaf: bool = False
     """Whether groups train on that are asked to resize."""

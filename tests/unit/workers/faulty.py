@@ -17,7 +17,7 @@ import fsspec
 
 Fault = Literal["error", "lost answer", "kill", "delay", "hang"]
 FAULTS: tuple[Fault, ...] = ("error", "lost answer", "kill", "delay")
-"""Those after which a job trains on without help; one that hangs waits for the test."""
+"""Faults after which a job trains on without help; one that hangs waits for the test."""
 ARRIVED_S = 20.0
 """Only ends a test that fails."""
 
@@ -36,7 +36,7 @@ class Group:
     """Number of the call that goes wrong; negative for none."""
     fault: Fault = "error"
     times: int = 1
-    """So many calls go wrong, one after the other."""
+    """Number of calls that go wrong, one after the other."""
     calls: int = 0
     gone: bool = False
     killed: bool = False

@@ -95,7 +95,7 @@ def test_a_worker_of_a_job_without_code_removes_them_too(tmp_path, monkeypatch):
 
 @contextmanager
 def held_open(folder: Path) -> Iterator[None]:
-    """As a process that lives and uses it does."""
+    """Hold the folder as a process does that lives and uses it."""
     lock = os.open(folder, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     yield

@@ -35,7 +35,7 @@ def trained(epoch: int) -> EpochRecord:
 
 
 def lineage(*payloads: tuple[int, Payload]) -> Lineage:
-    """Of records by generation."""
+    """Lineage of records by generation."""
     return Lineage.of_records(
         Record(attempt=1, generation=generation, seq=seq, time=0.0, payload=payload)
         for seq, (generation, payload) in enumerate(payloads)

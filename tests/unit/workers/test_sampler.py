@@ -60,7 +60,7 @@ class Job:
     history: list[tuple[int, int]] = field(default_factory=list)
     """Epoch and sample, in the order in which they were trained on."""
     saved: tuple[Position, int] = (Position(), 0)
-    """Of the newest checkpoint: where it goes on, and how much of the history it holds."""
+    """Newest checkpoint: its position, and how much of the history it holds."""
 
     def step(self) -> None:
         epoch, order = (

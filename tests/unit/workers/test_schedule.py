@@ -56,7 +56,7 @@ def test_a_spec_names_the_schedule():
 
 
 def factors(scaling: BatchScaling, sizes: list[int]) -> list[float]:
-    """Of each step, given its size."""
+    """Learning rate of each step, given its batch size."""
     change, made = BatchChange(size=sizes[0]), []
     for step, size in enumerate(sizes):
         change = scaling.after(change, size=size, step=step)

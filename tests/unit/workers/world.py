@@ -123,7 +123,7 @@ def launch(storage: Path, **spec: Any) -> Launch:
 
 
 def journal(storage: Path, *, attempt: int = 1) -> Journal:
-    """Of the next generation."""
+    """Journal of the next generation."""
     return Journal(
         storage, attempt=attempt, generation=claim_generation(storage), clock=lambda: 0.0
     )
