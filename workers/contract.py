@@ -83,9 +83,7 @@ class Started(Reported):
     resumed_from: str | None
     """Name of the checkpoint, None at the beginning of the job."""
     steps_per_epoch: int
-    """Of an epoch that has the present batch throughout; another batch makes it another number. 0
-    if not known.
-    """
+    """Steps of an epoch at the present batch size; 0 if not known."""
     layers: tuple[LayerInfo, ...]
     """Layers that decisions speak of, in the model's order."""
     parameters: int
@@ -95,9 +93,9 @@ class Started(Reported):
     or one was lost.
     """
     previous_world_size: int = 0
-    """Of the group before; 0 where this is the attempt's first."""
+    """Workers of the previous group; 0 for the attempt's first group."""
     seconds_lost: float = 0.0
-    """Seconds since the group before made its last step."""
+    """Seconds since the previous group's last step."""
     steps_rolled_back: int = 0
     """Steps of the group before that are trained again, because they came after the checkpoint."""
     storage: StorageUse | None = None
@@ -201,9 +199,9 @@ class CheckpointRecord(Reported):
     step: int
     size_bytes: int
     seconds: float
-    """From the step boundary to the manifest."""
+    """Seconds from the step boundary to the manifest."""
     blocked_s: float = 0.0
-    """Of these, how long training stood still."""
+    """Seconds of it during which training stood still."""
 
 
 class FailureRecord(Reported):
@@ -299,7 +297,7 @@ class Progress(Strict):
     epoch: int
     step: int
     steps_per_epoch: int
-    """Of an epoch that has the present batch throughout; 0 if not known, as in a guest run."""
+    """Steps of an epoch at the present batch size; 0 if not known, as in a guest run."""
     epochs: int
     """Epochs of the whole job; 0 if not known, as in a guest run."""
     world_size: int
@@ -310,9 +308,9 @@ class Progress(Strict):
     seconds_by_phase: dict[str, float]
     """Both since the job began, work that was rolled back included."""
     global_batch: int = 0
-    """Samples a step now; 0 where the workers do not say."""
+    """Samples per step now; 0 if not known."""
     steps: int = 0
-    """Of the whole job, if the batch stays as large as it is now; likewise 0."""
+    """Steps of the whole job at the present batch size; 0 if not known."""
     compute_s_by_rank: tuple[float, ...] = ()
     """Seconds that each rank computed for its newest step; a straggler stands out."""
 
@@ -338,9 +336,9 @@ class Size(Strict):
     """How many workers a job shall have now: granted by the scheduler, within what people allow."""
 
     min: int
-    """With fewer the job waits instead of training."""
+    """Fewest workers to train with; the job waits while there are fewer."""
     target: int
-    """As many are kept, and replaced when they are lost."""
+    """Workers that the supervisor keeps running; lost ones are replaced."""
 
 
 class DesiredState(Strict):

@@ -205,12 +205,6 @@ class Repository:
         with self.database.read() as session:
             return session.scalar(select(func.count()).where(DecisionRow.job_id == job_id)) or 0
 
-    def newest_epoch(self, job_id: str) -> EpochRow | None:
-        """The last finished epoch."""
-        return self._first(
-            select(EpochRow).where(EpochRow.job_id == job_id).order_by(EpochRow.epoch.desc())
-        )
-
     def decisions(self, job_id: str, page: HistoryPage = WHOLE_HISTORY) -> list[DecisionRow]:
         """Decisions; the whole history, oldest first, by default."""
         query = select(DecisionRow).where(DecisionRow.job_id == job_id)

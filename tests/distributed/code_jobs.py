@@ -114,14 +114,14 @@ def run_own_task(rank: int, order: Launch) -> Result:
 def run_without_us(rank: int, file: str, arguments: list[str]) -> str:
     """What the script prints as torchrun would start it: no job, no context."""
     said, before = io.StringIO(), sys.argv
-    session.forget()
+    session.reset()
     sys.argv = [file, *arguments]
     try:
         with redirect_stdout(said):
             runpy.run_path(file, run_name="__main__")
     finally:
         sys.argv = before
-        session.forget()
+        session.reset()
     return said.getvalue()
 
 

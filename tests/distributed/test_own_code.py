@@ -320,7 +320,7 @@ def start_used_session(rank: int, storage: str | None) -> str:
     """Say why a storage is refused by a session that was used before; None passes an empty one to a
     new session.
     """
-    session.forget()
+    session.reset()
     try:
         if storage is not None:
             session.init_process_group()
@@ -329,7 +329,7 @@ def start_used_session(rank: int, storage: str | None) -> str:
             session.init_process_group(storage=storage or "")
         return str(refused.value)
     finally:
-        session.forget()
+        session.reset()
 
 
 def test_a_storage_that_would_be_ignored_is_refused(run_group, tmp_path):

@@ -117,10 +117,10 @@ class SaveGroup:
             if looks % POLLS_PER_GROUP_CHECK == 0 and over():
                 return None
             pause.wait(COLLECT_POLL_S)
-        heard = [PartResult.model_validate_json(self.store.get(key)) for key in keys]
+        results = [PartResult.model_validate_json(self.store.get(key)) for key in keys]
         for key in keys:
             self.store.delete_key(key)
-        return None if over() else heard
+        return None if over() else results
 
     def _key(self, rank: int) -> str:
         return f"checkpoint/{self.name}/{self.number}/{rank}"
@@ -205,23 +205,23 @@ class AsyncSave:
 
     def _complete(self) -> PartResult:
         """Write the manifest on rank 0, or give the checkpoint up."""
-        heard = self._peers.collect(COLLECT_TIMEOUT_S, self._superseded)
-        if heard is None:
-            return self._give_up(["another worker group runs the job"])
+        results = self._peers.collect(COLLECT_TIMEOUT_S, self._superseded)
+        if results is None:
+            return self._fail(["another worker group runs the job"])
         errors = [
             f"rank {rank}: {written.error}"
-            for rank, written in enumerate(heard)
+            for rank, written in enumerate(results)
             if written.error is not None
         ]
-        files = tuple(file for written in heard for file in written.files)
+        files = tuple(file for written in results for file in written.files)
         if not errors:
             errors = self._write_manifest(
                 self._snapshot.manifest.model_copy(update={"files": files})
             )
-        return self._give_up(errors) if errors else PartResult(files=files)
+        return self._fail(errors) if errors else PartResult(files=files)
 
-    def _give_up(self, errors: Sequence[str]) -> PartResult:
-        self._clear()
+    def _fail(self, errors: Sequence[str]) -> PartResult:
+        self._discard_written()
         return PartResult(
             error=(
                 f"checkpoint {self.name} could not be written to {self._storage}:"
@@ -252,7 +252,7 @@ class AsyncSave:
             logger.warning("older checkpoints stay where they are: %s", error)
         return []
 
-    def _clear(self) -> None:
+    def _discard_written(self) -> None:
         """Remove what was written; if that fails too, the incomplete checkpoint stays until the
         next complete one removes it.
         """

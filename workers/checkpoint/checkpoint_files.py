@@ -71,7 +71,7 @@ def write_part(storage: Storage, path: str, state: Mapping[str, Any]) -> FileChe
         OSError: the storage cannot be written.
     """
     with storage.writer(path) as file:
-        sink = _Sink(file)
+        sink = _ChecksumWriter(file)
         torch.save(dict(state), cast("IO[bytes]", sink))
         sink.check()
     return FileChecksum(
@@ -208,7 +208,7 @@ def discard_checkpoint(storage: Storage, name: str) -> None:
     storage.remove(name)
 
 
-class _Sink:
+class _ChecksumWriter:
     """File for `torch.save` that computes the checksum while writing, so that no file is read
     again.
 

@@ -73,7 +73,7 @@ class Lineage:
         ordered = newest_first(names)
         if not self.groups:
             return ordered
-        return list(dict.fromkeys(self._follow_back(ordered)))
+        return list(dict.fromkeys(self._walk_back(ordered)))
 
     def missing_epochs(self, epoch: int) -> list[int]:
         """Return the epochs before this one that the history lacks; empty without any records."""
@@ -81,7 +81,7 @@ class Lineage:
             [number for number in range(epoch) if number not in self.epochs] if self.groups else []
         )
 
-    def _follow_back(self, ordered: Sequence[str]) -> Iterator[str]:
+    def _walk_back(self, ordered: Sequence[str]) -> Iterator[str]:
         resumed_from = {group.generation: group.resumed_from for group in self.groups}
         generation: int | None = self.groups[-1].generation
         newest: str | None = None

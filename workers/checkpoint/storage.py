@@ -110,7 +110,7 @@ class LocalStorage:
         target = self._root / path
         (self._root / draft).replace(target)
         for directory in (target.parent, self._root):
-            _to_disk(directory)
+            _sync_directory(directory)
 
     def read(self, path: str) -> bytes:
         """Return the content of a file."""
@@ -136,7 +136,7 @@ class UrlStorage:
         from fsspec.core import url_to_fs
 
         self._url, self._name = url.rstrip("/"), name
-        with self._spoken_of("open"):
+        with self._translate_errors("open"):
             self._filesystem, path = url_to_fs(self._url)
         self._root = f"{path.rstrip('/')}/{name}"
 
@@ -151,7 +151,7 @@ class UrlStorage:
 
     def names(self) -> list[str]:
         """Return the directories in the root."""
-        with self._spoken_of("list"):
+        with self._translate_errors("list"):
             # listings are kept by some filesystems, and other processes write here too.
             self._filesystem.invalidate_cache()
             try:
@@ -166,39 +166,39 @@ class UrlStorage:
 
     def holds(self, path: str) -> bool:
         """Return whether the file exists."""
-        with self._spoken_of(path):
+        with self._translate_errors(path):
             self._filesystem.invalidate_cache()
-            return bool(self._filesystem.isfile(self._at(path)))
+            return bool(self._filesystem.isfile(self._path(path)))
 
     @contextmanager
     def writer(self, path: str) -> Iterator[BinaryIO]:
         """Open a file for writing; it is complete after the block."""
-        with self._spoken_of(path):
+        with self._translate_errors(path):
             self._make_directories(path)
-            with self._filesystem.open(self._at(path), "wb") as file:
+            with self._filesystem.open(self._path(path), "wb") as file:
                 yield file
 
     def put(self, path: str, content: bytes) -> None:
         """Write the content in one request, which object stores do atomically."""
-        with self._spoken_of(path):
+        with self._translate_errors(path):
             self._make_directories(path)
-            self._filesystem.pipe_file(self._at(path), content)
+            self._filesystem.pipe_file(self._path(path), content)
 
     def read(self, path: str) -> bytes:
         """Return the content of a file."""
-        with self._spoken_of(path):
+        with self._translate_errors(path):
             self._filesystem.invalidate_cache()
-            content: bytes = self._filesystem.cat_file(self._at(path))
+            content: bytes = self._filesystem.cat_file(self._path(path))
             return content
 
     def remove(self, path: str) -> None:
         """Remove a file or a directory."""
-        with self._spoken_of(path):
+        with self._translate_errors(path):
             self._filesystem.invalidate_cache()
             # a listing that other processes have outdated: it may be gone already.
             with suppress(FileNotFoundError):
-                self._filesystem.rm(self._at(path), recursive=True)
-        self._abort_uploads(self._at(path))
+                self._filesystem.rm(self._path(path), recursive=True)
+        self._abort_uploads(self._path(path))
 
     def _abort_uploads(self, removed: str) -> None:
         """Free the parts of large files that killed workers left: S3 keeps them, and no listing of
@@ -225,18 +225,18 @@ class UrlStorage:
                         UploadId=upload["UploadId"],
                     )
 
-    def _at(self, path: str) -> str:
+    def _path(self, path: str) -> str:
         return f"{self._root}/{path}"
 
     def _make_directories(self, path: str) -> None:
         """Create directories below the URL, but never what the URL itself names, such as a bucket
         with a misspelt name.
         """
-        inner = self._at(path).rpartition("/")[0]
+        inner = self._path(path).rpartition("/")[0]
         for directory in dict.fromkeys((self._root, inner)):
-            self._make(directory)
+            self._make_directory(directory)
 
-    def _make(self, directory: str) -> None:
+    def _make_directory(self, directory: str) -> None:
         try:
             self._filesystem.mkdir(directory, create_parents=False)
         except Exception:
@@ -245,7 +245,7 @@ class UrlStorage:
                 raise
 
     @contextmanager
-    def _spoken_of(self, what: str) -> Iterator[None]:
+    def _translate_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError:
@@ -273,7 +273,7 @@ def storage_advice(error: OSError) -> str:
     return _WAYS_OUT.get(error.errno or 0, "see that the workers reach it and may write there")
 
 
-def _to_disk(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -67,7 +67,7 @@ def load_images(path: Path, *, samples: int = 0, eval_samples: int = 0) -> Label
             f"{str(path)!r} holds {len(names)} files, and no pictures among them: neither *.png nor"
             " CIFAR-10's data_batch_*; name a folder or an archive that does in data"
         )
-    return _from_pictures(path, pictures, (samples, eval_samples))
+    return _from_image_files(path, pictures, (samples, eval_samples))
 
 
 def _from_batches(path: Path, names: Sequence[str]) -> LabelledImages:
@@ -83,7 +83,7 @@ def _from_batches(path: Path, names: Sequence[str]) -> LabelledImages:
         raise DataError(
             f"{str(path)!r} has no {missing[0]} file; unpack or fetch the archive again"
         )
-    train, held_out = (_joined(by_kind[kind]) for kind in ("data", "test"))
+    train, held_out = (_concatenate(by_kind[kind]) for kind in ("data", "test"))
     return LabelledImages(train=train, held_out=held_out, classes=_CLASSES)
 
 
@@ -125,7 +125,7 @@ def _pickled_batch(name: str, content: bytes) -> Images:
     return Images(stored.view(-1, 3, SIDE, SIDE), torch.tensor(labels, dtype=torch.int64))
 
 
-def _joined(parts: Sequence[Images]) -> Images:
+def _concatenate(parts: Sequence[Images]) -> Images:
     return Images(
         torch.cat([part.pixels for part in parts]), torch.cat([part.targets for part in parts])
     )
@@ -138,8 +138,8 @@ class _Picture:
     held_out: bool
 
 
-def _from_pictures(path: Path, names: Sequence[str], limits: tuple[int, int]) -> LabelledImages:
-    pictures = [_described(path, name) for name in names]
+def _from_image_files(path: Path, names: Sequence[str], limits: tuple[int, int]) -> LabelledImages:
+    pictures = [_describe(path, name) for name in names]
     classes = sorted({picture.class_name for picture in pictures})
     if len(classes) == 1:
         raise DataError(
@@ -157,14 +157,14 @@ def _from_pictures(path: Path, names: Sequence[str], limits: tuple[int, int]) ->
             places[stratified_mask(targets[places], limit)] if 0 < limit < len(places) else places
         )
         parts.append(
-            _decoded(
+            _decode(
                 path, [names[place] for place in chosen], [int(targets[place]) for place in chosen]
             )
         )
     return LabelledImages(train=parts[0], held_out=parts[1], classes=len(classes))
 
 
-def _described(path: Path, name: str) -> _Picture:
+def _describe(path: Path, name: str) -> _Picture:
     folders = PurePosixPath(name).parts[:-1]
     if not folders:
         raise DataError(
@@ -177,7 +177,7 @@ def _described(path: Path, name: str) -> _Picture:
     )
 
 
-def _decoded(path: Path, names: Sequence[str], targets: list[int]) -> Images:
+def _decode(path: Path, names: Sequence[str], targets: list[int]) -> Images:
     pixels = {name: _pixels(name, content) for name, content in read_files(path, names)}
     return from_arrays([pixels[name] for name in names], targets)
 

@@ -41,7 +41,7 @@ def read_texts(path: Path) -> tuple[str, str]:
         DataError: there is no text, or several without telling names.
     """
     if path.is_file():
-        return _halves(path)
+        return _split_text(path)
     if not path.is_dir():
         raise DataError(
             f"there is no text at {str(path)!r} on this machine; put it there, or name another path"
@@ -54,7 +54,7 @@ def read_texts(path: Path) -> tuple[str, str]:
     if train and held_out:
         return _read(train), _read(held_out)
     if len(texts) == 1:
-        return _halves(texts[0])
+        return _split_text(texts[0])
     names = ", ".join(file.name for file in texts) or "none"
     raise DataError(
         f"folder {str(path)!r} does not say which text to train and which to evaluate on (found:"
@@ -67,7 +67,7 @@ def _role(file: Path) -> str | None:
     return next((_ROLES[word] for word in words if word in _ROLES), None)
 
 
-def _halves(file: Path) -> tuple[str, str]:
+def _split_text(file: Path) -> tuple[str, str]:
     text = _read(file)
     cut = len(text) - len(text) // _HELD_OUT_PART
     line = text.find("\n", cut) + 1

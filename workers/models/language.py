@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_SPREAD = 0.02
+_INIT_STD = 0.02
 """Standard deviation of the transformer's initial weights, as in GPT-2."""
-_EMBEDDING_REACH = 0.1
+_EMBEDDING_BOUND = 0.1
 """Bound of the LSTM's uniform initial embeddings, as in PyTorch's word language model."""
-_WIDENING = 4
+_HIDDEN_FACTOR = 4
 """Hidden units of a transformer's feed-forward layer per channel."""
 
 
@@ -30,8 +30,8 @@ class LstmModel(nn.Module):
         between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(width, width, layers, dropout=between, batch_first=True)
         self.output = nn.Linear(width, vocabulary)
-        nn.init.uniform_(self.embedding.weight, -_EMBEDDING_REACH, _EMBEDDING_REACH)
-        nn.init.uniform_(self.output.weight, -_EMBEDDING_REACH, _EMBEDDING_REACH)
+        nn.init.uniform_(self.embedding.weight, -_EMBEDDING_BOUND, _EMBEDDING_BOUND)
+        nn.init.uniform_(self.output.weight, -_EMBEDDING_BOUND, _EMBEDDING_BOUND)
         nn.init.zeros_(self.output.bias)
         if tied:
             self.output.weight = self.embedding.weight
@@ -66,7 +66,7 @@ class TransformerModel(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
-        self.apply(_draw)
+        self.apply(_init_weights)
         if tied:
             self.output.weight = self.embedding.weight
 
@@ -91,18 +91,18 @@ class Block(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.mix = nn.Linear(width, width)
         self.norm_hidden = nn.LayerNorm(width)
-        self.hidden = nn.Linear(width, _WIDENING * width)
-        self.output = nn.Linear(_WIDENING * width, width)
+        self.hidden = nn.Linear(width, _HIDDEN_FACTOR * width)
+        self.output = nn.Linear(_HIDDEN_FACTOR * width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_NTC: Tensor) -> Tensor:
         """Transform N sequences."""
-        x_NTC = x_NTC + self.dropout(self.mix(self._attended(self.norm_attention(x_NTC))))
+        x_NTC = x_NTC + self.dropout(self.mix(self._attend(self.norm_attention(x_NTC))))
         hidden = functional.gelu(self.hidden(self.norm_hidden(x_NTC)))
         output: Tensor = x_NTC + self.dropout(self.output(hidden))
         return output
 
-    def _attended(self, x_NTC: Tensor) -> Tensor:
+    def _attend(self, x_NTC: Tensor) -> Tensor:
         q, k, v = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(x_NTC).chunk(3, dim=2)
@@ -114,9 +114,9 @@ class Block(nn.Module):
         return attended_NHTC.transpose(1, 2).flatten(2)
 
 
-def _draw(module: nn.Module) -> None:
+def _init_weights(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=_SPREAD)
+        nn.init.normal_(module.weight, std=_INIT_STD)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 

@@ -41,7 +41,7 @@ class Synthetic:
         return RepeatedRows.draw(self._samples, self._width, seed=_TRAIN_SEED)
 
     def eval_data(self) -> Data:
-        """Likewise, other rows."""
+        """Return held-out rows, drawn with another seed."""
         return RepeatedRows.draw(_EVAL_SAMPLES, self._width, seed=_EVAL_SEED)
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:

@@ -43,10 +43,10 @@ from workers.training.train_state import TrainState
 
 logger = logging.getLogger(__name__)
 
-_Verdict = Literal["again", "cancelled", "superseded"]
+_FailureDecision = Literal["again", "cancelled", "superseded"]
 
 
-def is_due_after_step(state: TrainState, words: Container[Signal]) -> bool:
+def is_due_after_step(state: TrainState, signals: Container[Signal]) -> bool:
     """Return whether a checkpoint is due at this step boundary; equal on all ranks.
 
     Steps are counted equally everywhere. Seconds are measured on rank 0, which signals a checkpoint
@@ -54,7 +54,7 @@ def is_due_after_step(state: TrainState, words: Container[Signal]) -> bool:
     """
     spec, at_epochs_end = state.spec.checkpoint, state.position.samples >= len(state.data)
     by_steps = spec.every_steps is not None and state.session.steps % spec.every_steps == 0
-    due = Signal.CHECKPOINT in words or (
+    due = Signal.CHECKPOINT in signals or (
         by_steps and not (at_epochs_end and _is_saved_at_end(state))
     )
     if state.context.rank == 0 and not due and spec.every_seconds is not None:
@@ -90,15 +90,15 @@ def save_checkpoint(state: TrainState, *, wait: bool = False) -> bool:
         start = state.phases.clock.elapsed()
         if wait:
             try:
-                return _save_surely(state, start)
+                return _save_with_retries(state, start)
             finally:
                 state.context.control.show_wait("")
-        wait_for_pending_save(state, give_up=lambda: _is_slow(state))
+        wait_for_pending_save(state, give_up=lambda: _is_save_slow(state))
         if state.save_status.upload is not None:
-            _say_skipped(state)
+            _log_skipped(state)
             return False
         if checkpoint_name(state.context.generation, state.position) != state.save_status.newest:
-            _begin(state, start=start, wait=False)
+            _start_save(state, start=start, wait=False)
         return True
 
 
@@ -114,7 +114,7 @@ def wait_for_pending_save(state: TrainState, *, give_up: Callable[[], bool] = bo
     upload = state.save_status.upload
     if upload is None:
         return None
-    ends = _wait_for(state, upload, give_up)
+    ends = _wait_for_results(state, upload, give_up)
     if ends is None:
         return None
     state.save_status.upload = None
@@ -126,7 +126,7 @@ def wait_for_pending_save(state: TrainState, *, give_up: Callable[[], bool] = bo
     return error
 
 
-def _wait_for(
+def _wait_for_results(
     state: TrainState, upload: AsyncSave, give_up: Callable[[], bool]
 ) -> list[PartResult] | None:
     """Return how writing ended on all ranks; None if `give_up` returned True first."""
@@ -180,24 +180,24 @@ def restore_checkpoint(state: TrainState) -> str | None:
         return name
 
 
-def _save_surely(state: TrainState, start: float) -> bool:
+def _save_with_retries(state: TrainState, start: float) -> bool:
     """Save, and retry while the storage fails; return whether the state is saved."""
     pause_s = FIRST_PAUSE_S
-    gives_up = partial(_is_cancelled_and_slow, state, start)
+    give_up = partial(_is_cancelled_and_slow, state, start)
     while True:
-        wait_for_pending_save(state, give_up=gives_up)
+        wait_for_pending_save(state, give_up=give_up)
         if (
             state.save_status.upload is None
             and checkpoint_name(state.context.generation, state.position)
             != state.save_status.newest
         ):
-            _begin(state, start=start, wait=True)
-            error = wait_for_pending_save(state, give_up=gives_up)
+            _start_save(state, start=start, wait=True)
+            error = wait_for_pending_save(state, give_up=give_up)
         else:
             error = None
         if state.save_status.upload is not None or error is None:
             return state.save_status.upload is None
-        match decide_on_rank_0(state, partial(_judge, state)):
+        match decide_on_rank_0(state, partial(_decide_after_failure, state)):
             case "superseded":
                 raise SupersededError(f"{error}; this worker group ends")
             case "cancelled":
@@ -209,7 +209,7 @@ def _save_surely(state: TrainState, start: float) -> bool:
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
-def _judge(state: TrainState) -> _Verdict:
+def _decide_after_failure(state: TrainState) -> _FailureDecision:
     """Decide on rank 0 what to do after a checkpoint that the run waits for could not be
     written.
     """
@@ -222,34 +222,34 @@ def _is_cancelled_and_slow(state: TrainState, start: float) -> bool:
     return state.stop == "cancel" and state.phases.clock.elapsed() - start >= SLOW_STORAGE_S
 
 
-def _is_slow(state: TrainState) -> bool:
+def _is_save_slow(state: TrainState) -> bool:
     """Return whether the checkpoint that is being written has taken longer than
     `SLOW_STORAGE_S`.
     """
     return state.phases.clock.elapsed() - state.save_status.began_s >= SLOW_STORAGE_S
 
 
-def _say_skipped(state: TrainState) -> None:
+def _log_skipped(state: TrainState) -> None:
     if state.context.rank == 0 and state.save_status.upload is not None:
         seconds = state.phases.clock.elapsed() - state.save_status.began_s
         state.context.link.log(
             f"warning: the checkpoint that was due after step {state.session.steps} is skipped:"
             f" {state.save_status.upload.name} has been on its way to {_storage(state)} for"
             f" {seconds:.0f} s; training goes on, and the newest that can be resumed from is"
-            f" {_newest(state)}"
+            f" {_newest_name(state)}"
         )
 
 
-def _begin(state: TrainState, *, start: float, wait: bool) -> None:
+def _start_save(state: TrainState, *, start: float, wait: bool) -> None:
     """Copy the state, and let a thread write it."""
     average_buffers(state)
     state.save_status.began_s = start
     state.save_status.begun += 1
-    state.save_status.upload = _upload(state, start=start, wait=wait)
+    state.save_status.upload = _create_save(state, start=start, wait=wait)
     state.save_status.upload.start()
 
 
-def _upload(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
+def _create_save(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
     """Copy the state and return the upload that will write it."""
     parts: dict[str, Mapping[str, Any]] = {
         rank_file_name(state.context.rank): copy_to_cpu(rank_state(state))
@@ -269,8 +269,8 @@ def _upload(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
         Snapshot(manifest=manifest, parts=parts, keep=state.spec.checkpoint.keep),
         _storage(state),
         SaveGroup.of_group(name, state.save_status.begun),
-        done=partial(_record, state, start=start, blocked_s=blocked_s),
-        failed=partial(_warn, state, count=state.save_status.failed + 1),
+        done=partial(_post_record, state, start=start, blocked_s=blocked_s),
+        failed=partial(_log_failure, state, count=state.save_status.failed + 1),
         superseded=partial(
             is_superseded, Path(state.context.launch.storage), state.context.generation
         ),
@@ -278,7 +278,7 @@ def _upload(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
     )
 
 
-def _record(
+def _post_record(
     state: TrainState, manifest: Manifest, *, start: float, blocked_s: float | None
 ) -> None:
     """Post the checkpoint's record; on rank 0, in the saving thread. `blocked_s` is None if
@@ -303,11 +303,11 @@ def _record(
         )
 
 
-def _warn(state: TrainState, error: str, *, count: int) -> None:
+def _log_failure(state: TrainState, error: str, *, count: int) -> None:
     """Log that a checkpoint could not be written; on rank 0, in the saving thread."""
     state.context.link.log(
         f"warning: {error}; that was failure {count} of this worker group; the newest that can be"
-        f" resumed from is {_newest(state)}, and the next one that is due tries again"
+        f" resumed from is {_newest_name(state)}, and the next one that is due tries again"
     )
 
 
@@ -320,7 +320,7 @@ def storage_use(state: TrainState) -> StorageUse:
     )
 
 
-def _newest(state: TrainState) -> str:
+def _newest_name(state: TrainState) -> str:
     return state.save_status.newest or "the job's beginning"
 
 

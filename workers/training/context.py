@@ -121,7 +121,7 @@ class LoopControl:
         self.activity_count = 0
         """Activity counter: a worker whose counter stands still makes no progress."""
         self._metrics: dict[str, float] = {}
-        self._words: set[Signal] = set()
+        self._signals: set[Signal] = set()
         self._listener: Callable[[Signal], None] | None = None
         self._lock = threading.Lock()
 
@@ -168,21 +168,21 @@ class LoopControl:
         control._metrics = self.take_metrics()
         return control
 
-    def request_signal(self, word: Signal) -> None:
+    def request_signal(self, signal: Signal) -> None:
         """Have the loop signal this to all ranks at its next step boundary; callable from any
         thread, also before there is a listener.
         """
         with self._lock:
-            self._words.add(word)
+            self._signals.add(signal)
             if self._listener is not None:
-                self._listener(word)
+                self._listener(signal)
 
     def set_listener(self, listener: Callable[[Signal], None]) -> None:
         """Call `listener` with each signal requested so far and from now on."""
         with self._lock:
             self._listener = listener
-            for word in self._words:
-                listener(word)
+            for signal in self._signals:
+                listener(signal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,14 +131,14 @@ def measure_metrics(state: TrainState) -> MetricSums:
             pieces, rank=state.context.rank, world_size=state.context.world_size
         ):
             state.context.control.activity_count += 1
-            for name, value in _measured(state, model, piece).items():
+            for name, value in _measure_batch(state, model, piece).items():
                 term = _log(float(value)) if name in geometric else float(value)
                 totals[name] = totals.get(name, 0.0) + term * len(piece)
             samples += len(piece)
     return MetricSums(totals=totals, samples=samples, geometric=geometric)
 
 
-def _measured(state: TrainState, model: nn.Module, piece: range) -> Mapping[str, Tensor]:
+def _measure_batch(state: TrainState, model: nn.Module, piece: range) -> Mapping[str, Tensor]:
     seed, device = (
         derive_seed("held out", state.spec.training.seed, piece.start),
         state.context.device,

@@ -47,13 +47,13 @@ def report_start(state: TrainState, resumed_from: str | None) -> None:
         ),
         storage=storage_use(state),
         engine=state.spec.workers.engine if state.context.launch.job_id != NO_JOB else None,
-        **_taken_over(state),
+        **_previous_group_fields(state),
     )
     state.context.link.started(started, state.session.controller.state_dict())
     state.context.link.on_orders(lambda orders: apply_orders(state, orders))
 
 
-def _taken_over(state: TrainState) -> dict[str, Any]:
+def _previous_group_fields(state: TrainState) -> dict[str, Any]:
     """Return what the end of the previous group cost."""
     before = state.context.previous_group
     if before is None:
@@ -71,14 +71,14 @@ def apply_orders(state: TrainState, orders: DesiredState) -> None:
     if orders.overrides != state.overrides:
         state.overrides = orders.overrides
         state.session.override(
-            [override for override in orders.overrides if _possible(state, override)]
+            [override for override in orders.overrides if _is_acceptable(state, override)]
         )
     state.stop = orders.stop
     if orders.stop is not None:
         state.session.request(Signal.SAVE_STOP)
 
 
-def _possible(state: TrainState, override: Override) -> bool:
+def _is_acceptable(state: TrainState, override: Override) -> bool:
     try:
         state.session.controller.check_override(override)
     except OverrideError as error:
@@ -138,8 +138,8 @@ def epoch_record(
             phase: seconds - state.epoch_baseline.seconds.get(phase, 0.0)
             for phase, seconds in state.phases.seconds.items()
         },
-        bytes=_difference(state.spent(), state.epoch_baseline.bytes),
-        statistic_by_layer=_finite(statistic) if statistic is not None else None,
+        bytes=_subtract_bytes(state.spent(), state.epoch_baseline.bytes),
+        statistic_by_layer=_drop_nonfinite(statistic) if statistic is not None else None,
         regime_by_layer=dict(decision.regime_by_layer),
         level_by_layer={layer: level.name for layer, level in decision.level_by_layer.items()},
     )
@@ -191,7 +191,7 @@ def report_progress(state: TrainState, *, last: bool = False, loss: float | None
     state.recent_loss = state.recent_loss.zero(state.context.device)
 
 
-def _difference(now: Bytes, before: Bytes) -> Bytes:
+def _subtract_bytes(now: Bytes, before: Bytes) -> Bytes:
     return Bytes(
         payload=now.payload - before.payload,
         wire=now.wire - before.wire,
@@ -200,5 +200,5 @@ def _difference(now: Bytes, before: Bytes) -> Bytes:
     )
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float]:
+def _drop_nonfinite(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}

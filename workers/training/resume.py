@@ -58,13 +58,13 @@ def find_checkpoint(
         PeerUnfit: another rank does not see the storage.
         StopRequested: the job was paused or cancelled while its storage was unreachable.
     """
-    told: set[str] = set()
+    logged: set[str] = set()
     if state.context.world_size > 1:
         _check_shared(state, storage)
 
     def look() -> tuple[Manifest | None, Lineage]:
         return (
-            _look(state, storage, refused=refused, told=told)
+            _find_newest(state, storage, refused=refused, logged=logged)
             if state.context.rank == 0
             else (None, Lineage())
         )
@@ -84,8 +84,8 @@ def read_parts(state: TrainState, storage: Storage, manifest: Manifest) -> Parts
     """
     try:
         if manifest.world_size == state.context.world_size:
-            return wait_for_storage(state, partial(_read_own, state, storage, manifest))
-        return _share_merged(state, storage, manifest)
+            return wait_for_storage(state, partial(_read_own_parts, state, storage, manifest))
+        return _broadcast_merged(state, storage, manifest)
     except CheckpointError as error:
         if state.context.rank == 0:
             state.context.link.log(str(error))
@@ -103,18 +103,18 @@ def wait_for_storage(state: TrainState, work: Callable[[], _T]) -> _T:
     """
     state.context.link.on_orders(lambda orders: setattr(state, "stop", orders.stop))
     try:
-        return _retry(state, work)
+        return _retry_until_reachable(state, work)
     finally:
         state.context.control.show_wait("")
 
 
-def _retry(state: TrainState, work: Callable[[], _T]) -> _T:
+def _retry_until_reachable(state: TrainState, work: Callable[[], _T]) -> _T:
     pause_s = FIRST_PAUSE_S
     while True:
         result, errors = run_on_all_ranks(state, work)
         if not errors:
             return result  # type: ignore[return-value]
-        _raise_final(errors)
+        _raise_damaged(errors)
         advice = storage_advice(errors[0])  # type: ignore[arg-type]
         text = f"the checkpoints of this job cannot be reached: {errors[0]}; {advice}"
         state.context.control.show_wait(text)
@@ -138,7 +138,11 @@ def _check_shared(state: TrainState, storage: Storage) -> None:
     is_first = state.context.rank == 0
     wait_for_storage(
         state,
-        lambda: _keep(state, partial(storage.put, path, token.encode())) if is_first else None,
+        lambda: (
+            _write_or_refuse(state, partial(storage.put, path, token.encode()))
+            if is_first
+            else None
+        ),
     )
     read = partial(storage.read, path)
     sees = wait_for_storage(
@@ -154,7 +158,7 @@ def _check_shared(state: TrainState, storage: Storage) -> None:
     wait_for_storage(state, lambda: storage.remove(path) if is_first else None)
 
 
-def _keep(state: TrainState, write: Callable[[], None]) -> None:
+def _write_or_refuse(state: TrainState, write: Callable[[], None]) -> None:
     """Write to the storage.
 
     Raises:
@@ -164,11 +168,11 @@ def _keep(state: TrainState, write: Callable[[], None]) -> None:
     try:
         write()
     except (FileNotFoundError, PermissionError) as error:
-        _refuse_new(state, error)
+        _refuse_new_job(state, error)
         raise
 
 
-def _refuse_new(state: TrainState, error: OSError) -> None:
+def _refuse_new_job(state: TrainState, error: OSError) -> None:
     """Fail a job that has never trained; for one that has, the error may be an outage that passes.
 
     Raises:
@@ -182,7 +186,7 @@ def _refuse_new(state: TrainState, error: OSError) -> None:
         raise StorageError(text) from error
 
 
-def _raise_final(errors: Iterable[CheckpointError | OSError]) -> None:
+def _raise_damaged(errors: Iterable[CheckpointError | OSError]) -> None:
     """Raise errors that a retry cannot fix: damaged checkpoints, joined into one message for all
     ranks.
     """
@@ -191,8 +195,8 @@ def _raise_final(errors: Iterable[CheckpointError | OSError]) -> None:
         raise CheckpointError("; ".join(damaged))
 
 
-def _look(
-    state: TrainState, storage: Storage, *, refused: Iterable[str], told: set[str]
+def _find_newest(
+    state: TrainState, storage: Storage, *, refused: Iterable[str], logged: set[str]
 ) -> tuple[Manifest | None, Lineage]:
     """Find the newest checkpoint that the job's records confirm; rank 0 only.
 
@@ -205,17 +209,17 @@ def _look(
         raise SupersededError(f"another worker group runs the job; generation {generation} is over")
     lineage = Lineage.of_records(read_records(place))
 
-    def tell(text: str) -> None:
-        if text not in told:
-            told.add(text)
+    def log_once(text: str) -> None:
+        if text not in logged:
+            logged.add(text)
             state.context.link.log(text)
 
-    offers = find_candidates(storage, state.context.launch.job_id, tell, lineage=lineage)
+    offers = find_candidates(storage, state.context.launch.job_id, log_once, lineage=lineage)
     found = next((manifest for manifest in offers if manifest.name not in refused), None)
     if found is None:
-        _keep(state, storage.prepare)
+        _write_or_refuse(state, storage.prepare)
         if lineage.saved_step:
-            tell(
+            log_once(
                 f"warning: {storage} holds none of the checkpoints that the job's records name, the"
                 f" newest of {lineage.saved_step} steps; it was emptied, or checkpoint.storage has"
                 " changed; training starts from scratch"
@@ -223,12 +227,12 @@ def _look(
     return found, lineage
 
 
-def _read_own(state: TrainState, storage: Storage, manifest: Manifest) -> Parts:
+def _read_own_parts(state: TrainState, storage: Storage, manifest: Manifest) -> Parts:
     shared = read_part(storage, manifest, SHARED_FILE)
     return shared, read_part(storage, manifest, rank_file_name(state.context.rank))
 
 
-def _share_merged(state: TrainState, storage: Storage, manifest: Manifest) -> Parts:
+def _broadcast_merged(state: TrainState, storage: Storage, manifest: Manifest) -> Parts:
     """Read all parts on rank 0 and return the merged state; rank 0 takes over the loss of the open
     epoch.
     """

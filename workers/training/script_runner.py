@@ -141,20 +141,20 @@ def run_script(context: WorkerContext) -> Outcome:
     from workers.training.script_session import session
 
     torch.set_num_threads(context.launch.spec.workers.num_threads)
-    session.begin(context)
+    session.bind(context)
     try:
-        with _blamed():
-            return _outcome_of(context)
+        with _attribute_errors():
+            return _run_to_outcome(context)
     finally:
-        session.forget()
+        session.reset()
 
 
-def _outcome_of(context: WorkerContext) -> Outcome:
+def _run_to_outcome(context: WorkerContext) -> Outcome:
     from workers.training.script_session import session
 
-    file, arguments = _script_of(context.launch)
+    file, arguments = _locate_script(context.launch)
     try:
-        with _command_line([str(file), *arguments]):
+        with _set_command_line([str(file), *arguments]):
             runpy.run_path(str(file), run_name="__main__")
     except ScriptExit as leave:
         return leave.outcome
@@ -172,7 +172,7 @@ def _outcome_of(context: WorkerContext) -> Outcome:
     return "completed"
 
 
-def _script_of(launch: Launch) -> tuple[Path, list[str]]:
+def _locate_script(launch: Launch) -> tuple[Path, list[str]]:
     """Return the script's file, with its neighbours importable, and its command line."""
     folder = install_code(launch)
     options = launch.spec.task.options
@@ -195,7 +195,7 @@ def _script_of(launch: Launch) -> tuple[Path, list[str]]:
 
 
 @contextmanager
-def _command_line(arguments: list[str]) -> Iterator[None]:
+def _set_command_line(arguments: list[str]) -> Iterator[None]:
     """Set `sys.argv` for the script."""
     before, sys.argv = sys.argv, arguments
     try:
@@ -205,7 +205,7 @@ def _command_line(arguments: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _blamed() -> Iterator[None]:
+def _attribute_errors() -> Iterator[None]:
     """Turn what the script raised into `TaskRaised`; errors of ours, and of a lost peer, stay as
     they are.
     """
@@ -214,22 +214,22 @@ def _blamed() -> Iterator[None]:
     try:
         yield
     except CodeError as error:
-        raise _raised(error) from error
+        raise _task_raised(error) from error
     except WorkerError:
         raise
     except KeyboardInterrupt as error:
-        raise _raised(error) from error
+        raise _task_raised(error) from error
     except Exception as error:
         if error is session.failure or is_infrastructure_error(error):
             raise
-        raise _raised(error) from error
+        raise _task_raised(error) from error
 
 
-def _raised(error: BaseException) -> TaskRaised:
+def _task_raised(error: BaseException) -> TaskRaised:
     from workers.training.script_session import session
 
     logger.exception("the script raised")
-    step, epoch = session.place_in_job
+    step, epoch = session.step_and_epoch
     return TaskRaised(step, epoch, format_with_line(error))
 
 

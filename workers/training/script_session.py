@@ -107,9 +107,9 @@ class ScriptSession:
     """One worker's side of a training script; `session` is the one of this process."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset to the initial state, because a process serves one script after the other."""
         self._context: WorkerContext | None = None
         self._run: TrainState | None = None
@@ -121,28 +121,28 @@ class ScriptSession:
         self.failure: BaseException | None = None
         """Error raised by the service's code, not by the script."""
 
-    def begin(self, context: WorkerContext) -> None:
+    def bind(self, context: WorkerContext) -> None:
         """Serve a script of this job from now on."""
-        self.forget()
+        self.reset()
         self._context = context
 
     @property
     def rank(self) -> int:
         """Rank of this worker, from 0."""
-        return self._place.rank
+        return self._worker_context.rank
 
     @property
     def world_size(self) -> int:
         """Number of workers."""
-        return self._place.world_size
+        return self._worker_context.world_size
 
     @property
     def device(self) -> str:
         """Device of this worker: `cpu` or `cuda:N`."""
-        return self._place.device
+        return self._worker_context.device
 
     @property
-    def place_in_job(self) -> tuple[int | None, int | None]:
+    def step_and_epoch(self) -> tuple[int | None, int | None]:
         """Step and epoch; None before `attach`."""
         return (self._run.session.steps, self._run.position.epoch) if self._run else (None, None)
 
@@ -152,7 +152,7 @@ class ScriptSession:
         return (
             self._run.session.global_batch
             if self._run
-            else self._place.launch.spec.training.global_batch
+            else self._worker_context.launch.spec.training.global_batch
         )
 
     @property
@@ -232,15 +232,15 @@ class ScriptSession:
                 "session.attach() must know the number of training samples; call"
                 " session.batches(len(data)) before it, or give samples=len(data)"
             )
-        with self._ours():
+        with self._service_errors():
             parts = (ScriptTask(), SampleCount(count), SampleCount(0))
             run = assemble_train_state(
-                self._place, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler
+                self._worker_context, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler
             )
             run.optimizer = OptimizerWithExtras.of(optimizer, kept)
             self._run = run
             standalone.log_resume(run, start_training(run))
-        self._begin_lap()
+        self._start_lap()
         return run.session
 
     def epochs(self, number: int) -> Iterator[int]:
@@ -268,13 +268,13 @@ class ScriptSession:
         run.context.control.enter_phase(
             "training", epoch=run.position.epoch, step=run.session.steps
         )
-        batch, own = self._part()
+        batch, own = self._current_batch()
         if own:
             run.add_loss(loss, own)
         weight = 1.0
         if self._batches is not None:
             weight = loss_weight(range(own), batch, world_size=run.context.world_size)
-        with self._ours():
+        with self._service_errors():
             run.backward(loss * weight)
 
     def step(self) -> bool:
@@ -291,17 +291,17 @@ class ScriptSession:
         if self._leaving is not None:
             raise ScriptExit(self._leaving)
         run = self.run
-        self._count("compute")
+        self._count_phase("compute")
         self._rate = float(run.optimizer.param_groups[0]["lr"])
-        with self._ours():
-            batch, _ = self._part()
+        with self._service_errors():
+            batch, _ = self._current_batch()
             if self._batches is not None and self._batches.ahead:
                 self._batches.ahead.popleft()
             result = run.session.step()
-            self._count("optimize")
+            self._count_phase("optimize")
             finish_step(run, batch, result)
             self._leaving = follow_signals(run, result.announced)
-            self._begin_lap()
+            self._start_lap()
             if self._leaving is not None:
                 run.context.link.flush(FLUSH_TIMEOUT_S)
                 raise ScriptExit(self._leaving)
@@ -318,8 +318,8 @@ class ScriptSession:
         last_step = self._rate or rate
         totals = {name: float(value) for name, value in metrics.items()}
         sums = MetricSums(totals=totals, samples=1 if totals else 0)
-        self._count("evaluate")
-        with self._ours():
+        self._count_phase("evaluate")
+        with self._service_errors():
             standalone.check_not_superseded(run)
             is_saved = finish_epoch(
                 run,
@@ -327,7 +327,7 @@ class ScriptSession:
                 rates=EpochRates(last_step=last_step, epoch=last_step, next_epoch=rate),
                 is_last=run.position.epoch + 1 == self._epochs,
             )
-            self._begin_lap()
+            self._start_lap()
             if not is_saved:
                 raise ScriptExit("unsaved")
 
@@ -335,9 +335,9 @@ class ScriptSession:
         """Save everything now, in addition to the checkpoints that the job asks for; on all
         workers, between two steps.
         """
-        with self._ours():
+        with self._service_errors():
             save_checkpoint(self.run)
-            self._begin_lap()
+            self._start_lap()
 
     def close(self) -> None:
         """Save what is not saved yet, at the end of the script.
@@ -354,22 +354,22 @@ class ScriptSession:
         run.context.control.enter_phase(
             "finished", epoch=run.position.epoch, step=run.session.steps
         )
-        with self._ours():
+        with self._service_errors():
             if dist.is_initialized() and not save_checkpoint(run, wait=True):
                 raise ScriptExit("unsaved")
             run.context.link.flush(FLUSH_TIMEOUT_S)
 
     @property
-    def _place(self) -> WorkerContext:
+    def _worker_context(self) -> WorkerContext:
         if self._context is None:
             self._context = standalone.standalone_context({}, None)
         return self._context
 
     @property
     def _in_job(self) -> bool:
-        return self._place.launch.job_id != standalone.NO_JOB
+        return self._worker_context.launch.job_id != standalone.NO_JOB
 
-    def _part(self) -> tuple[range, int]:
+    def _current_batch(self) -> tuple[range, int]:
         """Return the current batch and the number of this rank's samples in it."""
         run = self.run
         if self._batches is not None and self._batches.ahead:
@@ -378,19 +378,19 @@ class ScriptSession:
         position = run.position.samples
         return range(position, position + run.session.global_batch), 1
 
-    def _begin_lap(self) -> None:
+    def _start_lap(self) -> None:
         self._lap, self._waited = self.run.phases.clock.elapsed(), self.run.session.communicate_s
 
-    def _count(self, phase: str) -> None:
+    def _count_phase(self, phase: str) -> None:
         """Count the time since the last call as this phase, except for waiting on collectives."""
         lap, waited, phases = self._lap, self._waited, self.run.phases.seconds
-        self._begin_lap()
+        self._start_lap()
         communicated = self._waited - waited
         phases["communicate"] += communicated
         phases[phase] += self._lap - lap - communicated
 
     @contextmanager
-    def _ours(self) -> Iterator[None]:
+    def _service_errors(self) -> Iterator[None]:
         """Mark what is raised inside the block as not raised by the script."""
         try:
             yield

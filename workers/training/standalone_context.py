@@ -33,9 +33,9 @@ def standalone_context(job: Mapping[str, Any], storage: str | Path | None) -> Wo
     """
     if not dist.is_initialized():
         raise CodeError("there is no process group; call session.init_process_group() first")
-    spec, place = _spec_of(job), _place_of(storage)
+    spec, place = _build_spec(job), _storage_path(storage)
     world_size, rank = dist.get_world_size(), dist.get_rank()
-    generation = _share_generation(place) if place else 1
+    generation = _claim_shared_generation(place) if place else 1
     link = NoLink(logger.info)
     if place and rank == 0:
         link = JournalLink(
@@ -62,8 +62,8 @@ def check_unchanged(
     launch = context.launch
     if launch.job_id != NO_JOB:
         return
-    is_other_job = bool(job) and _spec_of(job or {}) != launch.spec
-    if is_other_job or (storage is not None and _place_of(storage) != launch.storage):
+    is_other_job = bool(job) and _build_spec(job or {}) != launch.spec
+    if is_other_job or (storage is not None and _storage_path(storage) != launch.storage):
         raise CodeError(
             "session.init_process_group() got job or storage after the session was used; call it"
             " once, before the session is used, even if there is a process group"
@@ -91,7 +91,7 @@ def log_resume(state: TrainState, resumed_from: str | None) -> None:
     """Log where a run outside of a job resumes, on rank 0, as a warning because those are visible
     by default.
     """
-    if resumed_from is not None and _logs(state):
+    if resumed_from is not None and _is_logging_rank(state):
         logger.warning(
             "resumed from %s: epoch %d, step %d",
             resumed_from,
@@ -102,7 +102,7 @@ def log_resume(state: TrainState, resumed_from: str | None) -> None:
 
 def log_if_done(state: TrainState, epochs: int) -> None:
     """Log that a run outside of a job has no epochs left to train, on rank 0."""
-    if state.position.epoch >= epochs and _logs(state):
+    if state.position.epoch >= epochs and _is_logging_rank(state):
         logger.warning("all %d epochs have been trained; nothing is left to train", epochs)
 
 
@@ -125,17 +125,17 @@ class JournalLink(NoLink):
         self._journal.write(payload)
 
 
-def _logs(state: TrainState) -> bool:
+def _is_logging_rank(state: TrainState) -> bool:
     return state.context.launch.job_id == NO_JOB and state.context.rank == 0
 
 
-def _spec_of(job: Mapping[str, Any]) -> JobSpec:
+def _build_spec(job: Mapping[str, Any]) -> JobSpec:
     return JobSpec.model_validate(
         {"task": {"name": "session:Script"}, "workers": {"min": 1, "max": 1}, **job}
     )
 
 
-def _place_of(storage: str | Path | None) -> str:
+def _storage_path(storage: str | Path | None) -> str:
     """Return the directory as an absolute path, and an empty string if there is none."""
     if storage is None:
         return ""
@@ -151,7 +151,7 @@ def _place_of(storage: str | Path | None) -> str:
     return str(Path(storage).absolute())
 
 
-def _share_generation(place: str) -> int:
+def _claim_shared_generation(place: str) -> int:
     """Claim a generation on rank 0 for all ranks."""
     claimed: list[Any] = [None]
     if dist.get_rank() == 0:

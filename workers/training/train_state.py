@@ -151,14 +151,12 @@ class TrainState:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of an epoch that has the present batch from its beginning to its end; the last step may
-        be short.
-        """
+        """Steps of an epoch at the present batch size; the last step may be short."""
         return num_batches(len(self.data), self.session.global_batch)
 
     @property
     def num_steps(self) -> int:
-        """Of the whole job, if the batch stays as large as it is now."""
+        """Steps of the whole job at the present batch size."""
         later = self.spec.training.epochs - self.position.epoch - 1
         here = num_batches(len(self.data) - self.position.samples, self.session.global_batch)
         return self.session.steps + here + later * self.steps_per_epoch
@@ -232,8 +230,8 @@ def build_train_state(context: WorkerContext, clock: Clock) -> TrainState:
         seeded_generators(derive_seed("model", spec.training.seed), context.device),
     ):
         model = parts[0].model().to(context.device)
-    ddp = _parallel(model, context.device)
-    optimizer = _optimizer(model, spec.training.optimizer)
+    ddp = _wrap_ddp(model, context.device)
+    optimizer = _build_optimizer(model, spec.training.optimizer)
     scaler = (
         GradScaler(torch.device(context.device).type) if spec.training.precision == "fp16" else None
     )
@@ -307,7 +305,7 @@ def seeded_generators(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def _parallel(model: nn.Module, device: str) -> DistributedDataParallel:
+def _wrap_ddp(model: nn.Module, device: str) -> DistributedDataParallel:
     places: dict[str, Any] = (
         {"device_ids": [torch.device(device)]} if device.startswith("cuda") else {}
     )
@@ -318,7 +316,7 @@ def _parallel(model: nn.Module, device: str) -> DistributedDataParallel:
         return DistributedDataParallel(model, broadcast_buffers=False, **places)
 
 
-def _optimizer(model: nn.Module, spec: OptimizerSpec) -> Optimizer:
+def _build_optimizer(model: nn.Module, spec: OptimizerSpec) -> Optimizer:
     match spec.name:
         case "sgd":
             return SGD(

@@ -36,7 +36,7 @@ _FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED, _SIZES_FOLLOW, _PATCH = 0x2041, 0x08, 0x20
 _STORED, _DEFLATED = 0, 8
 _CHUNK_BYTES = 1 << 16
-_NEEDLESS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of characters that change how a name looks, or end lines."""
 
 
@@ -255,7 +255,7 @@ def _name(raw: bytes, limits: Limits) -> str:
 
 
 def _check_letters(name: str) -> None:
-    if any(unicodedata.category(letter) in _NEEDLESS for letter in name):
+    if any(unicodedata.category(letter) in _REFUSED_CATEGORIES for letter in name):
         raise CodeError(f"the name {name!r} holds control characters; rename the file")
     if "\\" in name:
         raise CodeError(
