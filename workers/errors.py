@@ -3,14 +3,14 @@
     WorkerError
     ├── TaskRaised        the task's own code raised; carries the place of the error
     │   └── TaskNotReady  it was not loaded within the job's limit
-    ├── LossNotFinite     training went nowhere: no step could be taken any more
+    ├── LossNotFinite     too many steps were skipped in a row: loss or gradient was not finite
     ├── CheckpointError   a saved state does not fit this job
     ├── StorageError      the storage of the checkpoints cannot serve this job
     ├── PeerUnfit         another worker of the group cannot take part
-    ├── CodeError         somebody's own code is not as it must be: the archive, or what it holds
+    ├── CodeError         a user's code cannot be used: the archive, or what it holds
     ├── EngineUnavailable the installed Ray cannot run the job's engine
     ├── OutOfMemory       a worker process used more than its limit, or than its node had
-    └── ProcessLost       a worker process is gone, or as good as gone
+    └── ProcessLost       a worker process is gone or unresponsive
         └── ProcessCrashed  the code that ran in it ended it
 
 All carry one sentence with the value, the limit and the way out, and survive pickling.
@@ -72,7 +72,7 @@ class LossNotFinite(WorkerError):
 
 
 class ProcessLost(WorkerError):
-    """A worker process is gone or does not answer; nobody's fault."""
+    """A worker process is gone or unresponsive; not the job's fault."""
 
 
 class ProcessCrashed(ProcessLost):
@@ -109,11 +109,11 @@ def _growth_rate(bytes_per_s: float) -> str:
 
 
 class CheckpointError(WorkerError):
-    """A checkpoint is torn, foreign or does not fit the job."""
+    """A checkpoint is incomplete, of another job or does not fit the job."""
 
 
 class StorageError(WorkerError):
-    """The storage of the checkpoints cannot serve this job, and waiting does not mend it."""
+    """The storage of the checkpoints cannot serve this job, and waiting does not help."""
 
 
 class PeerUnfit(WorkerError):
@@ -125,7 +125,7 @@ class EngineUnavailable(WorkerError):
 
 
 class CodeError(WorkerError):
-    """The archive is not safe to unpack, its modules cannot be found, or they are no task."""
+    """An archive is not safe to unpack, its modules cannot be found, or they are not a task."""
 
 
 __all__ = [
