@@ -20,7 +20,7 @@ from accordion.session import Session, attach
 
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 WIDTH = 1536
-"""A layer of 9.4 MB, so that every collective of a step but the control word is above 400 KB."""
+"""A layer of 9.4 MB, so that every collective of a step but the step signals is above 400 KB."""
 WARM_UP_STEPS, ROUNDS, STEPS = 2, 12, 3
 
 

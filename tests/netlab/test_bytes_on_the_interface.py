@@ -11,7 +11,7 @@ import pytest
 from tests.netlab.lab import NET, Lab, may_make_hosts
 
 MOST = 1.01
-"""Frames, acknowledgements and the control word, for collectives of 400 KB and more."""
+"""Frames, acknowledgements and the step signals, for collectives of 400 KB and more."""
 
 
 @pytest.fixture(scope="module")
