@@ -281,10 +281,10 @@ class ActorPool:
 
     def _request_heartbeats(self) -> None:
         now = self._clock()
-        seated = [self._members.get(number) for number in self._group]
+        members = [self._members.get(number) for number in self._group]
         computed = tuple(
             one.heartbeat.compute_s if one is not None and one.heartbeat is not None else 0.0
-            for one in seated
+            for one in members
         )
         for member in self._members.values():
             if (

@@ -25,7 +25,7 @@ CONTROLLER_SETTINGS = {
 
 
 class RayTrainController:
-    """Runs one Ray Train run in this process; the supervisor says which workers belong to it."""
+    """Runs one Ray Train run in this process; the supervisor adds workers to it."""
 
     def __init__(self, run: TrainRun) -> None:
         os.environ |= CONTROLLER_SETTINGS

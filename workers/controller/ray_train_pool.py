@@ -233,7 +233,7 @@ class RayTrainPool(ActorPool):
 
     def _handle_built(self, call: Any) -> None:
         self._building = None
-        # where the controller is gone, the end of its run says why.
+        # If the controller is gone, the end of its run has the reason.
         with suppress(self._ray.exceptions.RayError):
             self._ray.get(call)
             self._is_up = True

@@ -21,7 +21,7 @@ def test_supervisor_name_tells_installation_job_and_attempt(
 
 @pytest.mark.parametrize(
     "name",
-    ["accordion-v2", "accordion-v1-ab", "job-7", "job-7.", "job-7.x", "7.1", "", "x-job-7.1"],
+    ["accordion-v2", "accordion-v2-ab", "job-7", "job-7.", "job-7.x", "7.1", "", "x-job-7.1"],
 )
 def test_other_names_are_no_supervisors(name: str) -> None:
     assert parse_supervisor_name(name) is None
