@@ -14,6 +14,7 @@ from tests.architecture.words_left import ELLIPTICAL_LEFT, HOMONYMS_LEFT, ONE_WO
 
 TEST_NAME_LENGTH = 80
 SHARED_MODULE_NAMES = {
+    "base": "the protocol that a package's modules implement",
     "cifar": "a data set and the task that trains on it",
     "digits": "a data set and the task that trains on it",
     "errors": "the errors of a package",
@@ -23,6 +24,7 @@ SHARED_MODULE_NAMES = {
     "language": "language models and the tasks that train them",
     "login_links": "login links: their table and routes",
     "overrides": "overrides: their checks, states and routes",
+    "session": "what a training script imports: of the library, and inside a job",
 }
 """Base names that several modules may have, because all of them deal with the same thing."""
 ONE_WORD_FUNCTIONS = {

@@ -23,13 +23,13 @@ class World:
     ray: FakeRay
 
     def poll(self, seconds: float = HEARTBEAT_S) -> None:
-        """So long, in steps as the attempt takes them."""
+        """Let time pass, in steps as the attempt takes them."""
         end = self.ray.now + seconds
         while self.ray.now < end:
             self.pool.poll(0.1)
 
     def hired(self, *numbers: int) -> list[Actor]:
-        """As many, and ready."""
+        """Start processes and wait until they are ready; return them."""
         for _ in numbers:
             self.pool.start()
         self.poll()
