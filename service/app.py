@@ -1,4 +1,4 @@
-"""The api process: `create_app` puts the parts together, `serve` runs them until a signal comes."""
+"""The api process: `create_app` puts the state together, `serve` runs them until a signal comes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from service.api import (
     steering,
     streams,
 )
+from service.api.app_state import AppState, Clock
 from service.api.feeds import FeedHub
-from service.api.parts import Clock, Parts
 from service.api.problems import install_problems
-from service.connections import BoundedConnection, ConnectionLimits, raise_file_limit
 from service.dashboard.router import router as pages
 from service.errors import SettingsError
+from service.http_connections import BoundedConnection, ConnectionLimits, raise_file_limit
 from service.logs import configure_logs
 from service.request_times import RequestTimes, TimedRequests
 from service.security import login
@@ -37,7 +37,7 @@ from service.security.guards import access_of
 from service.security.middleware import GuardMiddleware
 from service.security.tokens import cookie_name
 from service.settings import Settings
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.migrations import upgrade
 from service.store.repository import Repository
 
@@ -51,7 +51,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     Raises:
         SettingsError: the service would be reachable from other machines without a token.
     """
-    access, parts = access_of(settings), _parts(settings, clock)
+    access, state = access_of(settings), _state(settings, clock)
     app: FastAPI = FastAPIOffline(
         title="Accordion",
         version="1",
@@ -60,29 +60,29 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.parts = parts
+    app.state.accordion = state
     for module in (jobs, steering, history, overrides, streams, catalog, code, login_links):
         app.include_router(module.router, prefix="/api/v1")
     for router in (health.router, login.router, pages):
         app.include_router(router)
     install_problems(app)
     # The layer added last is the outermost.
-    app.add_middleware(TimedRequests, times=parts.request_times)
+    app.add_middleware(TimedRequests, times=state.request_times)
     app.add_middleware(
         GuardMiddleware,
-        access=replace(access, cookie=parts.cookie),
+        access=replace(access, cookie=state.cookie),
         max_body_bytes=settings.max_body_bytes,
         clock=clock,
-        database=parts.database,
+        database=state.database,
     )
     return app
 
 
-def _parts(settings: Settings, clock: Clock) -> Parts:
+def _state(settings: Settings, clock: Clock) -> AppState:
     upgrade(settings.database)
     database, draining = Database(settings.database), threading.Event()
     repository = Repository(database)
-    return Parts(
+    return AppState(
         settings=settings,
         database=database,
         repository=repository,
@@ -112,14 +112,14 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=_GRACE_S,
         server_header=False,
     )
-    parts: Parts = app.state.parts
-    watch = threading.Thread(target=parts.database.watch_file, args=(parts.draining,), daemon=True)
+    state: AppState = app.state.accordion
+    watch = threading.Thread(target=state.database.watch_file, args=(state.draining,), daemon=True)
     watch.start()
     try:
-        _Server(config, parts).run(sockets=[listener])
+        _Server(config, state).run(sockets=[listener])
     finally:
-        parts.draining.set()
-        parts.database.close()
+        state.draining.set()
+        state.database.close()
 
 
 class _Server(uvicorn.Server):
@@ -127,12 +127,12 @@ class _Server(uvicorn.Server):
     ever.
     """
 
-    def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
-        self._parts = parts
+        self._state = state
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._parts.draining.set()
+        self._state.draining.set()
         super().handle_exit(sig, frame)
 
 

@@ -15,7 +15,7 @@ OURS = frozenset({"accordion", "service", "workers"})
 def main() -> None:
     """Run the command line; what is missing is named in one sentence."""
     try:
-        from service.commands.table import run
+        from service.commands.cli_app import run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in OURS:
             raise

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from service.code import CodeStore
+from service.code_store import CodeStore
 from service.store.repository import Repository
 
 _MOST_INTERVAL_S = 3600.0
@@ -18,17 +18,22 @@ class CodePruning:
     """Prunes the upload store once per interval; safe to run in two schedulers at once."""
 
     def __init__(
-        self, code: CodeStore, repository: Repository, *, passed: Callable[[], float], kept_s: float
+        self,
+        code: CodeStore,
+        repository: Repository,
+        *,
+        monotonic: Callable[[], float],
+        kept_s: float,
     ) -> None:
         self._code = code
         self._repository = repository
-        self._passed = passed
+        self._monotonic = monotonic
         self._kept_s = kept_s
         self._pruned_at: float | None = None
 
     def prune_if_due(self) -> None:
         """Remove uploads that no job names and that were not requested for `kept_s` seconds."""
-        now = self._passed()
+        now = self._monotonic()
         if self._pruned_at is not None and now - self._pruned_at < min(
             _MOST_INTERVAL_S, self._kept_s
         ):

@@ -26,10 +26,10 @@ class Deadlines:
     """
 
     def __init__(
-        self, *, clock: Callable[[], float], passed: Callable[[], float], longest_s: float
+        self, *, clock: Callable[[], float], monotonic: Callable[[], float], longest_s: float
     ) -> None:
         self._clock = clock
-        self._passed = passed
+        self._monotonic = monotonic
         self._longest_s = longest_s
         self._anchors: dict[str, _Anchor] = {}
 
@@ -40,7 +40,7 @@ class Deadlines:
         anchor = self._anchors.get(job.id)
         if anchor is None or anchor.stored != job.deadline:
             left_s = min(job.deadline - self._clock(), self._longest_s)
-            anchor = _Anchor(stored=job.deadline, ends_at=self._passed() + left_s)
+            anchor = _Anchor(stored=job.deadline, ends_at=self._monotonic() + left_s)
             self._anchors[job.id] = anchor
         return anchor.ends_at
 

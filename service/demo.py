@@ -17,24 +17,24 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
+from service.child_processes import Program, end_process, inherit_environment, start_process
 from service.client import Client, ClientError
-from service.commands import measures, words
-from service.commands.live import follow
+from service.commands.format import format_bytes, format_metric
 from service.commands.spec_file import parse
+from service.commands.watch import follow
 from service.connection import service_token
 from service.errors import StartError
 from service.home import Home
-from service.parts import free_port
-from service.processes import Program, end, inherited, spawn
+from service.local_programs import free_port
 from service.settings import Settings
-from service.up import READY_TIMEOUT_S, STOP_TIMEOUT_S, last_words
+from service.up import READY_TIMEOUT_S, STOP_TIMEOUT_S, last_log_line
 from workers.contract import Bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from service.api.schemas import EventView, JobView, ProgressView
-    from service.commands.state import Watched
+    from service.commands.watch_state import WatchState
 
 DISTRIBUTION = "accordion-train"
 POLL_S = 0.1
@@ -68,7 +68,7 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         # An address that is broken over two lines cannot be clicked.
         out.print(client.login_link(f"/jobs/{job.id}"), soft_wrap=True)
 
-        def see(state: Watched, _event: EventView | ProgressView) -> None:
+        def see(state: WatchState, _event: EventView | ProgressView) -> None:
             if watch.first_step is None and (
                 state.epoch or (state.progress is not None and state.progress.step > 0)
             ):
@@ -123,17 +123,17 @@ def _service(settings: Settings, out: Console, *, keep: bool) -> Iterator[tuple[
         return
     out.print(f"starting Ray, the api and the scheduler in {home.path} ...")
     port = _port(settings)
-    process = spawn(_up(settings, home, port, keep=keep))
+    process = start_process(_up(settings, home, port, keep=keep))
     try:
         url = f"http://{settings.host}:{port}"
         _wait_until_ready(url, process, home)
         yield url, keep
     except BaseException:
-        end(process, grace_s=STOP_TIMEOUT_S)
+        end_process(process, grace_s=STOP_TIMEOUT_S)
         raise
     if not keep:
         out.print("stopping the service ...")
-        end(process, grace_s=STOP_TIMEOUT_S)
+        end_process(process, grace_s=STOP_TIMEOUT_S)
 
 
 def _port(settings: Settings) -> int:
@@ -159,7 +159,7 @@ def _up(settings: Settings, home: Home, port: int, *, keep: bool) -> Program:
     return Program(
         name="up",
         command=command,
-        environment={**inherited(lambda _: True), "ACCORDION_HOME": str(home.path)},
+        environment={**inherit_environment(lambda _: True), "ACCORDION_HOME": str(home.path)},
         log=home.logs / "up.log",
         orphan_signal=None if keep else signal.SIGTERM,
     )
@@ -175,7 +175,9 @@ def _wait_until_ready(url: str, process: Popen[bytes] | None, home: Home) -> Non
     with Client(url) as client:
         while not _is_ready(client):
             if process is not None and process.poll() is not None:
-                raise StartError(f"the service did not start: {last_words(home.logs / 'up.log')}")
+                raise StartError(
+                    f"the service did not start: {last_log_line(home.logs / 'up.log')}"
+                )
             if time.monotonic() > deadline:
                 raise StartError(
                     f"the service at {url} was not ready after {READY_TIMEOUT_S:g} s; ask"
@@ -213,12 +215,12 @@ def _figures(client: Client, job: JobView, watch: _StopWatch) -> Figures:
     }
 
 
-def _summary(figures: Figures, state: Watched, page: str) -> Iterator[str]:
+def _summary(figures: Figures, state: WatchState, page: str) -> Iterator[str]:
     seconds, bytes_ = figures["seconds"], figures["bytes"]
     yield ""
     yield f"{state.name}: {state.status}{f' ({state.message})' if state.message else ''}"
     yield (
-        f"  accuracy   {measures.metric('accuracy', figures['accuracy'])} after {figures['epochs']}"
+        f"  accuracy   {format_metric('accuracy', figures['accuracy'])} after {figures['epochs']}"
         " epochs"
     )
     first = (
@@ -240,7 +242,7 @@ def _sent(bytes_: dict[str, int]) -> str:
     if not payload:
         return "nothing"
     others = (
-        f"{name} {words.size(bytes_[name])} ({bytes_[name] / payload:.1f}x)"
+        f"{name} {format_bytes(bytes_[name])} ({bytes_[name] / payload:.1f}x)"
         for name in ("dense", "fp16")
     )
-    return f"{words.size(payload)} by each worker; {', '.join(others)}"
+    return f"{format_bytes(payload)} by each worker; {', '.join(others)}"

@@ -10,10 +10,10 @@ import structlog
 from service.deadlines import Deadlines
 from service.domain.actions import Follow
 from service.domain.guests import (
-    Close,
-    MarkLost,
-    MarkStalled,
-    SeenGuest,
+    CloseGuest,
+    MarkGuestLost,
+    MarkGuestStalled,
+    ObservedGuest,
     SilenceLimits,
     SilenceTimer,
     next_guest_action,
@@ -22,8 +22,8 @@ from service.domain.jobs import Reason, Status
 from service.order_delivery import OrderDelivery
 from service.report_drain import ReportDrain
 from service.settings import Settings
-from service.store.intake import cursor_of, holds_news
 from service.store.models import JobRow
+from service.store.record_ingest import cursor_of, has_new_data
 from service.store.repository import Repository
 from workers.contract import Drained, EndRecord, Guest
 
@@ -45,20 +45,22 @@ class GuestRuns:
         reports: ReportDrain,
         settings: Settings,
         clock: Callable[[], float],
-        passed: Callable[[], float],
+        monotonic: Callable[[], float],
     ) -> None:
         self._repository = repository
         self._orders = orders
         self._runtime = orders.runtime
-        self._ledger = orders.ledger
+        self._writes = orders.writes
         self._reports = reports
-        self._passed = passed
+        self._monotonic = monotonic
         self._limits = SilenceLimits(lost_s=settings.guest_lost_s, closed_s=settings.guest_closed_s)
         self._silence = SilenceTimer(settings.lease_s)
         """Seconds without a sign of life: a run enlists every few seconds, whatever it does."""
         self._idleness = SilenceTimer(settings.lease_s)
         """Seconds without a report."""
-        self._deadlines = Deadlines(clock=clock, passed=passed, longest_s=settings.guest_closed_s)
+        self._deadlines = Deadlines(
+            clock=clock, monotonic=monotonic, longest_s=settings.guest_closed_s
+        )
         self._closed_in_s = max(0.0, self._limits.closed_s - self._limits.lost_s)
         self._registered: dict[str, Guest] = {}
         """Guest runs at the last look, by job id."""
@@ -89,33 +91,33 @@ class GuestRuns:
             RuntimeUnavailable: the cluster does not answer.
         """
         drained = self._reports.take(job)
-        has_news = holds_news(job, drained) or self._is_found(job, drained)
+        has_news = has_new_data(job, drained) or self._is_found(job, drained)
         seen = self._observe(job, drained, has_news=has_news)
         payloads = (record.payload for record in drained.records)
         end = next((payload for payload in payloads if isinstance(payload, EndRecord)), None)
         if end is not None:
             self._finish(job, end, token)
             return
-        if has_news and self._ledger.take_over(job, token, drained):
+        if has_news and self._writes.ingest(job, token, drained):
             self._reports.mark_stored(job.id)
         match next_guest_action(seen, self._limits):
             case Follow():
                 self._orders.deliver(job, drained.orders_version, token)
-            case MarkLost(message):
-                self._ledger.mark_lost(job, token, message=message, left_s=self._closed_in_s)
-            case MarkStalled():
-                self._ledger.mark_stalled(job, token, idle_s=seen.idle_s)
-            case Close(message):
+            case MarkGuestLost(message):
+                self._writes.mark_guest_lost(job, token, message=message, left_s=self._closed_in_s)
+            case MarkGuestStalled():
+                self._writes.mark_guest_stalled(job, token, idle_s=seen.idle_s)
+            case CloseGuest(message):
                 self._finish(job, EndRecord(status="FAILED", reason="LOST", message=message), token)
             case action:
                 assert_never(action)
 
-    def _observe(self, job: JobRow, drained: Drained, *, has_news: bool) -> SeenGuest:
-        now, news = self._passed(), 0.0 if has_news else None
+    def _observe(self, job: JobRow, drained: Drained, *, has_news: bool) -> ObservedGuest:
+        now, news = self._monotonic(), 0.0 if has_news else None
         responded = job.id in self._reports.answered
         life = drained.silent_s if news is None else news
         deadline = self._deadlines.of(job)
-        return SeenGuest(
+        return ObservedGuest(
             status=Status(job.status),
             reason=Reason(job.reason),
             silent_s=self._silence.update(job.id, responded=responded, at_most_s=life, now=now),
@@ -133,7 +135,7 @@ class GuestRuns:
         if self._registered.get(guest.job_id) == guest:
             return
         try:
-            is_stored = self._ledger.register_guest(guest, token)
+            is_stored = self._writes.register_guest(guest, token)
         except Exception:  # noqa: BLE001  # one run must not stop the scheduler
             _log.exception("guest run not registered", job_id=guest.job_id)
             return
@@ -142,7 +144,7 @@ class GuestRuns:
             _log.info("guest run registered", job_id=guest.job_id, name=guest.name)
 
     def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:
-        if self._ledger.finish(job, token, end=end, drained=self._reports.unstored(job)):
+        if self._writes.finish(job, token, end=end, drained=self._reports.unstored(job)):
             self._reports.mark_stored(job.id)
             _log.info("guest run ended", job_id=job.id, status=end.status)
 
@@ -152,7 +154,7 @@ class GuestRuns:
         A run that waits for the confirmation of its end would send everything again to an actor
         that has forgotten it.
         """
-        now = self._passed()
+        now = self._monotonic()
         self._ended_at = {job_id: self._ended_at.get(job_id, now) for job_id in job_ids}
         for job_id, ended_at in list(self._ended_at.items()):
             job = self._repository.job(job_id)

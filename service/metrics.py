@@ -20,13 +20,13 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from service.api.views import progress_view
+from service.domain.elasticity import RECOVERY_CAUSES, RESIZE_CAUSES, ElasticityStats
 from service.domain.jobs import Kind, Status
-from service.domain.standing import OverrideState
-from service.domain.tally import RECOVERY_CAUSES, RESIZE_CAUSES, Tally
+from service.domain.override_status import OverrideState
 from service.store.models import JobRow
 from service.store.repository import Repository
 from service.store.scrape import JobHistory, read_histories
-from service.store.stored_documents import stored_metrics, stored_tally
+from service.store.stored_documents import stored_elasticity, stored_metrics
 from service.store.stored_spec import spec_value
 from workers.contract import Progress
 
@@ -322,7 +322,7 @@ def _elasticity_samples(facts: _Facts) -> Iterator[_Sample]:
         yield _Sample("accordion_job_workers_allowed", facts.row.min_workers, {"limit": "min"})
         yield _Sample("accordion_job_workers_allowed", facts.row.max_workers, {"limit": "max"})
     yield _Sample("accordion_job_restarts_total", facts.row.failures, {})
-    yield from _change_samples(stored_tally(facts.row))
+    yield from _change_samples(stored_elasticity(facts.row))
     yield _Sample("accordion_job_decisions_total", facts.history.num_decisions, {})
     for state in get_args(OverrideState):
         yield _Sample(
@@ -345,7 +345,7 @@ def _elasticity_samples(facts: _Facts) -> Iterator[_Sample]:
         )
 
 
-def _change_samples(tally: Tally) -> Iterator[_Sample]:
+def _change_samples(tally: ElasticityStats) -> Iterator[_Sample]:
     # Every cause is exported from the start: a counter that appears with an event has no rate.
     for cause in (*RESIZE_CAUSES, *(tally.resizes.keys() - RESIZE_CAUSES)):
         yield _Sample("accordion_job_resizes_total", tally.resizes.get(cause, 0), {"cause": cause})

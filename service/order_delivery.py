@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.runtime.base import Runtime
-from service.store.ledger import Ledger
+from service.runtime.protocol import Runtime
 from service.store.models import JobRow
+from service.store.scheduler_writes import SchedulerWrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class OrderDelivery:
     """Sends orders until the cluster holds the newest version of them."""
 
     runtime: Runtime
-    ledger: Ledger
+    writes: SchedulerWrites
 
     def deliver(self, job: JobRow, held: int, token: int) -> None:
         """Send the job's orders unless version `held` is the newest; an actor that restarts has
@@ -23,7 +23,7 @@ class OrderDelivery:
         Raises:
             RuntimeUnavailable: the cluster does not answer.
         """
-        if held < job.orders_version and not self.runtime.order(job.id, self.ledger.orders_of(job)):
+        if held < job.orders_version and not self.runtime.order(job.id, self.writes.orders_of(job)):
             return
         if job.orders_confirmed < job.orders_version:
-            self.ledger.confirm_orders(job, token, job.orders_version)
+            self.writes.confirm_orders(job, token, job.orders_version)

@@ -8,10 +8,10 @@ from contextlib import suppress
 import structlog
 
 from service.errors import RuntimeUnavailable
-from service.runtime.base import Runtime
-from service.store.intake import cursor_of, place
+from service.pending_logs import PendingLogs
+from service.runtime.protocol import Runtime
 from service.store.models import JobRow
-from service.unstored import Unstored
+from service.store.record_ingest import cursor_of, place
 from workers.contract import Cursor, Drained
 
 _log = structlog.get_logger()
@@ -23,7 +23,7 @@ class ReportDrain:
     def __init__(self, runtime: Runtime, storage_of: Callable[[str], str]) -> None:
         self._runtime = runtime
         self._storage_of = storage_of
-        self._unstored = Unstored()
+        self._unstored = PendingLogs()
         self._drained: dict[str, Drained] = {}
         """Reports drained in this turn and not processed yet, by job id."""
         self.answered: frozenset[str] = frozenset()
@@ -55,7 +55,7 @@ class ReportDrain:
             drained = self._runtime.drain(job.id, cursor_of(job))
         return self._unstored.add(job.id, drained)
 
-    def take_last(self, job: JobRow) -> None:
+    def drain_final_logs(self, job: JobRow) -> None:
         """Fetch the output that the cluster forgets with the job; none if it is unreachable."""
         with suppress(RuntimeUnavailable):
             if job.id in self._drained:

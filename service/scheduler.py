@@ -21,45 +21,53 @@ from typing import assert_never
 import structlog
 import uuid_utils
 
-from service.allocation import Allocator, ClusterState
-from service.code import CodeStore
+from service.allocator import Allocator, ClusterState
 from service.code_pruning import CodePruning
+from service.code_store import CodeStore
 from service.deadlines import Deadlines
-from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Requeue, Wait
+from service.domain.actions import (
+    Finish,
+    Follow,
+    MarkLost,
+    Pause,
+    Remove,
+    Requeue,
+    StartAttempt,
+    Wait,
+)
 from service.domain.jobs import HELD, Kind, Reason, Status
-from service.domain.reconcile import Seen, Supervisor, next_action
+from service.domain.reconcile import ObservedJob, Supervisor, next_action
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
-from service.foreign import ClusterClaim, ForeignJobs
+from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
 from service.logs import configure_logs
 from service.order_delivery import OrderDelivery
 from service.report_drain import ReportDrain
-from service.runtime.base import Runtime, SupervisorState
+from service.runtime.protocol import Runtime, SupervisorState
 from service.settings import Settings, load_settings
-from service.store.engine import Database
-from service.store.intake import cursor_of, holds_news
+from service.store.database import Database
 from service.store.leases import Lease, LeaseLost
-from service.store.ledger import Ledger
 from service.store.migrations import upgrade
 from service.store.models import JobRow
+from service.store.record_ingest import cursor_of, has_new_data
 from service.store.repository import Repository
+from service.store.scheduler_writes import SchedulerWrites
 from service.store.stored_spec import UnreadableSpec, spec_of
-from workers.contract import Drained, EndRecord, PausedRecord
-from workers.contract import Launch as LaunchOrder
+from workers.contract import Drained, EndRecord, Launch, PausedRecord
 
 Clock = Callable[[], float]
-"""Returns seconds: since 1970 for `clock`, monotonic for `passed`."""
+"""Returns seconds: since 1970 for `clock`, monotonic for `monotonic`."""
 _CANCELLED = EndRecord(
     status="CANCELLED",
     reason="CANCELLED_BY_USER",
     message="cancelled; its workers were gone or did not stop in time",
 )
-_End = Remove | Lose | Requeue | Park | Finish
+_End = Remove | MarkLost | Requeue | Pause | Finish
 _log = structlog.get_logger()
 
 
 class Scheduler:
-    """One scheduler over a migrated database; `turn` is one look."""
+    """One scheduler over a migrated database; `run_once` is one look."""
 
     def __init__(
         self,
@@ -68,113 +76,117 @@ class Scheduler:
         runtime: Runtime,
         settings: Settings,
         clock: Clock,
-        passed: Clock = time.monotonic,
+        monotonic: Clock = time.monotonic,
     ) -> None:
         self._runtime = runtime
         self._settings = settings
-        self._passed = passed
+        self._monotonic = monotonic
         self._repository = Repository(database)
-        self._ledger = Ledger(database, clock)
+        self._writes = SchedulerWrites(database, clock)
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid_utils.uuid4()}"
         self._lease = Lease(
-            database, owner=owner, clock=clock, passed=passed, lease_s=settings.lease_s
+            database, owner=owner, clock=clock, monotonic=monotonic, lease_s=settings.lease_s
         )
-        self._claim = ClusterClaim(runtime, scheduler=owner, clock=passed, last_s=settings.lease_s)
+        self._claim = ClusterClaim(
+            runtime, scheduler=owner, clock=monotonic, last_s=settings.lease_s
+        )
         self._foreign = ForeignJobs()
         self._cluster = ClusterState()
-        self._allocator = Allocator(self._repository, self._ledger, self._lease, clock=passed)
+        self._allocator = Allocator(self._repository, self._writes, self._lease, clock=monotonic)
         self._code = CodeStore(settings.code, clock)
-        self._surveyed_at: float | None = None
+        self._refreshed_at: float | None = None
         kept_s = settings.code_retention_s
-        self._pruning = CodePruning(self._code, self._repository, passed=passed, kept_s=kept_s)
+        self._pruning = CodePruning(
+            self._code, self._repository, monotonic=monotonic, kept_s=kept_s
+        )
         self._reports = ReportDrain(runtime, settings.storage_of)
-        self._orders = OrderDelivery(runtime, self._ledger)
+        self._orders = OrderDelivery(runtime, self._writes)
         self._guests = GuestRuns(
             self._repository,
             self._orders,
             reports=self._reports,
             settings=settings,
             clock=clock,
-            passed=passed,
+            monotonic=monotonic,
         )
         longest_s = max(settings.start_timeout_s, settings.cancel_grace_s)
-        self._deadlines = Deadlines(clock=clock, passed=passed, longest_s=longest_s)
+        self._deadlines = Deadlines(clock=clock, monotonic=monotonic, longest_s=longest_s)
         self._missing_since: dict[str, float] = {}
         """When the supervisor of an unfinished job was first looked for in vain."""
 
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Look once at everything; False where another scheduler holds the lease, and nothing was
         done.
         """
         token = self._lease.hold()
         if token is None:
-            self._surveyed_at = None
+            self._refreshed_at = None
             return False
         try:
-            self._look(token)
+            self._reconcile_all(token)
             self._pruning.prune_if_due()
         except LeaseLost as error:
             _log.warning("lease lost", error=str(error))
-            self._surveyed_at = None
+            self._refreshed_at = None
             return False
         return True
 
-    def _look(self, token: int) -> None:
+    def _reconcile_all(self, token: int) -> None:
         try:
             if not self._claim.hold():
                 return
-            fresh = self._survey(token)
+            fresh = self._refresh_cluster(token)
         except RuntimeUnavailable as error:
-            self._say_unreachable(token, str(error))
+            self._record_unreachable(token, str(error))
             return
         jobs = self._repository.unfinished()
         self._reports.drain_all({job.id: cursor_of(job) for job in jobs if self._is_followed(job)})
         for job in jobs:
-            self._look_after(job, token, fresh=fresh)
+            self._reconcile_job(job, token, fresh=fresh)
         for job in self._allocator.admit(self._cluster, token, self._settings):
-            self._look_after(job, token, fresh=True)
-        self._allocator.regrant(self._cluster, token)
+            self._reconcile_job(job, token, fresh=True)
+        self._allocator.reallocate(self._cluster, token)
 
     def release(self) -> None:
         """Give the lease back, so that a successor need not wait."""
         self._claim.release()
         self._lease.release()
 
-    def _survey(self, token: int) -> bool:
+    def _refresh_cluster(self, token: int) -> bool:
         """Nodes and supervisors, where a new look is due; True where it was.
 
         Raises:
             RuntimeUnavailable: the cluster does not answer.
             LeaseLost: another scheduler has begun meanwhile.
         """
-        now = self._passed()
+        now = self._monotonic()
         if (
-            self._surveyed_at is not None
-            and now - self._surveyed_at < self._settings.survey_interval_s
+            self._refreshed_at is not None
+            and now - self._refreshed_at < self._settings.survey_interval_s
         ):
             return False
-        self._surveyed_at = None
+        self._refreshed_at = None
         self._cluster.nodes = self._runtime.nodes()
         found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
-        self._cluster.note_supervisors(found, now)
+        self._cluster.update_supervisors(found, now)
         # Read after the cluster, which may take its time: every supervisor that was seen has its
         # row by now.
         self._guests.refresh_registered(token)
         unfinished = self._repository.unfinished_ids()
-        self._cluster.note_use(self._repository.holding(), now)
+        self._cluster.update_foreign_use(self._repository.allocated(), now)
         unknown = self._remove_ended(self._cluster.supervisors.keys() - unfinished, token)
         self._foreign.note(self._runtime.foreign(), unknown)
         missing = unfinished - self._cluster.supervisors.keys()
         self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
         self._reports.keep_only(unfinished)
         self._deadlines.keep_only(unfinished)
-        self._ledger.keep_cluster(
+        self._writes.record_cluster(
             token,
             nodes=self._cluster.nodes,
             message=self._foreign.message,
             dashboard_url=self._runtime.dashboard_url(),
         )
-        self._surveyed_at = now
+        self._refreshed_at = now
         return True
 
     def _remove_ended(self, job_ids: Set[str], token: int) -> Set[str]:
@@ -188,16 +200,16 @@ class Scheduler:
             self._cluster.supervisors.pop(job_id)
         return job_ids - known
 
-    def _say_unreachable(self, token: int, message: str) -> None:
-        self._ledger.keep_cluster(token, nodes=None, message=message)
+    def _record_unreachable(self, token: int, message: str) -> None:
+        self._writes.record_cluster(token, nodes=None, message=message)
         # The message changes every turn: the cluster row has the newest one, jobs keep the first.
         for job in self._repository.queue():
             if job.reason != Reason.CLUSTER_UNREACHABLE:
-                self._ledger.keep_waiting(
+                self._writes.record_wait_reason(
                     job, token, reason=Reason.CLUSTER_UNREACHABLE, message=message
                 )
 
-    def _look_after(self, job: JobRow, token: int, *, fresh: bool) -> None:
+    def _reconcile_job(self, job: JobRow, token: int, *, fresh: bool) -> None:
         supervisor = self._cluster.supervisors.get(job.id)
         is_guest = job.kind == Kind.GUEST
         if self._lease.hold() != token or (supervisor is None and not fresh and not is_guest):
@@ -215,16 +227,16 @@ class Scheduler:
             _log.exception("job", job_id=job.id)
 
     def _act(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
-        now = self._passed()
-        given_up = now - self._missing_since.get(job.id, now) >= self._settings.patience_s
-        seen = Seen(
+        now = self._monotonic()
+        is_missing = now - self._missing_since.get(job.id, now) >= self._settings.patience_s
+        seen = ObservedJob(
             status=Status(job.status),
             attempt=job.attempt,
             deadline=self._cluster.extended(
                 self._deadlines.of(job), job, self._settings.start_timeout_s
             ),
-            given_up=given_up,
-            unplaceable=self._allocator.unplaceable_for(job.id) >= self._settings.patience_s,
+            is_missing=is_missing,
+            unplaceable=self._allocator.seconds_unplaceable(job.id) >= self._settings.patience_s,
         )
         supervisor = self._supervisor(job, state) if state else None
         may_have_ended = seen.status not in HELD and (state is None or state.phase == "ended")
@@ -239,7 +251,7 @@ class Scheduler:
                 pass
             case Follow():
                 self._follow(job, state, token)
-            case Launch():
+            case StartAttempt():
                 self._launch(job, token)
             case _:
                 self._end_attempt(job, action, end=end or _CANCELLED, token=token)
@@ -250,16 +262,16 @@ class Scheduler:
         )
 
     def _end_attempt(self, job: JobRow, action: _End, *, end: EndRecord, token: int) -> None:
-        self._reports.take_last(job)
+        self._reports.drain_final_logs(job)
         match action:
             case Remove(why):
                 self._remove(job.id, token, why=why)
-            case Lose():
-                self._lose(job, action, token)
+            case MarkLost():
+                self._mark_lost(job, action, token)
             case Requeue(message=message):
                 self._requeue(job, message, token)
-            case Park():
-                self._park(job, token)
+            case Pause():
+                self._finish_pause(job, token)
             case Finish():
                 self._finish(job, end, token)
             case _:
@@ -275,13 +287,15 @@ class Scheduler:
             isinstance(r.payload, PausedRecord) and r.attempt == job.attempt
             for r in drained.records
         ):
-            self._park(job, token)
+            self._finish_pause(job, token)
             return
-        if holds_news(job, drained) and self._ledger.take_over(job, token, drained):
+        if has_new_data(job, drained) and self._writes.ingest(job, token, drained):
             self._reports.mark_stored(job.id)
-            self._forget_words(state, drained)
+            self._clear_message(state, drained)
         elif state is not None:
-            self._ledger.say(job, token, state.message, waits=state.phase == "waiting")
+            self._writes.record_wait_message(
+                job, token, state.message, waits=state.phase == "waiting"
+            )
         self._orders.deliver(job, drained.orders_version, token)
 
     def _is_followed(self, job: JobRow) -> bool:
@@ -291,7 +305,7 @@ class Scheduler:
         runs = state is not None and state.attempt == job.attempt and state.phase != "ended"
         return runs and Status(job.status) not in HELD
 
-    def _forget_words(self, state: SupervisorState | None, drained: Drained) -> None:
+    def _clear_message(self, state: SupervisorState | None, drained: Drained) -> None:
         """What a supervisor said before its records came tells nothing of where the job is after
         them.
         """
@@ -307,17 +321,17 @@ class Scheduler:
                 job, EndRecord(status="FAILED", reason="START_FAILED", message=str(error)), token
             )
         except Unavailable as error:
-            self._ledger.say(job, token, str(error))
+            self._writes.record_wait_message(job, token, str(error))
         except OSError as error:
             why = (
                 f"its storage {storage} cannot be written ({error.strerror}); make room, or change"
                 " its rights"
             )
-            self._ledger.say(job, token, why)
+            self._writes.record_wait_message(job, token, why)
 
     def _start(self, job: JobRow, storage: str, token: int) -> None:
         spec = spec_of(job)
-        launch = LaunchOrder(
+        launch = Launch(
             job_id=job.id,
             attempt=job.attempt,
             workers=job.workers,
@@ -339,11 +353,11 @@ class Scheduler:
         self._runtime.remove(job_id)
         self._cluster.supervisors.pop(job_id, None)
 
-    def _lose(self, job: JobRow, action: Lose, token: int) -> None:
+    def _mark_lost(self, job: JobRow, action: MarkLost, token: int) -> None:
         # Out of sight is not always dead: it must not come back beside its successor.
         self._remove(job.id, token, why=action.message)
         budget = self._settings.max_lost_attempts
-        if self._ledger.lose(
+        if self._writes.mark_lost(
             job, token, action=action, history=self._reports.history(job), budget=budget
         ):
             self._reports.mark_stored(job.id)
@@ -354,20 +368,20 @@ class Scheduler:
         Its supervisor is removed first, so that no process starts beside the next attempt.
         """
         self._remove(job.id, token, why=message)
-        if self._ledger.requeue(job, token, message=message, history=self._reports.history(job)):
+        if self._writes.requeue(job, token, message=message, history=self._reports.history(job)):
             self._reports.mark_stored(job.id)
 
-    def _park(self, job: JobRow, token: int) -> None:
+    def _finish_pause(self, job: JobRow, token: int) -> None:
         """The attempt is over and the job is not; what is left of it must not be there beside the
         next one.
         """
-        if self._ledger.park(job, token, drained=self._reports.history(job)):
+        if self._writes.finish_pause(job, token, drained=self._reports.history(job)):
             self._reports.mark_stored(job.id)
             self._remove(job.id, token, why=f"attempt {job.attempt} has paused")
 
     def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:
         """All that came before the end is shown before it."""
-        if self._ledger.finish(job, token, end=end, drained=self._reports.history(job)):
+        if self._writes.finish(job, token, end=end, drained=self._reports.history(job)):
             self._remove(job.id, token, why=f"the job ended: {end.reason}")
 
 
@@ -381,7 +395,7 @@ def run(
     _log.info("scheduler began", database=database.engine.url.render_as_string(hide_password=True))
     while not stop.is_set():
         try:
-            scheduler.turn()
+            scheduler.run_once()
         except Exception:  # noqa: BLE001  # the loop's one catch-all: record, and look again
             _log.exception("turn")
         stop.wait(settings.drain_interval_s)

@@ -20,11 +20,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from service.child_processes import END_GRACE_S, ProcessManager
 from service.client import Client, ClientError
 from service.errors import StartError
 from service.home import Home, Running
-from service.parts import LOOPBACK, RAY_TEMP_NAME, STOP_ORDER, Place, free_port, parts
-from service.processes import END_GRACE_S, Keeper
+from service.local_programs import (
+    LOOPBACK,
+    RAY_TEMP_NAME,
+    STOP_ORDER,
+    LocalInstance,
+    build_programs,
+    free_port,
+)
 from service.security.guards import access_of
 from service.settings import Settings
 from service.temp_folders import private_folder, remove_abandoned_folders
@@ -66,21 +73,21 @@ def up(settings: Settings, say: Say) -> None:
         home.make_secrets()
         access_of(settings)
         _clean_up(home)
-        place = _place(settings, home, at_end)
-        keeper = Keeper()
+        instance = _describe_instance(settings, home, at_end)
+        manager = ProcessManager()
         at_end.callback(_clean_up, home)
-        at_end.callback(keeper.stop, STOP_ORDER)
-        _write(place, keeper)
-        keeper.start(parts(place))
-        _write(place, keeper)
-        if _wait_until_ready(place, keeper, signals):
+        at_end.callback(manager.stop, STOP_ORDER)
+        _write(instance, manager)
+        manager.start(build_programs(instance))
+        _write(instance, manager)
+        if _wait_until_ready(instance, manager, signals):
             seconds = time.monotonic() - started_at
             say(
-                f"accordion is ready at {place.url} after {seconds:.1f} s; logs are in {home.logs};"
-                " Ctrl-C stops it"
+                f"accordion is ready at {instance.url} after {seconds:.1f} s; logs are in"
+                f" {home.logs}; Ctrl-C stops it"
             )
-            say(_how_to_open(place.url, settings.token()))
-        _keep(place, keeper, signals, say=say)
+            say(_how_to_open(instance.url, settings.token()))
+        _keep(instance, manager, signals, say=say)
         say("stopping; unfinished jobs go on from their checkpoints at the next 'accordion up'")
 
 
@@ -98,13 +105,13 @@ def _with_token(settings: Settings) -> Settings:
     return settings.model_copy(update={"admin_token_file": settings.home_token})
 
 
-def _place(settings: Settings, home: Home, at_end: ExitStack) -> Place:
+def _describe_instance(settings: Settings, home: Home, at_end: ExitStack) -> LocalInstance:
     port = free_port(settings.host, settings.port)
     ray_dir, temp_dir = (
         at_end.enter_context(private_folder(FOLDER_PREFIX, parent))
         for parent in (_RAY_FOLDERS, _temp_root())
     )
-    return Place(
+    return LocalInstance(
         home=home,
         host=settings.host,
         port=port,
@@ -112,7 +119,7 @@ def _place(settings: Settings, home: Home, at_end: ExitStack) -> Place:
         temp_dir=temp_dir,
         ray_port=free_port(LOOPBACK, 0),
         ray_dashboard_port=_choose_dashboard_port(wanted=settings.ray_dashboard),
-        passed=settings.pass_to_workers,
+        passed_variables=settings.pass_to_workers,
         token_file=None if settings.admin_token else settings.admin_token_file,
     )
 
@@ -174,25 +181,25 @@ def _signals() -> Iterator[Signals]:
             signal.signal(number, handler)
 
 
-def _wait_until_ready(place: Place, keeper: Keeper, signals: Signals) -> bool:
+def _wait_until_ready(instance: LocalInstance, manager: ProcessManager, signals: Signals) -> bool:
     """False where a signal came first.
 
     Raises:
         StartError: a part died again and again, or the time is over.
     """
     deadline = time.monotonic() + READY_TIMEOUT_S
-    with Client(place.url) as client:
+    with Client(instance.url) as client:
         while not signals.stop:
             waiting_for = _unready(client)
             if not waiting_for:
                 return True
-            if keeper.look():
-                _write(place, keeper)
-            _refuse_deaths(place, keeper)
+            if manager.look():
+                _write(instance, manager)
+            _refuse_deaths(instance, manager)
             if time.monotonic() > deadline:
                 raise StartError(
                     f"the service was not ready after {READY_TIMEOUT_S:g} s: {waiting_for}; "
-                    f"see the logs in {place.home.logs}"
+                    f"see the logs in {instance.home.logs}"
                 )
             time.sleep(READY_INTERVAL_S)
     return False
@@ -209,17 +216,17 @@ def _unready(client: Client) -> str:
     )
 
 
-def _refuse_deaths(place: Place, keeper: Keeper) -> None:
-    for name, deaths in keeper.deaths().items():
+def _refuse_deaths(instance: LocalInstance, manager: ProcessManager) -> None:
+    for name, deaths in manager.deaths().items():
         if deaths >= MAX_START_DEATHS:
-            log = place.home.logs / f"{name}.log"
+            log = instance.home.logs / f"{name}.log"
             raise StartError(
-                f"{name} ended {deaths} times while starting; it said last: {last_words(log)}; all"
-                f" is in {log}"
+                f"{name} ended {deaths} times while starting; it said last:"
+                f" {last_log_line(log)}; all is in {log}"
             )
 
 
-def last_words(log: Path) -> str:
+def last_log_line(log: Path) -> str:
     """The last line of a log; of a JSON record its sentence."""
     lines = (
         [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -239,24 +246,24 @@ def last_words(log: Path) -> str:
         return lines[-1].strip()
 
 
-def _keep(place: Place, keeper: Keeper, signals: Signals, *, say: Say) -> None:
+def _keep(instance: LocalInstance, manager: ProcessManager, signals: Signals, *, say: Say) -> None:
     while not signals.stop:
-        for name in keeper.look():
-            say(f"{name} had ended and was started again; see {place.home.logs / name}.log")
-            _write(place, keeper)
+        for name in manager.look():
+            say(f"{name} had ended and was started again; see {instance.home.logs / name}.log")
+            _write(instance, manager)
         time.sleep(LOOK_INTERVAL_S)
 
 
-def _write(place: Place, keeper: Keeper) -> None:
+def _write(instance: LocalInstance, manager: ProcessManager) -> None:
     running = Running(
         pid=os.getpid(),
-        url=place.url,
-        ray_address=place.ray_address,
-        ray_dir=str(place.ray_dir),
-        pids=keeper.pids(),
-        token_file=str(place.token_file or ""),
+        url=instance.url,
+        ray_address=instance.ray_address,
+        ray_dir=str(instance.ray_dir),
+        pids=manager.pids(),
+        token_file=str(instance.token_file or ""),
     )
-    place.home.write(running)
+    instance.home.write(running)
 
 
 def _temp_root() -> Path:

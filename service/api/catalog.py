@@ -11,7 +11,7 @@ from service.api.cluster_schemas import ClusterView, Named, NamedList, QueueEntr
 from service.api.deps import NO_QUERY, RepositoryDep
 from service.api.problems import problems
 from service.api.views import cluster_view
-from service.domain.waiting_message import shown_message
+from service.domain.waiting_message import format_waiting_message
 from service.store.models import JobRow
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
@@ -67,13 +67,13 @@ def get_cluster(repository: RepositoryDep) -> ClusterView:
 def get_queue(repository: RepositoryDep) -> QueueView:
     """List the waiting jobs in the order in which they will start, each with its reason."""
     rows = repository.queue()
-    first = repository.first_without_room(rows)
+    first = repository.first_without_capacity(rows)
     return QueueView(items=[_entry(position, row, first) for position, row in enumerate(rows)])
 
 
-def _entry(position: int, row: JobRow, first_without_room: str | None) -> QueueEntry:
+def _entry(position: int, row: JobRow, first_without_capacity: str | None) -> QueueEntry:
     fields = {
         name: getattr(row, name) for name in ("id", "name", "priority", "reason", "created_at")
     }
-    message = shown_message(row.message, first_without_room)
+    message = format_waiting_message(row.message, first_without_capacity)
     return QueueEntry.model_validate({"position": position, "message": message, **fields})

@@ -8,11 +8,11 @@ import anyio
 from fastapi import APIRouter, Path, Request, Response
 from starlette.requests import ClientDisconnect
 
-from service.api.deps import NO_QUERY, WRITES, PartsDep
-from service.api.parts import Parts
+from service.api.app_state import AppState
+from service.api.deps import NO_QUERY, WRITES, StateDep
 from service.api.problems import problems
 from service.api.schemas import CodeView
-from service.code import CodeStore
+from service.code_store import CodeStore
 from service.errors import Invalid, NotFound, UnsupportedMediaType
 from workers.contract import JobSpec
 
@@ -35,7 +35,7 @@ _LOCATION = {"Location": {"description": "URL of the code", "schema": {"type": "
     openapi_extra=_BODY,
     responses={201: {"headers": _LOCATION}, **problems(415)},
 )
-async def upload_code(request: Request, response: Response, parts: PartsDep) -> CodeView:
+async def upload_code(request: Request, response: Response, state: StateDep) -> CodeView:
     """Upload your own Python modules as a zip file. Put the `sha256` of the response into the field
     `code` of a spec.
 
@@ -47,30 +47,30 @@ async def upload_code(request: Request, response: Response, parts: PartsDep) -> 
     given = request.headers.get("content-type", "missing")
     if given.partition(";")[0].strip().lower() != ZIP:
         raise UnsupportedMediaType(f"Content-Type is {given}; send the archive as {ZIP}")
-    store = store_of(parts)
-    with store.draft(parts.settings.max_code_bytes) as draft:
+    store = store_of(state)
+    with store.draft(state.settings.max_code_bytes) as draft:
         try:
             async for piece in request.stream():
                 draft.write(piece)
         except ClientDisconnect:
             raise Invalid("the upload was interrupted; send it again") from None
-        code = await anyio.to_thread.run_sync(store.keep, draft, limiter=parts.upload_checks)
+        code = await anyio.to_thread.run_sync(store.keep, draft, limiter=state.upload_checks)
     response.headers["Location"] = request.app.url_path_for("get_code", sha256=code.sha256)
     return CodeView.model_validate(code)
 
 
 @router.get("/{sha256}", responses=problems(404))
-def get_code(sha256: CodeSha, parts: PartsDep) -> CodeView:
+def get_code(sha256: CodeSha, state: StateDep) -> CodeView:
     """Show the size of an upload."""
-    return CodeView.model_validate(store_of(parts).get(sha256))
+    return CodeView.model_validate(store_of(state).get(sha256))
 
 
-def store_of(parts: Parts) -> CodeStore:
+def store_of(state: AppState) -> CodeStore:
     """Return the store of uploads."""
-    return CodeStore(parts.settings.code, parts.clock)
+    return CodeStore(state.settings.code, state.clock)
 
 
-def check_code(parts: Parts, spec: JobSpec) -> None:
+def check_code(state: AppState, spec: JobSpec) -> None:
     """Check that the code of a spec has been uploaded, if it names any.
 
     Raises:
@@ -79,6 +79,6 @@ def check_code(parts: Parts, spec: JobSpec) -> None:
     if spec.code is None:
         return
     try:
-        store_of(parts).get(spec.code)
+        store_of(state).get(spec.code)
     except NotFound as error:
         raise Invalid(str(error), "/code") from error

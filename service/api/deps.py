@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict
 
-from service.api.parts import Parts
+from service.api.app_state import AppState
 from service.errors import NotFound, Unavailable
 from service.store.models import JobRow
 from service.store.repository import Repository
@@ -30,18 +30,18 @@ async def _refuse_query(query: Annotated[QueryParams, Query()]) -> None:
 NO_QUERY: Any = Depends(_refuse_query)
 
 
-async def _parts(request: Request) -> Parts:
+async def _state(request: Request) -> AppState:
     """Return the state that `create_app` assembled."""
-    parts: Parts = request.app.state.parts
-    return parts
+    state: AppState = request.app.state.accordion
+    return state
 
 
-PartsDep = Annotated[Parts, Depends(_parts)]
+StateDep = Annotated[AppState, Depends(_state)]
 
 
-async def _repository(parts: PartsDep) -> Repository:
+async def _repository(state: StateDep) -> Repository:
     """Return the read side of the store."""
-    return parts.repository
+    return state.repository
 
 
 RepositoryDep = Annotated[Repository, Depends(_repository)]
@@ -65,13 +65,13 @@ def _job(job_id: JobId, repository: RepositoryDep) -> JobRow:
 JobDep = Annotated[JobRow, Depends(_job)]
 
 
-async def _refuse_while_draining(parts: PartsDep) -> None:
+async def _refuse_while_draining(state: StateDep) -> None:
     """Reject writes while the process is shutting down.
 
     Raises:
         Unavailable: the process is shutting down.
     """
-    if parts.draining.is_set():
+    if state.draining.is_set():
         raise Unavailable("the service is shutting down; try again in a moment")
 
 
@@ -79,13 +79,13 @@ WRITES: Any = Depends(_refuse_while_draining)
 """Dependency of routes that accept data."""
 
 
-async def _hold_write_slot(parts: PartsDep) -> AsyncIterator[None]:
+async def _hold_write_slot(state: StateDep) -> AsyncIterator[None]:
     """Hold one of the write slots for the duration of the request.
 
     Raises:
         Unavailable: no slot became free in time.
     """
-    async with parts.write_slots.slot():
+    async with state.write_slots.slot():
         yield
 
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Response
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.api.deps import NO_QUERY, PartsDep
-from service.api.parts import Parts
+from service.api.app_state import AppState
+from service.api.deps import NO_QUERY, StateDep
 from service.api.problems import problems
 from service.api.schemas import CheckResult, Ready
 from service.errors import Unavailable
@@ -29,14 +29,14 @@ async def livez() -> dict[str, bool]:
     "/readyz",
     responses={503: {"model": Ready}, **{k: v for k, v in problems().items() if k != 503}},
 )
-def readyz(parts: PartsDep, response: Response) -> Ready:
+def readyz(state: StateDep, response: Response) -> Ready:
     """Check whether jobs can be accepted and run: service, database, migrations, scheduler, Ray."""
-    checks = {"service": _service(parts), "database": _database(parts)}
+    checks = {"service": _service(state), "database": _database(state)}
     if checks["database"].ok:
         checks |= {
-            "migrations": _migrations(parts),
-            "scheduler": _scheduler(parts),
-            "ray": _ray(parts),
+            "migrations": _migrations(state),
+            "scheduler": _scheduler(state),
+            "ray": _ray(state),
         }
     ready = all(check.ok for check in checks.values())
     response.status_code = 200 if ready else 503
@@ -48,27 +48,27 @@ def readyz(parts: PartsDep, response: Response) -> Ready:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **problems()},
     response_class=Response,
 )
-def metrics(parts: PartsDep) -> Response:
+def metrics(state: StateDep) -> Response:
     """Export all metrics for Prometheus. An ended job is exported for another
     `ACCORDION_METRICS_RETENTION_S` seconds (default 300).
     """
     content, content_type = metrics_response(
-        parts.repository,
-        datetime.fromtimestamp(parts.clock(), UTC),
-        retention_s=parts.settings.metrics_retention_s,
-        extra=[parts.request_times],
+        state.repository,
+        datetime.fromtimestamp(state.clock(), UTC),
+        retention_s=state.settings.metrics_retention_s,
+        extra=[state.request_times],
     )
     return Response(content, headers={"content-type": content_type})
 
 
-def _service(parts: Parts) -> CheckResult:
-    draining = parts.draining.is_set()
+def _service(state: AppState) -> CheckResult:
+    draining = state.draining.is_set()
     return CheckResult(ok=not draining, message="shuts down" if draining else "accepts requests")
 
 
-def _database(parts: Parts) -> CheckResult:
+def _database(state: AppState) -> CheckResult:
     try:
-        parts.repository.heartbeat()
+        state.repository.heartbeat()
     except Unavailable as error:
         return CheckResult(ok=False, message=str(error))
     except SQLAlchemyError as error:
@@ -78,19 +78,19 @@ def _database(parts: Parts) -> CheckResult:
     return CheckResult(ok=True, message="responds")
 
 
-def _migrations(parts: Parts) -> CheckResult:
-    found = current(parts.database)
+def _migrations(state: AppState) -> CheckResult:
+    found = current(state.database)
     message = f"is at {found}" + (
         "" if found == _HEAD else f", this code needs {_HEAD}; restart the service to migrate"
     )
     return CheckResult(ok=found == _HEAD, message=message)
 
 
-def _scheduler(parts: Parts) -> CheckResult:
-    beat = parts.repository.heartbeat()
+def _scheduler(state: AppState) -> CheckResult:
+    beat = state.repository.heartbeat()
     if beat is None:
         return CheckResult(ok=False, message="has never run; start 'accordion scheduler'")
-    age, limit = parts.clock() - beat, parts.settings.heartbeat_stale_s
+    age, limit = state.clock() - beat, state.settings.heartbeat_stale_s
     if age < -limit:
         message = (
             f"has a heartbeat {-age:.1f} s in the future: the clock was set back; a running"
@@ -104,8 +104,8 @@ def _scheduler(parts: Parts) -> CheckResult:
     return CheckResult(ok=age <= limit, message=message)
 
 
-def _ray(parts: Parts) -> CheckResult:
-    cluster = parts.repository.cluster()
+def _ray(state: AppState) -> CheckResult:
+    cluster = state.repository.cluster()
     if cluster is None:
         return CheckResult(ok=False, message="has not been checked by the scheduler yet")
     if not cluster.reachable:

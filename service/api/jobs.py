@@ -10,22 +10,22 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from service.api.app_state import AppState
 from service.api.code import check_code
 from service.api.conditions import ETAG, IdempotencyKey, etag
-from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, PartsDep, QueryParams, RepositoryDep
-from service.api.parts import Parts
+from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, QueryParams, RepositoryDep, StateDep
 from service.api.problems import problems
 from service.api.schemas import PLAIN, DryRun, JobPage, JobView
 from service.api.views import job_view
+from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Reason, Status
-from service.domain.queue import Asked, Waiting, plan_queue, sizes_of
-from service.domain.snapshot import read_snapshot
-from service.domain.waiting_message import shown_message
+from service.domain.queue import PendingJob, ResourceRequest, list_worker_resources, plan_queue
+from service.domain.waiting_message import format_waiting_message
 from service.errors import Invalid
-from service.store.commands import Commands, Idempotency, body_hash
+from service.store.job_submission import Idempotency, JobSubmission, body_hash
 from service.store.models import JobRow
 from service.store.repository import JobFilter
-from service.store.stored_spec import asked_of
+from service.store.stored_spec import resource_request
 from workers.contract import JobSpec
 from workers.tasks import GUEST
 
@@ -87,7 +87,7 @@ def submit(
     *,
     request: Request,
     response: Response,
-    parts: PartsDep,
+    state: StateDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:
     """Submit a job. It is queued, and starts when its workers fit on the cluster.
@@ -96,11 +96,11 @@ def submit(
     created; the same key with another body is rejected with 422.
     """
     _refuse_guest(spec)
-    check_code(parts, spec)
+    check_code(state, spec)
     if query.dry_run:
-        return Response(_dry_run(parts, spec).model_dump_json(), 200, media_type="application/json")
+        return Response(_dry_run(state, spec).model_dump_json(), 200, media_type="application/json")
     key = _idempotency(idempotency_key, "POST /jobs", spec.model_dump(mode="json"))
-    job, replayed = Commands(parts.database, parts.clock).submit(spec, key)
+    job, replayed = JobSubmission(state.database, state.clock).submit(spec, key)
     response.status_code = 200 if replayed else 201
     response.headers["Location"] = request.app.url_path_for("get_one", job_id=job.id)
     response.headers["ETag"] = etag(job)
@@ -108,7 +108,7 @@ def submit(
 
 
 @router.get("", responses=problems())
-def get_list(query: Annotated[ListQuery, Query()], parts: PartsDep) -> JobPage:
+def get_list(query: Annotated[ListQuery, Query()], state: StateDep) -> JobPage:
     """List jobs, newest first, in pages. Pass `next_cursor` as `cursor` to get the next page."""
     labels = [_label(text, index) for index, text in enumerate(query.label)]
     wanted = JobFilter(
@@ -119,9 +119,9 @@ def get_list(query: Annotated[ListQuery, Query()], parts: PartsDep) -> JobPage:
         before=_from_cursor(query.cursor),
         limit=query.limit + 1,
     )
-    rows = parts.repository.jobs(wanted)
+    rows = state.repository.jobs(wanted)
     page = rows[: query.limit]
-    first = parts.repository.first_without_room(page)
+    first = state.repository.first_without_capacity(page)
     return JobPage(
         items=[job_view(row, first) for row in page],
         next_cursor=_to_cursor(page[-1]) if len(rows) > len(page) else None,
@@ -134,7 +134,7 @@ def get_list(query: Annotated[ListQuery, Query()], parts: PartsDep) -> JobPage:
 def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobView:
     """Show one job: spec, state and its reason, progress, newest metrics."""
     response.headers["ETag"] = etag(job)
-    return job_view(job, repository.first_without_room([job]))
+    return job_view(job, repository.first_without_capacity([job]))
 
 
 def _refuse_guest(spec: JobSpec) -> None:
@@ -151,23 +151,25 @@ def _idempotency(key: str | None, scope: str, body: Any) -> Idempotency | None:
     return Idempotency(key=key, scope=scope, body_hash=body_hash(body)) if key else None
 
 
-def _dry_run(parts: Parts, spec: JobSpec) -> DryRun:
-    cluster = parts.repository.cluster()
-    ahead = [row for row in parts.repository.queue() if row.priority >= spec.priority]
-    waiting = [Waiting(id=row.id, asked=asked_of(row)) for row in ahead]
+def _dry_run(state: AppState, spec: JobSpec) -> DryRun:
+    cluster = state.repository.cluster()
+    ahead = [row for row in state.repository.queue() if row.priority >= spec.priority]
+    waiting = [PendingJob(id=row.id, request=resource_request(row)) for row in ahead]
     group = spec.workers
-    size = Asked(
+    size = ResourceRequest(
         min=group.min, max=group.max, cpus=group.cpus, gpus=group.gpus, memory=group.memory or 0.0
     )
-    waiting.append(Waiting(id="new", asked=size))
+    waiting.append(PendingJob(id="new", request=size))
     reserved = [
-        size for row in parts.repository.holding() for size in sizes_of(asked_of(row), row.workers)
+        size
+        for row in state.repository.allocated()
+        for size in list_worker_resources(resource_request(row), row.workers)
     ]
-    nodes, foreign = read_snapshot(cluster.nodes if cluster else [])
+    nodes, foreign = read_cluster_snapshot(cluster.nodes if cluster else [])
     verdicts = plan_queue(waiting, nodes, reserved, foreign=foreign)
     verdict = verdicts["new"]
     blockers = (id_ for id_, one in verdicts.items() if one.reason is Reason.WAITING_FOR_ROOM)
-    message = shown_message(verdict.message, next(blockers, None))
+    message = format_waiting_message(verdict.message, next(blockers, None))
     return DryRun(spec=spec, would_wait=verdict.reason is not Reason.ADMITTED, message=message)
 
 

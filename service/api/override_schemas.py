@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from accordion.messages import Ack, OptionValue
 from service.api.schemas import PLAIN, PLAIN_LINES, Answer, Request
-from service.domain.standing import OverrideState
+from service.domain.override_status import OverrideState
 from workers.contract import MAX_SAMPLES
 
 

@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from service.api.conditions import IdempotencyKey, IfMatch, check_if_match, etag
-from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, PartsDep, RepositoryDep
+from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, RepositoryDep, StateDep
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.problems import problems
 from service.api.views import override_view
-from service.store.commands import Commands, Idempotency, OverrideWish, body_hash
+from service.store.job_submission import Idempotency, JobSubmission, RequestedOverride, body_hash
 
 router = APIRouter(prefix="/jobs/{job_id}/overrides", tags=["overrides"], dependencies=[NO_QUERY])
 OverrideId = Annotated[
@@ -37,7 +37,7 @@ def add_override(
     job_id: JobId,
     wish: OverrideRequest,
     *,
-    parts: PartsDep,
+    state: StateDep,
     if_match: IfMatch = None,
     idempotency_key: IdempotencyKey = None,
 ) -> OverrideView:
@@ -57,22 +57,22 @@ def add_override(
         if idempotency_key
         else None
     )
-    row, _ = Commands(parts.database, parts.clock).add_override(
+    row, _ = JobSubmission(state.database, state.clock).add_override(
         job_id,
-        OverrideWish(**wish.model_dump()),
+        RequestedOverride(**wish.model_dump()),
         check=lambda job: check_if_match(if_match, job),
         idempotency=key,
     )
-    return override_view(row, parts.repository.acks(job_id).get(row.id, []))
+    return override_view(row, state.repository.acks(job_id).get(row.id, []))
 
 
 @router.delete("/{override_id}", dependencies=WRITES_ROWS, responses=problems(404, 409, 412))
 def cancel_override(
-    job_id: JobId, override_id: OverrideId, *, parts: PartsDep, if_match: IfMatch = None
+    job_id: JobId, override_id: OverrideId, *, state: StateDep, if_match: IfMatch = None
 ) -> OverrideView:
     """Cancel an override. Its layers return to the policy, or to another override that is still
     active. Repeating the request has no effect.
     """
-    commands = Commands(parts.database, parts.clock)
-    row = commands.cancel_override(job_id, override_id, lambda job: check_if_match(if_match, job))
-    return override_view(row, parts.repository.acks(job_id).get(row.id, []))
+    submission = JobSubmission(state.database, state.clock)
+    row = submission.cancel_override(job_id, override_id, lambda job: check_if_match(if_match, job))
+    return override_view(row, state.repository.acks(job_id).get(row.id, []))

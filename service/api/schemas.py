@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from accordion.messages import Decision, OptionValue
+from service.domain.elasticity import ElasticityStats
 from service.domain.jobs import Desired, Kind, Reason, Status
-from service.domain.tally import Tally
 from workers.contract import Bytes, EpochRecord, JobSpec, StorageUse
 from workers.plain_text import check_texts
 
@@ -133,7 +133,7 @@ class JobView(Answer):
     """
     max_workers: int
     """Most workers that the job may get: `workers.max` of the spec, or of the last resize."""
-    tally: Tally
+    tally: ElasticityStats
     """Cost of all changes of worker group so far."""
     metrics: dict[str, float]
     """Metrics of the newest evaluation, by name, such as `loss` and `accuracy`."""
@@ -168,7 +168,7 @@ class CodeView(Answer):
     files: int
     """Number of files in the archive."""
     size_bytes: int
-    """Size of the archive in bytes."""
+    """Resources of the archive in bytes."""
 
 
 class ResizeRequest(Request):
@@ -228,7 +228,7 @@ class AttemptView(Answer):
     """Why the attempt ended, or its current state, as a stable code."""
     message: str
     """Why the attempt ended, or its current state, in one sentence."""
-    tally: Tally
+    tally: ElasticityStats
     """Cost of the changes of worker group in this attempt."""
     created_at: datetime
     """Time at which the scheduler allocated its workers."""
@@ -259,7 +259,7 @@ class CheckpointView(Answer):
     step: int
     """Optimizer steps that it contains."""
     size_bytes: int
-    """Size on storage in bytes."""
+    """Resources on storage in bytes."""
     seconds: float
     """Seconds from the step boundary until it was complete on storage."""
     blocked_s: float

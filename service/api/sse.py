@@ -11,8 +11,8 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
+from service.api.app_state import AppState
 from service.api.feeds import Frame, Reader, Snapshot, follow
-from service.api.parts import Parts
 from service.api.views import event_document, progress_view
 from service.domain.jobs import ENDED, Status
 from service.store.models import EventRow, JobRow, LogChunkRow
@@ -22,12 +22,12 @@ _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _GONE = Snapshot(version=None, newest=0, has_ended=True)
 
 
-def stream(parts: Parts, reader: Reader, *, now: Snapshot, after: int) -> StreamingResponse:
+def stream(state: AppState, reader: Reader, *, now: Snapshot, after: int) -> StreamingResponse:
     """Stream what follows a number, until the job ends, the client leaves or the service stops."""
 
     async def frames() -> AsyncIterator[str]:
-        with parts.feeds.subscribe(reader, now) as feed:
-            async for text in follow(feed, after, keepalive_s=parts.settings.sse_keepalive_s):
+        with state.feeds.subscribe(reader, now) as feed:
+            async for text in follow(feed, after, keepalive_s=state.settings.sse_keepalive_s):
                 yield text
 
     return StreamingResponse(frames(), media_type=MEDIA_TYPE, headers=_HEADERS)
@@ -42,8 +42,8 @@ def frame(kind: str, data: Any, number: int | None = None) -> str:
 class EventReader:
     """Reads the events and the progress of one job."""
 
-    def __init__(self, parts: Parts, job_id: str) -> None:
-        self._repository = parts.repository
+    def __init__(self, state: AppState, job_id: str) -> None:
+        self._repository = state.repository
         self.job_id = job_id
 
     @property
@@ -81,8 +81,8 @@ class EventReader:
 class LogReader:
     """Reads the log chunks of one job, for one attempt or all."""
 
-    def __init__(self, parts: Parts, job_id: str, attempt: int | None) -> None:
-        self._repository = parts.repository
+    def __init__(self, state: AppState, job_id: str, attempt: int | None) -> None:
+        self._repository = state.repository
         self.job_id = job_id
         self._attempt = attempt
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from fastapi import APIRouter, Response
 
 from service.api.conditions import ETAG, IfMatch, check_if_match, etag
-from service.api.deps import NO_QUERY, WRITES_ROWS, JobId, PartsDep
+from service.api.deps import NO_QUERY, WRITES_ROWS, JobId, StateDep
 from service.api.problems import problems
 from service.api.schemas import JobView, ResizeRequest
 from service.api.views import job_view
+from service.store.job_lifecycle import JobLifecycle
 from service.store.models import JobRow
-from service.store.steering import Steering
 
 router = APIRouter(
     prefix="/jobs/{job_id}",
@@ -28,7 +28,7 @@ def resize(
     wish: ResizeRequest,
     *,
     response: Response,
-    parts: PartsDep,
+    state: StateDep,
     if_match: IfMatch = None,
 ) -> JobView:
     """Change how many workers a job may have. Repeating the request has no effect.
@@ -37,45 +37,47 @@ def resize(
     switches at a step boundary and loses no step; a queued or paused job starts with the new
     limits.
     """
-    steering = Steering(parts.database, parts.clock)
-    return _answer(steering.resize(job_id, wish.min, wish.max, check=_check(if_match)), response)
+    lifecycle = JobLifecycle(state.database, state.clock)
+    return _answer(lifecycle.resize(job_id, wish.min, wish.max, check=_check(if_match)), response)
 
 
 @router.post("/pause", status_code=202)
 def pause(
-    job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None
+    job_id: JobId, *, response: Response, state: StateDep, if_match: IfMatch = None
 ) -> JobView:
     """Pause a job: its workers save a checkpoint and stop, which frees their resources. Repeating
     the request has no effect.
     """
-    steering = Steering(parts.database, parts.clock)
+    lifecycle = JobLifecycle(state.database, state.clock)
     return _answer(
-        steering.pause(job_id, _check(if_match), grace_s=parts.settings.cancel_grace_s), response
+        lifecycle.pause(job_id, _check(if_match), grace_s=state.settings.cancel_grace_s), response
     )
 
 
 @router.post("/resume", status_code=202)
 def resume(
-    job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None
+    job_id: JobId, *, response: Response, state: StateDep, if_match: IfMatch = None
 ) -> JobView:
     """Resume a paused job: it is queued, and continues from its checkpoint. Repeating the request
     has no effect.
     """
-    return _answer(Steering(parts.database, parts.clock).resume(job_id, _check(if_match)), response)
+    return _answer(
+        JobLifecycle(state.database, state.clock).resume(job_id, _check(if_match)), response
+    )
 
 
 @router.post("/cancel", status_code=202)
 def cancel(
-    job_id: JobId, *, response: Response, parts: PartsDep, if_match: IfMatch = None
+    job_id: JobId, *, response: Response, state: StateDep, if_match: IfMatch = None
 ) -> JobView:
     """Cancel a job: at once if nothing runs, otherwise after its workers have saved a checkpoint.
 
     A guest run can be cancelled only if it is LOST, which ends its record. Repeating the request
     has no effect.
     """
-    steering = Steering(parts.database, parts.clock)
+    lifecycle = JobLifecycle(state.database, state.clock)
     return _answer(
-        steering.cancel(job_id, _check(if_match), grace_s=parts.settings.cancel_grace_s), response
+        lifecycle.cancel(job_id, _check(if_match), grace_s=state.settings.cancel_grace_s), response
     )
 
 

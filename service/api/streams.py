@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import StreamingResponse
 
 from service.api.conditions import last_event_id
-from service.api.deps import JobDep, PartsDep, QueryParams
+from service.api.deps import JobDep, QueryParams, StateDep
 from service.api.problems import problems
 from service.api.sse import MEDIA_TYPE, EventReader, LogReader, stream
 from service.domain.jobs import ENDED, Status
@@ -81,7 +81,7 @@ def get_events(
     job: JobDep,
     query: Annotated[EventsQuery, Query()],
     *,
-    parts: PartsDep,
+    state: StateDep,
     last_event_id_: LastEventIdHeader = None,
 ) -> Response:
     """Stream server-sent events of type `status`, `epoch`, `decision`, `override`, `workers`,
@@ -96,8 +96,8 @@ def get_events(
         raise Invalid(f"after is {after}; the newest event is {job.event_seq}", "query/after")
     if Status(job.status) in ENDED and after >= job.event_seq:
         return Response(status_code=204)
-    reader = EventReader(parts, job.id)
-    return stream(parts, reader, now=reader.snapshot(job), after=after)
+    reader = EventReader(state, job.id)
+    return stream(state, reader, now=reader.snapshot(job), after=after)
 
 
 @router.get(
@@ -116,16 +116,16 @@ def get_logs(
     job: JobDep,
     query: Annotated[LogsQuery, Query()],
     *,
-    parts: PartsDep,
+    state: StateDep,
     last_event_id_: LastEventIdHeader = None,
 ) -> Response:
     """Show the output of the workers and their supervisor: as text, or with `follow` as a stream of
     server-sent events.
     """
-    reader = LogReader(parts, job.id, query.attempt)
+    reader = LogReader(state, job.id, query.attempt)
     if not query.follow:
         return StreamingResponse(reader.text(), media_type="text/plain; charset=utf-8")
     after = last_event_id(last_event_id_, job.log_number)
     if after is not None and Status(job.status) in ENDED and after >= job.log_number:
         return Response(status_code=204)
-    return stream(parts, reader, now=reader.snapshot(job), after=after or 0)
+    return stream(state, reader, now=reader.snapshot(job), after=after or 0)

@@ -26,7 +26,7 @@ from service.api.schemas import (
     ScheduleView,
 )
 from service.domain.jobs import Kind
-from service.domain.waiting_message import shown_message
+from service.domain.waiting_message import format_waiting_message
 from service.store.models import (
     AckRow,
     AttemptRow,
@@ -41,16 +41,16 @@ from service.store.models import (
 from service.store.stored_documents import (
     layer_names,
     override_columns,
+    stored_elasticity,
     stored_labels,
     stored_layers,
     stored_metrics,
     stored_ray_run,
     stored_storage,
-    stored_tally,
 )
 from service.store.stored_spec import (
     UnreadableSpec,
-    asked_of,
+    resource_request,
     spec_value,
     stored_spec,
     submitted_spec,
@@ -61,15 +61,16 @@ _UNKNOWN_LEVEL = Level(name="unknown", method="unknown")
 _log = structlog.get_logger()
 
 
-def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
+def job_view(row: JobRow, first_without_capacity: str | None = None) -> JobView:
     """Build the view of one job. A column that this version cannot read is shown empty.
 
-    `first_without_room` is the id of the first queued job without capacity, which blocks the queue.
+    `first_without_capacity` is the id of the first queued job without capacity; it blocks the
+    queue.
     """
     documents = {
         "labels": stored_labels(row),
         "metrics": stored_metrics(row),
-        "tally": stored_tally(row),
+        "tally": stored_elasticity(row),
     }
     documents |= {"storage": stored_storage(row), "ray_run": stored_ray_run(row)}
     plain = {
@@ -83,7 +84,7 @@ def job_view(row: JobRow, first_without_room: str | None = None) -> JobView:
             **documents,
             "spec": stored_spec(row),
             "progress": progress_view(row),
-            "message": shown_message(row.message, first_without_room),
+            "message": format_waiting_message(row.message, first_without_capacity),
         }
     )
 
@@ -122,7 +123,7 @@ def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
 def attempt_view(row: AttemptRow) -> AttemptView:
     """Build the view of one attempt."""
     plain = {name: getattr(row, name) for name in AttemptView.model_fields if name != "tally"}
-    return AttemptView.model_validate({**plain, "tally": stored_tally(row)})
+    return AttemptView.model_validate({**plain, "tally": stored_elasticity(row)})
 
 
 def checkpoint_view(row: CheckpointRow) -> CheckpointView:
@@ -281,8 +282,8 @@ def cluster_view(row: ClusterRow | None, jobs: list[JobRow]) -> ClusterView:
         seen_at=row.seen_at if row else None,
         cpus=sum(node.cpus for node in usable),
         gpus=sum(node.gpus for node in usable),
-        cpus_reserved=sum(job.workers * asked_of(job).cpus for job in jobs),
-        gpus_reserved=sum(job.workers * asked_of(job).gpus for job in jobs),
+        cpus_reserved=sum(job.workers * resource_request(job).cpus for job in jobs),
+        gpus_reserved=sum(job.workers * resource_request(job).gpus for job in jobs),
         cpus_foreign=sum(node.cpus_foreign for node in usable),
         gpus_foreign=sum(node.gpus_foreign for node in usable),
         dashboard_url=row.dashboard_url if row else None,

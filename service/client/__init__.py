@@ -2,10 +2,10 @@
 
 from service.client.client import Client
 from service.client.errors import (
-    Answered,
+    AmbiguousJob,
+    APIStatusError,
     ClientError,
-    Missing,
-    NotOneJob,
+    NotFound,
     Refused,
     ServiceFailed,
     Unreachable,
@@ -13,12 +13,12 @@ from service.client.errors import (
 from service.client.stream import LogChunk, Waiter
 
 __all__ = [
-    "Answered",
+    "APIStatusError",
+    "AmbiguousJob",
     "Client",
     "ClientError",
     "LogChunk",
-    "Missing",
-    "NotOneJob",
+    "NotFound",
     "Refused",
     "ServiceFailed",
     "Unreachable",

@@ -9,11 +9,11 @@ import httpx2
 from pydantic import ValidationError
 
 from service.api.schemas import Problem
-from service.client.errors import Missing, Refused, ServiceFailed, Unreachable
+from service.client.errors import NotFound, Refused, ServiceFailed, Unreachable
 
 
 @contextmanager
-def translated(url: str) -> Iterator[None]:
+def translate_errors(url: str) -> Iterator[None]:
     """Errors of the network as ours.
 
     Raises:
@@ -45,7 +45,7 @@ def check(response: httpx2.Response) -> None:
 
     Raises:
         ServiceFailed: 5xx.
-        Missing: 404.
+        NotFound: 404.
         Refused: another 4xx.
         Unreachable: whatever answers is not this service.
     """
@@ -62,7 +62,7 @@ def check(response: httpx2.Response) -> None:
     kind = (
         ServiceFailed
         if response.is_server_error
-        else Missing
+        else NotFound
         if response.status_code == 404
         else Refused
     )

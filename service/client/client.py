@@ -39,8 +39,8 @@ from service.api.schemas import (
     Ready,
     ScheduleView,
 )
-from service.client.answers import check, translated
-from service.client.errors import Missing, NotOneJob, Unreachable
+from service.client.answers import check, translate_errors
+from service.client.errors import AmbiguousJob, NotFound, Unreachable
 from service.client.stream import LogChunk, Stream, Waiter, follow
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -169,12 +169,12 @@ class Client:
         not ended.
 
         Raises:
-            NotOneJob: it fits none, or several.
+            AmbiguousJob: it fits none, or several.
         """
         if len(reference) == 36:
             try:
                 return self.job(reference)
-            except Missing:
+            except NotFound:
                 pass  # a name may have as many characters as an id
         found = self._matching(reference)
         going = [job for job in found if job.ended_at is None]
@@ -183,18 +183,18 @@ class Client:
         if len(found) == 1 or len(going) == 1:
             return (going or found)[0]
         if not found:
-            raise NotOneJob(f"there is no job {reference!r}; 'accordion list' shows all")
+            raise AmbiguousJob(f"there is no job {reference!r}; 'accordion list' shows all")
         if not going:
             newest = max(found, key=lambda job: job.created_at)
             message = (
                 f"no unfinished job matches {reference!r}; the newest that ended is {newest.id}"
                 f" ({newest.status})"
             )
-            raise NotOneJob(message, newest.id)
+            raise AmbiguousJob(message, newest.id)
         shown = ", ".join(f"{job.id} ({job.status})" for job in found[:5])
         count = f"{len(found)} or more" if len(found) >= PAGE_JOBS else len(found)
         more = " ..." if len(found) > 5 else ""
-        raise NotOneJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id")
+        raise AmbiguousJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id")
 
     def _matching(self, reference: str, status: Sequence[str] = ()) -> list[JobView]:
         """Newest jobs with that name or id prefix, at most one page of each."""
@@ -313,7 +313,7 @@ class Client:
 
     def ready(self) -> Ready:
         """Whether jobs can be taken and run; not being ready is an answer, not an error."""
-        with translated(self.url):
+        with translate_errors(self.url):
             response = self._http.get("/readyz")
         if response.status_code not in (200, 503):
             check(response)
@@ -339,7 +339,7 @@ class Client:
         """Lines so far, each with who wrote it."""
         params = {"attempt": attempt} if attempt else {}
         with (
-            translated(self.url),
+            translate_errors(self.url),
             self._http.stream("GET", f"/api/v1/jobs/{job_id}/logs", params=params) as response,
         ):
             check(response)
@@ -359,7 +359,7 @@ class Client:
                 yield LogChunk.model_validate_json(item.data)
 
     def _ask(self, record: type[Answer], method: str, path: str, **more: Any) -> Answer:
-        with translated(self.url):
+        with translate_errors(self.url):
             response = self._http.request(method, f"/api/v1{path}", **more)
         check(response)
         return self._parsed(record, response)

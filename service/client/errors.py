@@ -2,11 +2,11 @@
 
     ClientError
     ├── Unreachable     nothing of ours answers at the address
-    ├── Answered        the service said no
+    ├── APIStatusError        the service said no
     │   ├── ServiceFailed   5xx: the service cannot do it now
     │   └── Refused         4xx: the request is wrong
-    │       └── Missing     404: there is no such thing
-    └── NotOneJob       a name or the beginning of an id fits no job, or several
+    │       └── NotFound     404: there is no such thing
+    └── AmbiguousJob       a name or the beginning of an id fits no job, or several
 
 All carry sentences for people and survive pickling.
 """
@@ -22,7 +22,7 @@ class Unreachable(ClientError):
     """Nothing answers at the address, or something that is not this service."""
 
 
-class Answered(ClientError):
+class APIStatusError(ClientError):
     """The service said no; `status` is the HTTP status, `code` its stable word for the reason."""
 
     def __init__(self, message: str, status: int = 500, code: str = "internal") -> None:
@@ -34,19 +34,19 @@ class Answered(ClientError):
         return str(self.args[0])
 
 
-class ServiceFailed(Answered):
+class ServiceFailed(APIStatusError):
     """The service cannot do it now; trying again may help."""
 
 
-class Refused(Answered):
+class Refused(APIStatusError):
     """The request is wrong; repeating it does not help."""
 
 
-class Missing(Refused):
+class NotFound(Refused):
     """There is no such job or override."""
 
 
-class NotOneJob(ClientError):
+class AmbiguousJob(ClientError):
     """What the user typed names no job, or several; `newest_ended` is the id of the newest of
     several ended jobs.
     """
@@ -60,10 +60,10 @@ class NotOneJob(ClientError):
 
 
 __all__ = [
-    "Answered",
+    "APIStatusError",
+    "AmbiguousJob",
     "ClientError",
-    "Missing",
-    "NotOneJob",
+    "NotFound",
     "Refused",
     "ServiceFailed",
     "Unreachable",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import httpx2
 from pydantic import BaseModel
 
-from service.client.answers import check, translated
+from service.client.answers import check, translate_errors
 from service.client.errors import ClientError, ServiceFailed, Unreachable
 
 SILENCE_S = 45.0
@@ -105,7 +105,7 @@ def _of_one_connection(stream: Stream) -> Iterator[httpx2.ServerSentEvent]:
     timeout = httpx2.Timeout(10.0, read=SILENCE_S)
     url = str(stream.http.base_url).rstrip("/")
     request = stream.http.sse(stream.path, params=stream.params, headers=headers, timeout=timeout)
-    with translated(url), request as source:
+    with translate_errors(url), request as source:
         check(source.response)
         stream.ended = source.response.status_code == 204
         yield from () if stream.ended else _numbered(stream, source)

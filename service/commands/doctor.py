@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from service.commands.common import FAILED, JsonOption, UrlOption, console, print_json
+from service.commands.cli_support import FAILED, JsonOption, UrlOption, console, print_json
 
 if TYPE_CHECKING:
     from service.api.schemas import JobView
@@ -264,19 +264,19 @@ def _service(settings: Settings, url: str) -> Iterator[Finding]:
 
 def _storage(newest: Sequence[JobView]) -> Finding:
     """What the newest job's workers found of their storage."""
-    from service.commands.storage_text import storage_text
+    from service.commands.format import format_storage
 
     used = newest[0].storage if newest else None
     if used is None:
         message = "not verified yet; checked when a job with two or more workers starts"
         return Finding(name="storage", state="note", message=message)
-    message = f"job {newest[0].name} keeps its checkpoints in {storage_text(used)}"
+    message = f"job {newest[0].name} keeps its checkpoints in {format_storage(used)}"
     return Finding(name="storage", state="ok", message=message)
 
 
 def _could_start(settings: Settings) -> Finding:
     from service.errors import StartError
-    from service.parts import free_port
+    from service.local_programs import free_port
 
     try:
         free_port(settings.host, settings.port)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from service.commands.common import (
+from service.commands.cli_support import (
     JobArgument,
     JsonOption,
     UrlOption,
@@ -29,7 +29,9 @@ SHOWN_EPOCHS = 50
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Show a job: state, what is in force per layer, overrides, decisions, epochs."""
-    from service.commands import words
+    from service.commands.format import (
+        replace_override_ids,
+    )
 
     with connect(url) as client:
         found = find_to_read(client, job)
@@ -63,7 +65,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
     numbers = {override.id: override.number for override in overrides}
     if decisions.items:
         newest = decisions.items[0].decision
-        reason = words.named(newest.reason, numbers)
+        reason = replace_override_ids(newest.reason, numbers)
         out.print(f"decisions  {decisions.total}, the newest for epoch {newest.epoch}: {reason}")
     for table in (_schedule(schedule, numbers), _overrides(overrides), _epochs(epochs)):
         if table.row_count:
@@ -72,8 +74,18 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
 
 
 def _summary(job: JobView) -> list[str]:
-    from service.commands import changes, extent, measures, words
-    from service.commands.storage_text import storage_text
+    from service.commands.format import (
+        format_elasticity,
+        format_epochs,
+        format_level,
+        format_metrics,
+        format_number,
+        format_ray_run,
+        format_sent_bytes,
+        format_step,
+        format_storage,
+        format_workers,
+    )
     from service.domain.documents import value_at
 
     now = job.progress
@@ -83,7 +95,7 @@ def _summary(job: JobView) -> list[str]:
     )
     levels = job.spec.get("compression")
     if isinstance(levels, dict):
-        method += f" {words.level(levels.get('low'))} / {words.level(levels.get('high'))}"
+        method += f" {format_level(levels.get('low'))} / {format_level(levels.get('high'))}"
     lines = [
         f"{job.name}  {job.id}",
         f"status     {job.status} ({job.reason}){f': {job.message}' if job.message else ''}",
@@ -93,23 +105,23 @@ def _summary(job: JobView) -> list[str]:
         ),
         (
             "workers   "
-            f" {changes.workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}"
+            f" {format_workers(job)}{'' if job.kind == 'guest' else f', attempt {job.attempt}'}"
         ),
     ]
     if job.ray_run is not None:
-        lines.append(f"ray        {changes.ray_run(job.ray_run)}")
+        lines.append(f"ray        {format_ray_run(job.ray_run)}")
     if job.storage is not None:
-        lines.append(f"storage    {storage_text(job.storage)}")
+        lines.append(f"storage    {format_storage(job.storage)}")
     if job.tally.resizes or job.tally.recoveries:
-        lines.append(f"changes    {changes.tally(job.tally)}")
+        lines.append(f"changes    {format_elasticity(job.tally)}")
     if now:
         lines += [
-            f"progress   {extent.epochs_text(now)}, {extent.step_text(now)}",
+            f"progress   {format_epochs(now)}, {format_step(now)}",
             (
-                f"metrics    loss {words.number(now.loss)}, lr {words.number(now.lr, 3)},"
-                f" {measures.quality(job.metrics)}"
+                f"metrics    loss {format_number(now.loss)}, lr {format_number(now.lr, 3)},"
+                f" {format_metrics(job.metrics)}"
             ),
-            f"bytes      {words.sent(now.bytes.model_dump())}",
+            f"bytes      {format_sent_bytes(now.bytes.model_dump())}",
         ]
     return lines
 
@@ -131,7 +143,9 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _schedule(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
-    from service.commands import words
+    from service.commands.format import (
+        format_level,
+    )
 
     def speaker(said_by: str) -> str:
         return f"override #{numbers[said_by]}" if said_by in numbers else said_by
@@ -141,7 +155,7 @@ def _schedule(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
     )
     for row in schedule.layers:
         shape = "x".join(str(length) for length in row.shape)
-        method = f"{row.method} {words.level(row.options)}".rstrip()
+        method = f"{row.method} {format_level(row.options)}".rstrip()
         table.add_row(
             row.layer, shape, row.regime, row.level, method, row.policy_level, speaker(row.said_by)
         )
@@ -161,19 +175,28 @@ def _schedule(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
 
 
 def _overrides(overrides: list[OverrideView]) -> Table:
-    from service.commands import words
+    from service.commands.format import (
+        format_override,
+    )
 
     table = _table("overrides", "WISH", "REASON")
     for override in overrides:
-        table.add_row(words.asked(override.model_dump(mode="json")), override.reason)
+        table.add_row(format_override(override.model_dump(mode="json")), override.reason)
     return table
 
 
 def _epochs(page: EpochPage) -> Table:
-    from service.commands import measures, words
+    from service.commands.format import (
+        format_bytes,
+        format_layers,
+        format_metric,
+        format_number,
+        format_savings,
+        list_metric_names,
+    )
 
     epochs = page.items[::-1]
-    names = measures.measured(row.metrics for row in epochs)
+    names = list_metric_names(row.metrics for row in epochs)
     title = (
         "epochs"
         if len(epochs) == page.total
@@ -185,13 +208,13 @@ def _epochs(page: EpochPage) -> Table:
         bytes_ = row.bytes.model_dump()
         table.add_row(
             str(row.epoch),
-            words.number(row.loss),
-            *(measures.metric(name, row.metrics.get(name)) for name in names),
-            words.number(row.lr, 3),
+            format_number(row.loss),
+            *(format_metric(name, row.metrics.get(name)) for name in names),
+            format_number(row.lr, 3),
             str(row.world_size),
             f"{sum(row.seconds_by_phase.values()):.1f}",
-            words.size(row.bytes.payload),
-            words.saved(bytes_),
-            words.layers(row.regime_by_layer, row.level_by_layer),
+            format_bytes(row.bytes.payload),
+            format_savings(bytes_),
+            format_layers(row.regime_by_layer, row.level_by_layer),
         )
     return table

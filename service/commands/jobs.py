@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.common import JsonOption, UrlOption, connect, console, print_json
+from service.commands.cli_support import JsonOption, UrlOption, connect, console, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,12 +46,12 @@ def submit(
     """Submit a job."""
     from uuid import uuid4
 
-    from service.commands.live import follow_as
-    from service.commands.pack import packed_code
+    from service.commands.pack import pack_code
     from service.commands.spec_file import read_spec
+    from service.commands.watch import follow_to_exit_code
 
     spec = read_spec(file, changes or [])
-    archive = packed_code(spec, file, code)
+    archive = pack_code(spec, file, code)
     with connect(url) as client:
         if archive is not None:
             spec["code"] = client.upload(archive).sha256
@@ -69,7 +69,7 @@ def submit(
                 f"{job.name} is {job.status} as {job.id}; watch it with: accordion watch {job.id}"
             )
         if follow_:
-            raise typer.Exit(follow_as(client, job, json=json))
+            raise typer.Exit(follow_to_exit_code(client, job, json=json))
 
 
 def list_jobs(
@@ -113,7 +113,7 @@ def _show_dry_run(answer: DryRun, *, json: bool) -> None:
 def _table(jobs: list[JobView]) -> Table:
     from rich.table import Table
 
-    from service.commands import measures, words
+    from service.commands.format import format_metrics, format_number
 
     has_guests = any(job.kind == "guest" for job in jobs)
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -141,8 +141,8 @@ def _table(jobs: list[JobView]) -> Table:
             job.status.value,
             _epochs(now) if now else "-",
             _workers(job),
-            words.number(now.loss) if now else "-",
-            measures.quality(job.metrics),
+            format_number(now.loss) if now else "-",
+            format_metrics(job.metrics),
             f"{job.created_at:%Y-%m-%d %H:%M}",
             job.message or job.reason.value,
         )

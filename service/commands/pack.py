@@ -22,7 +22,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MODE = 0o100644
 
 
-def packed_code(spec: Mapping[str, Any], file: str, code: str = "") -> bytes | None:
+def pack_code(spec: Mapping[str, Any], file: str, code: str = "") -> bytes | None:
     """The code that belongs to a spec: what `code` names, or else the spec's own field, relative to
     the spec's file.
 
@@ -77,4 +77,4 @@ def _files(folder: Path) -> Iterator[Path]:
             yield from _files(path)
 
 
-__all__ = ["pack", "packed_code"]
+__all__ = ["pack", "pack_code"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.common import UrlOption, connect
+from service.commands.cli_support import UrlOption, connect
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -75,7 +75,7 @@ def env() -> None:
 
     from service.errors import StartError
     from service.home import Home
-    from service.parts import driver_environment
+    from service.local_programs import driver_environment
     from service.settings import load_settings
 
     home = Home(load_settings().home)
@@ -101,7 +101,7 @@ def demo(
     url: UrlOption = "",
 ) -> None:
     """Train a real job from end to end on this machine, and show it live."""
-    from service.commands.common import console
+    from service.commands.cli_support import console
     from service.demo import demo as run_demo
     from service.settings import load_settings
 

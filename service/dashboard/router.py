@@ -18,8 +18,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from service.api.app_state import AppState
 from service.api.deps import RepositoryDep
-from service.api.parts import Parts
 from service.api.views import job_view
 from service.dashboard.assets import assets, fingerprint
 from service.domain.jobs import Kind, Status
@@ -68,7 +68,7 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
     if row is None:
         message = f"There is no job {job_id}; see the list of jobs."
         return _page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
-    job = job_view(row, repository.first_without_room([row]))
+    job = job_view(row, repository.first_without_capacity([row]))
     asked = yaml.safe_dump(job.spec, sort_keys=False)
     is_guest = job.kind is Kind.GUEST
     cluster = repository.cluster()
@@ -109,13 +109,13 @@ def serve_asset(name: str) -> Response:
 def _page(
     request: Request, template: str, *, status: int = HTTPStatus.OK, page: str = "", **values: Any
 ) -> HTMLResponse:
-    parts: Parts = request.app.state.parts
+    state: AppState = request.app.state.accordion
     html = (
         _templates()
         .get_template(template)
         .render(
             static=f"/static/pages/{fingerprint()}",
-            signed_in=parts.cookie in request.cookies,
+            signed_in=state.cookie in request.cookies,
             page=page,
             **values,
         )

@@ -18,7 +18,7 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class StartAttempt:
     """The row says that it starts, and nothing does: start it, again if need be."""
 
 
@@ -30,7 +30,7 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lose:
+class MarkLost:
     """The attempt is gone, or never came to life."""
 
     reason: Reason
@@ -52,10 +52,10 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
+class Pause:
     """The attempt was to pause and nothing of it is left: the job goes on from its newest
     checkpoint.
     """
 
 
-Action = Wait | Follow | Launch | Remove | Lose | Requeue | Finish | Park
+Action = Wait | Follow | StartAttempt | Remove | MarkLost | Requeue | Finish | Pause

@@ -14,19 +14,19 @@ _MAX_NAME = 63 - _ID_CHARS - 1
 
 
 @dataclass(frozen=True, slots=True)
-class MarkLost:
+class MarkGuestLost:
     """Set the run to LOST: it gave no sign of life for too long."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class MarkStalled:
+class MarkGuestStalled:
     """Show that the run is alive and has made no step for a while."""
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class CloseGuest:
     """End the run as FAILED: it has been LOST for too long."""
 
     message: str
@@ -43,7 +43,7 @@ class SilenceLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenGuest:
+class ObservedGuest:
     """What is known of a guest run that has not ended."""
 
     status: Status
@@ -57,17 +57,17 @@ class SeenGuest:
 
 
 def next_guest_action(
-    seen: SeenGuest, limits: SilenceLimits
-) -> Follow | MarkLost | MarkStalled | Close:
+    seen: ObservedGuest, limits: SilenceLimits
+) -> Follow | MarkGuestLost | MarkGuestStalled | CloseGuest:
     """Decide what to do about a guest run that has not ended."""
     is_silent = seen.silent_s >= limits.lost_s
     if seen.status is Status.LOST:
         # A scheduler that was away when the time ran out first looks for a sign of life.
-        return Close(_describe_close(limits)) if seen.is_overdue and is_silent else Follow()
+        return CloseGuest(_describe_close(limits)) if seen.is_overdue and is_silent else Follow()
     if is_silent:
-        return MarkLost(_describe_loss(limits))
+        return MarkGuestLost(_describe_loss(limits))
     is_stalled = seen.status is Status.RUNNING and seen.idle_s >= limits.lost_s
-    return MarkStalled() if is_stalled and seen.reason is not Reason.NO_STEPS else Follow()
+    return MarkGuestStalled() if is_stalled and seen.reason is not Reason.NO_STEPS else Follow()
 
 
 def _describe_loss(limits: SilenceLimits) -> str:

@@ -115,6 +115,6 @@ STEPS: dict[Status, frozenset[Status]] = {
 }
 
 
-def may_step(old: Status, new: Status) -> bool:
+def is_transition_allowed(old: Status, new: Status) -> bool:
     """Whether a job may go from one state to the other in one step."""
     return new in STEPS[old]

@@ -12,60 +12,60 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from accordion.overrides import matching_layers
-from service.domain.standing import LIVE, ORDERED, Standing, Switched
+from service.domain.override_status import LIVE, ORDERED, OverrideStatus, SwitchReport
 
 _BATCH = ""
 """Stands for the batch among names of layers: no layer has an empty name."""
 
 
-def deliver(standing: Standing, orders_version: int) -> Standing:
+def deliver(standing: OverrideStatus, orders_version: int) -> OverrideStatus:
     """The workers' side confirmed that it holds these orders."""
     if standing.state != "PENDING" or standing.orders_version > orders_version:
         return standing
     return replace(standing, state="DELIVERED", message="waits for the workers to switch")
 
 
-def acknowledge(standing: Standing, switched: Switched) -> Standing:
+def acknowledge(standing: OverrideStatus, report: SwitchReport) -> OverrideStatus:
     """A plan that holds the override is in force: applied exactly when every rank says that it runs
     this plan.
     """
-    if standing.id not in switched.override_ids or standing.state not in ORDERED:
+    if standing.id not in report.override_ids or standing.state not in ORDERED:
         return standing
-    fault = _ack_fault(switched)
+    fault = _ack_fault(report)
     if fault:
-        return replace(standing, state="DELIVERED", message=fault, acks=switched.acks)
-    begun = standing if standing.step is not None else switched
+        return replace(standing, state="DELIVERED", message=fault, acks=report.acks)
+    begun = standing if standing.step is not None else report
     return replace(
         standing,
         state="APPLIED",
         message="",
         epoch=begun.epoch,
         step=begun.step,
-        world_size=switched.world_size,
-        acks=switched.acks,
+        world_size=report.world_size,
+        acks=report.acks,
     )
 
 
-def _ack_fault(switched: Switched) -> str:
+def _ack_fault(report: SwitchReport) -> str:
     """Why the acknowledgements do not hold for every rank; empty where they do."""
-    ranks = [ack.rank for ack in switched.acks]
-    missing = sorted(set(range(switched.world_size)) - set(ranks))
-    differing = sorted({ack.rank for ack in switched.acks if ack.digest != switched.digest})
+    ranks = [ack.rank for ack in report.acks]
+    missing = sorted(set(range(report.world_size)) - set(ranks))
+    differing = sorted({ack.rank for ack in report.acks if ack.digest != report.digest})
     unexpected = sorted(
-        {rank for rank in ranks if not 0 <= rank < switched.world_size or ranks.count(rank) > 1}
+        {rank for rank in ranks if not 0 <= rank < report.world_size or ranks.count(rank) > 1}
     )
     found = {
-        "not switched yet": missing,
+        "not report yet": missing,
         "running another plan": differing,
         "unexpected or twice": unexpected,
     }
     faults = [
         f"{what}: rank {', '.join(map(str, ranks))}" for what, ranks in found.items() if ranks
     ]
-    return f"{'; '.join(faults)} (of {switched.world_size} workers)" if faults else ""
+    return f"{'; '.join(faults)} (of {report.world_size} workers)" if faults else ""
 
 
-def reject(standing: Standing, reason: str) -> Standing:
+def reject(standing: OverrideStatus, reason: str) -> OverrideStatus:
     """The workers' side cannot apply it."""
     return (
         replace(standing, state="REJECTED", message=reason)
@@ -74,7 +74,7 @@ def reject(standing: Standing, reason: str) -> Standing:
     )
 
 
-def cancel(standing: Standing) -> Standing:
+def cancel(standing: OverrideStatus) -> OverrideStatus:
     """A person handed back what it held."""
     return (
         replace(standing, state="CANCELLED", message="handed back")
@@ -84,15 +84,15 @@ def cancel(standing: Standing) -> Standing:
 
 
 def hand_back(
-    standings: Sequence[Standing], cancelled: Standing, layer_names: Iterable[str]
-) -> list[Standing]:
+    standings: Sequence[OverrideStatus], cancelled: OverrideStatus, layer_names: Iterable[str]
+) -> list[OverrideStatus]:
     """A person cancels one: what it held goes to the policy, and to none of the older ones that it
     had superseded.
     """
     names = tuple(layer_names)
     handed = _held(cancelled, names)
 
-    def change(standing: Standing) -> Standing:
+    def change(standing: OverrideStatus) -> OverrideStatus:
         if standing.id == cancelled.id:
             return cancel(standing)
         older = standing.state == "SUPERSEDED" and standing.number < cancelled.number
@@ -103,14 +103,14 @@ def hand_back(
     return [change(standing) for standing in standings]
 
 
-def expire(standing: Standing, epoch: int) -> Standing:
+def expire(standing: OverrideStatus, epoch: int) -> OverrideStatus:
     """The job has reached `epoch`."""
     if standing.state not in LIVE or standing.until is None or epoch < standing.until:
         return standing
     return replace(standing, state="EXPIRED", message=f"it held until epoch {standing.until}")
 
 
-def restart(standing: Standing, epoch: int, step: int) -> Standing:
+def restart(standing: OverrideStatus, epoch: int, step: int) -> OverrideStatus:
     """A new worker group begins there: what is in force has to be acknowledged anew.
 
     Where it came into force stays as it was, unless that was rolled back.
@@ -128,7 +128,7 @@ def restart(standing: Standing, epoch: int, step: int) -> Standing:
     )
 
 
-def end(standing: Standing) -> Standing:
+def end(standing: OverrideStatus) -> OverrideStatus:
     """The job is over."""
     return (
         replace(standing, state="EXPIRED", message="the job ended")
@@ -137,7 +137,9 @@ def end(standing: Standing) -> Standing:
     )
 
 
-def supersede(standings: Sequence[Standing], layer_names: Iterable[str]) -> list[Standing]:
+def supersede(
+    standings: Sequence[OverrideStatus], layer_names: Iterable[str]
+) -> list[OverrideStatus]:
     """Take those out of which every layer, or the batch, is held to the end by newer ones that are
     applied.
     """
@@ -146,8 +148,8 @@ def supersede(standings: Sequence[Standing], layer_names: Iterable[str]) -> list
 
 
 def _superseded(
-    standing: Standing, standings: Sequence[Standing], names: Sequence[str]
-) -> Standing:
+    standing: OverrideStatus, standings: Sequence[OverrideStatus], names: Sequence[str]
+) -> OverrideStatus:
     held = _held(standing, names)
     if standing.state not in LIVE or not held:
         return standing
@@ -167,10 +169,10 @@ def _superseded(
     return replace(standing, state="SUPERSEDED", message=f"{what} held by {holders}")
 
 
-def _lasts_as_long(newer: Standing, older: Standing) -> bool:
+def _lasts_as_long(newer: OverrideStatus, older: OverrideStatus) -> bool:
     return newer.until is None or (older.until is not None and newer.until >= older.until)
 
 
-def _held(standing: Standing, names: Sequence[str]) -> set[str]:
+def _held(standing: OverrideStatus, names: Sequence[str]) -> set[str]:
     """What it is about: layers by name, or the batch."""
     return {_BATCH} if standing.target == "batch" else set(matching_layers(standing.layers, names))

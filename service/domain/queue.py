@@ -4,7 +4,7 @@ cluster's totals.
 Ray's free resources lag behind, so they only tell what other programs use
 (`service/foreign_use.py`). A worker whose process runs counts on its real node, since Ray places
 processes by rules of its own; all others are packed onto what is left, largest first. What is left
-then is what a waiting job can have.
+then is what a pending job can have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ResourceRequest:
     """A worker group: how many at least and at most, and what each takes."""
 
     min: int
@@ -34,15 +34,15 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class PendingJob:
     """A job that waits."""
 
     id: str
-    asked: Asked
+    request: ResourceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Resources:
     """What a node has or a worker takes."""
 
     cpus: float
@@ -54,8 +54,8 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What becomes of a waiting job now: admitted with so many workers, or not, and why."""
+class Admission:
+    """What becomes of a pending job now: admitted with so many workers, or not, and why."""
 
     reason: Reason
     workers: int
@@ -63,13 +63,13 @@ class Verdict:
 
 
 def plan_queue(
-    waiting: Sequence[Waiting],
-    nodes: Sequence[Size],
-    reserved: Sequence[Size],
+    pending: Sequence[PendingJob],
+    nodes: Sequence[Resources],
+    reserved: Sequence[Resources],
     *,
-    foreign: Sequence[Size] = (),
-) -> dict[str, Verdict]:
-    """A verdict by job id; `waiting` in the order of priority and age, `nodes` alive, `reserved`
+    foreign: Sequence[Resources] = (),
+) -> dict[str, Admission]:
+    """A admission by job id; `pending` in the order of priority and age, `nodes` alive, `reserved`
     one entry a worker.
 
     `foreign` is what other programs use of each node; other nodes than `nodes` do not count.
@@ -77,75 +77,80 @@ def plan_queue(
     A job that fits waits behind one that is before it and has no room yet; nobody waits behind one
     that never fits.
     """
-    verdicts: dict[str, Verdict] = {}
+    admissions: dict[str, Admission] = {}
     taken = list(reserved)
-    foreign = sizes_on(nodes, foreign)
-    capacity = {size: fitting(size, nodes, ()) for size in {size_of(job.asked) for job in waiting}}
+    foreign = resources_on_nodes(nodes, foreign)
+    capacity = {
+        size: count_fitting(size, nodes, ())
+        for size in {worker_resources(job.request) for job in pending}
+    }
     blocked_by: str | None = None
-    for job in waiting:
+    for job in pending:
         room = _Capacity(
-            nodes=nodes, taken=taken, foreign=foreign, empty=capacity[size_of(job.asked)]
+            nodes=nodes, taken=taken, foreign=foreign, empty=capacity[worker_resources(job.request)]
         )
-        verdict = _verdict(job.asked, room, blocked_by=blocked_by)
-        verdicts[job.id] = verdict
-        taken += [size_of(job.asked)] * verdict.workers
-        if verdict.reason is Reason.WAITING_FOR_ROOM and blocked_by is None:
+        admission = _decide_admission(job.request, room, blocked_by=blocked_by)
+        admissions[job.id] = admission
+        taken += [worker_resources(job.request)] * admission.workers
+        if admission.reason is Reason.WAITING_FOR_ROOM and blocked_by is None:
             blocked_by = job.id
-    return verdicts
+    return admissions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Capacity:
-    """Inputs of one job's verdict: nodes, workers on them, and how many of its workers an empty
+    """Inputs of one job's admission: nodes, workers on them, and how many of its workers an empty
     cluster holds.
     """
 
-    nodes: Sequence[Size]
-    taken: Sequence[Size]
-    foreign: Sequence[Size]
+    nodes: Sequence[Resources]
+    taken: Sequence[Resources]
+    foreign: Sequence[Resources]
     empty: int
 
 
-def _verdict(asked: Asked, room: _Capacity, *, blocked_by: str | None) -> Verdict:
+def _decide_admission(
+    request: ResourceRequest, room: _Capacity, *, blocked_by: str | None
+) -> Admission:
     nodes, most = room.nodes, room.empty
     if not nodes:
         message = "the cluster has no live node yet; it starts as soon as one joins"
-        return Verdict(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
-    if most < asked.min:
+        return Admission(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
+    if most < request.min:
         message = (
-            f"needs {_group(asked)}, but the whole cluster ({_total(nodes)}){_memory(asked, nodes)}"
-            f" holds at most {most}; {_way_to_fit(asked, nodes, most)}"
+            f"needs {_group(request)}, but the whole cluster ({_total(nodes)})"
+            f"{_memory(request, nodes)} holds at most {most}; {_way_to_fit(request, nodes, most)}"
         )
-        return Verdict(reason=Reason.NEVER_FITS, workers=0, message=message)
+        return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
     if blocked_by is not None:
-        return Verdict(reason=Reason.WAITING_FOR_ROOM, workers=0, message=WAITS_ITS_TURN)
-    now = _placeable(asked, room)
-    if now < asked.min:
-        return Verdict(
-            reason=Reason.WAITING_FOR_ROOM, workers=0, message=_shortage(asked, now, room)
+        return Admission(reason=Reason.WAITING_FOR_ROOM, workers=0, message=WAITS_ITS_TURN)
+    now = _placeable(request, room)
+    if now < request.min:
+        return Admission(
+            reason=Reason.WAITING_FOR_ROOM, workers=0, message=_shortage(request, now, room)
         )
-    workers = min(now, asked.max)
-    return Verdict(
+    workers = min(now, request.max)
+    return Admission(
         reason=Reason.ADMITTED,
         workers=workers,
-        message=f"starts with {workers} of at most {asked.max} workers",
+        message=f"starts with {workers} of at most {request.max} workers",
     )
 
 
-def _shortage(asked: Asked, now: int, room: _Capacity) -> str:
+def _shortage(request: ResourceRequest, now: int, room: _Capacity) -> str:
     """Why a job does not fit now: because of other jobs, or of other programs."""
     foreign = f"other programs use {_parts_of(room.foreign, room.nodes)}" if room.foreign else ""
-    if foreign and _placeable(asked, replace(room, foreign=())) >= asked.min:
-        return f"needs {_group(asked)}, and {foreign}; {_WAIT_FOR_OTHERS}"
+    if foreign and _placeable(request, replace(room, foreign=())) >= request.min:
+        return f"needs {_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
     message = (
-        f"needs {_group(asked)}, and only {now} fit beside the jobs that run now"
+        f"needs {_group(request)}, and only {now} fit beside the jobs that run now"
         f" ({_total(room.nodes)} in all); it starts when one of them"
         f" ends{', or lower workers.min' if now else ''}"
     )
     return f"{message}; {foreign}" if foreign else message
 
 
-def _parts_of(used: Sequence[Size], nodes: Sequence[Size]) -> str:
+def _parts_of(used: Sequence[Resources], nodes: Sequence[Resources]) -> str:
     kinds = [("CPU", [size.cpus for size in used], [node.cpus for node in nodes])]
     kinds.append(("GPU", [size.gpus for size in used], [node.gpus for node in nodes]))
     parts = [
@@ -156,23 +161,27 @@ def _parts_of(used: Sequence[Size], nodes: Sequence[Size]) -> str:
     return " and ".join(parts)
 
 
-def _placeable(asked: Asked, room: _Capacity) -> int:
+def _placeable(request: ResourceRequest, room: _Capacity) -> int:
     """Number of workers that can start without displacing one that is already counted."""
     taken = [*room.taken, *room.foreign]
-    homeless = num_homeless(taken, room.nodes)
-    count = min(asked.max, fitting(size_of(asked), room.nodes, taken))
-    while count and num_homeless([*taken, *sizes_of(asked, count)], room.nodes) > homeless:
+    num_unplaced_before = num_unplaced(taken, room.nodes)
+    count = min(request.max, count_fitting(worker_resources(request), room.nodes, taken))
+    while (
+        count
+        and num_unplaced([*taken, *list_worker_resources(request, count)], room.nodes)
+        > num_unplaced_before
+    ):
         count -= 1
     return count
 
 
-def fitting(worker: Size, nodes: Sequence[Size], taken: Iterable[Size]) -> int:
+def count_fitting(worker: Resources, nodes: Sequence[Resources], taken: Iterable[Resources]) -> int:
     """How many such workers fit beside those that are there; a worker never spans nodes."""
     free, _ = _pack(taken, nodes)
     return sum(room.count(worker) for room in free)
 
 
-def sizes_on(nodes: Sequence[Size], used: Sequence[Size]) -> list[Size]:
+def resources_on_nodes(nodes: Sequence[Resources], used: Sequence[Resources]) -> list[Resources]:
     """Keep what is used on these nodes: the use of a draining node takes no capacity from
     others.
     """
@@ -180,12 +189,12 @@ def sizes_on(nodes: Sequence[Size], used: Sequence[Size]) -> list[Size]:
     return [size for size in used if size.node in names]
 
 
-def num_homeless(taken: Iterable[Size], nodes: Sequence[Size]) -> int:
+def num_unplaced(taken: Iterable[Resources], nodes: Sequence[Resources]) -> int:
     """How many of these workers have no place: their node is gone."""
     return _pack(taken, nodes)[1]
 
 
-def _pack(taken: Iterable[Size], nodes: Sequence[Size]) -> tuple[list[_Room], int]:
+def _pack(taken: Iterable[Resources], nodes: Sequence[Resources]) -> tuple[list[_Room], int]:
     """Free capacity of each node, and the number of workers that do not fit.
 
     A worker with a known node counts on that node; if the node accepts no workers, it is packed
@@ -193,7 +202,7 @@ def _pack(taken: Iterable[Size], nodes: Sequence[Size]) -> tuple[list[_Room], in
     """
     free = [_Room(node.cpus, node.gpus, node.memory) for node in nodes]
     rooms = {node.node: room for node, room in zip(nodes, free, strict=True) if node.node}
-    unplaced: list[Size] = []
+    unplaced: list[Resources] = []
     for held in taken:
         room = rooms.get(held.node)
         if room is None:
@@ -212,22 +221,22 @@ class _Room:
     gpus: float
     memory: float
 
-    def holds(self, worker: Size) -> bool:
+    def holds(self, worker: Resources) -> bool:
         enough = self.cpus >= worker.cpus - _ROUNDING and self.gpus >= worker.gpus - _ROUNDING
         return enough and self.memory >= worker.memory
 
-    def take(self, worker: Size) -> None:
+    def take(self, worker: Resources) -> None:
         self.cpus -= worker.cpus
         self.gpus -= worker.gpus
         self.memory -= worker.memory
 
-    def count(self, worker: Size) -> int:
+    def count(self, worker: Resources) -> int:
         """How many such workers fit."""
         parts = [(self.cpus, worker.cpus), (self.gpus, worker.gpus), (self.memory, worker.memory)]
         return max(0, min(int(left / each + _ROUNDING) for left, each in parts if each > 0))
 
 
-def _place(held: Size, free: list[_Room]) -> bool:
+def _place(held: Resources, free: list[_Room]) -> bool:
     """Take the room from the fullest node that has it."""
     fits = [room for room in free if room.holds(held)]
     if not fits:
@@ -236,46 +245,48 @@ def _place(held: Size, free: list[_Room]) -> bool:
     return True
 
 
-def size_of(asked: Asked) -> Size:
+def worker_resources(request: ResourceRequest) -> Resources:
     """What one worker of the group takes."""
-    return Size(cpus=asked.cpus, gpus=asked.gpus, memory=asked.memory)
+    return Resources(cpus=request.cpus, gpus=request.gpus, memory=request.memory)
 
 
-def sizes_of(asked: Asked, workers: int, placed: Sequence[str] = ()) -> list[Size]:
+def list_worker_resources(
+    request: ResourceRequest, workers: int, placed: Sequence[str] = ()
+) -> list[Resources]:
     """Sizes of a group's workers, one entry each; `placed` are the nodes of its placed
     processes.
     """
-    one = size_of(asked)
+    one = worker_resources(request)
     known = [replace(one, node=node) for node in placed[:workers]]
     return [*known, *[one] * (workers - len(known))]
 
 
-def _group(asked: Asked) -> str:
-    each = f"{asked.cpus:g} CPU" + (f" and {asked.gpus:g} GPU" if asked.gpus else "")
-    each += f" and {asked.memory / 1e9:.1f} GB" if asked.memory else ""
-    return f"{asked.min} workers of {each} each" if asked.min > 1 else f"1 worker of {each}"
+def _group(request: ResourceRequest) -> str:
+    each = f"{request.cpus:g} CPU" + (f" and {request.gpus:g} GPU" if request.gpus else "")
+    each += f" and {request.memory / 1e9:.1f} GB" if request.memory else ""
+    return f"{request.min} workers of {each} each" if request.min > 1 else f"1 worker of {each}"
 
 
-def _memory(asked: Asked, nodes: Sequence[Size]) -> str:
+def _memory(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
     """What the largest node offers, if the job limits its memory."""
     return (
-        f", whose largest node has {_largest_memory(nodes) / 1e9:.1f} GB," if asked.memory else ""
+        f", whose largest node has {_largest_memory(nodes) / 1e9:.1f} GB," if request.memory else ""
     )
 
 
-def _largest_memory(nodes: Sequence[Size]) -> float:
+def _largest_memory(nodes: Sequence[Resources]) -> float:
     return max(node.memory for node in nodes)
 
 
-def _way_to_fit(asked: Asked, nodes: Sequence[Size], most: int) -> str:
+def _way_to_fit(request: ResourceRequest, nodes: Sequence[Resources], most: int) -> str:
     """What to change about a job that the whole cluster cannot hold."""
-    if asked.memory > _largest_memory(nodes):
+    if request.memory > _largest_memory(nodes):
         return "lower workers.memory, or add larger nodes"
     fewer = "workers.min or " if most else ""
     return f"lower {fewer}what each worker takes, or add nodes"
 
 
-def _total(nodes: Sequence[Size]) -> str:
+def _total(nodes: Sequence[Resources]) -> str:
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     return (
         f"{cpus:g} CPU"

@@ -5,19 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from service.domain.actions import Action, Finish, Follow, Launch, Lose, Park, Remove, Requeue, Wait
+from service.domain.actions import (
+    Action,
+    Finish,
+    Follow,
+    MarkLost,
+    Pause,
+    Remove,
+    Requeue,
+    StartAttempt,
+    Wait,
+)
 from service.domain.jobs import HELD, LEAVING, Reason, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ObservedJob:
     """A job as its row says."""
 
     status: Status
     attempt: int
     deadline: float | None
     """When a start counts as failed, or a stop is forced; seconds on the clock of `now`."""
-    given_up: bool = False
+    is_missing: bool = False
     """Nothing of it has been seen in the cluster for longer than a restart takes."""
     unplaceable: bool = False
     """Whether it is starting and its minimum has not fitted beside the running processes for a
@@ -36,7 +46,7 @@ class Supervisor:
 
 
 def next_action(
-    seen: Seen, supervisor: Supervisor | None, *, has_ended: bool, now: float
+    seen: ObservedJob, supervisor: Supervisor | None, *, has_ended: bool, now: float
 ) -> Action:
     """What to do; `has_ended` says whether there is an end file, and is looked up only where
     nothing runs any more.
@@ -52,20 +62,20 @@ def next_action(
     return _with_supervisor(seen, supervisor, now)
 
 
-def _without_supervisor(seen: Seen, now: float) -> Action:
+def _without_supervisor(seen: ObservedJob, now: float) -> Action:
     if seen.status is Status.STARTING:
-        return _timed_out(seen) if _is_over(seen, now) else Launch()
-    if not seen.given_up:
+        return _timed_out(seen) if _is_over(seen, now) else StartAttempt()
+    if not seen.is_missing:
         return Wait()
     if seen.status is Status.STOPPING:
         return Finish()
     if seen.status is Status.PAUSING:
-        return Park()
+        return Pause()
     message = f"attempt {seen.attempt} is gone with its machines"
-    return Lose(reason=Reason.WORKERS_LOST, message=message)
+    return MarkLost(reason=Reason.WORKERS_LOST, message=message)
 
 
-def _with_supervisor(seen: Seen, supervisor: Supervisor, now: float) -> Action:
+def _with_supervisor(seen: ObservedJob, supervisor: Supervisor, now: float) -> Action:
     is_over = _is_over(seen, now)
     if seen.status is Status.STARTING and supervisor.unplaced and (is_over or seen.unplaceable):
         few = f"{supervisor.unplaced} worker process{'es' if supervisor.unplaced > 1 else ''}"
@@ -77,10 +87,10 @@ def _with_supervisor(seen: Seen, supervisor: Supervisor, now: float) -> Action:
     return _timed_out(seen) if seen.status is Status.STARTING else Follow()
 
 
-def _timed_out(seen: Seen) -> Lose:
+def _timed_out(seen: ObservedJob) -> MarkLost:
     message = f"attempt {seen.attempt} did not begin to train in time"
-    return Lose(reason=Reason.START_TIMED_OUT, message=message)
+    return MarkLost(reason=Reason.START_TIMED_OUT, message=message)
 
 
-def _is_over(seen: Seen, now: float) -> bool:
+def _is_over(seen: ObservedJob, now: float) -> bool:
     return seen.deadline is not None and now >= seen.deadline

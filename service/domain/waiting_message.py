@@ -8,8 +8,8 @@ the message is shown, so that a change at the head of the queue rewrites no row 
 """
 
 
-def shown_message(message: str, first_without_room: str | None) -> str:
+def format_waiting_message(message: str, first_without_capacity: str | None) -> str:
     """Insert the id of the blocking job into the stored message."""
-    if message != WAITS_ITS_TURN or first_without_room is None:
+    if message != WAITS_ITS_TURN or first_without_capacity is None:
         return message
-    return f"waits behind job {first_without_room}, which is ahead of it in the queue"
+    return f"waits behind job {first_without_capacity}, which is ahead of it in the queue"

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from service.errors import RuntimeUnavailable
-from service.runtime.base import Node, SupervisorState
+from service.runtime.protocol import Node, SupervisorState
 from service.runtime.ray_dashboard import DashboardProbe
 from workers.contract import Cursor, DesiredState, Drained, EndRecord, Guest, Launch
 from workers.controller.ray_nodes import get_draining_nodes, get_free_resources

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from service.api.parts import Parts
+from service.api.app_state import AppState
 from service.security.tokens import (
     SESSION_S,
     digest_of,
@@ -32,27 +32,27 @@ async def login(request: Request) -> Response:
     """Check the form field `token` or `link`; redirect to `next` (a local path) or back to the
     form.
     """
-    parts: Parts = request.app.state.parts
+    state: AppState = request.app.state.accordion
     form = _fields(await request.body())
-    token, target = parts.settings.token(), _own_path(form.get("next", "/"))
+    token, target = state.settings.token(), _own_path(form.get("next", "/"))
     if token is None:
         return RedirectResponse(target, _SEE_OTHER)
     if "link" in form:
         if not await run_in_threadpool(
-            use_login_link, parts.database, digest_of(form["link"]), parts.clock()
+            use_login_link, state.database, digest_of(form["link"]), state.clock()
         ):
             # Reopening a used link from the browser's history still works for a logged-in user.
-            cookie = request.cookies.get(parts.cookie, "")
-            known = session_valid(cookie, token, parts.clock()) and not await run_in_threadpool(
-                is_session_ended, parts.database, digest_of(cookie)
+            cookie = request.cookies.get(state.cookie, "")
+            known = session_valid(cookie, token, state.clock()) and not await run_in_threadpool(
+                is_session_ended, state.database, digest_of(cookie)
             )
             return RedirectResponse(target if known else "/login?failed=link", _SEE_OTHER)
     elif not token_matches(form.get("token", "").strip(), token):
         return RedirectResponse("/login?failed=1", _SEE_OTHER)
     response = RedirectResponse(target, _SEE_OTHER)
     response.set_cookie(
-        parts.cookie,
-        new_session(token, parts.clock()),
+        state.cookie,
+        new_session(token, state.clock()),
         max_age=int(SESSION_S),
         httponly=True,
         samesite="strict",
@@ -64,14 +64,14 @@ async def login(request: Request) -> Response:
 @router.post("/logout")
 def logout(request: Request) -> Response:
     """End the session: delete the cookie in the browser and refuse copies of it."""
-    parts: Parts = request.app.state.parts
-    cookie, token = request.cookies.get(parts.cookie, ""), parts.settings.token()
-    if token is not None and session_valid(cookie, token, parts.clock()):
+    state: AppState = request.app.state.accordion
+    cookie, token = request.cookies.get(state.cookie, ""), state.settings.token()
+    if token is not None and session_valid(cookie, token, state.clock()):
         end_session(
-            parts.database, digest_of(cookie), expires_at=session_end(cookie), now=parts.clock()
+            state.database, digest_of(cookie), expires_at=session_end(cookie), now=state.clock()
         )
     response = RedirectResponse("/login", _SEE_OTHER)
-    response.delete_cookie(parts.cookie)
+    response.delete_cookie(state.cookie)
     return response
 
 

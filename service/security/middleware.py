@@ -22,8 +22,8 @@ from service.errors import ApiError, Unauthorized
 from service.security.guards import Access, check_host, check_origin, check_token, session_cookie
 from service.security.request_texts import check_request_texts
 from service.security.tokens import digest_of
+from service.store.database import Database
 from service.store.ended_sessions import is_session_ended
-from service.store.engine import Database
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CSP = (

@@ -7,7 +7,7 @@ from contextlib import suppress
 from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError
 
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.models import EndedSessionRow
 
 _KEPT_S = 30 * 86_400.0

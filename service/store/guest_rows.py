@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from service.domain.guests import name_guest
 from service.domain.jobs import ENDED, Desired, Kind, Reason, Status
 from service.domain.ray_run import RayRun
+from service.store.events import append_event, status_data
 from service.store.models import AttemptRow, JobRow
-from service.store.outbox import append_event, status_data
 from workers.contract import GUEST_ATTEMPT, Guest
 
 _MESSAGE = "registered by its Ray Train script; waits for its first report"

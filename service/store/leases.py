@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.models import LeaseRow
 from service.store.repository import SCHEDULER_LEASE
 
@@ -31,13 +31,13 @@ class Lease:
         *,
         owner: str,
         clock: Callable[[], float],
-        passed: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
         lease_s: float,
     ) -> None:
         self._database = database
         self._owner = owner
         self._clock = clock
-        self._passed = passed
+        self._monotonic = monotonic
         self._watched: tuple[int, float, float] | None = None
         """Token and renewal time of another scheduler's lease, and when they were first seen
         (monotonic).
@@ -101,13 +101,13 @@ class Lease:
         abandoned lease would otherwise last until the wall clock reaches its expiry. A limit in
         wall-clock time would take the lease from a live scheduler whose clock is ahead.
         """
-        now, seen = self._passed(), (row.token, row.renewed_at)
+        now, seen = self._monotonic(), (row.token, row.renewed_at)
         if self._watched is None or self._watched[:2] != seen:
             self._watched = (*seen, now)
         return now - self._watched[2] >= row.expires_at - row.renewed_at
 
 
-def holds(session: Session, token: int) -> bool:
+def is_newest_token(session: Session, token: int) -> bool:
     """Whether this token is still the newest; nobody can take the lease before the transaction
     ends.
     """

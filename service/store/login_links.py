@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import delete
 from sqlalchemy.engine import CursorResult
 
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.models import LoginLinkRow
 
 LINK_LIFETIME_S = 900.0

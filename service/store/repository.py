@@ -16,7 +16,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.domain.jobs import ENDED, Kind, Reason, Status
 from service.domain.waiting_message import WAITS_ITS_TURN
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.models import (
     AckRow,
     AttemptRow,
@@ -144,7 +144,7 @@ class Repository:
         query = select(JobRow).where(JobRow.status == Status.QUEUED)
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
-    def first_without_room(self, rows: Sequence[JobRow]) -> str | None:
+    def first_without_capacity(self, rows: Sequence[JobRow]) -> str | None:
         """Id of the first queued job without capacity; None if none of these rows waits
         behind one.
         """
@@ -155,7 +155,7 @@ class Repository:
         )
         return self._first(queue.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
-    def holding(self) -> list[JobRow]:
+    def allocated(self) -> list[JobRow]:
         """Jobs that hold workers, in the order of priority and age."""
         query = select(JobRow).where(JobRow.status.in_(_UNFINISHED), JobRow.workers > 0)
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.models import CheckpointRow, DecisionRow, EpochRow, OverrideRow
 
 _JOBS_PER_QUERY = 500

@@ -16,8 +16,8 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from accordion.messages import LayerInfo, OptionValue
+from service.domain.elasticity import ElasticityStats
 from service.domain.ray_run import RayRun
-from service.domain.tally import Tally
 from service.store.models import AttemptRow, JobRow, OverrideRow
 
 
@@ -50,7 +50,7 @@ class _Column(NamedTuple):
 _COLUMNS = {
     "labels": _Column(TypeAdapter(dict[str, str]), {}),
     "metrics": _Column(TypeAdapter(dict[str, float]), {}),
-    "tally": _Column(TypeAdapter(Tally), Tally()),
+    "tally": _Column(TypeAdapter(ElasticityStats), ElasticityStats()),
     "layers": _Column(TypeAdapter(list[LayerInfo] | None), []),
     "storage": _Column(TypeAdapter(_Storage | None), None),
     "progress": _Column(TypeAdapter(_Place | None), None),
@@ -77,9 +77,9 @@ def stored_metrics(job: JobRow) -> dict[str, float]:
     return dict(_read(job, "metrics", _COLUMNS["metrics"]))
 
 
-def stored_tally(row: JobRow | AttemptRow) -> Tally:
+def stored_elasticity(row: JobRow | AttemptRow) -> ElasticityStats:
     """What changes of worker group have cost a job or an attempt."""
-    tally: Tally = _read(row, "tally", _COLUMNS["tally"])
+    tally: ElasticityStats = _read(row, "tally", _COLUMNS["tally"])
     return tally
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from service.domain.documents import Value, value_at
-from service.domain.queue import Asked
+from service.domain.queue import ResourceRequest
 from service.errors import Conflict
 from service.store.models import JobRow
 from workers.contract import JobSpec
@@ -77,10 +77,10 @@ def spec_value(job: JobRow, place: str, default: Value) -> Any:
     return value_at(job.spec, place, default)
 
 
-def asked_of(job: JobRow) -> Asked:
+def resource_request(job: JobRow) -> ResourceRequest:
     """Resources that the job requests, with its current limits on workers."""
     cpus, gpus = spec_value(job, "workers.cpus", 1.0), spec_value(job, "workers.gpus", 0.0)
-    return Asked(
+    return ResourceRequest(
         min=job.min_workers,
         max=job.max_workers,
         cpus=cpus if cpus > 0 else 1.0,

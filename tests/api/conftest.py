@@ -37,7 +37,7 @@ def client(world: World) -> Iterator[TestClient]:
     app = create_app(world.settings, world.clock)
     with TestClient(app, base_url=LOCAL) as client:
         yield client
-    app.state.parts.database.close()
+    app.state.accordion.database.close()
 
 
 @dataclass
@@ -79,14 +79,14 @@ def serve_live(home: Path, **more: Any) -> Iterator[Live]:
     for thread in threads:
         thread.start()
     try:
-        yield Live(url=_address(server), runtime=runtime, draining=app.state.parts.draining)
+        yield Live(url=_address(server), runtime=runtime, draining=app.state.accordion.draining)
     finally:
-        app.state.parts.draining.set()
+        app.state.accordion.draining.set()
         server.should_exit = True
         stop.set()
         for thread in threads:
             thread.join(timeout=30)
-        app.state.parts.database.close()
+        app.state.accordion.database.close()
 
 
 def _address(server: uvicorn.Server) -> str:

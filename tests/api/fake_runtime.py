@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from accordion.messages import Ack, Decision, Report, plan_digest
 from service.errors import RuntimeUnavailable
-from service.runtime.base import Node, SupervisorState
+from service.runtime.protocol import Node, SupervisorState
 from tests.api.fake_guests import FakeGuests
 from tests.api.fake_job import (
     LAYERS,
@@ -52,13 +52,13 @@ from workers.contract import (
 
 
 class FakeRuntime(FakeGuests):
-    """Implements `service.runtime.base.Runtime`; any thread may call it."""
+    """Implements `service.runtime.protocol.Runtime`; any thread may call it."""
 
     def __init__(
         self,
         *,
         clock: Callable[[], float],
-        passed: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
         cpus: Sequence[float] = (4.0,),
         ticks_per_epoch: int = 1,
     ) -> None:
@@ -92,7 +92,7 @@ class FakeRuntime(FakeGuests):
         self._used: list[tuple[float, list[float]]] = []
         self.claimed: tuple[str, float] = ("", 0.0)
         self.cpus = list(cpus)
-        self._passed = passed
+        self._monotonic = monotonic
         self._ticks = ticks_per_epoch
         self._lock = threading.RLock()
 
@@ -115,7 +115,7 @@ class FakeRuntime(FakeGuests):
 
     def _used_cpus(self) -> list[float]:
         """CPUs that Ray counts as used by our processes, by node."""
-        now, used = self._passed(), used_cpus(self.cpus, dict(self.jobs), self.placed)
+        now, used = self._monotonic(), used_cpus(self.cpus, dict(self.jobs), self.placed)
         self._used = [(at, old) for at, old in self._used if now - at <= self.lag_s] + [(now, used)]
         return [max(old[n] for _, old in self._used if n < len(old)) for n in range(len(self.cpus))]
 
@@ -139,8 +139,8 @@ class FakeRuntime(FakeGuests):
 
     def claim(self, scheduler: str, *, last_s: float) -> str:
         self._answer()
-        if scheduler == self.claimed[0] or self._passed() >= self.claimed[1]:
-            self.claimed = (scheduler, self._passed() + last_s)
+        if scheduler == self.claimed[0] or self._monotonic() >= self.claimed[1]:
+            self.claimed = (scheduler, self._monotonic() + last_s)
         return self.claimed[0]
 
     def start(self, launch: Launch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.domain.jobs import ENDED, HELD, Status, may_step
-from service.domain.standing import LIVE
+from service.domain.jobs import ENDED, HELD, Status, is_transition_allowed
+from service.domain.override_status import LIVE
 from service.errors import Conflict
 from tests.api.world import World
 
@@ -83,7 +83,7 @@ def command(world: World, job_id: str, what: str) -> None:
         elif what == "resume":
             world.resume(job_id)
         elif overrides:
-            world.commands.cancel_override(job_id, overrides[-1].id, lambda _: None)
+            world.submission.cancel_override(job_id, overrides[-1].id, lambda _: None)
     except Conflict:
         pass
 
@@ -98,7 +98,7 @@ def check_rows(world: World, job_id: str) -> None:
     """What is true at any time."""
     job, events = world.job(job_id), world.events(job_id)
     assert [event.seq for event in events] == list(range(1, job.event_seq + 1))
-    assert all(may_step(old, new) for old, new in pairwise(statuses(world, job_id)))
+    assert all(is_transition_allowed(old, new) for old, new in pairwise(statuses(world, job_id)))
     assert (Status(job.status) in ENDED) == (events[-1].type == "end")
     told = [(e.data["generation"], e.data["epoch"]) for e in events if e.type == "epoch"]
     assert len(told) == len(set(told))

@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.code import CodeStore
+from service.code_store import CodeStore
 from service.settings import load_settings
 from tests.api.conftest import LOCAL
 from tests.api.world import DIGITS, World
@@ -51,7 +51,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     app = create_app(load_settings(home=home))
     with TestClient(app, base_url=LOCAL) as client:
         yield Shared(client, home)
-    app.state.parts.database.close()
+    app.state.accordion.database.close()
 
 
 def test_code_is_named_by_its_content(client: TestClient, world: World) -> None:
@@ -128,7 +128,7 @@ def test_an_upload_ends_where_it_is_too_large(tmp_path: Path) -> None:
     app = create_app(load_settings(home=tmp_path, max_code_bytes=4096))
     with TestClient(app, base_url=LOCAL) as client:
         answer = client.post(CODE, content=pieces(), headers={"Content-Type": "application/zip"})
-    app.state.parts.database.close()
+    app.state.accordion.database.close()
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
     assert "ACCORDION_MAX_CODE_BYTES" in answer.json()["detail"]
     assert kept(tmp_path) == []
@@ -139,7 +139,7 @@ def test_code_may_be_larger_than_other_bodies(tmp_path: Path) -> None:
     data = archive(("m.py", b""), ("data.bin", hashlib.shake_256(b"").digest(5000)))
     with TestClient(app, base_url=LOCAL) as client:
         assert upload(client, data).status_code == 201
-    app.state.parts.database.close()
+    app.state.accordion.database.close()
 
 
 def test_only_who_has_the_token_may_upload(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_only_who_has_the_token_may_upload(tmp_path: Path) -> None:
             client.post(CODE, content=GOOD, headers={"Origin": "http://evil.example"}).status_code
             == 403
         )
-    app.state.parts.database.close()
+    app.state.accordion.database.close()
     assert kept(tmp_path) == []
 
 

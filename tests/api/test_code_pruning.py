@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
-from service.code import CodeStore
+from service.code_store import CodeStore
 from service.errors import NotFound, SettingsError
 from service.settings import load_settings
 from tests.api.test_code import CODE, GOOD, JOBS, OWN, SHA, kept, upload
@@ -117,10 +117,10 @@ def test_a_scheduler_without_the_lease_prunes_nothing(client: TestClient, world:
     world.turn()
     upload(client, GOOD)
     world.clock.now += DAY_S + 1
-    world.scheduler.turn()
+    world.scheduler.run_once()
     upload(client, GOOD)
     os.utime(world.settings.code / f"{SHA}.zip", (0, 0))
-    assert not world.new_scheduler().turn()
+    assert not world.new_scheduler().run_once()
     assert kept(world.settings.home) == [f"{SHA}.zip"]
 
 

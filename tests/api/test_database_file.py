@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.errors import StartError, Unavailable
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.migrations import upgrade
 from service.store.models import LoginLinkRow
 from tests.api.test_bad_input import JOBS, problem_of
@@ -100,7 +100,7 @@ def test_a_damaged_page_is_reported_as_damage_and_not_as_a_crash(
 ) -> None:
     world.submit()
     world.database.close()
-    client.app.state.parts.database.close()
+    client.app.state.accordion.database.close()
     file = world.settings.home / "accordion.db"
     file.write_bytes(file.read_bytes()[:4096] + b"\xff" * (file.stat().st_size - 4096))
     assert "is damaged" in problem_of(client.get(JOBS), 503)["detail"]

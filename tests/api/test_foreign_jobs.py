@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.jobs import Status
-from service.foreign import CONFLICT_S
+from service.foreign_jobs import CONFLICT_S
 from tests.api.world import World
 
 
@@ -50,7 +50,7 @@ def test_scheduler_with_another_database_leaves_running_jobs_alone(
     world.train(job_id := world.submit(training={"epochs": 300}))
     other = beside()
     world.scheduler.release()
-    other.turn(20)
+    other.run_once(20)
     assert world.runtime.removed == []
     assert "1 job that this database does not know" in other.repository.cluster().message
     world.turn()
@@ -89,7 +89,7 @@ def test_scheduler_on_a_copied_database_is_refused_while_the_original_lives(
     copy.cancel(job_id)
     for _ in range(int(2 * CONFLICT_S / 0.25)):
         world.turn()
-        copy.scheduler.turn()
+        copy.scheduler.run_once()
     assert world.runtime.removed == []
     assert world.job(job_id).status == Status.RUNNING
     assert "from another database" in copy.repository.cluster().message
@@ -102,7 +102,7 @@ def test_refused_scheduler_does_not_use_a_pause_of_the_other_one(
     copy = beside(backup())
     for _ in range(int(2 * CONFLICT_S / 0.25)):
         world.turn()
-        copy.scheduler.turn()
+        copy.scheduler.run_once()
     copy.turn(100)
     assert not copy.repository.cluster().reachable
     assert world.runtime.removed == []

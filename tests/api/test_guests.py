@@ -89,7 +89,7 @@ def test_guest_shows_no_figures_that_are_not_known(world: World, client: TestCli
 def test_guest_is_never_placed_and_starts_no_supervisor(world: World) -> None:
     job_id = world.runtime.enlist()
     world.turn_until(lambda: len(world.epochs(job_id)) == 2)
-    assert (world.job(job_id).workers, world.repository.holding(), world.runtime.started) == (
+    assert (world.job(job_id).workers, world.repository.allocated(), world.runtime.started) == (
         0,
         [],
         [],

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from service.store.commands import Commands
+from service.store.job_submission import JobSubmission
 from service.store.repository import Repository
 from tests.api.world import DIGITS, World
 
@@ -109,7 +109,7 @@ def test_a_database_that_takes_nothing_now_is_no_fault_of_the_request(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(Commands, "submit", fail)
+    monkeypatch.setattr(JobSubmission, "submit", fail)
     answer = client.post("/api/v1/jobs", json=DIGITS)
     assert (answer.status_code, answer.headers["retry-after"], answer.json()["code"]) == (
         503,

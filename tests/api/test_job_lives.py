@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from service.domain.jobs import Reason, Status
-from service.runtime.base import Node
+from service.runtime.protocol import Node
 from service.store.leases import Lease
-from service.store.ledger import Ledger
 from service.store.models import JobRow
 from service.store.repository import Repository
+from service.store.scheduler_writes import SchedulerWrites
 from tests.api.fake_job import Saved
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.world import World
@@ -82,15 +82,15 @@ def test_a_scheduler_killed_between_row_and_launch_launches_once(
 def test_a_successor_waits_until_the_lease_runs_out(world: World) -> None:
     world.turn()
     successor = world.new_scheduler()
-    assert not successor.turn()
+    assert not successor.run_once()
     world.clock.now += world.settings.lease_s
-    assert successor.turn()
+    assert successor.run_once()
 
 
 def test_a_released_lease_is_free_at_once(world: World) -> None:
     world.turn()
     world.scheduler.release()
-    assert world.new_scheduler().turn()
+    assert world.new_scheduler().run_once()
 
 
 def test_a_scheduler_that_lost_its_lease_writes_nothing(world: World) -> None:
@@ -99,7 +99,7 @@ def test_a_scheduler_that_lost_its_lease_writes_nothing(world: World) -> None:
     world.kill_scheduler()
     world.turn()
     job_id = world.submit()
-    assert not old.turn()
+    assert not old.run_once()
     assert world.job(job_id).status == Status.QUEUED
 
 
@@ -118,7 +118,7 @@ def test_a_scheduler_that_loses_its_lease_while_it_asks_the_cluster_removes_noth
 
     monkeypatch.setattr(FakeRuntime, "nodes", nodes)
     world.clock.now += 1
-    old.turn()
+    old.run_once()
     assert world.runtime.removed == []
     assert world.finish(jobs[0]).attempt == 1
 
@@ -132,7 +132,7 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_removes(
 
     def outlive(*_: object) -> None:
         world.clock.now += world.settings.lease_s
-        world.new_scheduler().turn()
+        world.new_scheduler().run_once()
 
     with world.database.write() as session:
         session.merge(world.job(job_id)).status = Status.FAILED.value
@@ -142,7 +142,7 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_removes(
     )
     world.runtime.removed.clear()
     world.clock.now += 1
-    assert not old.turn()
+    assert not old.run_once()
     assert world.runtime.removed == [job_id], "the successor removed it, once"
 
 
@@ -154,29 +154,29 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_starts(
     def slow(*asked: Any) -> Any:
         monkeypatch.undo()
         world.clock.now += world.settings.lease_s
-        world.new_scheduler().turn()
+        world.new_scheduler().run_once()
         return outcome(*asked)
 
     monkeypatch.setattr(FakeRuntime, "outcome", slow)
-    assert not world.scheduler.turn()
+    assert not world.scheduler.run_once()
     assert world.runtime.started == [(job_id, 1)]
 
 
 def test_a_write_of_a_lease_that_was_taken_over_is_dropped(world: World) -> None:
     job_id = world.submit()
-    ledger = Ledger(world.database, world.clock)
-    assert not ledger.admit(world.job(job_id), 99, workers=1, timeout_s=1)
-    assert not ledger.keep_cluster(99, nodes=[])
+    writes = SchedulerWrites(world.database, world.clock)
+    assert not writes.admit(world.job(job_id), 99, workers=1, timeout_s=1)
+    assert not writes.record_cluster(99, nodes=[])
     assert world.job(job_id).status == Status.QUEUED
 
 
 def test_a_decision_on_a_row_that_changed_meanwhile_is_dropped(world: World) -> None:
     job_id = world.submit()
     token = Lease(world.database, owner="me", clock=world.clock, lease_s=3).hold() or 0
-    ledger, seen = Ledger(world.database, world.clock), world.job(job_id)
+    writes, seen = SchedulerWrites(world.database, world.clock), world.job(job_id)
     world.override(job_id)
-    assert not ledger.admit(seen, token, workers=1, timeout_s=1)
-    assert ledger.admit(world.job(job_id), token, workers=1, timeout_s=1)
+    assert not writes.admit(seen, token, workers=1, timeout_s=1)
+    assert writes.admit(world.job(job_id), token, workers=1, timeout_s=1)
 
 
 def test_records_that_come_twice_are_stored_and_told_once(world: World) -> None:

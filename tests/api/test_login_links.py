@@ -26,7 +26,7 @@ def browser(tmp_path: Path) -> Iterator[TestClient]:
     with TestClient(app, base_url=LOCAL, follow_redirects=False) as client:
         client.clock = clock  # type: ignore[attr-defined]
         yield client
-    app.state.parts.database.close()
+    app.state.accordion.database.close()
 
 
 def new_link(browser: TestClient, **body: str) -> str:

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.domain.jobs import Status
+from service.pending_logs import MAX_PENDING_BYTES
 from service.scheduler import Scheduler
-from service.store.ledger import Ledger
-from service.unstored import MOST_BYTES
+from service.store.scheduler_writes import SchedulerWrites
 from tests.api.world import World
 from workers.contract import Cursor, Drained, EndRecord
 
@@ -68,14 +68,14 @@ def test_an_override_submitted_as_the_job_ends_expires_and_no_record_is_lost(
 def test_a_database_that_cannot_be_written_for_a_while_costs_no_line_and_no_epoch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_over, refused = Ledger.take_over, [True, True, False, True]
+    ingest, refused = SchedulerWrites.ingest, [True, True, False, True]
 
-    def take_over_sometimes(*given: Any) -> bool:
+    def ingest_sometimes(*given: Any) -> bool:
         if refused and refused.pop():
             raise OperationalError("INSERT", {}, Exception("database or disk is full"))
-        return take_over(*given)
+        return ingest(*given)
 
-    monkeypatch.setattr(Ledger, "take_over", take_over_sometimes)
+    monkeypatch.setattr(SchedulerWrites, "ingest", ingest_sometimes)
     job_id = world.submit()
     world.finish(job_id)
     assert (lines(world, job_id), world.epochs(job_id)) == (expected(4), [0, 1, 2, 3])
@@ -89,7 +89,7 @@ def test_output_beyond_the_limit_keeps_the_newest_megabyte_and_counts_the_rest(
     world.runtime.stuck.add(job_id)
     said = [f"{n:08190}" for n in range(200)]
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "take_over", lambda *_: False)
+        patch.setattr(SchedulerWrites, "ingest", lambda *_: False)
         for text in said:
             world.say(job_id, text)
             world.turn()
@@ -98,7 +98,7 @@ def test_output_beyond_the_limit_keeps_the_newest_megabyte_and_counts_the_rest(
     texts = [line["text"] for line in chunk.lines if line["text"] in said]
     assert texts == said[-len(texts) :]
     assert len(said) - len(texts) <= chunk.dropped
-    assert 0.9 * MOST_BYTES < len(json.dumps(chunk.lines)) < 1.1 * MOST_BYTES
+    assert 0.9 * MAX_PENDING_BYTES < len(json.dumps(chunk.lines)) < 1.1 * MAX_PENDING_BYTES
 
 
 def test_why_an_attempt_did_not_begin_in_time_is_in_its_output(world: World) -> None:
@@ -145,7 +145,7 @@ def test_output_of_an_attempt_that_could_not_be_stored_comes_before_that_of_the_
     job_id = world.submit(**LONG)
     world.train(job_id)
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "take_over", lambda *_: False)
+        patch.setattr(SchedulerWrites, "ingest", lambda *_: False)
         world.turn(2)
     world.runtime.lose(job_id)
     assert world.finish(job_id).attempt == 2
@@ -185,6 +185,6 @@ def test_two_alternating_schedulers_start_each_attempt_and_store_each_line_once(
         # The one that looked loses its lease each time, without knowing it.
         world.clock.now += world.settings.lease_s
         both.reverse()
-        both[0].turn()
+        both[0].run_once()
     assert world.runtime.started == [(job_id, 1)]
     assert (lines(world, job_id), world.epochs(job_id)) == (expected(4), [0, 1, 2, 3])

@@ -32,7 +32,7 @@ def guarded(tmp_path: Path) -> Iterator[TestClient]:
     with TestClient(app, base_url=LOCAL, follow_redirects=False) as client:
         client.clock = clock  # type: ignore[attr-defined]
         yield client
-    app.state.parts.database.close()
+    app.state.accordion.database.close()
 
 
 def test_a_bind_beyond_loopback_without_a_token_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_database_that_does_not_answer_is_unavailable_to_a_browser_too(
     def fail(*_: object) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
-    event.listen(guarded.app.state.parts.database.engine, "do_execute", fail)  # type: ignore[attr-defined]
+    event.listen(guarded.app.state.accordion.database.engine, "do_execute", fail)  # type: ignore[attr-defined]
     answer = guarded.get(JOBS)
     assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2")
 
@@ -289,4 +289,4 @@ def test_the_metrics_token_reads_metrics_and_nothing_else(tmp_path: Path) -> Non
             401,
         ]
         assert prometheus.post(JOBS, json=DIGITS).status_code == 401
-    app.state.parts.database.close()
+    app.state.accordion.database.close()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from service.api.parts import NUM_UPLOAD_CHECKS, NUM_WRITERS, WriteSlots
-from service.code import CodeStore
+from service.api.app_state import NUM_UPLOAD_CHECKS, NUM_WRITERS, WriteSlots
+from service.code_store import CodeStore
 from service.errors import Unavailable
-from service.store.commands import Commands
+from service.store.job_submission import JobSubmission
 from tests.api.conftest import Live
 from tests.api.world import DIGITS
 from tests.unit.workers.archives import archive
@@ -25,14 +25,14 @@ MANY = 60
 def test_readers_are_answered_while_more_writers_wait_than_there_are_threads(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    came, go, submit = threading.Semaphore(0), threading.Event(), Commands.submit
+    came, go, submit = threading.Semaphore(0), threading.Event(), JobSubmission.submit
 
     def wait_and_submit(*given: Any) -> Any:
         came.release()
         assert go.wait(timeout=60)
         return submit(*given)
 
-    monkeypatch.setattr(Commands, "submit", wait_and_submit)
+    monkeypatch.setattr(JobSubmission, "submit", wait_and_submit)
     with ThreadPoolExecutor(MANY) as pool, live.client() as client:
         writers = [
             pool.submit(client.post, "/api/v1/jobs", json=DIGITS, timeout=60) for _ in range(MANY)

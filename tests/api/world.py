@@ -11,12 +11,12 @@ from typing import Any
 from service.domain.jobs import ENDED, Status
 from service.scheduler import Scheduler
 from service.settings import Settings, load_settings
-from service.store.commands import Commands, OverrideWish
-from service.store.engine import Database
+from service.store.database import Database
+from service.store.job_lifecycle import JobLifecycle
+from service.store.job_submission import JobSubmission, RequestedOverride
 from service.store.migrations import upgrade
 from service.store.models import JobRow, OverrideRow
 from service.store.repository import Repository
-from service.store.steering import Steering
 from tests.api.fake_runtime import FakeRuntime
 from workers.contract import JobSpec, LogLine
 
@@ -35,7 +35,7 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def passed(self) -> float:
+    def monotonic(self) -> float:
         """Seconds that passed, however the clock was set."""
         return self.now - self._jumped_s
 
@@ -56,14 +56,14 @@ class World:
         self.clock = Clock()
         self.database = Database(self.settings.database)
         self.repository = Repository(self.database)
-        self.commands = Commands(self.database, self.clock)
-        self.steering = Steering(self.database, self.clock)
-        self.runtime = FakeRuntime(clock=self.clock, passed=self.clock.passed)
+        self.submission = JobSubmission(self.database, self.clock)
+        self.lifecycle = JobLifecycle(self.database, self.clock)
+        self.runtime = FakeRuntime(clock=self.clock, monotonic=self.clock.monotonic)
         self.scheduler = self.new_scheduler()
 
     def new_scheduler(self, clock: Callable[[], float] | None = None) -> Scheduler:
         parts = {"database": self.database, "runtime": self.runtime, "settings": self.settings}
-        return Scheduler(**parts, clock=clock or self.clock, passed=self.clock.passed)
+        return Scheduler(**parts, clock=clock or self.clock, monotonic=self.clock.monotonic)
 
     def kill_scheduler(self) -> None:
         """Replace the scheduler, releasing nothing, and wait until its lease runs out."""
@@ -73,7 +73,7 @@ class World:
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
             self.clock.now += TURN_S
-            self.scheduler.turn()
+            self.scheduler.run_once()
 
     def turn_until(self, condition: Callable[[], bool], limit: int = 200) -> None:
         for _ in range(limit):
@@ -86,7 +86,7 @@ class World:
         )
 
     def submit(self, **changes: Any) -> str:
-        job, _ = self.commands.submit(JobSpec.model_validate({**DIGITS, **changes}), None)
+        job, _ = self.submission.submit(JobSpec.model_validate({**DIGITS, **changes}), None)
         return job.id
 
     def job(self, job_id: str) -> JobRow:
@@ -95,16 +95,16 @@ class World:
         return row
 
     def cancel(self, job_id: str) -> None:
-        self.steering.cancel(job_id, lambda _: None, grace_s=self.settings.cancel_grace_s)
+        self.lifecycle.cancel(job_id, lambda _: None, grace_s=self.settings.cancel_grace_s)
 
     def pause(self, job_id: str) -> None:
-        self.steering.pause(job_id, lambda _: None, grace_s=self.settings.cancel_grace_s)
+        self.lifecycle.pause(job_id, lambda _: None, grace_s=self.settings.cancel_grace_s)
 
     def resume(self, job_id: str) -> None:
-        self.steering.resume(job_id, lambda _: None)
+        self.lifecycle.resume(job_id, lambda _: None)
 
     def resize(self, job_id: str, least: int, most: int) -> None:
-        self.steering.resize(job_id, least, most, check=lambda _: None)
+        self.lifecycle.resize(job_id, least, most, check=lambda _: None)
 
     def override(self, job_id: str, **wish: Any) -> str:
         whole = {
@@ -115,8 +115,8 @@ class World:
             "until": None,
             "reason": "",
         }
-        row, _ = self.commands.add_override(
-            job_id, OverrideWish(**{**whole, **wish}), check=lambda _: None, idempotency=None
+        row, _ = self.submission.add_override(
+            job_id, RequestedOverride(**{**whole, **wish}), check=lambda _: None, idempotency=None
         )
         return row.id
 

@@ -28,7 +28,7 @@ PLANTED = [
     ("torch-free", "workers/contract.py", "import ray"),
     ("ray-home", "service/planted.py", "import ray"),
     ("ray-home", "service/planted.py", "import torch"),
-    ("api", "service/store/engine.py", "from service.runtime import ray_backend"),
+    ("api", "service/store/database.py", "from service.runtime import ray_backend"),
     ("domain", "service/domain/jobs.py", "import pydantic"),
     ("client", "service/client/__init__.py", "from service import settings"),
     ("client", "service/client/planted.py", "import workers.contract"),

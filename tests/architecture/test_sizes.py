@@ -14,6 +14,7 @@ FILE_LINES, BODY_LINES, POSITIONAL, NESTING, PUBLIC_NAMES = 500, 40, 3, 3, 10
 TABLES_OF_RECORDS = {
     "accordion.messages": "every message of the library",
     "service.api.schemas": "every body of the REST api",
+    "service.commands.format": "every value that the command line prints",
     "service.errors": "every error of the service, one a status",
     "service.store.models": "every table of the database",
     "workers.errors": "every error of the training side",

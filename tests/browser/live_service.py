@@ -46,10 +46,10 @@ class Api:
 
     def stop(self) -> None:
         """Until nobody listens; its streams end."""
-        self._app.state.parts.draining.set()
+        self._app.state.accordion.draining.set()
         self._server.should_exit = True
         self._thread.join()
-        self._app.state.parts.database.close()
+        self._app.state.accordion.database.close()
 
     @contextmanager
     def open(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from service.errors import StartError
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.file_guard import is_damage
 
 _PG_LOCK = 0x4143_434F

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from service.commands.table import run
+from service.commands.cli_app import run
 from tests.api.conftest import Live, serve_live
 
 SPEC = "name: NAME\ntask: {name: digits-mlp}\ntraining: {epochs: 3}\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from service.commands import measures
+from service.commands.format import format_metrics
 from service.commands.spec_file import parse, set_value
 from service.demo import packaged_spec
 from service.errors import SettingsError
@@ -172,7 +172,7 @@ def test_a_metric_is_shown_by_its_own_name(accordion: Accordion, spec: Path) -> 
 def test_whatever_a_task_measures_has_its_name_and_only_accuracy_is_a_share(
     metrics: dict[str, float], newest: str
 ) -> None:
-    assert measures.quality(metrics) == newest
+    assert format_metrics(metrics) == newest
 
 
 def test_logs_of_a_job_that_wrote_nothing_say_why(accordion: Accordion, spec: Path) -> None:
@@ -355,7 +355,7 @@ def test_without_the_service_extra_the_command_says_what_to_install() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     done = fresh(
-        "import sys; from service.commands.table import run; run(['--help']); print(*sys.modules)"
+        "import sys; from service.commands.cli_app import run; run(['--help']); print(*sys.modules)"
     )
     assert "Exit codes" in done.stdout
     assert {"ray", "torch", "sqlalchemy", "fastapi", "httpx2"}.isdisjoint(done.stdout.split())

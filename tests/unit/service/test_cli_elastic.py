@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from service.client import Client
-from service.commands import changes
-from service.domain.tally import Tally
+from service.commands.format import format_elasticity, format_worker_event
+from service.domain.elasticity import ElasticityStats
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
 
@@ -112,15 +112,15 @@ def test_watching_tells_of_workers_that_come_and_go(accordion: Accordion, runnin
     ],
 )
 def test_a_change_of_workers_is_told_with_its_cost(data: dict[str, Any], text: str) -> None:
-    assert changes.change(data) == text
+    assert format_worker_event(data) == text
 
 
 def test_what_changes_cost_is_told_by_cause() -> None:
-    cost = Tally(
+    cost = ElasticityStats(
         resizes={"joined": 2}, recoveries={"job": 1}, seconds_lost=3.14, steps_rolled_back=5
     )
     assert (
-        changes.tally(cost)
+        format_elasticity(cost)
         == "2 resizes (workers joined 2), 1 recovery (the job failed 1), 5 steps rolled back, 3.1 s"
         " lost"
     )

@@ -12,7 +12,7 @@ import pytest
 
 from service.api.override_schemas import OverrideRequest
 from service.client import Client
-from service.commands.control import parse_level
+from service.commands.job_control import parse_level
 from service.errors import SettingsError
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion

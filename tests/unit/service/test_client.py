@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator
 import httpx2
 import pytest
 
-from service.client import Client, Missing, NotOneJob, Refused, ServiceFailed, Unreachable, Waiter
+from service.client import (
+    AmbiguousJob,
+    Client,
+    NotFound,
+    Refused,
+    ServiceFailed,
+    Unreachable,
+    Waiter,
+)
 from service.client.client import UNFINISHED
 from service.domain.jobs import ENDED, Status
 
@@ -84,7 +92,8 @@ def test_a_refusal_is_one_line_for_each_wrong_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(404, Missing), (409, Refused), (500, ServiceFailed), (503, ServiceFailed)]
+    ("status", "kind"),
+    [(404, NotFound), (409, Refused), (500, ServiceFailed), (503, ServiceFailed)],
 )
 def test_a_problem_becomes_the_error_of_its_status(status: int, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="all of it"):
@@ -175,7 +184,7 @@ def test_a_stream_of_an_unknown_job_is_not_tried_again() -> None:
         requests.append(request)
         return httpx2.Response(404, json=PROBLEM | {"status": 404})
 
-    with pytest.raises(Missing):
+    with pytest.raises(NotFound):
         list(client_of(missing).events("job"))
     assert len(requests) == 1
 
@@ -221,7 +230,7 @@ def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(reference: str, f
 
 
 def test_a_reference_that_fits_several_jobs_lists_them() -> None:
-    with pytest.raises(NotOneJob, match=r"fits 2 jobs: 00-abc \(QUEUED\), 02-abc \(QUEUED\)"):
+    with pytest.raises(AmbiguousJob, match=r"fits 2 jobs: 00-abc \(QUEUED\), 02-abc \(QUEUED\)"):
         client_of(jobs_named("a", "b", "a")).find("a")
 
 
@@ -247,7 +256,7 @@ def test_of_several_ended_jobs_of_a_name_the_newest_is_known() -> None:
         return httpx2.Response(200, json=answer)
 
     with pytest.raises(
-        NotOneJob, match=r"no unfinished job matches 'a'; .* is 00-abc \(SUCCEEDED\)"
+        AmbiguousJob, match=r"no unfinished job matches 'a'; .* is 00-abc \(SUCCEEDED\)"
     ) as caught:
         client_of(serve).find("a")
     assert caught.value.newest_ended == "00-abc"
@@ -265,7 +274,7 @@ def test_a_job_is_found_with_as_many_requests_however_many_there_are() -> None:
 
 
 def test_a_reference_that_fits_no_job_is_told_with_the_way_out() -> None:
-    with pytest.raises(NotOneJob, match="there is no job 'z'; 'accordion list'"):
+    with pytest.raises(AmbiguousJob, match="there is no job 'z'; 'accordion list'"):
         client_of(jobs_named("a", "b")).find("z")
 
 

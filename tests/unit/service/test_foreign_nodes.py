@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from service.allocation import ClusterState
-from service.domain.grants import Holding, plan_grants
+from service.allocator import ClusterState
+from service.domain.allocation import AllocatedJob, plan_allocations
+from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Reason
-from service.domain.queue import Asked, Waiting, plan_queue
-from service.domain.snapshot import read_snapshot
-from service.runtime.base import Node
+from service.domain.queue import PendingJob, ResourceRequest, plan_queue
+from service.runtime.protocol import Node
 
-ASKED = Asked(min=2, max=2, cpus=2, gpus=0)
+ASKED = ResourceRequest(min=2, max=2, cpus=2, gpus=0)
 
 
 def _cluster() -> ClusterState:
     """A free node, and a draining one that another program uses."""
     cluster = ClusterState(nodes=[_node("a", free=4.0), _node("b", free=2.0, draining=True)])
-    cluster.note_use([], 0.0)
+    cluster.update_foreign_use([], 0.0)
     return cluster
 
 
@@ -36,15 +36,20 @@ def _node(name: str, *, free: float, draining: bool = False) -> Node:
 def test_a_job_starts_beside_a_draining_node_that_others_use() -> None:
     cluster = _cluster()
     foreign = cluster.foreign_use.sizes([])
-    waiting = [Waiting(id="new", asked=ASKED)]
-    verdict = plan_queue(waiting, cluster.usable(), [], foreign=foreign)["new"]
-    assert (verdict.reason, verdict.workers) == (Reason.ADMITTED, 2)
+    waiting = [PendingJob(id="new", request=ASKED)]
+    admission = plan_queue(waiting, cluster.usable(), [], foreign=foreign)["new"]
+    assert (admission.reason, admission.workers) == (Reason.ADMITTED, 2)
 
 
 def test_a_job_grows_beside_a_draining_node_that_others_use() -> None:
     cluster = _cluster()
-    job = Holding(id="old", asked=Asked(min=1, max=2, cpus=2, gpus=0), granted=1, placed=("a",))
-    grants = plan_grants([job], [], cluster.usable(), foreign=cluster.foreign_use.sizes([]))
+    job = AllocatedJob(
+        id="old",
+        request=ResourceRequest(min=1, max=2, cpus=2, gpus=0),
+        allocated_workers=1,
+        placed=("a",),
+    )
+    grants = plan_allocations([job], [], cluster.usable(), foreign=cluster.foreign_use.sizes([]))
     assert grants["old"].workers == 2
 
 
@@ -61,6 +66,6 @@ def test_a_dry_run_ignores_what_others_use_of_a_draining_node() -> None:
         | {"cpus_foreign": node.cpus_foreign, "gpus_foreign": 0.0}
         for node in _cluster().nodes
     ]
-    nodes, foreign = read_snapshot(rows)
-    verdict = plan_queue([Waiting(id="new", asked=ASKED)], nodes, [], foreign=foreign)["new"]
-    assert verdict.reason is Reason.ADMITTED
+    nodes, foreign = read_cluster_snapshot(rows)
+    admission = plan_queue([PendingJob(id="new", request=ASKED)], nodes, [], foreign=foreign)["new"]
+    assert admission.reason is Reason.ADMITTED

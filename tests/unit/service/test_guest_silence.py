@@ -8,10 +8,10 @@ import pytest
 
 from service.domain.actions import Follow
 from service.domain.guests import (
-    Close,
-    MarkLost,
-    MarkStalled,
-    SeenGuest,
+    CloseGuest,
+    MarkGuestLost,
+    MarkGuestStalled,
+    ObservedGuest,
     SilenceLimits,
     SilenceTimer,
     name_guest,
@@ -27,23 +27,23 @@ SEEN = {"reason": Reason.TRAINING, "idle_s": 0.0, "is_overdue": False}
     ("seen", "action"),
     [
         ({"status": Status.RUNNING, "silent_s": 59.9}, Follow),
-        ({"status": Status.RUNNING, "silent_s": 60.0}, MarkLost),
-        ({"status": Status.RECOVERING, "silent_s": 4000.0}, MarkLost),
+        ({"status": Status.RUNNING, "silent_s": 60.0}, MarkGuestLost),
+        ({"status": Status.RECOVERING, "silent_s": 4000.0}, MarkGuestLost),
         ({"status": Status.RUNNING, "silent_s": 1.0, "idle_s": 59.9}, Follow),
-        ({"status": Status.RUNNING, "silent_s": 1.0, "idle_s": 60.0}, MarkStalled),
+        ({"status": Status.RUNNING, "silent_s": 1.0, "idle_s": 60.0}, MarkGuestStalled),
         ({"status": Status.RECOVERING, "silent_s": 1.0, "idle_s": 60.0}, Follow),
         ({"status": Status.LOST, "silent_s": 4000.0}, Follow),
-        ({"status": Status.LOST, "silent_s": 60.0, "is_overdue": True}, Close),
+        ({"status": Status.LOST, "silent_s": 60.0, "is_overdue": True}, CloseGuest),
         ({"status": Status.LOST, "silent_s": 59.0, "is_overdue": True}, Follow),
     ],
 )
 def test_action_follows_from_state_and_silence(seen: dict[str, Any], action: type) -> None:
-    assert type(next_guest_action(SeenGuest(**{**SEEN, **seen}), LIMITS)) is action
+    assert type(next_guest_action(ObservedGuest(**{**SEEN, **seen}), LIMITS)) is action
 
 
 def test_run_that_is_shown_as_stalled_is_not_written_again() -> None:
     stalled = {**SEEN, "status": Status.RUNNING, "reason": Reason.NO_STEPS, "idle_s": 4000.0}
-    assert next_guest_action(SeenGuest(**stalled, silent_s=1.0), LIMITS) == Follow()
+    assert next_guest_action(ObservedGuest(**stalled, silent_s=1.0), LIMITS) == Follow()
 
 
 def count(*turns: tuple[float, bool, float | None]) -> float:

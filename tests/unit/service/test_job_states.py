@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.jobs import ENDED, STEPS, Desired, Reason, Status, may_step
+from service.domain.jobs import ENDED, STEPS, Desired, Reason, Status, is_transition_allowed
 from workers.contract import EndReason
 
 
@@ -28,7 +28,7 @@ def test_every_state_is_reached_from_the_queue_and_reaches_every_end() -> None:
 
 @given(st.sampled_from(sorted(ENDED)), st.sampled_from(Status))
 def test_an_ended_job_never_goes_anywhere(ended: Status, other: Status) -> None:
-    assert not may_step(ended, other)
+    assert not is_transition_allowed(ended, other)
 
 
 def test_a_stopping_job_only_ends() -> None:
@@ -37,7 +37,7 @@ def test_a_stopping_job_only_ends() -> None:
 
 def test_a_paused_job_goes_on_only_through_the_queue() -> None:
     assert STEPS[Status.PAUSED] == {Status.QUEUED, Status.CANCELLED}
-    assert {old for old in Status if may_step(old, Status.PAUSED)} == {
+    assert {old for old in Status if is_transition_allowed(old, Status.PAUSED)} == {
         Status.QUEUED,
         Status.PAUSING,
     }
@@ -57,7 +57,7 @@ def test_a_paused_job_goes_on_only_through_the_queue() -> None:
 def test_a_state_is_entered_only_from_where_it_makes_sense(
     status: Status, before: set[Status]
 ) -> None:
-    assert {old for old in Status if may_step(old, status)} == before
+    assert {old for old in Status if is_transition_allowed(old, status)} == before
 
 
 def test_every_reason_that_workers_give_for_an_end_is_known() -> None:

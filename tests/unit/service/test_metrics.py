@@ -23,7 +23,7 @@ from service.api.views import progress_view
 from service.domain.jobs import Status
 from service.metrics import FAMILIES, MAX_GROUPS, groups_of, metrics_response
 from service.request_times import RequestTimes, TimedRequests
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.migrations import upgrade
 from service.store.models import (
     CheckpointRow,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from accordion.messages import Ack
 from service.domain import overrides
-from service.domain.standing import LIVE, ORDERED, Standing, Switched
+from service.domain.override_status import LIVE, ORDERED, OverrideStatus, SwitchReport
 
 LAYERS = ["fc1", "fc2", "fc3"]
 GLOBS = st.sampled_from([("*",), ("fc1",), ("fc2",), ("fc1", "fc2"), ("fc[23]",)])
@@ -26,7 +26,7 @@ STATES_OF_ALL = [
 STATES = st.sampled_from(STATES_OF_ALL)
 UNTIL = st.none() | st.integers(1, 30)
 STANDINGS = st.builds(
-    Standing,
+    OverrideStatus,
     id=st.just("a"),
     number=st.just(1),
     layers=GLOBS,
@@ -40,15 +40,15 @@ ACKS = st.lists(
 ).map(tuple)
 
 
-def switched(world_size: int, acks: tuple[Ack, ...]) -> Switched:
-    return Switched(
+def switched(world_size: int, acks: tuple[Ack, ...]) -> SwitchReport:
+    return SwitchReport(
         epoch=3, step=9, world_size=world_size, digest="d", override_ids=("a",), acks=acks
     )
 
 
 @given(STANDINGS, st.integers(1, 4), ACKS)
 def test_it_is_applied_exactly_when_every_rank_runs_the_announced_plan(
-    standing: Standing, world_size: int, acks: tuple[Ack, ...]
+    standing: OverrideStatus, world_size: int, acks: tuple[Ack, ...]
 ) -> None:
     new = overrides.acknowledge(standing, switched(world_size, acks))
     complete = sorted((ack.rank, ack.digest) for ack in acks) == [
@@ -62,7 +62,9 @@ def test_it_is_applied_exactly_when_every_rank_runs_the_announced_plan(
 
 
 @given(STANDINGS, st.lists(st.integers(0, 30), max_size=6))
-def test_what_is_over_by_decision_never_comes_back(standing: Standing, epochs: list[int]) -> None:
+def test_what_is_over_by_decision_never_comes_back(
+    standing: OverrideStatus, epochs: list[int]
+) -> None:
     new = standing
     for epoch in epochs:
         new = overrides.expire(overrides.restart(overrides.deliver(new, 9), epoch, 0), epoch)
@@ -71,14 +73,16 @@ def test_what_is_over_by_decision_never_comes_back(standing: Standing, epochs: l
 
 
 @given(STANDINGS, st.integers(0, 30))
-def test_nothing_lives_beyond_its_interval_or_its_job(standing: Standing, epoch: int) -> None:
+def test_nothing_lives_beyond_its_interval_or_its_job(standing: OverrideStatus, epoch: int) -> None:
     expired = overrides.expire(standing, epoch)
     assert expired.state not in LIVE or standing.until is None or epoch < standing.until
     assert overrides.end(standing).state not in LIVE
 
 
 @given(STANDINGS, st.integers(0, 30))
-def test_work_rolled_back_into_the_interval_brings_it_back(standing: Standing, epoch: int) -> None:
+def test_work_rolled_back_into_the_interval_brings_it_back(
+    standing: OverrideStatus, epoch: int
+) -> None:
     again = overrides.restart(standing, epoch, 0)
     if standing.state in {"APPLIED", "EXPIRED", "DELIVERED"}:
         held = standing.until is None or epoch < standing.until
@@ -90,21 +94,26 @@ def test_work_rolled_back_into_the_interval_brings_it_back(standing: Standing, e
 def test_only_what_newer_applied_ones_hold_to_the_end_is_superseded(
     raw: list[tuple[tuple[str, ...], int | None, str]],
 ) -> None:
-    standings = [
-        Standing(id=str(n), number=n, layers=globs, until=until, orders_version=n, state=state)  # type: ignore[arg-type]
+    load_override_statuses = [
+        OverrideStatus(
+            id=str(n), number=n, layers=globs, until=until, orders_version=n, state=state
+        )  # type: ignore[arg-type]
         for n, (globs, until, state) in enumerate(raw)
     ]
-    for old, new in zip(standings, overrides.supersede(standings, LAYERS), strict=True):
+    for old, new in zip(
+        load_override_statuses, overrides.supersede(load_override_statuses, LAYERS), strict=True
+    ):
         if new != old:
             assert new.state == "SUPERSEDED"
             assert any(
-                other.number > old.number and other.state == "APPLIED" for other in standings
+                other.number > old.number and other.state == "APPLIED"
+                for other in load_override_statuses
             )
 
 
-def standing(number: int, state: str = "APPLIED", **more: Any) -> Standing:
+def standing(number: int, state: str = "APPLIED", **more: Any) -> OverrideStatus:
     whole = {"id": str(number), "layers": ("*",), "until": None, "orders_version": number, **more}
-    return Standing(number=number, state=state, **whole)  # type: ignore[arg-type]
+    return OverrideStatus(number=number, state=state, **whole)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -190,21 +199,25 @@ def test_one_is_superseded_where_a_newer_one_holds_all_of_it_as_long(
 
 
 def test_a_newer_one_that_ends_earlier_supersedes_nothing() -> None:
-    older = Standing(id="a", number=1, layers=("*",), until=None, orders_version=1, state="APPLIED")
-    newer = Standing(id="b", number=2, layers=("*",), until=10, orders_version=2, state="APPLIED")
+    older = OverrideStatus(
+        id="a", number=1, layers=("*",), until=None, orders_version=1, state="APPLIED"
+    )
+    newer = OverrideStatus(
+        id="b", number=2, layers=("*",), until=10, orders_version=2, state="APPLIED"
+    )
     assert overrides.supersede([older, newer], LAYERS) == [older, newer]
 
 
 def test_the_sentence_names_the_ranks_that_are_missing_or_differ() -> None:
-    standing = Standing(id="a", number=1, layers=("*",), until=None, orders_version=1)
+    standing = OverrideStatus(id="a", number=1, layers=("*",), until=None, orders_version=1)
     acks = (Ack(rank=0, step=9, digest="d"), Ack(rank=2, step=9, digest="e"))
     new = overrides.acknowledge(standing, switched(4, acks))
     assert new.message == "not switched yet: rank 1, 3; running another plan: rank 2 (of 4 workers)"
 
 
 def test_the_first_switch_says_where_it_was_applied() -> None:
-    standing = Standing(id="a", number=1, layers=("*",), until=None, orders_version=1)
+    standing = OverrideStatus(id="a", number=1, layers=("*",), until=None, orders_version=1)
     acks = (Ack(rank=0, step=9, digest="d"),)
     first = overrides.acknowledge(standing, switched(1, acks))
-    later = Switched(epoch=7, step=99, world_size=1, digest="d", override_ids=("a",), acks=acks)
+    later = SwitchReport(epoch=7, step=99, world_size=1, digest="d", override_ids=("a",), acks=acks)
     assert overrides.acknowledge(first, later).epoch == 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from service import allocation
+from service import allocator
 from service.metrics import metrics_response
 from service.store.repository import JobFilter, Repository
 from tests.api.world import World
@@ -104,7 +104,7 @@ def test_a_change_at_the_head_of_the_queue_rewrites_no_job_behind_it(world: Worl
     world.cancel(first)
     world.turn(3)
     assert [world.job(job_id).version for job_id in behind[1:]] == versions
-    assert world.repository.first_without_room([world.job(behind[1])]) == behind[0]
+    assert world.repository.first_without_capacity([world.job(behind[1])]) == behind[0]
 
 
 def test_a_cluster_that_stays_away_rewrites_no_waiting_job(world: World) -> None:
@@ -139,10 +139,10 @@ def test_a_turn_without_a_change_plans_no_grants(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Any] = []
-    plan = allocation.plan_grants
+    plan = allocator.plan_allocations
     monkeypatch.setattr(
-        allocation,
-        "plan_grants",
+        allocator,
+        "plan_allocations",
         lambda *given, **more: (planned.append(given), plan(*given, **more))[1],
     )
     job_id = world.submit(workers={"min": 4, "max": 4}, training={"epochs": 400})

@@ -7,22 +7,29 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.domain.cluster_snapshot import read_cluster_snapshot
 from service.domain.jobs import Reason
-from service.domain.queue import Asked, Size, Waiting, fitting, num_homeless, plan_queue
-from service.domain.snapshot import read_snapshot
+from service.domain.queue import (
+    PendingJob,
+    ResourceRequest,
+    Resources,
+    count_fitting,
+    num_unplaced,
+    plan_queue,
+)
 
 SHARES = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0])
 NODES = st.lists(
     st.builds(
-        Size, cpus=st.sampled_from([1.0, 2.0, 4.0, 8.0]), gpus=st.sampled_from([0.0, 1.0, 4.0])
+        Resources, cpus=st.sampled_from([1.0, 2.0, 4.0, 8.0]), gpus=st.sampled_from([0.0, 1.0, 4.0])
     ),
     max_size=4,
 )
-HELD = st.lists(st.builds(Size, cpus=SHARES, gpus=st.sampled_from([0.0, 1.0])), max_size=6)
+HELD = st.lists(st.builds(Resources, cpus=SHARES, gpus=st.sampled_from([0.0, 1.0])), max_size=6)
 
 
-def asked(least: int, most: int, cpus: float = 1.0, gpus: float = 0.0) -> Asked:
-    return Asked(min=least, max=most, cpus=cpus, gpus=gpus)
+def asked(least: int, most: int, cpus: float = 1.0, gpus: float = 0.0) -> ResourceRequest:
+    return ResourceRequest(min=least, max=most, cpus=cpus, gpus=gpus)
 
 
 ASKED = st.builds(
@@ -33,25 +40,25 @@ ASKED = st.builds(
     st.sampled_from([0.0, 1.0]),
 )
 WAITING = st.lists(ASKED, max_size=5).map(
-    lambda all_: [Waiting(id=str(n), asked=one) for n, one in enumerate(all_)]
+    lambda all_: [PendingJob(id=str(n), request=one) for n, one in enumerate(all_)]
 )
 
 
 @given(WAITING, NODES, HELD)
 def test_an_admitted_group_is_within_its_limits_and_a_waiting_one_takes_nothing(
-    waiting: list[Waiting], nodes: list[Size], held: list[Size]
+    waiting: list[PendingJob], nodes: list[Resources], held: list[Resources]
 ) -> None:
-    verdicts = plan_queue(waiting, nodes, held)
+    admissions = plan_queue(waiting, nodes, held)
     for job in waiting:
-        verdict = verdicts[job.id]
-        admitted = verdict.reason is Reason.ADMITTED
-        assert verdict.workers == 0 or job.asked.min <= verdict.workers <= job.asked.max
-        assert admitted == (verdict.workers > 0)
+        admission = admissions[job.id]
+        admitted = admission.reason is Reason.ADMITTED
+        assert admission.workers == 0 or job.request.min <= admission.workers <= job.request.max
+        assert admitted == (admission.workers > 0)
 
 
 @given(WAITING, NODES, HELD)
 def test_nobody_overtakes_a_job_that_waits_for_room(
-    waiting: list[Waiting], nodes: list[Size], held: list[Size]
+    waiting: list[PendingJob], nodes: list[Resources], held: list[Resources]
 ) -> None:
     reasons = [plan_queue(waiting, nodes, held)[job.id].reason for job in waiting]
     if Reason.WAITING_FOR_ROOM in reasons:
@@ -59,94 +66,111 @@ def test_nobody_overtakes_a_job_that_waits_for_room(
 
 
 @given(WAITING, NODES)
-def test_all_that_is_admitted_has_room_at_once(waiting: list[Waiting], nodes: list[Size]) -> None:
-    verdicts = plan_queue(waiting, nodes, [])
-    cpus = sum(verdicts[job.id].workers * job.asked.cpus for job in waiting)
-    gpus = sum(verdicts[job.id].workers * job.asked.gpus for job in waiting)
+def test_all_that_is_admitted_has_room_at_once(
+    waiting: list[PendingJob], nodes: list[Resources]
+) -> None:
+    admissions = plan_queue(waiting, nodes, [])
+    cpus = sum(admissions[job.id].workers * job.request.cpus for job in waiting)
+    gpus = sum(admissions[job.id].workers * job.request.gpus for job in waiting)
     assert cpus <= sum(node.cpus for node in nodes) + 1e-6
     assert gpus <= sum(node.gpus for node in nodes) + 1e-6
 
 
 @given(ASKED, NODES, HELD)
-def test_more_held_never_makes_more_room(one: Asked, nodes: list[Size], held: list[Size]) -> None:
-    worker = Size(cpus=one.cpus, gpus=one.gpus)
-    assert fitting(worker, nodes, []) >= fitting(worker, nodes, held)
+def test_more_held_never_makes_more_room(
+    one: ResourceRequest, nodes: list[Resources], held: list[Resources]
+) -> None:
+    worker = Resources(cpus=one.cpus, gpus=one.gpus)
+    assert count_fitting(worker, nodes, []) >= count_fitting(worker, nodes, held)
 
 
 def test_a_job_that_never_fits_blocks_nobody() -> None:
-    waiting = [Waiting(id="huge", asked=asked(9, 9)), Waiting(id="small", asked=asked(1, 2))]
-    verdicts = plan_queue(waiting, [Size(cpus=4, gpus=0)], [])
-    assert verdicts["huge"].reason is Reason.NEVER_FITS
-    assert verdicts["small"].workers == 2
+    waiting = [
+        PendingJob(id="huge", request=asked(9, 9)),
+        PendingJob(id="small", request=asked(1, 2)),
+    ]
+    admissions = plan_queue(waiting, [Resources(cpus=4, gpus=0)], [])
+    assert admissions["huge"].reason is Reason.NEVER_FITS
+    assert admissions["small"].workers == 2
 
 
 def test_a_worker_never_spans_nodes() -> None:
-    verdicts = plan_queue(
-        [Waiting(id="wide", asked=asked(1, 1, cpus=3))], [Size(cpus=2, gpus=0)] * 4, []
+    admissions = plan_queue(
+        [PendingJob(id="wide", request=asked(1, 1, cpus=3))], [Resources(cpus=2, gpus=0)] * 4, []
     )
-    assert verdicts["wide"].reason is Reason.NEVER_FITS
+    assert admissions["wide"].reason is Reason.NEVER_FITS
 
 
 def test_shares_whose_sum_is_a_node_fill_it() -> None:
     """0.3 / 0.1 is a little below 3, and 0.3 - 0.1 - 0.1 below 0.1."""
-    for share in (Size(cpus=0.1, gpus=0), Size(cpus=0.1, gpus=0.1)):
-        node = Size(cpus=0.3, gpus=0.3)
-        assert fitting(share, [node], []) == 3
-        assert num_homeless([share] * 3, [node]) == 0
-        assert fitting(share, [node], [share] * 3) == 0
+    for share in (Resources(cpus=0.1, gpus=0), Resources(cpus=0.1, gpus=0.1)):
+        node = Resources(cpus=0.3, gpus=0.3)
+        assert count_fitting(share, [node], []) == 3
+        assert num_unplaced([share] * 3, [node]) == 0
+        assert count_fitting(share, [node], [share] * 3) == 0
 
 
 def test_a_job_whose_minimum_is_all_there_is_starts() -> None:
-    verdict = plan_queue([Waiting(id="a", asked=asked(4, 8))], [Size(cpus=4, gpus=0)], [])["a"]
-    assert (verdict.reason, verdict.workers) == (Reason.ADMITTED, 4)
+    admission = plan_queue(
+        [PendingJob(id="a", request=asked(4, 8))], [Resources(cpus=4, gpus=0)], []
+    )["a"]
+    assert (admission.reason, admission.workers) == (Reason.ADMITTED, 4)
 
 
 def test_nodes_that_are_gone_or_leave_take_no_workers() -> None:
     here = {"id": "a", "cpus": 4, "gpus": 1, "memory_bytes": 8, "alive": True, "draining": False}
     old = {"id": "b", "cpus": 2, "gpus": 0, "memory_bytes": 4, "alive": True}
     nodes = [here, {**here, "alive": False}, {**here, "draining": True}, old]
-    assert read_snapshot(nodes)[0] == [
-        Size(cpus=4, gpus=1, memory=8, node="a"),
-        Size(cpus=2, gpus=0, memory=4, node="b"),
+    assert read_cluster_snapshot(nodes)[0] == [
+        Resources(cpus=4, gpus=1, memory=8, node="a"),
+        Resources(cpus=2, gpus=0, memory=4, node="b"),
     ]
 
 
 def test_worker_counts_on_the_node_where_it_runs() -> None:
-    nodes = [Size(cpus=4, gpus=0, node="a"), Size(cpus=4, gpus=0, node="b")]
-    spread = [Size(cpus=2, gpus=0, node=name) for name in "ab"]
-    assert fitting(Size(cpus=4, gpus=0), nodes, spread) == 0
-    assert fitting(Size(cpus=4, gpus=0), nodes, [replace(one, node="") for one in spread]) == 1
-    assert num_homeless([Size(cpus=4, gpus=0, node="gone")] * 2, nodes) == 0
+    nodes = [Resources(cpus=4, gpus=0, node="a"), Resources(cpus=4, gpus=0, node="b")]
+    spread = [Resources(cpus=2, gpus=0, node=name) for name in "ab"]
+    assert count_fitting(Resources(cpus=4, gpus=0), nodes, spread) == 0
+    assert (
+        count_fitting(Resources(cpus=4, gpus=0), nodes, [replace(one, node="") for one in spread])
+        == 1
+    )
+    assert num_unplaced([Resources(cpus=4, gpus=0, node="gone")] * 2, nodes) == 0
 
 
 def test_memory_that_no_node_has_is_refused_with_what_the_nodes_have() -> None:
-    job = Waiting(id="a", asked=Asked(min=1, max=1, cpus=1, gpus=0, memory=64e9))
-    nodes = [Size(cpus=4, gpus=0, memory=8e9), Size(cpus=4, gpus=0, memory=16e9)]
-    verdict = plan_queue([job], nodes, [])["a"]
-    assert verdict.reason is Reason.NEVER_FITS
+    job = PendingJob(id="a", request=ResourceRequest(min=1, max=1, cpus=1, gpus=0, memory=64e9))
+    nodes = [Resources(cpus=4, gpus=0, memory=8e9), Resources(cpus=4, gpus=0, memory=16e9)]
+    admission = plan_queue([job], nodes, [])["a"]
+    assert admission.reason is Reason.NEVER_FITS
     assert (
-        verdict.message
+        admission.message
         == "needs 1 worker of 1 CPU and 64.0 GB, but the whole cluster (8 CPU on 2 nodes), whose"
         " largest node has 16.0 GB, holds at most 0; lower workers.memory, or add larger nodes"
     )
 
 
 def test_limits_of_memory_are_counted_like_cpus() -> None:
-    node = Size(cpus=8, gpus=0, memory=8e9)
-    assert fitting(Size(cpus=1, gpus=0, memory=3e9), [node], []) == 2
-    assert fitting(Size(cpus=1, gpus=0), [node], [Size(cpus=1, gpus=0, memory=8e9)]) == 7
+    node = Resources(cpus=8, gpus=0, memory=8e9)
+    assert count_fitting(Resources(cpus=1, gpus=0, memory=3e9), [node], []) == 2
+    assert (
+        count_fitting(Resources(cpus=1, gpus=0), [node], [Resources(cpus=1, gpus=0, memory=8e9)])
+        == 7
+    )
 
 
 def test_a_cluster_without_nodes_is_waited_for() -> None:
-    verdict = plan_queue([Waiting(id="a", asked=asked(1, 1))], [], [])["a"]
-    assert verdict.reason is Reason.CLUSTER_UNREACHABLE
+    admission = plan_queue([PendingJob(id="a", request=asked(1, 1))], [], [])["a"]
+    assert admission.reason is Reason.CLUSTER_UNREACHABLE
 
 
 def test_the_sentence_names_what_is_asked_what_there_is_and_the_way_out() -> None:
-    nodes = [Size(cpus=4, gpus=0), Size(cpus=4, gpus=2)]
-    verdict = plan_queue([Waiting(id="a", asked=asked(3, 3, cpus=2, gpus=1))], nodes, [])["a"]
+    nodes = [Resources(cpus=4, gpus=0), Resources(cpus=4, gpus=2)]
+    admission = plan_queue([PendingJob(id="a", request=asked(3, 3, cpus=2, gpus=1))], nodes, [])[
+        "a"
+    ]
     assert (
-        verdict.message
+        admission.message
         == "needs 3 workers of 2 CPU and 1 GPU each, but the whole cluster (8 CPU, 2 GPU on 2"
         " nodes) holds at most 2; lower workers.min or what each worker takes, or add nodes"
     )

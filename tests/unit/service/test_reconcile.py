@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.actions import Finish, Follow, Launch, Lose, Park, Remove, Requeue, Wait
+from service.domain.actions import (
+    Finish,
+    Follow,
+    MarkLost,
+    Pause,
+    Remove,
+    Requeue,
+    StartAttempt,
+    Wait,
+)
 from service.domain.jobs import ENDED, HELD, Reason, Status
-from service.domain.reconcile import Seen, Supervisor, next_action
+from service.domain.reconcile import ObservedJob, Supervisor, next_action
 
 LIVING = st.sampled_from(sorted(set(Status) - ENDED))
 SUPERVISORS = st.none() | st.builds(
@@ -20,8 +29,8 @@ HERE = Supervisor(attempt=2, phase="running")
 UNPLACED = replace(HERE, unplaced=1)
 
 
-def seen(status: Status, deadline: float | None = None) -> Seen:
-    return Seen(status=status, attempt=2, deadline=deadline)
+def seen(status: Status, deadline: float | None = None) -> ObservedJob:
+    return ObservedJob(status=status, attempt=2, deadline=deadline)
 
 
 @given(LIVING, SUPERVISORS, st.booleans(), st.none() | st.floats(0, 100))
@@ -29,7 +38,7 @@ def test_two_attempts_are_never_followed_or_launched_beside_each_other(
     status: Status, supervisor: Supervisor | None, has_ended: bool, deadline: float | None
 ) -> None:
     action = next_action(seen(status, deadline), supervisor, has_ended=has_ended, now=50.0)
-    assert not isinstance(action, Launch) or supervisor is None
+    assert not isinstance(action, StartAttempt) or supervisor is None
     assert not isinstance(action, Follow) or (supervisor is not None and supervisor.attempt == 2)
 
 
@@ -46,25 +55,25 @@ def test_an_end_file_ends_every_job_that_was_started(
     [
         (Status.QUEUED, None, None, Wait),
         (Status.QUEUED, None, HERE, Remove),
-        (Status.STARTING, 60.0, None, Launch),
+        (Status.STARTING, 60.0, None, StartAttempt),
         (Status.STARTING, 60.0, HERE, Follow),
-        (Status.STARTING, 50.0, HERE, Lose),
-        (Status.STARTING, 50.0, None, Lose),
+        (Status.STARTING, 50.0, HERE, MarkLost),
+        (Status.STARTING, 50.0, None, MarkLost),
         (Status.STARTING, 50.0, UNPLACED, Requeue),
         (Status.STARTING, 60.0, UNPLACED, Follow),
         (Status.RUNNING, None, UNPLACED, Follow),
         (Status.RUNNING, None, HERE, Follow),
         (Status.RUNNING, 50.0, HERE, Follow),
-        (Status.RUNNING, None, None, Lose),
+        (Status.RUNNING, None, None, MarkLost),
         (Status.RUNNING, None, Supervisor(attempt=1, phase="running"), Remove),
-        (Status.RECOVERING, None, None, Lose),
+        (Status.RECOVERING, None, None, MarkLost),
         (Status.PAUSED, None, None, Wait),
         (Status.PAUSED, None, HERE, Remove),
         (Status.RESIZING, None, HERE, Follow),
-        (Status.RESIZING, None, None, Lose),
+        (Status.RESIZING, None, None, MarkLost),
         (Status.PAUSING, 60.0, HERE, Follow),
         (Status.PAUSING, 50.0, HERE, Remove),
-        (Status.PAUSING, 60.0, None, Park),
+        (Status.PAUSING, 60.0, None, Pause),
         (Status.STOPPING, 60.0, HERE, Follow),
         (Status.STOPPING, 50.0, HERE, Remove),
         (Status.STOPPING, 60.0, None, Finish),
@@ -73,8 +82,8 @@ def test_an_end_file_ends_every_job_that_was_started(
 def test_each_case_has_its_action(
     status: Status, deadline: float | None, *, supervisor: Supervisor | None, expected: type
 ) -> None:
-    given_up = replace(seen(status, deadline), given_up=True)
-    assert isinstance(next_action(given_up, supervisor, has_ended=False, now=50.0), expected)
+    is_missing = replace(seen(status, deadline), is_missing=True)
+    assert isinstance(next_action(is_missing, supervisor, has_ended=False, now=50.0), expected)
 
 
 OUT_OF_SIGHT = [Status.RUNNING, Status.RESIZING, Status.RECOVERING, Status.PAUSING, Status.STOPPING]
@@ -87,5 +96,5 @@ def test_a_supervisor_that_is_out_of_sight_is_waited_for(status: Status) -> None
 
 def test_a_start_that_took_too_long_is_given_up() -> None:
     action = next_action(seen(Status.STARTING, 10.0), HERE, has_ended=False, now=50.0)
-    assert isinstance(action, Lose)
+    assert isinstance(action, MarkLost)
     assert action.reason is Reason.START_TIMED_OUT

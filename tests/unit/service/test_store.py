@@ -16,10 +16,10 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import MetaData, text
 
 from service.errors import StartError
-from service.store import commands
-from service.store.commands import Commands, Idempotency
-from service.store.engine import Database
-from service.store.leases import Lease, holds
+from service.store import job_submission
+from service.store.database import Database
+from service.store.job_submission import Idempotency, JobSubmission
+from service.store.leases import Lease, is_newest_token
 from service.store.migrations import alembic_config, current, head, upgrade
 from service.store.models import Base, JobRow
 from service.store.repository import Repository
@@ -209,8 +209,8 @@ def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> Non
     assert first is not None
     assert second is not None
     with database.write() as session:
-        assert not holds(session, first)
-        assert holds(session, second)
+        assert not is_newest_token(session, first)
+        assert is_newest_token(session, second)
     assert old.hold() is None
 
 
@@ -245,17 +245,17 @@ def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
         JobSpec.model_validate({"task": {"name": "digits-mlp"}}),
         Idempotency(key="k", scope="s", body_hash="h"),
     )
-    first, _ = Commands(database, lambda: 1.0).submit(spec, key)
+    first, _ = JobSubmission(database, lambda: 1.0).submit(spec, key)
     look = iter([lambda *_: None])
-    replayed = commands._replayed
-    monkeypatch.setattr(commands, "_replayed", lambda *given: next(look, replayed)(*given))
-    again, was_replayed = Commands(database, lambda: 1.0).submit(spec, key)
+    replayed = job_submission._replayed
+    monkeypatch.setattr(job_submission, "_replayed", lambda *given: next(look, replayed)(*given))
+    again, was_replayed = JobSubmission(database, lambda: 1.0).submit(spec, key)
     assert (again.id, was_replayed) == (first.id, True)
 
 
 @pytest.mark.each_database
 def test_a_metric_that_is_no_number_is_kept(database: Database) -> None:
-    job, _ = Commands(database, lambda: 1.0).submit(
+    job, _ = JobSubmission(database, lambda: 1.0).submit(
         JobSpec.model_validate({"task": {"name": "digits-mlp"}}), None
     )
     with database.write() as session:

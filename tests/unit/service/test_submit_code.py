@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from service.commands.cli_app import run
 from service.commands.pack import pack
-from service.commands.table import run
 from tests.api.conftest import Live, serve_live
 from workers.user_code.archive import check_archive
 

@@ -15,12 +15,18 @@ from pathlib import Path
 
 import pytest
 
+from service.child_processes import (
+    FIRST_DELAY_S,
+    MAX_DELAY_S,
+    ProcessManager,
+    Program,
+    restart_delay_s,
+)
 from service.errors import SettingsError, StartError
 from service.home import Home, Running
-from service.parts import Place, free_port, parts
-from service.processes import FIRST_DELAY_S, MAX_DELAY_S, Keeper, Program, restart_delay_s
+from service.local_programs import LocalInstance, build_programs, free_port
 from service.settings import Settings, load_settings
-from service.up import last_words, up
+from service.up import last_log_line, up
 
 WAIT_S = 20.0
 SLEEP = "import time; time.sleep(600)"
@@ -61,13 +67,15 @@ def program(tmp_path: Path) -> Callable[..., Program]:
 
 
 @pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    keeper = Keeper()
+def keeper() -> Iterator[ProcessManager]:
+    keeper = ProcessManager()
     yield keeper
     keeper.stop(tuple(keeper.pids()))
 
 
-def test_a_killed_program_is_started_again(keeper: Keeper, program: Callable[..., Program]) -> None:
+def test_a_killed_program_is_started_again(
+    keeper: ProcessManager, program: Callable[..., Program]
+) -> None:
     keeper.start([program("a"), program("b")])
     before = keeper.pids()
     os.kill(before["a"], signal.SIGKILL)
@@ -79,7 +87,7 @@ def test_a_killed_program_is_started_again(keeper: Keeper, program: Callable[...
 
 
 def test_a_program_is_started_again_with_the_one_it_needs(
-    keeper: Keeper, program: Callable[..., Program]
+    keeper: ProcessManager, program: Callable[..., Program]
 ) -> None:
     keeper.start([program("ray"), program("api"), program("scheduler", needs=("ray",))])
     before, started = keeper.pids(), []
@@ -100,7 +108,7 @@ def test_deaths_are_counted_from_the_beginning_after_a_steady_life(
     program: Callable[..., Program],
 ) -> None:
     now = [0.0]
-    keeper = Keeper(clock=lambda: now[0])
+    keeper = ProcessManager(clock=lambda: now[0])
     keeper.start([program("a", "pass")])
     for seconds, deaths in ((1.0, 1), (1.0, 2), (100.0, 1)):
         now[0] += seconds
@@ -113,13 +121,13 @@ def test_deaths_are_counted_from_the_beginning_after_a_steady_life(
 def test_stopping_ends_programs_that_do_not_listen(
     program: Callable[..., Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.processes.END_GRACE_S", 0.5)
+    monkeypatch.setattr("service.child_processes.END_GRACE_S", 0.5)
     ready = tmp_path / "ready"
     deaf = (
         "import signal, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         f" pathlib.Path({str(ready)!r}).touch();"
     )
-    keeper = Keeper()
+    keeper = ProcessManager()
     keeper.start([program("deaf", f"{deaf} {SLEEP}")])
     wait_for(ready.exists)
     [pid] = keeper.pids().values()
@@ -141,8 +149,8 @@ def test_stopping_leaves_children_alone_that_were_there_before(
     program: Callable[..., Program],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.processes.END_GRACE_S", 0.5)
-    keeper = Keeper()
+    monkeypatch.setattr("service.child_processes.END_GRACE_S", 0.5)
+    keeper = ProcessManager()
     keeper.start([program("a")])
     keeper.stop(("a",))
     assert stranger.communicate("end\n", timeout=WAIT_S) == (None, None)
@@ -150,7 +158,7 @@ def test_stopping_leaves_children_alone_that_were_there_before(
 
 
 def test_how_a_child_ended_that_was_there_before_is_left_to_whoever_started_it(
-    stranger: subprocess.Popen[str], keeper: Keeper, program: Callable[..., Program]
+    stranger: subprocess.Popen[str], keeper: ProcessManager, program: Callable[..., Program]
 ) -> None:
     keeper.start([program("a")])
     stranger.stdin.write("end\n")
@@ -167,9 +175,9 @@ print(subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid, flush=True)
 """
 KEEPING = f"""
 import os, pathlib, sys
-from service.processes import Keeper, Program
+from service.child_processes import ProcessManager, Program
 command = (sys.executable, "-c", {PARENT!r})
-keeper = Keeper()
+keeper = ProcessManager()
 log = pathlib.Path("a.log")
 keeper.start([Program(name="a", command=command, environment=dict(os.environ), log=log)])
 print(keeper.pids()["a"], flush=True)
@@ -286,9 +294,9 @@ def test_a_bind_beyond_this_machine_needs_a_token(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def a_place(home: Home, **more) -> Place:
+def a_place(home: Home, **more) -> LocalInstance:
     folders = {"ray_dir": home.path, "temp_dir": home.path / "tmp"}
-    return Place(
+    return LocalInstance(
         home=home, host="127.0.0.1", port=9, ray_port=free_port("127.0.0.1", 0), **folders, **more
     )
 
@@ -301,7 +309,7 @@ def test_workers_put_temporary_files_into_a_private_folder(
 
 def test_the_api_asks_for_the_token_of_the_home(home: Home) -> None:
     place = a_place(home, token_file=home.token)
-    environments = {part.name: part.environment for part in parts(place)}
+    environments = {part.name: part.environment for part in build_programs(place)}
     assert environments["api"]["ACCORDION_ADMIN_TOKEN_FILE"] == str(home.token)
     assert "ACCORDION_ADMIN_TOKEN_FILE" not in environments["scheduler"] | environments["ray"]
 
@@ -318,7 +326,7 @@ def environments(home: Home, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
     place = a_place(home)
-    return {part.name: dict(part.environment) for part in parts(place)}
+    return {part.name: dict(part.environment) for part in build_programs(place)}
 
 
 def test_workers_see_no_secret_of_the_service(environments: dict[str, dict[str, str]]) -> None:
@@ -331,8 +339,8 @@ def test_workers_see_what_people_name(home: Home, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, name)
     monkeypatch.setenv("ACCORDION_PASS_TO_WORKERS", "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY")
     passed = load_settings().pass_to_workers
-    place = a_place(home, passed=passed)
-    seen = next(part.environment for part in parts(place) if part.name == "ray")
+    place = a_place(home, passed_variables=passed)
+    seen = next(part.environment for part in build_programs(place) if part.name == "ray")
     assert {name for name in seen if name.startswith("AWS_")} == {
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",
@@ -364,7 +372,7 @@ def test_each_part_sees_what_it_needs_and_not_what_is_for_others(
 )
 def test_the_last_words_of_a_log_are_its_last_sentence(tmp_path: Path, log: str, said: str) -> None:
     (tmp_path / "log").write_text(log)
-    assert last_words(tmp_path / "log") == said
+    assert last_log_line(tmp_path / "log") == said
 
 
 def test_a_dashboard_without_its_packages_names_the_way_out(
@@ -379,7 +387,8 @@ def test_a_dashboard_without_its_packages_names_the_way_out(
 
 def test_ray_starts_its_dashboard_on_loopback_where_one_is_wanted(home: Home) -> None:
     ray, wanted = (
-        "".join(parts(a_place(home, ray_dashboard_port=port))[0].command) for port in (0, 8265)
+        "".join(build_programs(a_place(home, ray_dashboard_port=port))[0].command)
+        for port in (0, 8265)
     )
     assert "--include-dashboard=false" in ray
     assert "--include-dashboard=true--dashboard-host=127.0.0.1--dashboard-port=8265" in wanted

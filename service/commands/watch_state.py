@@ -12,7 +12,7 @@ from service.domain.jobs import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class WatchState:
     """One job as its events tell it."""
 
     id: str
@@ -38,9 +38,9 @@ class Watched:
     ended: bool = False
 
 
-def watched(job: JobView) -> Watched:
+def initial_state(job: JobView) -> WatchState:
     """Before the first event."""
-    return Watched(
+    return WatchState(
         id=job.id,
         name=job.name,
         status=job.status.value,
@@ -54,7 +54,7 @@ def watched(job: JobView) -> Watched:
     )
 
 
-def fold(state: Watched, event: EventView | ProgressView) -> Watched:
+def apply_event(state: WatchState, event: EventView | ProgressView) -> WatchState:
     """The state after an event; kinds that are not known here change nothing."""
     if isinstance(event, ProgressView):
         return replace(state, progress=event)
@@ -62,31 +62,31 @@ def fold(state: Watched, event: EventView | ProgressView) -> Watched:
     return change(state, event.data) if change else state
 
 
-def _status(state: Watched, data: Mapping[str, Any]) -> Watched:
+def _status(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     known = {name: data[name] for name in ("status", "reason", "message", "attempt", "world_size")}
     return replace(state, workers=data["workers"], **known)
 
 
-def _workers(state: Watched, data: Mapping[str, Any]) -> Watched:
+def _workers(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     wanted = data["new"] if data["what"] == "granted" else state.workers
     return replace(state, world_size=data["world_size"], workers=wanted)
 
 
-def _epoch(state: Watched, data: Mapping[str, Any]) -> Watched:
+def _epoch(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     return replace(state, epoch=data)
 
 
-def _decision(state: Watched, data: Mapping[str, Any]) -> Watched:
+def _decision(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     old, new = state.decision, data["decision"]
     switched = new["level_by_layer"] != old["level_by_layer"] if old else new["cause"] != "hold"
     return replace(state, decision=new, switched=switched)
 
 
-def _override(state: Watched, data: Mapping[str, Any]) -> Watched:
+def _override(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     return replace(state, overrides={**state.overrides, data["id"]: data})
 
 
-def _end(state: Watched, data: Mapping[str, Any]) -> Watched:
+def _end(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     known = {name: data[name] for name in ("status", "reason", "message")}
     return replace(state, ended=True, world_size=0, **known)
 

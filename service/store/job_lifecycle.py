@@ -12,9 +12,15 @@ from sqlalchemy.orm import Session
 from service.domain import overrides
 from service.domain.jobs import ENDED, HELD, Desired, Kind, Reason, Status
 from service.errors import Conflict, Invalid, NotFound
-from service.store.engine import Database
+from service.store.database import Database
+from service.store.events import (
+    append_end_event,
+    append_event,
+    change_status,
+    load_override_statuses,
+    store_override_status,
+)
 from service.store.models import AttemptRow, JobRow
-from service.store.outbox import append_event, end_event, keep_standing, standings, step_job
 from service.store.stored_documents import stored_ray_run
 from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
@@ -26,7 +32,7 @@ transaction.
 Change = Callable[[Session, JobRow], None]
 
 
-class Steering:
+class JobLifecycle:
     """Writes what people ask of one job; asking again for what is asked already changes nothing.
 
     Raises (every method): NotFound, there is no such job; Conflict, it has ended or is being
@@ -70,7 +76,7 @@ class Steering:
             job.desired = Desired.PAUSE.value
             if job.status == Status.QUEUED:
                 message = "paused while it waited; resume it and it goes on"
-                step_job(
+                change_status(
                     session,
                     job,
                     Status.PAUSED,
@@ -83,7 +89,7 @@ class Steering:
                 job.orders_version += 1
                 job.deadline = now + grace_s
             message = "the workers save their state; then it stands still until it is resumed"
-            step_job(
+            change_status(
                 session,
                 job,
                 Status.PAUSING,
@@ -110,12 +116,14 @@ class Steering:
             job.desired = Desired.RUN.value
             if job.status == Status.PAUSED:
                 message = "resumed; waits for the scheduler to look at it"
-                step_job(
+                change_status(
                     session, job, Status.QUEUED, reason=Reason.RESUMED, message=message, now=now
                 )
                 return
             message = "resumed while its workers save their state; it goes on as soon as they have"
-            step_job(session, job, Status.PAUSING, reason=Reason.RESUMED, message=message, now=now)
+            change_status(
+                session, job, Status.PAUSING, reason=Reason.RESUMED, message=message, now=now
+            )
 
         return self._ask(
             job_id,
@@ -133,22 +141,22 @@ class Steering:
         """
         now = self._clock()
         with self._database.write() as session:
-            job = asked_job(session, job_id)
+            job = lock_job(session, job_id)
             check(job)
             if job.desired == Desired.CANCEL:
                 return job
             refuse_ended(job, "cancelled")
             if job.status != Status.LOST:
                 refuse_guest(job, "cancelled")
-            touch(job)
+            raise_versions(job)
             job.desired = Desired.CANCEL.value
             if job.status in HELD | {Status.LOST}:
-                _cancel_held(session, job, now)
+                _cancel_inactive(session, job, now)
                 return job
             job.orders_version += 1
             job.deadline = now + grace_s
             message = "the workers save their state and stop"
-            step_job(
+            change_status(
                 session,
                 job,
                 Status.STOPPING,
@@ -168,19 +176,19 @@ class Steering:
         is_asked: Callable[[JobRow], bool],
     ) -> JobRow:
         with self._database.write() as session:
-            job = asked_job(session, job_id)
+            job = lock_job(session, job_id)
             check(job)
             refuse_ended(job, what)
             refuse_guest(job, what)
             if job.desired == Desired.CANCEL:
                 raise Conflict(f"job {job.id} is being cancelled and cannot be {what} any more")
             if not is_asked(job):
-                touch(job)
+                raise_versions(job)
                 change(session, job)
             return job
 
 
-def asked_job(session: Session, job_id: str) -> JobRow:
+def lock_job(session: Session, job_id: str) -> JobRow:
     """The job that a person speaks of, locked.
 
     Raises:
@@ -192,7 +200,7 @@ def asked_job(session: Session, job_id: str) -> JobRow:
     return job
 
 
-def touch(job: JobRow) -> None:
+def raise_versions(job: JobRow) -> None:
     """People asked for something: both versions move."""
     job.version += 1
     job.etag_version += 1
@@ -239,9 +247,9 @@ def _check_limits(job: JobRow, least: int, most: int) -> None:
         raise Invalid(item["msg"].removeprefix("Value error, "), pointer) from None
 
 
-def _cancel_held(session: Session, job: JobRow, now: float) -> None:
-    for row, old in standings(session, job).values():
-        keep_standing(session, job, row=row, old=old, new=overrides.end(old), now=now)
+def _cancel_inactive(session: Session, job: JobRow, now: float) -> None:
+    for row, old in load_override_statuses(session, job).values():
+        store_override_status(session, job, row=row, old=old, new=overrides.end(old), now=now)
     message = f"cancelled while it was {job.status.lower()}"
     attempt = session.get(AttemptRow, (job.id, job.attempt)) if job.status == Status.LOST else None
     if attempt is not None:
@@ -250,7 +258,7 @@ def _cancel_held(session: Session, job: JobRow, now: float) -> None:
             message,
             now,
         )
-    step_job(
+    change_status(
         session, job, Status.CANCELLED, reason=Reason.CANCELLED_BY_USER, message=message, now=now
     )
-    end_event(session, job, now)
+    append_end_event(session, job, now)

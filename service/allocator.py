@@ -1,4 +1,4 @@
-"""Allocates cluster capacity: which waiting job starts, and how many workers a running job
+"""Allocates cluster capacity: which pending job starts, and how many workers a running job
 holds.
 """
 
@@ -7,17 +7,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from service.domain.grants import Holding, holding, plan_grants, unplaceable
+from service.domain.allocation import (
+    AllocatedJob,
+    build_allocated_job,
+    find_unplaceable,
+    plan_allocations,
+)
 from service.domain.jobs import Reason, Status
-from service.domain.queue import Size, Verdict, Waiting, plan_queue, sizes_of
+from service.domain.queue import Admission, PendingJob, Resources, list_worker_resources, plan_queue
 from service.foreign_use import ForeignUse
-from service.runtime.base import Node, SupervisorState
+from service.runtime.protocol import Node, SupervisorState
 from service.settings import Settings
 from service.store.leases import Lease
-from service.store.ledger import Ledger
 from service.store.models import JobRow
 from service.store.repository import Repository
-from service.store.stored_spec import asked_of
+from service.store.scheduler_writes import SchedulerWrites
+from service.store.stored_spec import resource_request
 
 
 @dataclass(slots=True)
@@ -32,7 +37,7 @@ class ClusterState:
     """
     foreign_use: ForeignUse = field(default_factory=ForeignUse)
 
-    def note_supervisors(self, found: Iterable[SupervisorState], now: float) -> None:
+    def update_supervisors(self, found: Iterable[SupervisorState], now: float) -> None:
         """Store the state of all supervisors of one survey."""
         self.supervisors = {supervisor.job_id: supervisor for supervisor in found}
         placed = {
@@ -41,12 +46,12 @@ class ClusterState:
         kept = {job_id: at for job_id, at in self.placed_at.items() if job_id in self.supervisors}
         self.placed_at = kept | placed
 
-    def note_use(self, rows: Iterable[JobRow], now: float) -> None:
+    def update_foreign_use(self, rows: Iterable[JobRow], now: float) -> None:
         """Store what is used of the nodes, beside the workers of these jobs."""
         held = self.held(rows)
-        self.foreign_use.note_survey(self.nodes, held, now)
+        self.foreign_use.record_survey(self.nodes, held, now)
         found = {size.node: size for size in self.foreign_use.sizes(held)}
-        none = Size(cpus=0.0, gpus=0.0)
+        none = Resources(cpus=0.0, gpus=0.0)
         self.nodes = [
             replace(
                 node,
@@ -56,7 +61,7 @@ class ClusterState:
             for node in self.nodes
         ]
 
-    def held(self, rows: Iterable[JobRow]) -> list[Size]:
+    def held(self, rows: Iterable[JobRow]) -> list[Resources]:
         """Workers of these jobs, one entry each, including processes that are about to be
         removed.
         """
@@ -64,7 +69,7 @@ class ClusterState:
         return [
             size
             for row, at in placed
-            for size in sizes_of(asked_of(row), max(row.workers, len(at)), at)
+            for size in list_worker_resources(resource_request(row), max(row.workers, len(at)), at)
         ]
 
     def extended(self, deadline: float | None, job: JobRow, start_timeout_s: float) -> float | None:
@@ -79,10 +84,10 @@ class ClusterState:
             return deadline
         return max(deadline, placed_at + start_timeout_s)
 
-    def usable(self) -> list[Size]:
+    def usable(self) -> list[Resources]:
         """Capacity of the nodes that accept workers."""
         return [
-            Size(cpus=node.cpus, gpus=node.gpus, memory=node.memory_bytes, node=node.id)
+            Resources(cpus=node.cpus, gpus=node.gpus, memory=node.memory_bytes, node=node.id)
             for node in self.nodes
             if node.alive and not node.draining
         ]
@@ -105,17 +110,24 @@ class ClusterState:
 
 
 class Allocator:
-    """Admits waiting jobs and resizes running ones, based on the actual nodes of the workers."""
+    """Admits pending jobs and resizes running ones, based on the actual nodes of the workers."""
 
     def __init__(
-        self, repository: Repository, ledger: Ledger, lease: Lease, *, clock: Callable[[], float]
+        self,
+        repository: Repository,
+        writes: SchedulerWrites,
+        lease: Lease,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         self._repository = repository
-        self._ledger = ledger
+        self._writes = writes
         self._lease = lease
         self._clock = clock
         self._unplaceable_since: dict[str, float] = {}
-        self._settled: tuple[list[Holding], list[Waiting], list[Size], list[Size]] | None = None
+        self._settled: (
+            tuple[list[AllocatedJob], list[PendingJob], list[Resources], list[Resources]] | None
+        ) = None
         """Inputs of the last plan if it changed nothing; the same inputs need no new plan."""
 
     def admit(self, cluster: ClusterState, token: int, settings: Settings) -> list[JobRow]:
@@ -123,29 +135,31 @@ class Allocator:
         queue = [job for job in self._repository.queue() if job.id not in cluster.supervisors]
         if not queue:
             return []
-        rows = self._repository.holding()
+        rows = self._repository.allocated()
         reserved = [
             size
             for row in rows
-            for size in sizes_of(asked_of(row), row.workers, cluster.placed(row))
+            for size in list_worker_resources(
+                resource_request(row), row.workers, cluster.placed(row)
+            )
         ]
         foreign = cluster.foreign_use.sizes(cluster.held(rows))
-        verdicts = plan_queue(_waiting(queue), cluster.usable(), reserved, foreign=foreign)
+        admissions = plan_queue(_pending_jobs(queue), cluster.usable(), reserved, foreign=foreign)
         admitted = [
-            self._apply(job, verdicts[job.id], token, timeout_s=settings.start_timeout_s)
+            self._apply(job, admissions[job.id], token, timeout_s=settings.start_timeout_s)
             for job in queue
         ]
         return [job for job in admitted if job is not None]
 
-    def regrant(self, cluster: ClusterState, token: int) -> None:
+    def reallocate(self, cluster: ClusterState, token: int) -> None:
         """Resize running jobs to fit the cluster, the queue, and the limits that people set."""
-        rows = self._repository.holding()
+        rows = self._repository.allocated()
         jobs = [
-            holding(
+            build_allocated_job(
                 row.id,
                 Status(row.status),
-                asked_of(row),
-                granted=row.workers,
+                resource_request(row),
+                allocated_workers=row.workers,
                 placed=cluster.placed(row),
             )
             for row in rows
@@ -154,43 +168,45 @@ class Allocator:
         if not rows:
             return
         foreign = cluster.foreign_use.sizes(cluster.held(rows))
-        inputs = (jobs, _waiting(self._repository.queue()), cluster.usable(), foreign)
+        inputs = (jobs, _pending_jobs(self._repository.queue()), cluster.usable(), foreign)
         if inputs == self._settled:
             return
-        grants = plan_grants(*inputs[:3], foreign=foreign)
-        self._settled = None if grants else inputs
+        allocations = plan_allocations(*inputs[:3], foreign=foreign)
+        self._settled = None if allocations else inputs
         for row in rows:
-            if row.id in grants and self._lease.hold() == token:
-                self._ledger.regrant(
-                    row, token, workers=grants[row.id].workers, why=grants[row.id].why
+            if row.id in allocations and self._lease.hold() == token:
+                self._writes.reallocate(
+                    row, token, workers=allocations[row.id].workers, why=allocations[row.id].why
                 )
 
-    def unplaceable_for(self, job_id: str) -> float:
+    def seconds_unplaceable(self, job_id: str) -> float:
         """How long a starting job has had no capacity for its minimum, in seconds; 0 if it has
         some.
         """
         since: Mapping[str, float] = self._unplaceable_since
         return max(0.0, self._clock() - since[job_id]) if job_id in since else 0.0
 
-    def _note_unplaceable(self, jobs: Sequence[Holding], cluster: ClusterState) -> None:
+    def _note_unplaceable(self, jobs: Sequence[AllocatedJob], cluster: ClusterState) -> None:
         now, nodes = self._clock(), cluster.usable()
-        found = unplaceable(jobs, nodes) if nodes else set()
+        found = find_unplaceable(jobs, nodes) if nodes else set()
         self._unplaceable_since = {
             job_id: self._unplaceable_since.get(job_id, now) for job_id in found
         }
 
     def _apply(
-        self, job: JobRow, verdict: Verdict, token: int, *, timeout_s: float
+        self, job: JobRow, admission: Admission, token: int, *, timeout_s: float
     ) -> JobRow | None:
         if self._lease.hold() != token:
             return None
-        if verdict.reason is not Reason.ADMITTED:
-            self._ledger.keep_waiting(job, token, reason=verdict.reason, message=verdict.message)
+        if admission.reason is not Reason.ADMITTED:
+            self._writes.record_wait_reason(
+                job, token, reason=admission.reason, message=admission.message
+            )
             return None
-        if not self._ledger.admit(job, token, workers=verdict.workers, timeout_s=timeout_s):
+        if not self._writes.admit(job, token, workers=admission.workers, timeout_s=timeout_s):
             return None
         return self._repository.job(job.id)
 
 
-def _waiting(queue: Sequence[JobRow]) -> list[Waiting]:
-    return [Waiting(id=job.id, asked=asked_of(job)) for job in queue]
+def _pending_jobs(queue: Sequence[JobRow]) -> list[PendingJob]:
+    return [PendingJob(id=job.id, request=resource_request(job)) for job in queue]

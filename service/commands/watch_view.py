@@ -14,8 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from service.api.schemas import EventView, ProgressView
-from service.commands import changes, extent, measures, words
-from service.commands.state import Watched
+from service.commands.format import (
+    format_duration,
+    format_epochs,
+    format_layers,
+    format_metrics,
+    format_number,
+    format_override,
+    format_savings,
+    format_sent_bytes,
+    format_step,
+    format_worker_event,
+    replace_override_ids,
+)
+from service.commands.watch_state import WatchState
 from service.domain.jobs import ENDED
 
 _COLOURS = {
@@ -28,7 +40,7 @@ _COLOURS = {
 }
 
 
-def panel(state: Watched) -> RenderableType:
+def panel(state: WatchState) -> RenderableType:
     """Everything that is known, in one frame."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -46,7 +58,7 @@ def panel(state: Watched) -> RenderableType:
     )
 
 
-def lines(state: Watched, event: EventView | ProgressView) -> Iterator[str]:
+def lines(state: WatchState, event: EventView | ProgressView) -> Iterator[str]:
     """What an event has to tell, given the state after it; most have nothing."""
     if isinstance(event, ProgressView) or event.type not in _TOLD:
         return
@@ -55,25 +67,25 @@ def lines(state: Watched, event: EventView | ProgressView) -> Iterator[str]:
         yield text
 
 
-def epoch_line(state: Watched) -> str:
+def epoch_line(state: WatchState) -> str:
     """One finished epoch in one line."""
     epoch = state.epoch
     parts = [
         f"epoch {epoch['epoch']:>3}{'' if state.epochs is None else f' of 0-{state.epochs - 1}'}",
-        f"loss {words.number(epoch['loss']):<8}",
-        f"{measures.quality(epoch['metrics']):<16}",
-        f"lr {words.number(epoch['lr'], 3):<6}",
-        f"saved {words.saved(epoch['bytes']):<6}",
-        words.layers(epoch["regime_by_layer"], epoch["level_by_layer"]),
+        f"loss {format_number(epoch['loss']):<8}",
+        f"{format_metrics(epoch['metrics']):<16}",
+        f"lr {format_number(epoch['lr'], 3):<6}",
+        f"saved {format_savings(epoch['bytes']):<6}",
+        format_layers(epoch["regime_by_layer"], epoch["level_by_layer"]),
     ]
     return "  ".join(parts).rstrip()
 
 
-def _standing(state: Watched, _data: Mapping[str, Any]) -> str:
+def _standing(state: WatchState, _data: Mapping[str, Any]) -> str:
     return "" if state.status in ENDED else f"{state.status}: {state.message or state.reason}"
 
 
-def _decision(state: Watched, data: Mapping[str, Any]) -> str:
+def _decision(state: WatchState, data: Mapping[str, Any]) -> str:
     """Decisions that change nothing are in the panel and in `show`."""
     decision = data["decision"]
     return (
@@ -83,22 +95,22 @@ def _decision(state: Watched, data: Mapping[str, Any]) -> str:
     )
 
 
-def _reason(state: Watched, decision: Mapping[str, Any]) -> str:
+def _reason(state: WatchState, decision: Mapping[str, Any]) -> str:
     numbers = {override_id: int(row["number"]) for override_id, row in state.overrides.items()}
-    return words.named(decision["reason"], numbers)
+    return replace_override_ids(decision["reason"], numbers)
 
 
-_TOLD: Mapping[str, Callable[[Watched, Mapping[str, Any]], str]] = {
+_TOLD: Mapping[str, Callable[[WatchState, Mapping[str, Any]], str]] = {
     "status": _standing,
-    "workers": lambda _, data: changes.change(data),
+    "workers": lambda _, data: format_worker_event(data),
     "epoch": lambda state, _: epoch_line(state),
     "decision": _decision,
-    "override": lambda _, data: f"override {words.asked(data)}",
+    "override": lambda _, data: f"override {format_override(data)}",
     "end": lambda state, _: f"{state.status}{f': {state.message}' if state.message else ''}",
 }
 
 
-def _count(state: Watched) -> str:
+def _count(state: WatchState) -> str:
     """How many train, and how many are wanted where those are others."""
     wanted = f" of {state.workers}" if state.workers not in {0, state.world_size} else ""
     return (
@@ -107,20 +119,20 @@ def _count(state: Watched) -> str:
     )
 
 
-def _bar(state: Watched) -> RenderableType:
+def _bar(state: WatchState) -> RenderableType:
     progress = state.progress
     if progress is not None and progress.steps is None:
-        return Text(f"{extent.epochs_text(progress)}  {extent.step_text(progress)}")
+        return Text(f"{format_epochs(progress)}  {format_step(progress)}")
     if progress is None or not progress.steps:
         return Text(state.message or state.reason, style="italic")
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True, justify="right")
-    eta = f"  {words.duration(progress.eta_s)} left" if state.world_size else ""
-    step = extent.step_text(progress)
+    eta = f"  {format_duration(progress.eta_s)} left" if state.world_size else ""
+    step = format_step(progress)
     grid.add_row(
         ProgressBar(total=progress.steps, completed=progress.step),
-        f"{extent.epochs_text(progress)}  {step}{eta}",
+        f"{format_epochs(progress)}  {step}{eta}",
     )
     return grid
 
@@ -129,23 +141,23 @@ def _rate(progress: ProgressView) -> str:
     return "" if progress.samples_per_s is None else f"{progress.samples_per_s:.0f} samples/s "
 
 
-def _rows(state: Watched) -> Iterator[tuple[str, RenderableType]]:
+def _rows(state: WatchState) -> Iterator[tuple[str, RenderableType]]:
     progress, epoch = state.progress, state.epoch
     if progress is not None:
-        quality = measures.quality(epoch["metrics"] if epoch else {})
+        quality = format_metrics(epoch["metrics"] if epoch else {})
         rate = f"  {_rate(progress)}on {_count(state)}" if state.world_size else ""
-        loss = words.number(progress.loss)
-        yield "training", Text(f"loss {loss}  {quality}  lr {words.number(progress.lr, 3)}{rate}")
-        yield "bytes", Text(words.sent(progress.bytes.model_dump()))
+        loss = format_number(progress.loss)
+        yield "training", Text(f"loss {loss}  {quality}  lr {format_number(progress.lr, 3)}{rate}")
+        yield "bytes", Text(format_sent_bytes(progress.bytes.model_dump()))
     if state.decision:
         decision = state.decision
         levels = {name: level["name"] for name, level in decision["level_by_layer"].items()}
         yield (
             "layers",
-            Text(words.layers(decision["regime_by_layer"], levels, decision["override_by_layer"])),
+            Text(format_layers(decision["regime_by_layer"], levels, decision["override_by_layer"])),
         )
         yield "decision", Text(f"epoch {decision['epoch']}: {_reason(state, decision)}")
     for override in state.overrides.values():
-        yield "override", Text(words.asked(override))
+        yield "override", Text(format_override(override))
     if state.message:
         yield "state", Text(f"{state.reason}: {state.message}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.common import (
+from service.commands.cli_support import (
     JobArgument,
     JsonOption,
     UrlOption,
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from service.api.schemas import EventView, JobView, ProgressView
     from service.client import Client
-    from service.commands.state import Watched
+    from service.commands.watch_state import WatchState
 
 REFRESH_PER_S = 4
 """Drawings a second; progress comes about as often."""
-See = Callable[["Watched", "EventView | ProgressView"], None]
+See = Callable[["WatchState", "EventView | ProgressView"], None]
 """Is shown every event and the state after it."""
 
 
@@ -39,7 +39,7 @@ def watch(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) ->
     Exit code 0 if it succeeded, 1 if not; Ctrl-C leaves the job alone.
     """
     with connect(url) as client:
-        raise typer.Exit(follow_as(client, find_to_read(client, job), json=json))
+        raise typer.Exit(follow_to_exit_code(client, find_to_read(client, job), json=json))
 
 
 def logs(
@@ -74,21 +74,21 @@ def _why_silent(job: JobView) -> str:
     return f"{job.status}, {job.message}"
 
 
-def follow_as(client: Client, job: JobView, *, json: bool) -> int:
+def follow_to_exit_code(client: Client, job: JobView, *, json: bool) -> int:
     """Show the job until it ends, as JSON lines or for people; the exit code."""
     return outcome(_print_events(client, job) if json else follow(client, job, console()).status)
 
 
-def follow(client: Client, job: JobView, out: Console, *, see: See | None = None) -> Watched:
+def follow(client: Client, job: JobView, out: Console, *, see: See | None = None) -> WatchState:
     """Show the job until it ends, live on a terminal and as lines elsewhere; the state at
     the end.
     """
     from rich.live import Live
 
-    from service.commands import screen
-    from service.commands.state import fold, watched
+    from service.commands import watch_view as screen
+    from service.commands.watch_state import apply_event, initial_state
 
-    state = watched(job)
+    state = initial_state(job)
     live = (
         Live(screen.panel(state), console=out, refresh_per_second=REFRESH_PER_S)
         if out.is_terminal
@@ -96,14 +96,14 @@ def follow(client: Client, job: JobView, out: Console, *, see: See | None = None
     )
     with live or nullcontext():
         for event in client.events(job.id):
-            state = fold(state, event)
+            state = apply_event(state, event)
             for line in screen.lines(state, event):
                 out.print(line)
             if live:
                 live.update(screen.panel(state))
             if see:
                 see(state, event)
-    return state if state.ended else watched(client.job(job.id))
+    return state if state.ended else initial_state(client.job(job.id))
 
 
 def _print_events(client: Client, job: JobView) -> str:

@@ -9,13 +9,13 @@ from itertools import accumulate
 
 from workers.contract import Drained, LogLine
 
-MOST_BYTES = 1 << 20
+MAX_PENDING_BYTES = 1 << 20
 """Of a job's output that are kept while the database cannot be written: what the cluster itself
 holds of a job.
 """
 
 
-class Unstored:
+class PendingLogs:
     """By job, the newest output as far as there is room for it; what is older is counted."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Unstored:
 
 
 def _newest(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:
-    """The last lines, as many as fit into `MOST_BYTES` of JSON."""
+    """The last lines, as many as fit into `MAX_PENDING_BYTES` of JSON."""
     sizes = accumulate(len(line.model_dump_json()) for line in reversed(lines))
-    count = sum(size <= MOST_BYTES for size in sizes)
+    count = sum(size <= MAX_PENDING_BYTES for size in sizes)
     return tuple(lines[len(lines) - count :])

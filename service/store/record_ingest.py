@@ -13,10 +13,16 @@ from sqlalchemy.orm import Session
 
 from accordion.messages import to_json
 from service.domain import overrides
+from service.domain.elasticity import ElasticityStats, cost, recovered, resized
 from service.domain.jobs import LEAVING, Kind, Reason, Status
+from service.domain.override_status import OverrideStatus, SwitchReport
 from service.domain.ray_run import RayRun
-from service.domain.standing import Standing, Switched
-from service.domain.tally import Tally, cost, recovered, resized
+from service.store.events import (
+    append_event,
+    change_status,
+    load_override_statuses,
+    store_override_status,
+)
 from service.store.models import (
     AttemptRow,
     CheckpointRow,
@@ -26,8 +32,7 @@ from service.store.models import (
     JobRow,
     LogChunkRow,
 )
-from service.store.outbox import append_event, keep_standing, standings, step_job
-from service.store.stored_documents import layer_names, stored_progress, stored_tally
+from service.store.stored_documents import layer_names, stored_elasticity, stored_progress
 from service.store.stored_spec import spec_value
 from workers.contract import (
     AcksRecord,
@@ -65,7 +70,7 @@ def cursor_of(job: JobRow) -> Cursor:
     return Cursor(attempt=job.cursor_attempt, generation=job.cursor_generation, seq=job.cursor_seq)
 
 
-def holds_news(job: JobRow, drained: Drained) -> bool:
+def has_new_data(job: JobRow, drained: Drained) -> bool:
     """Whether anything in it would change a row; the newest progress is drained again until a newer
     one comes.
     """
@@ -74,7 +79,7 @@ def holds_news(job: JobRow, drained: Drained) -> bool:
     return drained.progress is not None and _is_newer(drained.progress, stored_progress(job))
 
 
-def take_over(session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
+def ingest_records(session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
     """Store what was drained; records that the cursor has passed change nothing.
 
     Since the cursor only grows, a row is only ever overwritten by a newer worker group's or a later
@@ -99,12 +104,12 @@ def place(item: Record | Cursor) -> tuple[int, int, int]:
     return (item.attempt, item.generation, item.seq)
 
 
-def change_overrides(
-    session: Session, job: JobRow, change: Callable[[Standing], Standing], *, now: float
+def update_overrides(
+    session: Session, job: JobRow, change: Callable[[OverrideStatus], OverrideStatus], *, now: float
 ) -> None:
     """Let something happen to every override of the job."""
-    for row, old in standings(session, job).values():
-        keep_standing(session, job, row=row, old=old, new=change(old), now=now)
+    for row, old in load_override_statuses(session, job).values():
+        store_override_status(session, job, row=row, old=old, new=change(old), now=now)
 
 
 class _Intake:
@@ -131,7 +136,7 @@ class _Intake:
         self._job.deadline = None
         if drained.progress is not None:
             self._job.world_size = drained.progress.world_size
-        resume_training(self._session, self._job, now=now)
+        mark_training(self._session, self._job, now=now)
 
     def take_record(self, record: Record) -> None:
         """One record, whatever it is."""
@@ -163,7 +168,7 @@ class _Intake:
             return
         self._job.progress = progress.model_dump(mode="json")
         if self._job.reason in {Reason.WAITING_FOR_STORAGE, Reason.NO_STEPS}:
-            resume_training(self._session, self._job, now=now)
+            mark_training(self._session, self._job, now=now)
         if old is None or old["epoch"] != progress.epoch:
             self._change(lambda standing: overrides.expire(standing, progress.epoch), now)
 
@@ -176,12 +181,12 @@ class _Intake:
             self._job.ray_run = _ray_run(self._job, record.attempt, started)
         self._void(record, started)
         cause = self._announced(record)
-        self._job.tally = _tally(stored_tally(self._job), started, cause)
+        self._job.tally = _tally(stored_elasticity(self._job), started, cause)
         attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
         if attempt is not None:
             attempt.generation = record.generation
             attempt.started_at = attempt.started_at or record.time
-            attempt.tally = _tally(stored_tally(attempt), started, cause)
+            attempt.tally = _tally(stored_elasticity(attempt), started, cause)
         if record.attempt == self._job.attempt:
             self._train(record, started)
         why = "start" if started.cause == "start" else cause
@@ -255,19 +260,25 @@ class _Intake:
         self._tell(record, "decision", {"decision": decision})
 
     def _take_acks(self, record: Record, acks: AcksRecord) -> None:
-        switched = Switched(**{name: getattr(acks, name) for name in Switched.__dataclass_fields__})
-        found = standings(self._session, self._job)
+        switched = SwitchReport(
+            **{name: getattr(acks, name) for name in SwitchReport.__dataclass_fields__}
+        )
+        found = load_override_statuses(self._session, self._job)
         known = [overrides.acknowledge(old, switched) for _, old in found.values()]
         for new in overrides.supersede(known, layer_names(self._job)):
             row, old = found[new.id]
-            keep_standing(self._session, self._job, row=row, old=old, new=new, now=record.time)
+            store_override_status(
+                self._session, self._job, row=row, old=old, new=new, now=record.time
+            )
 
     def _take_rejected(self, record: Record, rejected: RejectedRecord) -> None:
-        found = standings(self._session, self._job).get(rejected.override_id)
+        found = load_override_statuses(self._session, self._job).get(rejected.override_id)
         if found is not None:
             row, old = found
             new = overrides.reject(old, rejected.reason[:_MAX_TEXT])
-            keep_standing(self._session, self._job, row=row, old=old, new=new, now=record.time)
+            store_override_status(
+                self._session, self._job, row=row, old=old, new=new, now=record.time
+            )
 
     def _take_checkpoint(self, record: Record, checkpoint: CheckpointRecord) -> None:
         content = checkpoint.model_dump(mode="json", exclude={"kind"})
@@ -302,7 +313,7 @@ class _Intake:
             self._step(Status.RECOVERING, _REASONS[failure.cause], message=message, now=record.time)
 
     def _step(self, status: Status, reason: Reason, *, message: str, now: float) -> None:
-        step_job(self._session, self._job, status, reason=reason, message=message, now=now)
+        change_status(self._session, self._job, status, reason=reason, message=message, now=now)
 
     def _take_end(self, record: Record, end: EndRecord | PausedRecord) -> None:
         """The end of a job or an attempt is written by the ledger, after all that came
@@ -313,17 +324,17 @@ class _Intake:
         stamped = {"attempt": record.attempt, "generation": record.generation, **data}
         append_event(self._session, self._job, kind, data=stamped, now=record.time)
 
-    def _change(self, change: Callable[[Standing], Standing], now: float) -> None:
-        change_overrides(self._session, self._job, change, now=now)
+    def _change(self, change: Callable[[OverrideStatus], OverrideStatus], now: float) -> None:
+        update_overrides(self._session, self._job, change, now=now)
 
 
-def resume_training(session: Session, job: JobRow, *, now: float) -> None:
+def mark_training(session: Session, job: JobRow, *, now: float) -> None:
     """Show again what the job trains with, after it waited for its storage, made no steps or was
     LOST.
     """
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     message = attempt.message if attempt is not None else ""
-    step_job(session, job, Status.RUNNING, reason=Reason.TRAINING, message=message, now=now)
+    change_status(session, job, Status.RUNNING, reason=Reason.TRAINING, message=message, now=now)
 
 
 def _ray_run(job: JobRow, attempt: int, started: Started) -> dict[str, Any]:
@@ -346,7 +357,7 @@ def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
     return new_place > old_place or (new_place == old_place and progress.time != old["time"])
 
 
-def _tally(kept: Tally, started: Started, cause: str) -> dict[str, Any]:
+def _tally(kept: ElasticityStats, started: Started, cause: str) -> dict[str, Any]:
     """What is kept of the cost, with this change of group; `cause` is what was announced."""
     tally = cost(kept, started.seconds_lost, started.steps_rolled_back)
     if started.cause != "start":

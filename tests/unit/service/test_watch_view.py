@@ -8,22 +8,22 @@ from io import StringIO
 from rich.console import Console
 
 from service.client import Client
-from service.commands.screen import panel
-from service.commands.state import Watched, fold, watched
+from service.commands.watch_state import WatchState, apply_event, initial_state
+from service.commands.watch_view import panel
 
 
-def drawn(state: Watched) -> str:
+def drawn(state: WatchState) -> str:
     console = Console(width=160, file=StringIO())
     with console.capture() as drawing:
         console.print(panel(state))
     return drawing.get()
 
 
-def seen(client: Client, job_id: str) -> Watched:
+def seen(client: Client, job_id: str) -> WatchState:
     """The job as its events tell it, up to the first override that every worker took."""
-    state = watched(client.job(job_id))
+    state = initial_state(client.job(job_id))
     for event in client.events(job_id):
-        state = fold(state, event)
+        state = apply_event(state, event)
         if any(row["state"] == "APPLIED" for row in state.overrides.values()):
             break
     return state
@@ -31,7 +31,7 @@ def seen(client: Client, job_id: str) -> Watched:
 
 def test_only_a_job_that_trains_has_a_pace(accordion, running, service) -> None:
     with Client(service.url) as client:
-        state = watched(client.job(running))
+        state = initial_state(client.job(running))
     trains, stands = drawn(state), drawn(replace(state, status="PAUSED", world_size=0))
     assert all(word in trains for word in ("epochs done", "samples/s on 2 workers", " left"))
     assert "epochs done" in stands

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.commands.common import FAILED, JobArgument, JsonOption, UrlOption, connect, print_json
+from service.commands.cli_support import (
+    FAILED,
+    JobArgument,
+    JsonOption,
+    UrlOption,
+    connect,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from service.api.override_schemas import OverrideRequest, OverrideView
@@ -52,7 +59,7 @@ def override(
     json: JsonOption = False,
 ) -> None:
     """Decide by hand how hard some layers are compressed, or how large the global batch is."""
-    from service.commands import words
+    from service.commands.format import format_override
     from service.errors import SettingsError
 
     if bool(level) == bool(batch):
@@ -77,7 +84,7 @@ def override(
     if json:
         print_json(made)
     else:
-        typer.echo(f"override {words.asked(made.model_dump(mode='json'))}")
+        typer.echo(f"override {format_override(made.model_dump(mode='json'))}")
     if wait and made.state != "APPLIED":
         raise typer.Exit(FAILED)
 
@@ -97,7 +104,7 @@ def hand_back(
 
     An older one that had been superseded by them goes too.
     """
-    from service.commands import words
+    from service.commands.format import format_override
 
     with connect(url) as client:
         found = client.find(job)
@@ -115,7 +122,7 @@ def hand_back(
         print_json({"items": rows})
         return
     for row in rows:
-        typer.echo(f"override {words.asked(row)}")
+        typer.echo(f"override {format_override(row)}")
     if not rows:
         typer.echo(f"{found.name} ({found.id}) has no override that holds anything")
 
@@ -139,14 +146,14 @@ def resize(
     """Allow a job another number of workers; it goes on with them at a step boundary, and loses no
     step.
     """
-    from service.commands import changes
+    from service.commands.format import format_workers
 
     with connect(url) as client:
         found = client.resize(client.find(job).id, least, most)
     if json:
         print_json(found)
     else:
-        typer.echo(f"{found.name} ({found.id}) is {found.status}: {changes.workers(found)}")
+        typer.echo(f"{found.name} ({found.id}) is {found.status}: {format_workers(found)}")
 
 
 def pause(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
@@ -169,7 +176,7 @@ def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> 
     Raises:
         SettingsError: there is no such override, or it is over in another way.
     """
-    from service.domain.standing import LIVE
+    from service.domain.override_status import LIVE
     from service.errors import SettingsError
 
     known = {f"#{override.number}": override for override in overrides}

@@ -18,7 +18,7 @@ overrides.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class OverrideStatus:
     """What is known of one override."""
 
     id: str
@@ -38,7 +38,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switched:
+class SwitchReport:
     """What a worker group reports after a switch."""
 
     epoch: int

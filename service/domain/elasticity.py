@@ -10,7 +10,7 @@ RECOVERY_CAUSES = ("infrastructure", "job")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class ElasticityStats:
     """Changes of worker group, of one attempt or of a job."""
 
     resizes: dict[str, int] = field(default_factory=dict)
@@ -23,17 +23,17 @@ class Tally:
     """Trained again because they came after the checkpoint."""
 
 
-def resized(tally: Tally, cause: str) -> Tally:
+def resized(tally: ElasticityStats, cause: str) -> ElasticityStats:
     """After a group took over from one of another size."""
     return replace(tally, resizes=_one_more(tally.resizes, cause))
 
 
-def recovered(tally: Tally, cause: str) -> Tally:
+def recovered(tally: ElasticityStats, cause: str) -> ElasticityStats:
     """After a group took over from one that broke."""
     return replace(tally, recoveries=_one_more(tally.recoveries, cause))
 
 
-def cost(tally: Tally, seconds_lost: float, steps_rolled_back: int) -> Tally:
+def cost(tally: ElasticityStats, seconds_lost: float, steps_rolled_back: int) -> ElasticityStats:
     """After a group said what its taking over cost."""
     return replace(
         tally,

@@ -17,16 +17,16 @@ from sqlalchemy.orm import Session
 
 from accordion.messages import Override
 from service.domain import overrides
-from service.domain.actions import Lose
+from service.domain.actions import MarkLost
 from service.domain.jobs import ENDED, Desired, Kind, Reason, Status
-from service.domain.standing import ORDERED
-from service.runtime.base import Node
-from service.store.engine import Database
+from service.domain.override_status import ORDERED
+from service.runtime.protocol import Node
+from service.store.database import Database
+from service.store.events import append_end_event, append_event, change_status
 from service.store.guest_rows import insert_guest, update_guest
-from service.store.intake import change_overrides, resume_training, take_over
-from service.store.leases import holds
+from service.store.leases import is_newest_token
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
-from service.store.outbox import append_event, end_event, step_job
+from service.store.record_ingest import ingest_records, mark_training, update_overrides
 from service.store.repository import Repository
 from service.store.stored_documents import is_override_readable
 from service.store.stored_spec import spec_value
@@ -49,7 +49,7 @@ _AFTER_PAUSE = {
 _log = structlog.get_logger()
 
 
-class Ledger:
+class SchedulerWrites:
     """Writes of one scheduler."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -66,7 +66,7 @@ class Ledger:
             job.workers, job.deadline, job.orders_confirmed = workers, now + timeout_s, 0
             job.orders_version += 1
             message = f"{workers} worker{'s' if workers > 1 else ''} start"
-            step_job(
+            change_status(
                 session, job, Status.STARTING, reason=Reason.ADMITTED, message=message, now=now
             )
             attempt = AttemptRow(
@@ -81,7 +81,7 @@ class Ledger:
 
         return self._decide(seen, token, change)
 
-    def keep_waiting(self, seen: JobRow, token: int, *, reason: Reason, message: str) -> bool:
+    def record_wait_reason(self, seen: JobRow, token: int, *, reason: Reason, message: str) -> bool:
         """Say why a waiting job does not start yet."""
         message = clean_text(message)
         if (seen.reason, seen.message) == (reason, message):
@@ -90,12 +90,12 @@ class Ledger:
         return self._decide(
             seen,
             token,
-            lambda session, job: step_job(
+            lambda session, job: change_status(
                 session, job, Status.QUEUED, reason=reason, message=message, now=now
             ),
         )
 
-    def regrant(self, seen: JobRow, token: int, *, workers: int, why: str) -> bool:
+    def reallocate(self, seen: JobRow, token: int, *, workers: int, why: str) -> bool:
         """Let a job hold another number of workers; its supervisor hires or dismisses at a step
         boundary.
         """
@@ -111,7 +111,9 @@ class Ledger:
 
         return self._decide(seen, token, change)
 
-    def say(self, seen: JobRow, token: int, message: str, *, waits: bool = False) -> bool:
+    def record_wait_message(
+        self, seen: JobRow, token: int, message: str, *, waits: bool = False
+    ) -> bool:
         """Show what a job waits for that starts, gets other workers or, with `waits`, trains."""
         status, message = Status(seen.status), clean_text(message)
         if status is Status.RUNNING:
@@ -122,7 +124,7 @@ class Ledger:
         return self._decide(
             seen,
             token,
-            lambda session, job: step_job(
+            lambda session, job: change_status(
                 session, job, status, reason=reason, message=message, now=now
             ),
         )
@@ -135,13 +137,13 @@ class Ledger:
 
         def change(session: Session, job: JobRow) -> None:
             if waits:
-                step_job(session, job, Status.RUNNING, reason=reason, message=message, now=now)
+                change_status(session, job, Status.RUNNING, reason=reason, message=message, now=now)
             else:
-                resume_training(session, job, now=now)
+                mark_training(session, job, now=now)
 
         return self._decide(seen, token, change)
 
-    def take_over(self, seen: JobRow, token: int, drained: Drained) -> bool:
+    def ingest(self, seen: JobRow, token: int, drained: Drained) -> bool:
         """Store what a running job reported.
 
         Nothing in it rests on the row that was read but the cursor, which is looked at again; so a
@@ -149,7 +151,7 @@ class Ledger:
         """
         now = self._clock()
         return self._write(
-            seen.id, token, lambda session, job: take_over(session, job, drained, now=now)
+            seen.id, token, lambda session, job: ingest_records(session, job, drained, now=now)
         )
 
     def confirm_orders(self, seen: JobRow, token: int, version: int) -> bool:
@@ -158,14 +160,14 @@ class Ledger:
 
         def change(session: Session, job: JobRow) -> None:
             job.orders_confirmed = version
-            change_overrides(
+            update_overrides(
                 session, job, lambda standing: overrides.deliver(standing, version), now=now
             )
 
         return self._write(seen.id, token, change)
 
-    def lose(
-        self, seen: JobRow, token: int, *, action: Lose, history: Drained, budget: int
+    def mark_lost(
+        self, seen: JobRow, token: int, *, action: MarkLost, history: Drained, budget: int
     ) -> bool:
         """An attempt is gone: the job waits for its next one, or has lost too many in a row.
 
@@ -175,7 +177,7 @@ class Ledger:
         reason, message = action.reason, action.message
 
         def change(session: Session, job: JobRow) -> None:
-            take_over(session, job, history, now=now)
+            ingest_records(session, job, history, now=now)
             _close_attempt(session, job, reason, message=message, now=now)
             job.lost_attempts += 1
             if job.lost_attempts > budget:
@@ -188,7 +190,7 @@ class Ledger:
                 return
             job.workers, job.world_size, job.deadline = 0, 0, None
             text = f"{message}; attempt {job.attempt + 1} starts as soon as there is room"
-            step_job(session, job, Status.QUEUED, reason=reason, message=text, now=now)
+            change_status(session, job, Status.QUEUED, reason=reason, message=text, now=now)
 
         return self._decide(seen, token, change)
 
@@ -199,15 +201,17 @@ class Ledger:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            take_over(session, job, history, now=now)
+            ingest_records(session, job, history, now=now)
             _close_attempt(session, job, Reason.NOT_PLACED, message=message, now=now)
             job.workers, job.world_size, job.deadline = 0, 0, None
             text = f"{message}; it waits for capacity again, and the attempt does not count as lost"
-            step_job(session, job, Status.QUEUED, reason=Reason.NOT_PLACED, message=text, now=now)
+            change_status(
+                session, job, Status.QUEUED, reason=Reason.NOT_PLACED, message=text, now=now
+            )
 
         return self._decide(seen, token, change)
 
-    def mark_lost(self, seen: JobRow, token: int, *, message: str, left_s: float) -> bool:
+    def mark_guest_lost(self, seen: JobRow, token: int, *, message: str, left_s: float) -> bool:
         """Set a guest run to LOST; unless it gives a sign of life, it is closed after `left_s`
         seconds.
         """
@@ -215,11 +219,11 @@ class Ledger:
 
         def change(session: Session, job: JobRow) -> None:
             job.world_size, job.deadline = 0, now + left_s
-            step_job(session, job, Status.LOST, reason=Reason.LOST, message=message, now=now)
+            change_status(session, job, Status.LOST, reason=Reason.LOST, message=message, now=now)
 
         return self._decide(seen, token, change)
 
-    def mark_stalled(self, seen: JobRow, token: int, *, idle_s: float) -> bool:
+    def mark_guest_stalled(self, seen: JobRow, token: int, *, idle_s: float) -> bool:
         """Show that a guest run is alive and has made no step for `idle_s` seconds."""
         now = self._clock()
         since = datetime.fromtimestamp(now - idle_s, UTC)
@@ -229,7 +233,9 @@ class Ledger:
         )
 
         def change(session: Session, job: JobRow) -> None:
-            step_job(session, job, Status.RUNNING, reason=Reason.NO_STEPS, message=message, now=now)
+            change_status(
+                session, job, Status.RUNNING, reason=Reason.NO_STEPS, message=message, now=now
+            )
 
         return self._decide(seen, token, change)
 
@@ -240,7 +246,7 @@ class Ledger:
         now = self._clock()
         with self._database.write() as session:
             job = session.get(JobRow, guest.job_id, with_for_update=True)
-            if not holds(session, token):
+            if not is_newest_token(session, token):
                 return False
             if job is None:
                 insert_guest(session, guest, now=now)
@@ -251,14 +257,14 @@ class Ledger:
             update_guest(job, guest)
             return True
 
-    def park(self, seen: JobRow, token: int, *, drained: Drained) -> bool:
+    def finish_pause(self, seen: JobRow, token: int, *, drained: Drained) -> bool:
         """The attempt has paused: the job stands still, or goes on where people have resumed or
         cancelled it since.
         """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            take_over(session, job, drained, now=now)
+            ingest_records(session, job, drained, now=now)
             message = _pause_message(drained)
             _close_attempt(session, job, Reason.PAUSED_BY_USER, message=message, now=now)
             if job.desired == Desired.CANCEL:
@@ -274,7 +280,9 @@ class Ledger:
                 return
             job.workers, job.world_size, job.deadline = 0, 0, None
             status, reason, then = _AFTER_PAUSE[Desired(job.desired)]
-            step_job(session, job, status, reason=reason, message=f"{message}; {then}", now=now)
+            change_status(
+                session, job, status, reason=reason, message=f"{message}; {then}", now=now
+            )
 
         return self._write(seen.id, token, change)
 
@@ -285,7 +293,7 @@ class Ledger:
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            take_over(session, job, drained, now=now)
+            ingest_records(session, job, drained, now=now)
             message = end.message or _message_of(job, end)
             _close_attempt(session, job, Reason(end.reason), message=message, now=now)
             _end(
@@ -299,7 +307,7 @@ class Ledger:
 
         return self._decide(seen, token, change)
 
-    def keep_cluster(
+    def record_cluster(
         self,
         token: int,
         *,
@@ -312,7 +320,7 @@ class Ledger:
         """
         now = self._clock()
         with self._database.write() as session:
-            if not holds(session, token):
+            if not is_newest_token(session, token):
                 return False
             row = session.get(ClusterRow, 1) or ClusterRow(id=1, nodes=[], seen_at=None)
             row.reachable, row.message, row.dashboard_url = (
@@ -344,7 +352,7 @@ class Ledger:
     ) -> bool:
         with self._database.write() as session:
             job = session.get(JobRow, job_id, with_for_update=True)
-            mine = holds(session, token)
+            mine = is_newest_token(session, token)
             stale = job is None or Status(job.status) in ENDED or version not in {None, job.version}
             if job is None or stale or not mine:
                 _log.info("dropped", job_id=job_id, reason="stale" if mine else "lease lost")
@@ -372,9 +380,9 @@ def _close_attempt(
 def _end(
     session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
 ) -> None:
-    change_overrides(session, job, overrides.end, now=now)
-    step_job(session, job, status, reason=reason, message=message, now=now)
-    end_event(session, job, now)
+    update_overrides(session, job, overrides.end, now=now)
+    change_status(session, job, status, reason=reason, message=message, now=now)
+    append_end_event(session, job, now)
 
 
 def _message_of(job: JobRow, end: EndRecord) -> str:

@@ -18,12 +18,18 @@ from accordion.overrides import check_interval, check_layers, resolve_batch, res
 from service.domain import overrides
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.override_checks import invalid_fields
-from service.domain.standing import Standing
+from service.domain.override_status import OverrideStatus
 from service.errors import Conflict, Invalid, NotFound
-from service.store.engine import Database
+from service.store.database import Database
+from service.store.events import (
+    append_event,
+    load_override_statuses,
+    override_data,
+    status_data,
+    store_override_status,
+)
+from service.store.job_lifecycle import CheckJob, lock_job, raise_versions, refuse_ended
 from service.store.models import IdempotencyRow, JobRow, OverrideRow
-from service.store.outbox import append_event, keep_standing, override_data, standings, status_data
-from service.store.steering import CheckJob, asked_job, refuse_ended, touch
 from service.store.stored_documents import layer_names, stored_progress
 from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
@@ -45,7 +51,7 @@ class Idempotency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverrideWish:
+class RequestedOverride:
     """What a person wants, checked for form only."""
 
     target: str
@@ -63,7 +69,7 @@ def body_hash(body: Any) -> str:
     ).hexdigest()
 
 
-class Commands:
+class JobSubmission:
     """Writes what people ask for."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -97,7 +103,12 @@ class Commands:
             return job, False
 
     def add_override(
-        self, job_id: str, wish: OverrideWish, *, check: CheckJob, idempotency: Idempotency | None
+        self,
+        job_id: str,
+        wish: RequestedOverride,
+        *,
+        check: CheckJob,
+        idempotency: Idempotency | None,
     ) -> tuple[OverrideRow, bool]:
         """The new override, or the one that the key made before; True in the second case.
 
@@ -108,19 +119,19 @@ class Commands:
         """
         now = self._clock()
         with self._database.write() as session:
-            job = asked_job(session, job_id)
+            job = lock_job(session, job_id)
             known = _replayed(session, idempotency)
             if known is not None:
                 return session.get_one(OverrideRow, known), True
             check(job)
             _check_wish(job, wish)
-            touch(job)
+            raise_versions(job)
             job.orders_version += 1
             job.override_number += 1
             row = _new_override(job, wish, now)
             session.add(row)
             session.flush()
-            standing = standings(session, job)[row.id][1]
+            standing = load_override_statuses(session, job)[row.id][1]
             append_event(session, job, "override", data=override_data(row, standing), now=now)
             _remember(session, idempotency, row.id, now=now)
             return row, False
@@ -134,8 +145,8 @@ class Commands:
         """
         now = self._clock()
         with self._database.write() as session:
-            job = asked_job(session, job_id)
-            found = standings(session, job).get(override_id)
+            job = lock_job(session, job_id)
+            found = load_override_statuses(session, job).get(override_id)
             if found is None:
                 raise NotFound(
                     f"job {job_id} has no override {override_id}; GET .../overrides lists all"
@@ -146,17 +157,17 @@ class Commands:
             check(job)
             if overrides.cancel(old) == old:
                 raise Conflict(f"override #{old.number} is {old.state} already: {old.message}")
-            touch(job)
+            raise_versions(job)
             job.orders_version += 1
             _hand_back(session, job, old, now=now)
             return row
 
 
-def _hand_back(session: Session, job: JobRow, cancelled: Standing, *, now: float) -> None:
-    found = standings(session, job)
+def _hand_back(session: Session, job: JobRow, cancelled: OverrideStatus, *, now: float) -> None:
+    found = load_override_statuses(session, job)
     for new in overrides.hand_back([old for _, old in found.values()], cancelled, layer_names(job)):
         row, old = found[new.id]
-        keep_standing(session, job, row=row, old=old, new=new, now=now)
+        store_override_status(session, job, row=row, old=old, new=new, now=now)
 
 
 def _replayed(session: Session, idempotency: Idempotency | None) -> str | None:
@@ -210,7 +221,7 @@ def _new_job(spec: JobSpec, now: float) -> JobRow:
     )
 
 
-def _check_wish(job: JobRow, wish: OverrideWish) -> None:
+def _check_wish(job: JobRow, wish: RequestedOverride) -> None:
     refuse_ended(job, "overridden")
     if job.desired == Desired.CANCEL:
         raise Conflict(f"job {job.id} is being cancelled and cannot be overridden any more")
@@ -240,7 +251,7 @@ def _check_wish(job: JobRow, wish: OverrideWish) -> None:
             check_layers(wish.layers, names)
 
 
-def _new_override(job: JobRow, wish: OverrideWish, now: float) -> OverrideRow:
+def _new_override(job: JobRow, wish: RequestedOverride, now: float) -> OverrideRow:
     return OverrideRow(
         id=str(uuid_utils.uuid7()),
         job_id=job.id,

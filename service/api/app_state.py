@@ -14,7 +14,7 @@ from service.api.feeds import FeedHub
 from service.errors import Unavailable
 from service.request_times import RequestTimes
 from service.settings import Settings
-from service.store.engine import Database
+from service.store.database import Database
 from service.store.repository import Repository
 
 Clock = Callable[[], float]
@@ -58,7 +58,7 @@ class WriteSlots:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class AppState:
     """State of one API process, shared by its routes."""
 
     settings: Settings

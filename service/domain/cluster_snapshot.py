@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.domain.queue import Size
+from service.domain.queue import Resources
 
 
-def read_snapshot(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Size], list[Size]]:
+def read_cluster_snapshot(
+    nodes: Sequence[Mapping[str, Any]],
+) -> tuple[list[Resources], list[Resources]]:
     """Schedulable nodes of a stored snapshot (alive, not draining), and what other programs use of
     each node.
     """
@@ -18,8 +20,14 @@ def read_snapshot(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Size], list[
     ]
     return (
         [
-            Size(cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"])
+            Resources(
+                cpus=node["cpus"], gpus=node["gpus"], memory=node["memory_bytes"], node=node["id"]
+            )
             for node in usable
         ],
-        [Size(cpus=cpus, gpus=gpus, node=node) for node, cpus, gpus in foreign if cpus or gpus],
+        [
+            Resources(cpus=cpus, gpus=gpus, node=node)
+            for node, cpus, gpus in foreign
+            if cpus or gpus
+        ],
     )

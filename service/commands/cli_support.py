@@ -55,13 +55,13 @@ def find_to_read(client: Client, reference: str) -> JobView:
     If several ended jobs match, returns the newest and says so on standard error.
 
     Raises:
-        NotOneJob: none matches, or several that have not ended.
+        AmbiguousJob: none matches, or several that have not ended.
     """
-    from service.client import NotOneJob
+    from service.client import AmbiguousJob
 
     try:
         return client.find(reference)
-    except NotOneJob as error:
+    except AmbiguousJob as error:
         if error.newest_ended is None:
             raise
         newest = error.newest_ended

@@ -52,7 +52,7 @@ class _Child:
 
 
 @dataclass(slots=True, kw_only=True)
-class Keeper:
+class ProcessManager:
     """Keeps programs running. Only its own thread may call it: children die with the thread that
     started them.
 
@@ -73,7 +73,7 @@ class Keeper:
         """
         _adopt_orphans(adopt=True)
         for program in programs:
-            self._children[program.name] = _Child(program, spawn(program), self.clock())
+            self._children[program.name] = _Child(program, start_process(program), self.clock())
 
     def pids(self) -> dict[str, int]:
         """Process ids by name."""
@@ -96,7 +96,7 @@ class Keeper:
         """End the named ones one after the other, then whatever they left behind."""
         for name in order:
             if name in self._children:
-                end(self._children[name].process, grace_s=END_GRACE_S)
+                end_process(self._children[name].process, grace_s=END_GRACE_S)
         self._children.clear()
         self._end_adopted()
         _adopt_orphans(adopt=False)
@@ -111,7 +111,7 @@ class Keeper:
     def _revive(self, child: _Child, now: float) -> bool:
         if child.next_start_at is None or now < child.next_start_at:
             return False
-        child.process = spawn(child.program)
+        child.process = start_process(child.program)
         child.started_at, child.next_start_at = now, None
         return True
 
@@ -149,7 +149,7 @@ def restart_delay_s(deaths: int) -> float:
     return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(deaths - 1, 20))
 
 
-def spawn(program: Program) -> subprocess.Popen[bytes]:
+def start_process(program: Program) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own, so that Ctrl-C reaches only us, and bound to our
     life.
 
@@ -169,7 +169,7 @@ def spawn(program: Program) -> subprocess.Popen[bytes]:
         )
 
 
-def end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
+def end_process(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
     """Ask a process to end, and kill it where it does not."""
     process.terminate()
     try:
@@ -179,7 +179,7 @@ def end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
         process.wait()
 
 
-def inherited(keep: Callable[[str], bool]) -> dict[str, str]:
+def inherit_environment(keep: Callable[[str], bool]) -> dict[str, str]:
     """Variables of our own environment that a child may see: handed on as they are, never read as
     settings.
     """

@@ -11,14 +11,14 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from accordion.messages import Ack
-from service.domain.jobs import ENDED, Reason, Status, may_step
-from service.domain.standing import Standing
+from service.domain.jobs import ENDED, Reason, Status, is_transition_allowed
+from service.domain.override_status import OverrideStatus
 from service.store.models import AckRow, EventRow, JobRow, OverrideRow
 from service.store.stored_documents import override_columns
 from workers.plain_text import clean_text
 
 
-class ForbiddenStep(Exception):
+class ForbiddenTransition(Exception):
     """A job was to go where its state does not lead: a mistake of ours, nothing is written."""
 
 
@@ -32,19 +32,19 @@ def append_event(
     session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
 
 
-def step_job(
+def change_status(
     session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
 ) -> None:
     """Bring the job to a state, with an event where anything changed.
 
     Raises:
-        ForbiddenStep: the table of steps does not allow it.
+        ForbiddenTransition: the table of steps does not allow it.
     """
     old, message = Status(job.status), clean_text(message)
     if (old, job.reason, job.message) == (status, reason, message):
         return
-    if old != status and not may_step(old, status):
-        raise ForbiddenStep(f"job {job.id} cannot go from {old} to {status}")
+    if old != status and not is_transition_allowed(old, status):
+        raise ForbiddenTransition(f"job {job.id} cannot go from {old} to {status}")
     job.status, job.reason, job.message = status.value, reason.value, message
     if status in ENDED:
         job.ended_at = max(now, job.started_at or job.created_at)
@@ -65,13 +65,15 @@ def status_data(job: JobRow) -> dict[str, Any]:
     }
 
 
-def end_event(session: Session, job: JobRow, now: float) -> None:
+def append_end_event(session: Session, job: JobRow, now: float) -> None:
     """The last event of a job."""
     data = {"status": job.status, "reason": job.reason, "message": job.message}
     append_event(session, job, "end", data=data, now=now)
 
 
-def standings(session: Session, job: JobRow) -> dict[str, tuple[OverrideRow, Standing]]:
+def load_override_statuses(
+    session: Session, job: JobRow
+) -> dict[str, tuple[OverrideRow, OverrideStatus]]:
     """All overrides of the job by id, in order of arrival."""
     rows = list(
         session.scalars(
@@ -87,8 +89,8 @@ def standings(session: Session, job: JobRow) -> dict[str, tuple[OverrideRow, Sta
     return {row.id: (row, _standing(row, acks[row.id])) for row in rows}
 
 
-def _standing(row: OverrideRow, acks: list[Ack]) -> Standing:
-    return Standing(
+def _standing(row: OverrideRow, acks: list[Ack]) -> OverrideStatus:
+    return OverrideStatus(
         id=row.id,
         number=row.number,
         target=row.target,  # type: ignore[arg-type]
@@ -104,8 +106,14 @@ def _standing(row: OverrideRow, acks: list[Ack]) -> Standing:
     )
 
 
-def keep_standing(
-    session: Session, job: JobRow, *, row: OverrideRow, old: Standing, new: Standing, now: float
+def store_override_status(
+    session: Session,
+    job: JobRow,
+    *,
+    row: OverrideRow,
+    old: OverrideStatus,
+    new: OverrideStatus,
+    now: float,
 ) -> None:
     """Write what changed of an override, and tell it."""
     if old == new:
@@ -127,7 +135,7 @@ def keep_standing(
         append_event(session, job, "override", data=override_data(row, new), now=now)
 
 
-def override_data(row: OverrideRow, standing: Standing) -> dict[str, Any]:
+def override_data(row: OverrideRow, standing: OverrideStatus) -> dict[str, Any]:
     """What an override event tells."""
     return {
         "id": row.id,

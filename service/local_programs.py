@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.child_processes import Program, inherit_environment
 from service.errors import StartError
 from service.home import Home
-from service.processes import Program, inherited
 
 LOOPBACK = "127.0.0.1"
 LEAST_CPUS = 4
@@ -75,7 +75,7 @@ _RAY_ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LocalInstance:
     """Where one `accordion up` lives."""
 
     home: Home
@@ -88,7 +88,7 @@ class Place:
     ray_port: int
     ray_dashboard_port: int = 0
     """Port of Ray's dashboard and state API on loopback; 0 for a Ray without them."""
-    passed: tuple[str, ...] = ()
+    passed_variables: tuple[str, ...] = ()
     """Names of variables that workers see besides those that Ray needs."""
     token_file: Path | None = None
     """File with the admin token; None if it comes from a variable, or there is none."""
@@ -112,16 +112,16 @@ class Place:
         return f"{LOOPBACK}:{self.ray_port}"
 
 
-def parts(place: Place) -> tuple[Program, ...]:
+def build_programs(instance: LocalInstance) -> tuple[Program, ...]:
     """Ray, api and scheduler; they may be started at once, each waits for what it needs."""
     for name in STOP_ORDER:
-        _put_aside(place.home.logs / f"{name}.log")
+        _put_aside(instance.home.logs / f"{name}.log")
     return (
         Program(
             name="ray",
-            command=_ray_command(place),
-            environment=_ray_environment(place),
-            log=place.home.logs / "ray.log",
+            command=_ray_command(instance),
+            environment=_ray_environment(instance),
+            log=instance.home.logs / "ray.log",
             # It ends its own children then; killed, it would leave that to the kernel and the
             # workers.
             orphan_signal=signal.SIGTERM,
@@ -129,14 +129,14 @@ def parts(place: Place) -> tuple[Program, ...]:
         Program(
             name="api",
             command=_own("api"),
-            environment=_api_environment(place),
-            log=place.home.logs / "api.log",
+            environment=_api_environment(instance),
+            log=instance.home.logs / "api.log",
         ),
         Program(
             name="scheduler",
             command=_own("scheduler"),
-            environment=_scheduler_environment(place),
-            log=place.home.logs / "scheduler.log",
+            environment=_scheduler_environment(instance),
+            log=instance.home.logs / "scheduler.log",
             # A process that is connected to a Ray cluster stays bound to it, also when another
             # takes its address.
             needs=("ray",),
@@ -168,8 +168,8 @@ def _own(command: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "service.cli", command)
 
 
-def _ray_command(place: Place) -> tuple[str, ...]:
-    absent = _ABSENT if place.ray_dashboard_port else _ABSENT_WITHOUT_DASHBOARD
+def _ray_command(instance: LocalInstance) -> tuple[str, ...]:
+    absent = _ABSENT if instance.ray_dashboard_port else _ABSENT_WITHOUT_DASHBOARD
     return (
         *(
             sys.executable,
@@ -184,50 +184,52 @@ def _ray_command(place: Place) -> tuple[str, ...]:
             "--node-ip-address",
             LOOPBACK,
             "--port",
-            str(place.ray_port),
+            str(instance.ray_port),
             "--temp-dir",
-            str(place.ray_temp_dir),
+            str(instance.ray_temp_dir),
         ),
         # Left to itself Ray takes fixed ports for these, and a second cluster on the machine would
         # not start.
         *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
         *("--num-cpus", str(max(LEAST_CPUS, os.cpu_count() or 1))),
         *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
-        *_dashboard_flags(place),
+        *_dashboard_flags(instance),
         *("--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
     )
 
 
-def _dashboard_flags(place: Place) -> tuple[str, ...]:
-    if not place.ray_dashboard_port:
+def _dashboard_flags(instance: LocalInstance) -> tuple[str, ...]:
+    if not instance.ray_dashboard_port:
         return ("--include-dashboard=false",)
     return (
         "--include-dashboard=true",
         f"--dashboard-host={LOOPBACK}",
-        f"--dashboard-port={place.ray_dashboard_port}",
+        f"--dashboard-port={instance.ray_dashboard_port}",
     )
 
 
-def _ray_environment(place: Place) -> dict[str, str]:
+def _ray_environment(instance: LocalInstance) -> dict[str, str]:
     """Workers inherit it: neither our database nor our tokens are in it, but the cluster's own and
     what people name.
     """
-    named = _RAY_SEES | set(place.passed)
-    seen = inherited(lambda name: name in named or name.startswith(_RAY_SEES_FAMILIES))
-    own = {"RAY_AUTH_TOKEN_PATH": str(place.home.ray_token), "TMPDIR": str(place.temp_dir)}
+    named = _RAY_SEES | set(instance.passed_variables)
+    seen = inherit_environment(lambda name: name in named or name.startswith(_RAY_SEES_FAMILIES))
+    own = {"RAY_AUTH_TOKEN_PATH": str(instance.home.ray_token), "TMPDIR": str(instance.temp_dir)}
     return {**seen, **_RAY_ENVIRONMENT, **own}
 
 
-def _api_environment(place: Place) -> dict[str, str]:
-    seen = inherited(lambda name: not name.startswith(_RAY_OWN))
-    token = {"ACCORDION_ADMIN_TOKEN_FILE": str(place.token_file)} if place.token_file else {}
-    return {**seen, **_where(place), **token}
+def _api_environment(instance: LocalInstance) -> dict[str, str]:
+    seen = inherit_environment(lambda name: not name.startswith(_RAY_OWN))
+    token = {"ACCORDION_ADMIN_TOKEN_FILE": str(instance.token_file)} if instance.token_file else {}
+    return {**seen, **_where(instance), **token}
 
 
-def _scheduler_environment(place: Place) -> dict[str, str]:
-    seen = inherited(lambda name: not name.startswith((*_RAY_OWN, "ACCORDION_ADMIN_TOKEN")))
-    ray = driver_environment(place.home, place.ray_address)
-    return {**seen, **_where(place), **ray}
+def _scheduler_environment(instance: LocalInstance) -> dict[str, str]:
+    seen = inherit_environment(
+        lambda name: not name.startswith((*_RAY_OWN, "ACCORDION_ADMIN_TOKEN"))
+    )
+    ray = driver_environment(instance.home, instance.ray_address)
+    return {**seen, **_where(instance), **ray}
 
 
 def driver_environment(home: Home, ray_address: str) -> dict[str, str]:
@@ -239,11 +241,11 @@ def driver_environment(home: Home, ray_address: str) -> dict[str, str]:
     }
 
 
-def _where(place: Place) -> dict[str, str]:
+def _where(instance: LocalInstance) -> dict[str, str]:
     return {
-        "ACCORDION_HOME": str(place.home.path),
-        "ACCORDION_HOST": place.host,
-        "ACCORDION_PORT": str(place.port),
+        "ACCORDION_HOME": str(instance.home.path),
+        "ACCORDION_HOST": instance.host,
+        "ACCORDION_PORT": str(instance.port),
     }
 
 

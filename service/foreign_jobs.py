@@ -8,7 +8,7 @@ from contextlib import suppress
 import structlog
 
 from service.errors import RuntimeUnavailable
-from service.runtime.base import Runtime
+from service.runtime.protocol import Runtime
 
 CONFLICT_S = 10.0
 """How long another scheduler must hold the claim before it counts as one with another database; a

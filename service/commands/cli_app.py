@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import typer
 
-from service.commands import control, doctor, history, jobs, live, processes
+from service.commands import doctor, history, jobs, processes
+from service.commands import job_control as control
+from service.commands import watch as live
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED = 128 + int(signal.SIGINT)

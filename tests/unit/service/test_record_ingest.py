@@ -13,11 +13,11 @@ from sqlalchemy.orm import Session
 
 from accordion.messages import Decision
 from service.domain.jobs import LEAVING, Reason, Status
-from service.store.commands import Commands, OverrideWish
-from service.store.engine import Database
-from service.store.intake import holds_news, take_over
+from service.store.database import Database
+from service.store.job_submission import JobSubmission, RequestedOverride
 from service.store.migrations import upgrade
 from service.store.models import AttemptRow, EventRow, JobRow
+from service.store.record_ingest import has_new_data, ingest_records
 from service.store.repository import Repository
 from workers.contract import (
     Bytes,
@@ -106,7 +106,7 @@ class Row:
         self.repository = Repository(database)
         self._database = database
         spec = JobSpec.model_validate({"task": {"name": "digits-mlp"}})
-        self.id = Commands(database, lambda: 0.0).submit(spec, None)[0].id
+        self.id = JobSubmission(database, lambda: 0.0).submit(spec, None)[0].id
         self.set(
             attempt=2,
             status="RUNNING",
@@ -148,7 +148,7 @@ class Row:
 
     def take(self, drained: Drained) -> None:
         with self._database.write() as session:
-            take_over(session, self._open(session), drained, now=2.0)
+            ingest_records(session, self._open(session), drained, now=2.0)
 
     def override(self, until: int) -> str:
         given: dict[str, Any] = {
@@ -157,9 +157,9 @@ class Row:
             "layers": ["*"],
             "apply_at": "next_step",
         }
-        wish = OverrideWish(**given, until=until, reason="")
-        commands = Commands(self._database, lambda: 0.0)
-        return commands.add_override(self.id, wish, check=lambda _: None, idempotency=None)[0].id
+        wish = RequestedOverride(**given, until=until, reason="")
+        submission = JobSubmission(self._database, lambda: 0.0)
+        return submission.add_override(self.id, wish, check=lambda _: None, idempotency=None)[0].id
 
     def override_state(self, override_id: str) -> str:
         found = self.repository.override(self.id, override_id)
@@ -420,7 +420,7 @@ def test_older_progress_is_no_news_and_changes_nothing(
 ) -> None:
     row.take(Drained(progress=progress(2, 5, step=7)))
     late = Drained(progress=progress(attempt, generation, time, step=2))
-    assert not holds_news(row.job, late)
+    assert not has_new_data(row.job, late)
     row.take(late)
     assert row.job.progress["step"] == 7  # type: ignore[index]
 
@@ -428,7 +428,7 @@ def test_older_progress_is_no_news_and_changes_nothing(
 @pytest.mark.parametrize("newer", [(3, 1, 1.0), (2, 6, 1.0), (2, 5, 9.5)])
 def test_newer_progress_is_news(row: Row, newer: tuple[int, int, float]) -> None:
     row.take(Drained(progress=progress(2, 5)))
-    assert holds_news(row.job, Drained(progress=progress(*newer)))
+    assert has_new_data(row.job, Drained(progress=progress(*newer)))
 
 
 def test_lines_and_lost_lines_are_kept_and_nothing_is_kept_of_nothing(row: Row) -> None:
@@ -442,5 +442,5 @@ def test_lines_and_lost_lines_are_kept_and_nothing_is_kept_of_nothing(row: Row) 
         (2, 1, 0),
     ]
     assert [event.data["number"] for event in row.events("log")] == [1, 2]
-    assert holds_news(row.job, Drained(logs_dropped=1))
-    assert not holds_news(row.job, Drained())
+    assert has_new_data(row.job, Drained(logs_dropped=1))
+    assert not has_new_data(row.job, Drained())

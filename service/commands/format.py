@@ -1,0 +1,250 @@
+"""Numbers, events and records as short texts for the terminal; pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from service.domain.jobs import Kind
+
+if TYPE_CHECKING:
+    from service.api.schemas import JobView, ProgressView, RayRunView, StorageView
+    from service.domain.elasticity import ElasticityStats
+
+_MAX_LAYERS_SHOWN = 6
+"""With more layers than this they are counted instead of listed."""
+_OVERRIDE_ID = re.compile(r"override ([0-9a-f]{8}-[0-9a-f-]{4,27})")
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def format_bytes(count: float) -> str:
+    """Bytes, in the unit that fits."""
+    unit = 0
+    while count >= 1000 and unit < len(_BYTE_UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.0f} {_BYTE_UNITS[unit]}" if unit == 0 else f"{count:.3g} {_BYTE_UNITS[unit]}"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Seconds, minutes or hours; a question mark where nobody knows."""
+    if seconds is None:
+        return "?"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 100
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )
+
+
+def format_number(value: float | None, digits: int = 4) -> str:
+    """A measured value; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def format_sent_bytes(bytes_: Mapping[str, int]) -> str:
+    """Bytes sent against what plain training would have sent."""
+    payload, dense, fp16 = (bytes_[name] for name in ("payload", "dense", "fp16"))
+    sizes = f"{format_bytes(payload)} of {format_bytes(dense)} (fp16 {format_bytes(fp16)})"
+    return sizes + _beside_dense(payload, dense)
+
+
+def _beside_dense(payload: int, dense: int) -> str:
+    if not payload or not dense:
+        return ""
+    ratio = dense / payload
+    if f"{ratio:.1f}" == "1.0":
+        return ", as much as dense"
+    return f", {ratio:.1f}x less than dense" if ratio > 1 else f", {1 / ratio:.1f}x more than dense"
+
+
+def format_savings(bytes_: Mapping[str, int]) -> str:
+    """How many times fewer bytes than dense."""
+    return f"{bytes_['dense'] / bytes_['payload']:.1f}x" if bytes_["payload"] else "-"
+
+
+def format_layers(
+    regimes: Mapping[str, str], levels: Mapping[str, str], said_by: Mapping[str, str] | None = None
+) -> str:
+    """Regime and level of each layer, or how many there are of each; layers a person decided carry
+    a star.
+    """
+    by_hand = said_by or {}
+    words = {
+        name: f"{regimes.get(name, '?')} {level}{'*' if name in by_hand else ''}"
+        for name, level in levels.items()
+    }
+    if len(words) > 1 and len(set(words.values())) == 1:
+        return f"all {len(words)} {next(iter(words.values()))}"
+    if len(words) <= _MAX_LAYERS_SHOWN:
+        return "  ".join(f"{name} {word}" for name, word in words.items())
+    return "  ".join(f"{count} x {word}" for word, count in Counter(words.values()).most_common())
+
+
+def replace_override_ids(text: str, numbers: Mapping[str, int]) -> str:
+    """A text in which overrides go by their ids, or by how these begin, with their numbers, which
+    people know.
+    """
+
+    def show_number(found: re.Match[str]) -> str:
+        fitting = [
+            number for override_id, number in numbers.items() if override_id.startswith(found[1])
+        ]
+        return f"override #{fitting[0]}" if fitting else found[0]
+
+    return _OVERRIDE_ID.sub(show_number, text)
+
+
+def format_override(override: Mapping[str, Any]) -> str:
+    """An override's number, what it wants, and how far it got."""
+    until = f" until epoch {override['until']}" if override["until"] is not None else ""
+    start = override["apply_at"]
+    start = (
+        f" from epoch {start}"
+        if isinstance(start, int)
+        else ""
+        if start == "next_step"
+        else " from the next epoch"
+    )
+    about = "the batch" if override.get("target") == "batch" else ", ".join(override["layers"])
+    wish = f"#{override['number']}: {format_level(override['level'])} for {about}{start}{until}"
+    return f"{wish}: {override['state']}{_how_far(override)}"
+
+
+def _how_far(override: Mapping[str, Any]) -> str:
+    """Where it was applied and by how many ranks, or why not."""
+    if override["state"] == "APPLIED":
+        ranks = f"{override['acks']} of {override['world_size']} ranks"
+        return f" in epoch {override['epoch']}, step {override['step']}, by {ranks}"
+    return f" ({override['message']})" if override["message"] else ""
+
+
+def format_level(value: Any) -> str:
+    """A level as it was asked for."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={option}" for name, option in value.items())
+    return str(value)
+
+
+def format_metric(name: str, value: float | None) -> str:
+    """What a task measured: accuracy in percent, all else as it is; a dash where there is none."""
+    return (
+        f"{100 * value:.1f} %" if name == "accuracy" and value is not None else format_number(value)
+    )
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """What the task measures, by its own names, accuracy first; a dash where there is nothing but
+    the loss.
+    """
+    names = sorted(list_metric_names([metrics]), key=lambda name: name != "accuracy")
+    return ", ".join(f"{name} {format_metric(name, metrics[name])}" for name in names) or "-"
+
+
+def list_metric_names(rows: Iterable[Mapping[str, float]]) -> list[str]:
+    """Names of all that was measured besides the loss, in order of appearance."""
+    return [
+        name
+        for name in dict.fromkeys(name for metrics in rows for name in metrics)
+        if name != "loss"
+    ]
+
+
+_CAUSES = {
+    "ordered": "ordered",
+    "joined": "workers joined",
+    "leaving": "a node leaves",
+    "infrastructure": "workers lost",
+    "job": "the job failed",
+}
+"""Of changes of worker group, for people."""
+
+
+def format_workers(job: JobView) -> str:
+    """Describe how many there are, how many are wanted, and how many people allow."""
+    if job.kind == Kind.GUEST:
+        return f"{job.world_size} train now; a guest run, started and stopped by its own script"
+    allowed = f"{job.min_workers} to {job.max_workers} allowed"
+    return f"{job.world_size} train now, {job.workers} wanted, {allowed}"
+
+
+def format_ray_run(run: RayRunView) -> str:
+    """Describe what runs the newest worker group in Ray."""
+    engine = {"ray-train": "Ray Train", "actors": "plain actors", None: "engine unknown"}[
+        run.engine
+    ]
+    train_run = f", run {run.train_run}" if run.train_run else ""
+    return f"{engine}{train_run}{f', Ray job {run.ray_job_id}' if run.ray_job_id else ''}"
+
+
+def format_elasticity(cost: ElasticityStats) -> str:
+    """What changes of worker group cost so far."""
+    parts = [
+        f"{_counted(sum(by.values()), *nouns)} "
+        f"({', '.join(f'{_CAUSES.get(name, name)} {count}' for name, count in by.items())})"
+        for by, nouns in (
+            (cost.resizes, ("resize", "resizes")),
+            (cost.recoveries, ("recovery", "recoveries")),
+        )
+        if by
+    ]
+    return ", ".join([*parts, _cost(cost.steps_rolled_back, cost.seconds_lost)])
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
+
+
+def format_worker_event(data: Mapping[str, Any]) -> str:
+    """A change of a job's workers, as its event tells it."""
+    match data["what"]:
+        case "started" if data["cause"] == "start":
+            resumed = f", resumed from {data['resumed_from']}" if data["resumed_from"] else ""
+            count = (
+                f"{data['world_size']} worker{' trains' if data['world_size'] == 1 else 's train'}"
+            )
+            return f"{count} from epoch {data['epoch']}{resumed}"
+        case "started":
+            cause = _CAUSES.get(data["why"], data["why"])
+            cost = _cost(data["steps_rolled_back"], data["seconds_lost"])
+            return f"{data['previous_world_size']} → {data['world_size']} workers: {cause}, {cost}"
+        case "resizing":
+            return f"at the next step {data['message']}"
+        case "granted":
+            return f"{data['old']} → {data['new']} workers wanted: {data['message']}"
+        case "allowed":
+            return f"{data['min']} to {data['max']} workers allowed"
+    return f"workers ended: {data['message']}"
+
+
+def _cost(steps: int, seconds: float) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'} rolled back, {seconds:.1f} s lost"
+
+
+def format_epochs(progress: ProgressView) -> str:
+    """Describe how many epochs are done, and of how many if that is known."""
+    if progress.epochs is None:
+        return f"{progress.epoch} epoch{'' if progress.epoch == 1 else 's'} done"
+    return f"{progress.epoch} of {progress.epochs} epochs done"
+
+
+def format_step(progress: ProgressView) -> str:
+    """Describe the newest step, and how many there will be if that is known."""
+    return (
+        f"step {progress.step}"
+        if progress.steps is None
+        else f"step {progress.step}/{progress.steps}"
+    )
+
+
+def format_storage(used: StorageView) -> str:
+    """Where a job's checkpoints are kept, and who was shown to see that place, and when."""
+    when = f"{used.seen_at.astimezone():%Y-%m-%d %H:%M}"
+    if used.workers == 1:
+        return f"{used.place}, used by one worker since {when}"
+    hosts = f"{used.hosts} host{'' if used.hosts == 1 else 's'}"
+    return f"{used.place}, shared: verified by {used.workers} workers on {hosts} at {when}"

@@ -1,0 +1,253 @@
+"""How many workers each job may hold now: pure, from what jobs hold, what waits, and the nodes.
+
+    every group has room                    -> nobody shrinks
+    no pending job could ever be placed     -> jobs grow in queue order while every group has room
+    a node is gone or being drained         -> jobs shrink in reverse queue order, never below their
+                                               minimum, and only where the room helps a group
+                                               without room
+
+Room that somebody waits for is never grown into, however little of it he can use now: growing would
+be passing him. A grant that follows from a plan is not changed by the next plan over the same
+cluster and queue, so nothing flaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from service.domain.jobs import LEAVING, Status
+from service.domain.queue import (
+    PendingJob,
+    ResourceRequest,
+    Resources,
+    count_fitting,
+    list_worker_resources,
+    num_unplaced,
+    resources_on_nodes,
+    worker_resources,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedJob:
+    """A job that holds workers; `request` is between how many its number may be changed now."""
+
+    id: str
+    request: ResourceRequest
+    allocated_workers: int
+    placed: tuple[str, ...] = ()
+    """Nodes of its placed processes, in the order in which they are kept."""
+    starting: bool = False
+    """Whether the job has not trained since it was admitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """How many workers a job may hold from now on, and why that changed."""
+
+    workers: int
+    why: str
+
+
+def build_allocated_job(
+    job_id: str,
+    status: Status,
+    request: ResourceRequest,
+    *,
+    allocated_workers: int,
+    placed: Sequence[str] = (),
+) -> AllocatedJob:
+    """A job as the plan sees it: only one that trains grows, and one that pauses or stops is left
+    as it is.
+    """
+    if status in LEAVING:
+        request = replace(request, min=allocated_workers, max=allocated_workers)
+    elif status is Status.STARTING:
+        request = replace(request, max=min(request.max, allocated_workers))
+    starting = status is Status.STARTING
+    return AllocatedJob(
+        id=job_id,
+        request=request,
+        allocated_workers=allocated_workers,
+        placed=tuple(placed),
+        starting=starting,
+    )
+
+
+def find_unplaceable(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> set[str]:
+    """Starting jobs whose minimum does not fit beside the placed processes: admitted in error."""
+    settled = [
+        size
+        for job in jobs
+        for size in list_worker_resources(job.request, len(job.placed), job.placed)
+    ]
+    num_unplaced_before = num_unplaced(settled, nodes)
+    missing = {
+        job.id: min(job.request.min, job.allocated_workers) - len(job.placed)
+        for job in jobs
+        if job.starting
+    }
+    return {
+        job.id
+        for job in jobs
+        if missing.get(job.id, 0) > 0
+        and num_unplaced([*settled, *list_worker_resources(job.request, missing[job.id])], nodes)
+        > num_unplaced_before
+    }
+
+
+def plan_allocations(
+    jobs: Sequence[AllocatedJob],
+    pending: Sequence[PendingJob],
+    nodes: Sequence[Resources],
+    *,
+    foreign: Sequence[Resources] = (),
+) -> dict[str, Allocation]:
+    """What changes, by job id; `jobs` in the order of priority and age, `nodes` those that take
+    workers.
+
+    `foreign` is what other programs use of each node: no job grows into it, and none shrinks
+    because of it.
+
+    A cluster without any known node says nothing about capacity: then only the limits that people
+    set are applied.
+    """
+    plan = _Plan(jobs, nodes, foreign)
+    if nodes and not plan.has_room():
+        # If only processes of starting jobs do not fit, jobs that train keep their workers.
+        only_starts = _Plan([_without_unplaced(job) for job in jobs], nodes).has_room()
+        shrinkable = [job for job in jobs if job.starting or not only_starts]
+        for job in reversed(shrinkable):
+            plan.shrink(job)
+        for job in shrinkable:
+            plan.give_back(job)
+    elif nodes and not _could_start(pending, nodes):
+        for job in jobs:
+            plan.grow(job)
+    return plan.changes()
+
+
+def _could_start(pending: Sequence[PendingJob], nodes: Sequence[Resources]) -> bool:
+    """Whether one of the jobs would fit into an empty cluster."""
+    capacity = {
+        size: count_fitting(size, nodes, ())
+        for size in {worker_resources(job.request) for job in pending}
+    }
+    return any(capacity[worker_resources(job.request)] >= job.request.min for job in pending)
+
+
+def _without_unplaced(job: AllocatedJob) -> AllocatedJob:
+    """Reduce a starting job to its placed processes."""
+    return (
+        replace(job, allocated_workers=len(job.placed))
+        if job.starting and len(job.placed) < job.allocated_workers
+        else job
+    )
+
+
+class _Plan:
+    """Grants as they are found, one job after the other; a minimum that is above the grant is grown
+    to, or waits.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[AllocatedJob],
+        nodes: Sequence[Resources],
+        foreign: Sequence[Resources] = (),
+    ) -> None:
+        self._jobs = jobs
+        self._foreign = resources_on_nodes(nodes, foreign)
+        self._nodes = nodes
+        self.allocations = {
+            job.id: Allocation(
+                workers=min(job.allocated_workers, job.request.max),
+                why=f"people allow at most {job.request.max}",
+            )
+            for job in jobs
+        }
+        self._room_by_size: dict[Resources, int] = {}
+        """Number of additional workers that fit, by size; cached for all jobs of that size."""
+
+    def changes(self) -> dict[str, Allocation]:
+        """Grants that differ from the current number of workers."""
+        return {
+            job.id: self.allocations[job.id]
+            for job in self._jobs
+            if self.allocations[job.id].workers != job.allocated_workers
+        }
+
+    def has_room(self) -> bool:
+        """Whether every worker has a place."""
+        return self._num_unplaced() == 0
+
+    def shrink(self, job: AllocatedJob) -> None:
+        """Take as few as give a place to as many workers as taking all above the minimum would."""
+        before = self.allocations[job.id]
+        if before.workers <= job.request.min:
+            return
+        best = self._num_unplaced_with(job, job.request.min)
+        enough, too_many = job.request.min, before.workers + 1
+        while too_many - enough > 1:
+            tried = (enough + too_many) // 2
+            enough, too_many = (
+                (tried, too_many)
+                if self._num_unplaced_with(job, tried) <= best
+                else (enough, tried)
+            )
+        why = "the nodes that take workers have no room for more"
+        self.allocations[job.id] = (
+            before if enough == before.workers else Allocation(workers=enough, why=why)
+        )
+
+    def give_back(self, job: AllocatedJob) -> None:
+        """What was taken before more was taken from a larger job, and is of no use to anybody after
+        that.
+        """
+        kept, num_unplaced_before = self.allocations[job.id], self._num_unplaced()
+        for workers in range(min(job.allocated_workers, job.request.max), kept.workers, -1):
+            if self._num_unplaced_with(job, workers) <= num_unplaced_before:
+                return
+        self.allocations[job.id] = kept
+
+    def grow(self, job: AllocatedJob) -> None:
+        """Fill what is left; packed anew, more workers may need more room than counting what is
+        left says.
+        """
+        kept = self.allocations[job.id]
+        wanted = job.request.max - kept.workers
+        room = min(wanted, self._room(worker_resources(job.request))) if wanted > 0 else 0
+        for more in range(room, 0, -1):
+            self.allocations[job.id] = Allocation(
+                workers=kept.workers + more, why="there is room and nobody waits for it"
+            )
+            if self.has_room():
+                self._room_by_size.clear()
+                return
+        self.allocations[job.id] = kept
+        if room > 0:
+            self._room_by_size[worker_resources(job.request)] = 0
+
+    def _room(self, size: Resources) -> int:
+        if size not in self._room_by_size:
+            self._room_by_size[size] = count_fitting(
+                size, self._nodes, [*self._taken(), *self._foreign]
+            )
+        return self._room_by_size[size]
+
+    def _num_unplaced_with(self, job: AllocatedJob, workers: int) -> int:
+        self.allocations[job.id] = replace(self.allocations[job.id], workers=workers)
+        return self._num_unplaced()
+
+    def _num_unplaced(self) -> int:
+        return num_unplaced(self._taken(), self._nodes)
+
+    def _taken(self) -> list[Resources]:
+        return [
+            size
+            for job in self._jobs
+            for size in list_worker_resources(
+                job.request, self.allocations[job.id].workers, job.placed
+            )
+        ]

@@ -1,0 +1,242 @@
+"""How many workers running jobs may hold: laws of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.domain import allocation as allocation_module
+from service.domain.allocation import AllocatedJob, build_allocated_job, plan_allocations
+from service.domain.jobs import Status
+from service.domain.queue import (
+    PendingJob,
+    ResourceRequest,
+    Resources,
+    count_fitting,
+    num_unplaced,
+    worker_resources,
+)
+from tests.unit.service.test_queue import ASKED, NODES, WAITING, asked
+
+HOLDING = st.lists(st.tuples(ASKED, st.integers(1, 8)), max_size=5).map(
+    lambda all_: [
+        AllocatedJob(id=f"r{n}", request=one, allocated_workers=granted)
+        for n, (one, granted) in enumerate(all_)
+    ]
+)
+ONE = Resources(cpus=1, gpus=0)
+
+
+def after(
+    jobs: list[AllocatedJob], waiting: list[PendingJob], nodes: list[Resources]
+) -> list[AllocatedJob]:
+    grants = plan_allocations(jobs, waiting, nodes)
+    return [
+        replace(job, allocated_workers=grants[job.id].workers) if job.id in grants else job
+        for job in jobs
+    ]
+
+
+def taken(jobs: list[AllocatedJob]) -> list[Resources]:
+    return [worker_resources(job.request) for job in jobs for _ in range(job.allocated_workers)]
+
+
+def grants(
+    *jobs: AllocatedJob, nodes: list[Resources], waiting: list[PendingJob] | None = None
+) -> list[int]:
+    return [job.allocated_workers for job in after(list(jobs), waiting or [], nodes)]
+
+
+def job(name: str, least: int, most: int, granted: int) -> AllocatedJob:
+    return AllocatedJob(id=name, request=asked(least, most), allocated_workers=granted)
+
+
+@given(HOLDING, WAITING, NODES)
+def test_a_grant_stays_within_what_people_allow(
+    jobs: list[AllocatedJob], waiting: list[PendingJob], nodes: list[Resources]
+) -> None:
+    for old, new in zip(jobs, after(jobs, waiting, nodes), strict=True):
+        assert (
+            min(old.allocated_workers, old.request.min) <= new.allocated_workers <= old.request.max
+        )
+
+
+@given(HOLDING, WAITING, NODES)
+def test_nobody_grows_above_the_room(
+    jobs: list[AllocatedJob], waiting: list[PendingJob], nodes: list[Resources]
+) -> None:
+    new = after(jobs, waiting, nodes)
+    if any(
+        one.allocated_workers > old.allocated_workers for old, one in zip(jobs, new, strict=True)
+    ):
+        assert num_unplaced(taken(new), nodes) == 0
+
+
+@given(HOLDING, NODES)
+def test_nothing_is_taken_that_would_have_had_a_place(
+    jobs: list[AllocatedJob], nodes: list[Resources]
+) -> None:
+    kept = [
+        replace(job, allocated_workers=min(job.allocated_workers, job.request.max)) for job in jobs
+    ]
+    new = after(kept, [], nodes)
+    for place, (old, one) in enumerate(zip(kept, new, strict=True)):
+        if one.allocated_workers < old.allocated_workers:
+            one_more = [
+                *new[:place],
+                replace(one, allocated_workers=one.allocated_workers + 1),
+                *new[place + 1 :],
+            ]
+            assert num_unplaced(taken(one_more), nodes) > num_unplaced(taken(new), nodes)
+
+
+@given(HOLDING, WAITING, NODES)
+def test_nobody_grows_while_one_waits_who_could_ever_have_room(
+    jobs: list[AllocatedJob], waiting: list[PendingJob], nodes: list[Resources]
+) -> None:
+    new = after(jobs, waiting, nodes)
+    if any(
+        count_fitting(worker_resources(one.request), nodes, ()) >= one.request.min
+        for one in waiting
+    ):
+        assert all(
+            one.allocated_workers <= old.allocated_workers
+            for old, one in zip(jobs, new, strict=True)
+        )
+
+
+@given(HOLDING, WAITING, NODES)
+def test_a_plan_takes_nothing_back_that_it_gave(
+    jobs: list[AllocatedJob], waiting: list[PendingJob], nodes: list[Resources]
+) -> None:
+    new = after(jobs, waiting, nodes)
+    again = after(new, waiting, nodes)
+    assert all(
+        two.allocated_workers >= one.allocated_workers for one, two in zip(new, again, strict=True)
+    )
+
+
+@given(HOLDING, WAITING)
+def test_a_cluster_without_nodes_changes_only_what_people_asked_for(
+    jobs: list[AllocatedJob], waiting: list[PendingJob]
+) -> None:
+    assert [one.allocated_workers for one in after(jobs, waiting, [])] == [
+        min(one.allocated_workers, one.request.max) for one in jobs
+    ]
+
+
+def test_the_first_in_order_grows_first() -> None:
+    assert grants(job("a", 1, 3, 1), job("b", 1, 8, 1), nodes=[Resources(cpus=6, gpus=0)]) == [3, 3]
+
+
+def test_the_last_in_order_shrinks_first_and_no_further_than_is_needed() -> None:
+    assert grants(job("a", 1, 4, 4), job("b", 1, 4, 4), nodes=[Resources(cpus=6, gpus=0)]) == [4, 2]
+    assert grants(job("a", 1, 4, 4), job("b", 2, 4, 4), nodes=[Resources(cpus=5, gpus=0)]) == [3, 2]
+
+
+def test_a_group_that_does_not_fit_even_at_its_minimum_waits_with_its_minimum() -> None:
+    assert grants(job("a", 3, 4, 4), nodes=[ONE]) == [3]
+
+
+def test_a_job_whose_room_is_of_no_use_to_those_without_keeps_it() -> None:
+    lost = AllocatedJob(id="a", request=asked(2, 2, gpus=1), allocated_workers=2)
+    assert grants(lost, job("b", 1, 4, 4), nodes=[Resources(cpus=4, gpus=0)]) == [2, 4]
+
+
+def test_what_a_larger_jobs_shrinking_made_needless_is_given_back_as_far_as_it_fits() -> None:
+    large = AllocatedJob(id="a", request=asked(1, 2, cpus=4), allocated_workers=2)
+    small = AllocatedJob(id="b", request=asked(1, 3, cpus=2), allocated_workers=3)
+    assert grants(large, small, nodes=[Resources(cpus=8, gpus=0)]) == [1, 2]
+
+
+def test_the_first_in_order_is_given_back_first() -> None:
+    jobs = [
+        AllocatedJob(id=str(cpus), request=asked(1, 5, cpus), allocated_workers=held)
+        for cpus, held in ((3, 2), (1, 2), (2, 3))
+    ]
+    assert grants(*jobs, nodes=[Resources(cpus=8, gpus=0)]) == [1, 2, 1]
+
+
+def test_nothing_is_given_back_above_a_lowered_maximum() -> None:
+    lost = AllocatedJob(id="a", request=asked(1, 1, cpus=4), allocated_workers=4)
+    assert grants(lost, job("b", 1, 1, 2), nodes=[Resources(cpus=3, gpus=0)]) == [1, 1]
+
+
+def test_a_job_grows_by_as_many_as_have_room_when_all_are_packed_anew() -> None:
+    grows = AllocatedJob(id="a", request=asked(2, 3, cpus=4), allocated_workers=1)
+    beside = AllocatedJob(id="b", request=asked(2, 2, cpus=3), allocated_workers=2)
+    nodes = [Resources(cpus=10, gpus=0), Resources(cpus=2, gpus=0), Resources(cpus=8, gpus=1)]
+    assert grants(grows, beside, nodes=nodes) == [2, 2]
+
+
+def test_a_job_does_not_grow_where_repacking_leaves_a_larger_worker_unplaced() -> None:
+    large = AllocatedJob(id="a", request=asked(2, 3, cpus=5), allocated_workers=2)
+    on_gpus = AllocatedJob(id="b", request=asked(2, 3, cpus=1, gpus=1), allocated_workers=1)
+    assert grants(large, on_gpus, nodes=[Resources(cpus=6, gpus=2), Resources(cpus=8, gpus=2)]) == [
+        2,
+        1,
+    ]
+
+
+def test_nobody_grows_while_one_waits_who_would_just_fit_an_empty_cluster() -> None:
+    waits = [PendingJob(id="w", request=asked(3, 3))]
+    assert grants(job("a", 1, 3, 1), waiting=waits, nodes=[Resources(cpus=3, gpus=0)]) == [1]
+
+
+def test_a_minimum_above_the_grant_is_grown_to_when_there_is_room() -> None:
+    assert grants(job("a", 3, 4, 1), nodes=[ONE]) == [1]
+    assert grants(job("a", 3, 4, 1), nodes=[Resources(cpus=9, gpus=0)]) == [4]
+
+
+def test_a_lowered_maximum_gives_back_room_at_once() -> None:
+    assert grants(job("a", 1, 2, 4), nodes=[Resources(cpus=9, gpus=0)]) == [2]
+
+
+def test_the_reason_is_a_sentence() -> None:
+    plan = plan_allocations([job("a", 1, 2, 4), job("b", 1, 5, 1)], [], [Resources(cpus=9, gpus=0)])
+    assert [grant.why for grant in plan.values()] == [
+        "people allow at most 2",
+        "there is room and nobody waits for it",
+    ]
+    plan = plan_allocations([job("a", 1, 2, 4), job("b", 1, 5, 3)], [], [Resources(cpus=4, gpus=0)])
+    assert [grant.why for grant in plan.values()] == [
+        "people allow at most 2",
+        "the nodes that take workers have no room for more",
+    ]
+
+
+def test_only_a_job_that_trains_grows_and_one_that_leaves_is_left_alone() -> None:
+    wanted = ResourceRequest(min=1, max=4, cpus=1, gpus=0)
+    jobs = [
+        build_allocated_job(status.value, status, wanted, allocated_workers=2)
+        for status in (Status.STARTING, Status.PAUSING)
+    ]
+    assert grants(*jobs, nodes=[Resources(cpus=9, gpus=0)]) == [2, 2]
+    assert grants(*jobs, nodes=[Resources(cpus=3, gpus=0)]) == [1, 2]
+    assert grants(
+        build_allocated_job("r", Status.RUNNING, wanted, allocated_workers=2),
+        nodes=[Resources(cpus=9, gpus=0)],
+    ) == [4]
+
+
+def test_a_full_cluster_is_packed_a_few_times_however_many_jobs_could_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    for name in ("count_fitting", "num_unplaced"):
+        counted = getattr(allocation_module, name)
+        monkeypatch.setattr(
+            allocation_module,
+            name,
+            lambda *given, counted=counted: (calls.append(1), counted(*given))[1],
+        )
+    jobs = [
+        AllocatedJob(id=str(n), request=asked(1, 8, cpus=1 + n % 2), allocated_workers=1)
+        for n in range(40)
+    ]
+    waiting = [PendingJob(id=f"w{n}", request=asked(99, 99)) for n in range(40)]
+    assert plan_allocations(jobs, waiting, [Resources(cpus=60, gpus=0)]) == {}
+    assert len(calls) <= 4
