@@ -17,7 +17,7 @@ def openapi_text() -> str:
     with TemporaryDirectory() as home:
         app = create_app(load_settings(home=Path(home), no_auth=True))
         schema = app.openapi()
-        app.state.parts.database.close()
+        app.state.accordion.database.close()
     return json.dumps(schema, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
