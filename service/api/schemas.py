@@ -168,7 +168,7 @@ class CodeView(Answer):
     files: int
     """Number of files in the archive."""
     size_bytes: int
-    """Resources of the archive in bytes."""
+    """Size of the archive in bytes."""
 
 
 class ResizeRequest(Request):
@@ -259,7 +259,7 @@ class CheckpointView(Answer):
     step: int
     """Optimizer steps that it contains."""
     size_bytes: int
-    """Resources on storage in bytes."""
+    """Size on storage in bytes."""
     seconds: float
     """Seconds from the step boundary until it was complete on storage."""
     blocked_s: float

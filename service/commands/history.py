@@ -13,6 +13,25 @@ from service.commands.cli_support import (
     find_to_read,
     print_json,
 )
+from service.commands.format import (
+    format_bytes,
+    format_elasticity,
+    format_epochs,
+    format_layers,
+    format_level,
+    format_metric,
+    format_metrics,
+    format_number,
+    format_override,
+    format_ray_run,
+    format_savings,
+    format_sent_bytes,
+    format_step,
+    format_storage,
+    format_workers,
+    list_metric_names,
+    replace_override_ids,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,10 +48,6 @@ SHOWN_EPOCHS = 50
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Show a job: state, what is in force per layer, overrides, decisions, epochs."""
-    from service.commands.format import (
-        replace_override_ids,
-    )
-
     with connect(url) as client:
         found = find_to_read(client, job)
         dashboard = None if found.ray_run is None else client.cluster().dashboard_url
@@ -74,18 +89,6 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
 
 
 def _summary(job: JobView) -> list[str]:
-    from service.commands.format import (
-        format_elasticity,
-        format_epochs,
-        format_level,
-        format_metrics,
-        format_number,
-        format_ray_run,
-        format_sent_bytes,
-        format_step,
-        format_storage,
-        format_workers,
-    )
     from service.domain.documents import value_at
 
     now = job.progress
@@ -143,10 +146,6 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _schedule(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
-    from service.commands.format import (
-        format_level,
-    )
-
     def speaker(said_by: str) -> str:
         return f"override #{numbers[said_by]}" if said_by in numbers else said_by
 
@@ -175,10 +174,6 @@ def _schedule(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
 
 
 def _overrides(overrides: list[OverrideView]) -> Table:
-    from service.commands.format import (
-        format_override,
-    )
-
     table = _table("overrides", "WISH", "REASON")
     for override in overrides:
         table.add_row(format_override(override.model_dump(mode="json")), override.reason)
@@ -186,15 +181,6 @@ def _overrides(overrides: list[OverrideView]) -> Table:
 
 
 def _epochs(page: EpochPage) -> Table:
-    from service.commands.format import (
-        format_bytes,
-        format_layers,
-        format_metric,
-        format_number,
-        format_savings,
-        list_metric_names,
-    )
-
     epochs = page.items[::-1]
     names = list_metric_names(row.metrics for row in epochs)
     title = (
