@@ -55,7 +55,7 @@ def _ack_fault(report: SwitchReport) -> str:
         {rank for rank in ranks if not 0 <= rank < report.world_size or ranks.count(rank) > 1}
     )
     found = {
-        "not report yet": missing,
+        "not switched yet": missing,
         "running another plan": differing,
         "unexpected or twice": unexpected,
     }
