@@ -14,7 +14,6 @@ from tests.architecture.words_left import ELLIPTICAL_LEFT, HOMONYMS_LEFT, ONE_WO
 
 TEST_NAME_LENGTH = 80
 SHARED_MODULE_NAMES = {
-    "base": "the protocol that a package's modules implement",
     "cifar": "a data set and the task that trains on it",
     "digits": "a data set and the task that trains on it",
     "errors": "the errors of a package",
