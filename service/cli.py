@@ -13,7 +13,7 @@ OURS = frozenset({"accordion", "service", "workers"})
 
 
 def main() -> None:
-    """Run the command line; what is missing is named in one sentence."""
+    """Run the command line; a missing package is reported in one line."""
     try:
         from service.commands.cli_app import run
     except ModuleNotFoundError as error:

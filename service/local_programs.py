@@ -72,6 +72,13 @@ _RAY_ENVIRONMENT = {
     # (workers/worker/memory.py), and the kernel takes the largest process.
     "RAY_memory_monitor_refresh_ms": "0",
 }
+_DRIVER_NEEDS = (
+    "RAY_AUTH_MODE",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    "RAY_ROTATION_BACKUP_COUNT",
+    "RAY_ROTATION_MAX_BYTES",
+)
+"""Variables that a driver reads itself; Ray's head applies the others to the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,10 +242,7 @@ def _scheduler_environment(instance: LocalInstance) -> dict[str, str]:
 def driver_environment(home: Home, ray_address: str) -> dict[str, str]:
     """Return the variables with which a process connects to the Ray cluster of `accordion up`."""
     own = {"RAY_ADDRESS": ray_address, "RAY_AUTH_TOKEN_PATH": str(home.ray_token)}
-    return {
-        **own,
-        **{name: value for name, value in _RAY_ENVIRONMENT.items() if name.startswith("RAY_")},
-    }
+    return {**own, **{name: _RAY_ENVIRONMENT[name] for name in _DRIVER_NEEDS}}
 
 
 def _where(instance: LocalInstance) -> dict[str, str]:

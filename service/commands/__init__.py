@@ -1,1 +1,1 @@
-"""The commands of the command line, one file a group."""
+"""The commands of the command line, one module per group."""

@@ -1,4 +1,4 @@
-"""The table of commands; `run` gives the exit code. Heavy imports happen inside the commands."""
+"""The table of commands; `run` returns the exit code. Commands import heavy modules themselves."""
 
 from __future__ import annotations
 
@@ -47,23 +47,22 @@ app.command("scheduler")(processes.scheduler)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code; errors are sentences on standard error, never tracebacks."""
+    """Run a command and return its exit code; errors are printed as one line on standard error."""
     try:
         result = app(list(arguments), standalone_mode=False, prog_name="accordion")
     except BrokenPipeError:
-        # The reader has left; Python would complain about it once more when it closes standard
-        # output.
+        # The reader closed the pipe; Python would report that again when it closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the border to people: whatever it is becomes a sentence
+    except Exception as error:  # noqa: BLE001 - users see one line, never a traceback
         return _told(error)
     return result if isinstance(result, int) else DONE
 
 
 def _told(error: Exception) -> int:
-    """Say what went wrong, and which exit code that is."""
+    """Print the error and return its exit code."""
     message, code = _sentence(error)
     if message:
         sys.stderr.write(f"accordion: {message}\n")
@@ -87,15 +86,15 @@ def _sentence(error: Exception) -> tuple[str, int]:
 
 
 def _of_the_command_line(error: Exception) -> tuple[str, int]:
-    """Mistakes in the arguments know how to show themselves; all else is a mistake of ours."""
+    """Show a usage error of typer; anything else is a bug of the service."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):
         show()
         return "", code
     return (
         (
-            f"this should not have happened ({type(error).__name__}: {error}); 'accordion doctor'"
-            " may know why"
+            f"unexpected error ({type(error).__name__}: {error}); 'accordion doctor'"
+            " may find the cause"
         ),
         FAILED,
     )

@@ -1,4 +1,4 @@
-"""What the commands share: options, the connection, and how things are printed."""
+"""Options, connection and output shared by the commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JobArgument = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="id, the beginning of one, or a name; if several match, the unfinished one",
+        help="job id, id prefix or name; if several match, the unfinished one",
     ),
 ]
 UrlOption = Annotated[
@@ -27,18 +27,18 @@ UrlOption = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="where the service is; default: ACCORDION_URL, or the one of this home",
+        help="URL of the service (default: ACCORDION_URL, or the service of ACCORDION_HOME)",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 FAILED = 1
 PIPE_WIDTH = 240
-"""Columns where there is no terminal: tables are cut to a width, and a file has room."""
+"""Width of tables in columns when standard output is not a terminal."""
 
 
 def connect(url: str) -> Client:
-    """The client of the service that the flag, the settings or the home directory name.
+    """Create a client of the service that the option, the settings or the home directory names.
 
     Raises:
         SettingsError: a setting is wrong.
@@ -73,8 +73,8 @@ def find_to_read(client: Client, reference: str) -> JobView:
 
 
 def console() -> Console:
-    """For people: colours and width follow the terminal; text from outside is never read as
-    markup.
+    """Create a console whose colors and width follow the terminal; markup in texts is not
+    interpreted.
     """
     from rich.console import Console
 
@@ -84,17 +84,17 @@ def console() -> Console:
 
 
 def _tell_away(error: Exception) -> None:
-    """A stream that waits in silence looks like one that hangs."""
-    typer.echo(f"accordion: {error}; waiting for it to come back", err=True)
+    """Report that a stream lost the service, so that waiting does not look like hanging."""
+    typer.echo(f"accordion: {error}; trying to reconnect", err=True)
 
 
 def print_json(data: BaseModel | dict[str, Any] | list[Any], *, indent: int | None = 2) -> None:
-    """One JSON document on standard output."""
+    """Write one JSON document to standard output."""
     plain = data.model_dump(mode="json") if isinstance(data, BaseModel) else data
     sys.stdout.write(json.dumps(plain, indent=indent, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
 def outcome(status: str) -> int:
-    """Exit code for how a job ended."""
+    """Return the exit code for the final status of a job."""
     return 0 if status == "SUCCEEDED" else FAILED

@@ -1,4 +1,4 @@
-"""`doctor`: what is installed, reachable and misconfigured, each with the way out."""
+"""`doctor`: checks installation, settings and reachability, and suggests fixes."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 DISTRIBUTION = "accordion-train"
 LEAST_PYTHON = (3, 11)
 LEAST_DISK_BYTES = 2_000_000_000
-"""Room for logs, the database and some checkpoints of a small model."""
+"""Disk space for logs, the database and some checkpoints of a small model."""
 LEAST_MEMORY_BYTES = 2_000_000_000
-"""Ray's head, the api, the scheduler and one job of two workers take about this much
+"""Approximate memory of Ray's head, the api, the scheduler and a job with two workers
 (workers/README.md).
 """
 LEAST_SHARED_BYTES = 300_000_000
-"""Ray's object store of a one-machine service, and its overhead."""
+"""Shared memory for the object store of a one-machine service, with overhead."""
 RAY_TRAIN_PACKAGES = ("ray", "pandas", "pyarrow")
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
     state: Literal["ok", "note", "bad"]
-    """`note`: as it is, nothing is wrong with it, but one should know."""
+    """`note` is for information: nothing has to be fixed."""
     message: str
 
 
 def doctor(url: UrlOption = "", json: JsonOption = False) -> None:
-    """Look for what is missing, unreachable or misconfigured; exit code 1 if anything is."""
+    """Check for missing, unreachable or misconfigured parts; exit code 1 if a check fails."""
     found = list(examine(url))
     if json:
         print_json(
@@ -62,7 +62,7 @@ def doctor(url: UrlOption = "", json: JsonOption = False) -> None:
 
 
 def examine(url: str) -> Iterator[Finding]:
-    """Everything, from what is installed to what runs."""
+    """Run all checks, from installed packages to running processes."""
     from service.errors import SettingsError
     from service.settings import load_settings
 
@@ -96,7 +96,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """Every package that the service asks for, against the versions it was made for."""
+    """Compare installed packages with the versions that the service requires."""
     from packaging.requirements import Requirement
 
     try:
@@ -127,7 +127,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _ray_train() -> Finding:
-    """Whether jobs can run on Ray Train, the default engine."""
+    """Check whether jobs can run on Ray Train, the default engine."""
     missing = [name for name in RAY_TRAIN_PACKAGES if _wrong(name, "")]
     if missing:
         message = (
@@ -144,7 +144,7 @@ def _ray_train() -> Finding:
 
 
 def _wrong(name: str, wanted: str) -> str:
-    """What is wrong with an installed package; empty where nothing is."""
+    """Describe what is wrong with an installed package; empty if nothing is."""
     from packaging.specifiers import SpecifierSet
 
     try:
@@ -159,14 +159,14 @@ def _wrong(name: str, wanted: str) -> str:
 
 
 def _database(settings: Settings) -> str:
-    """Without the password."""
+    """Check the database; its URL is shown without the password."""
     from sqlalchemy.engine import make_url
 
     return make_url(settings.database).render_as_string(hide_password=True)
 
 
 def _private(settings: Settings) -> Iterator[Finding]:
-    """Files that only their owner may read."""
+    """Check that only the owner can read the home directory and the token files."""
     from service.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
 
     home = Home(settings.home)
@@ -186,7 +186,9 @@ def _private(settings: Settings) -> Iterator[Finding]:
         if path.exists() and path.stat().st_mode & 0o077
     ]
     for path, mode in open_:
-        message = f"others may read {path} ({path.stat().st_mode & 0o777:o}); chmod {mode:o} {path}"
+        message = (
+            f"other users can read {path} ({path.stat().st_mode & 0o777:o}); chmod {mode:o} {path}"
+        )
         yield Finding(name="permissions", state="bad", message=message)
     if home.path.exists() and not os.access(home.path, os.W_OK):
         yield Finding(
@@ -201,7 +203,7 @@ def _private(settings: Settings) -> Iterator[Finding]:
 
 
 def _room(home: Path) -> Iterator[Finding]:
-    """Disk, memory and shared memory."""
+    """Check disk space, memory and shared memory."""
     existing = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     yield _enough(
@@ -211,15 +213,15 @@ def _room(home: Path) -> Iterator[Finding]:
     if memory is not None:
         way_out = "available; end other programs, or use a larger machine"
         yield _enough("memory", memory, LEAST_MEMORY_BYTES, way_out=way_out)
-    shared = Path("/dev/shm")  # noqa: S108 - looked at, never written
+    shared = Path("/dev/shm")  # noqa: S108 - read only
     if shared.exists():
         way_out = f"at {shared}; enlarge it (docker: --shm-size=1g), or Ray is slow"
         yield _enough("shared", shutil.disk_usage(shared).free, LEAST_SHARED_BYTES, way_out=way_out)
 
 
 def _enough(name: str, free: int, least: int, *, way_out: str) -> Finding:
-    """`way_out` is where it was looked for, and after a semicolon what to do where it is not
-    enough.
+    """Check one resource; `way_out` is the place that was checked, a semicolon, and the fix if it
+    is too little.
     """
     where, _, remedy = way_out.partition("; ")
     if free >= least:
@@ -229,16 +231,14 @@ def _enough(name: str, free: int, least: int, *, way_out: str) -> Finding:
 
 
 def _available_memory() -> int | None:
-    """Bytes that could be had without swapping; None where Linux does not say."""
+    """Return the bytes available without swapping; None if unknown."""
     path = Path("/proc/meminfo")
     rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
     return next((int(row[1]) * 1024 for row in rows if row[0] == "MemAvailable:"), None)
 
 
 def _service(settings: Settings, url: str) -> Iterator[Finding]:
-    """Whether it answers and what it says of itself; where none is expected, whether one could
-    start.
-    """
+    """Check whether the service is ready or, if none is expected, whether one could start."""
     from service.client import Client, ClientError
     from service.connection import service_token, service_url
     from service.home import Home
@@ -263,7 +263,7 @@ def _service(settings: Settings, url: str) -> Iterator[Finding]:
 
 
 def _storage(newest: Sequence[JobView]) -> Finding:
-    """What the newest job's workers found of their storage."""
+    """Show what the workers of the newest job found out about their storage."""
     from service.commands.format import format_storage
 
     used = newest[0].storage if newest else None

@@ -1,4 +1,4 @@
-"""Numbers, events and records as short texts for the terminal; pure."""
+"""Formats numbers, events and records as short texts for the terminal; pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from service.domain.elasticity import ElasticityStats
 
 _MAX_LAYERS_SHOWN = 6
-"""With more layers than this they are counted instead of listed."""
+"""Maximum number of layers to list; more are counted."""
 _OVERRIDE_ID = re.compile(r"override ([0-9a-f]{8}-[0-9a-f-]{4,27})")
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def format_bytes(count: float) -> str:
-    """Bytes, in the unit that fits."""
+    """Format bytes in a suitable unit."""
     unit = 0
     while count >= 1000 and unit < len(_BYTE_UNITS) - 1:
         count, unit = count / 1000, unit + 1
@@ -28,7 +28,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Seconds, minutes or hours; a question mark where nobody knows."""
+    """Format a duration in seconds, minutes or hours; a question mark if unknown."""
     if seconds is None:
         return "?"
     if seconds < 100:
@@ -42,12 +42,12 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
-    """A measured value; a dash where there is none."""
+    """Format a measured value; a dash if there is none."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
 def format_sent_bytes(bytes_: Mapping[str, int]) -> str:
-    """Bytes sent against what plain training would have sent."""
+    """Compare the bytes sent with those of uncompressed training."""
     payload, dense, fp16 = (bytes_[name] for name in ("payload", "dense", "fp16"))
     sizes = f"{format_bytes(payload)} of {format_bytes(dense)} (fp16 {format_bytes(fp16)})"
     return sizes + _beside_dense(payload, dense)
@@ -63,16 +63,14 @@ def _beside_dense(payload: int, dense: int) -> str:
 
 
 def format_savings(bytes_: Mapping[str, int]) -> str:
-    """How many times fewer bytes than dense."""
+    """Return dense bytes divided by bytes sent."""
     return f"{bytes_['dense'] / bytes_['payload']:.1f}x" if bytes_["payload"] else "-"
 
 
 def format_layers(
     regimes: Mapping[str, str], levels: Mapping[str, str], said_by: Mapping[str, str] | None = None
 ) -> str:
-    """Regime and level of each layer, or how many there are of each; layers a person decided carry
-    a star.
-    """
+    """List regime and level of each layer, or count them; a star marks overridden layers."""
     by_hand = said_by or {}
     words = {
         name: f"{regimes.get(name, '?')} {level}{'*' if name in by_hand else ''}"
@@ -86,9 +84,7 @@ def format_layers(
 
 
 def replace_override_ids(text: str, numbers: Mapping[str, int]) -> str:
-    """A text in which overrides go by their ids, or by how these begin, with their numbers, which
-    people know.
-    """
+    """Replace ids and id prefixes of overrides in a text by their numbers."""
 
     def show_number(found: re.Match[str]) -> str:
         fitting = [
@@ -100,7 +96,7 @@ def replace_override_ids(text: str, numbers: Mapping[str, int]) -> str:
 
 
 def format_override(override: Mapping[str, Any]) -> str:
-    """An override's number, what it wants, and how far it got."""
+    """Describe an override by number, request and state."""
     until = f" until epoch {override['until']}" if override["until"] is not None else ""
     start = override["apply_at"]
     start = (
@@ -116,7 +112,7 @@ def format_override(override: Mapping[str, Any]) -> str:
 
 
 def _how_far(override: Mapping[str, Any]) -> str:
-    """Where it was applied and by how many ranks, or why not."""
+    """Describe where an override was applied and by how many ranks, or why not."""
     if override["state"] == "APPLIED":
         ranks = f"{override['acks']} of {override['world_size']} ranks"
         return f" in epoch {override['epoch']}, step {override['step']}, by {ranks}"
@@ -124,29 +120,27 @@ def _how_far(override: Mapping[str, Any]) -> str:
 
 
 def format_level(value: Any) -> str:
-    """A level as it was asked for."""
+    """Format a level as requested."""
     if isinstance(value, Mapping):
         return ",".join(f"{name}={option}" for name, option in value.items())
     return str(value)
 
 
 def format_metric(name: str, value: float | None) -> str:
-    """What a task measured: accuracy in percent, all else as it is; a dash where there is none."""
+    """Format a metric: accuracy in percent, others unchanged; a dash if there is none."""
     return (
         f"{100 * value:.1f} %" if name == "accuracy" and value is not None else format_number(value)
     )
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """What the task measures, by its own names, accuracy first; a dash where there is nothing but
-    the loss.
-    """
+    """List the task's metrics by name, accuracy first; a dash if there is only the loss."""
     names = sorted(list_metric_names([metrics]), key=lambda name: name != "accuracy")
     return ", ".join(f"{name} {format_metric(name, metrics[name])}" for name in names) or "-"
 
 
 def list_metric_names(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """Names of all that was measured besides the loss, in order of appearance."""
+    """List the names of all metrics besides the loss, in order of appearance."""
     return [
         name
         for name in dict.fromkeys(name for metrics in rows for name in metrics)
@@ -161,11 +155,11 @@ _CAUSES = {
     "infrastructure": "workers lost",
     "job": "the job failed",
 }
-"""Of changes of worker group, for people."""
+"""Labels for the causes of worker group changes."""
 
 
 def format_workers(job: JobView) -> str:
-    """Describe how many there are, how many are wanted, and how many people allow."""
+    """Describe the current, allocated and allowed numbers of workers."""
     if job.kind == Kind.GUEST:
         return f"{job.world_size} train now; a guest run, started and stopped by its own script"
     allowed = f"{job.min_workers} to {job.max_workers} allowed"
@@ -182,7 +176,7 @@ def format_ray_run(run: RayRunView) -> str:
 
 
 def format_elasticity(cost: ElasticityStats) -> str:
-    """What changes of worker group cost so far."""
+    """Describe what worker group changes have cost so far."""
     parts = [
         f"{_counted(sum(by.values()), *nouns)} "
         f"({', '.join(f'{_CAUSES.get(name, name)} {count}' for name, count in by.items())})"
@@ -200,7 +194,7 @@ def _counted(count: int, one: str, more: str) -> str:
 
 
 def format_worker_event(data: Mapping[str, Any]) -> str:
-    """A change of a job's workers, as its event tells it."""
+    """Describe the event of a worker group change."""
     match data["what"]:
         case "started" if data["cause"] == "start":
             resumed = f", resumed from {data['resumed_from']}" if data["resumed_from"] else ""
@@ -226,14 +220,14 @@ def _cost(steps: int, seconds: float) -> str:
 
 
 def format_epochs(progress: ProgressView) -> str:
-    """Describe how many epochs are done, and of how many if that is known."""
+    """Describe the finished epochs, and the planned ones if known."""
     if progress.epochs is None:
         return f"{progress.epoch} epoch{'' if progress.epoch == 1 else 's'} done"
     return f"{progress.epoch} of {progress.epochs} epochs done"
 
 
 def format_step(progress: ProgressView) -> str:
-    """Describe the newest step, and how many there will be if that is known."""
+    """Describe the newest step, and the planned ones if known."""
     return (
         f"step {progress.step}"
         if progress.steps is None
@@ -242,7 +236,7 @@ def format_step(progress: ProgressView) -> str:
 
 
 def format_storage(used: StorageView) -> str:
-    """Where a job's checkpoints are kept, and who was shown to see that place, and when."""
+    """Describe where checkpoints are stored, and which workers verified access and when."""
     when = f"{used.seen_at.astimezone():%Y-%m-%d %H:%M}"
     if used.workers == 1:
         return f"{used.place}, used by one worker since {when}"

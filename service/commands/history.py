@@ -1,4 +1,4 @@
-"""`show`: one job, all that is known of it."""
+"""`show`: one job in detail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SHOWN_EPOCHS = 50
 
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Show a job: state, what is in force per layer, overrides, decisions, epochs."""
+    """Show a job: state, levels per layer, overrides, decisions, epochs."""
     with connect(url) as client:
         found = find_to_read(client, job)
         dashboard = None if found.ray_run is None else client.cluster().dashboard_url

@@ -1,6 +1,4 @@
-"""`override`, `hand-back`, `resize`, `pause`, `resume` and `cancel`: taking the wheel, and letting
-it go.
-"""
+"""`override`, `hand-back`, `resize`, `pause`, `resume` and `cancel`: commands that change a job."""
 
 from __future__ import annotations
 
@@ -27,10 +25,10 @@ if TYPE_CHECKING:
 
 OPEN_STATES = frozenset({"PENDING", "DELIVERED"})
 LEVEL_HELP = (
-    "of compression: low, high, a rung's number (0 is the lightest), or options such as rank=2 or"
+    "compression level: low, high, a number (0 is the lightest), or options such as rank=2 or"
     " method=none"
 )
-BATCH_HELP = "instead of --level: the global batch, low, high or samples a step"
+BATCH_HELP = "global batch, instead of --level: low, high or samples per step"
 
 
 def override(
@@ -40,31 +38,37 @@ def override(
     batch: Annotated[str, typer.Option("--batch", metavar="SIZE", help=BATCH_HELP)] = "",
     layers: Annotated[
         list[str] | None,
-        typer.Option("--layers", metavar="GLOB", help="only these layers; may be repeated"),
+        typer.Option("--layers", metavar="GLOB", help="only layers that match; may be repeated"),
     ] = None,
     until: Annotated[
-        int | None, typer.Option("--until", min=1, help="first epoch that is the policy's again")
+        int | None,
+        typer.Option("--until", min=1, help="first epoch after the override (default: no end)"),
     ] = None,
     apply_at: Annotated[
-        str, typer.Option("--apply-at", metavar="WHEN", help="next_step, next_epoch or an epoch")
+        str,
+        typer.Option(
+            "--apply-at",
+            metavar="WHEN",
+            help="when it starts: next_step, next_epoch or an epoch number",
+        ),
     ] = "next_step",
-    reason: Annotated[str, typer.Option("--reason", help="is kept with the override")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="stored with the override")] = "",
     wait: Annotated[
         bool,
         typer.Option(
-            "--wait", help="until every rank has switched; exit code 1 if that does not happen"
+            "--wait", help="wait until every rank has switched; exit code 1 if they do not"
         ),
     ] = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Decide by hand how hard some layers are compressed, or how large the global batch is."""
+    """Override the compression level of layers, or the global batch."""
     from service.commands.format import format_override
     from service.errors import SettingsError
 
     if bool(level) == bool(batch):
         raise SettingsError(
-            "give one of --level, for the compression of layers, and --batch, for the global batch"
+            "give either --level, for the compression of layers, or --batch, for the global batch"
         )
     target = "batch" if batch else "compression"
     wish = _wish(
@@ -93,16 +97,16 @@ def hand_back(
     job: JobArgument,
     numbers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NUMBER]...", help="of overrides; without any, all that hold"),
+        typer.Argument(metavar="[NUMBER]...", help="override numbers (default: all active)"),
     ] = None,
     *,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Hand overrides of a job back: what they held is the policy's again, or an older override's
-    that holds it too.
+    """Cancel overrides. Their layers return to the policy, or to another override that is still
+    active.
 
-    An older one that had been superseded by them goes too.
+    Older overrides that they superseded are cancelled too.
     """
     from service.commands.format import format_override
 
@@ -124,27 +128,29 @@ def hand_back(
     for row in rows:
         typer.echo(f"override {format_override(row)}")
     if not rows:
-        typer.echo(f"{found.name} ({found.id}) has no override that holds anything")
+        typer.echo(f"{found.name} ({found.id}) has no active override")
 
 
 def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Cancel a job: its workers save their state and stop. A LOST guest run is closed at once."""
+    """Cancel a job: its workers save a checkpoint and stop. A LOST guest run ends at once."""
     with connect(url) as client:
         _tell(client.cancel(client.find(job).id), json=json)
 
 
 def resize(
     job: JobArgument,
-    least: Annotated[int, typer.Argument(metavar="MIN", min=1, help="with fewer workers it waits")],
+    least: Annotated[
+        int, typer.Argument(metavar="MIN", min=1, help="fewest workers; the job waits for them")
+    ],
     most: Annotated[
-        int, typer.Argument(metavar="MAX", min=1, help="it has no more, however much room there is")
+        int, typer.Argument(metavar="MAX", min=1, help="most workers; more are never allocated")
     ],
     *,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Allow a job another number of workers; it goes on with them at a step boundary, and loses no
-    step.
+    """Change the number of workers that a job may have. It changes at a step boundary; no step is
+    lost.
     """
     from service.commands.format import format_workers
 
@@ -157,24 +163,22 @@ def resize(
 
 
 def pause(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Pause a job: its workers save their state and go; 'accordion resume' lets it go on from
-    there.
-    """
+    """Pause a job: its workers save a checkpoint and stop; 'accordion resume' continues it."""
     with connect(url) as client:
         _tell(client.pause(client.find(job).id), json=json)
 
 
 def resume(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
-    """Let a paused job go on from where it was, as soon as there is room."""
+    """Resume a paused job from its checkpoint as soon as there is capacity."""
     with connect(url) as client:
         _tell(client.resume(client.find(job).id), json=json)
 
 
 def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> list[str]:
-    """Ids of the overrides of these numbers, or of all that hold something or are to.
+    """Find the ids of the overrides with these numbers; without numbers, of all active ones.
 
     Raises:
-        SettingsError: there is no such override, or it is over in another way.
+        SettingsError: there is no such override, or it has ended without a cancel.
     """
     from service.domain.override_status import LIVE
     from service.errors import SettingsError
@@ -194,7 +198,7 @@ def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> 
 
 
 def _hand_back(client: Client, job_id: str, override_id: str) -> None:
-    """One of them; where it ended by itself meanwhile, it holds nothing either."""
+    """Cancel one override; one that ended by itself meanwhile is ignored."""
     from service.client import Refused
 
     try:
@@ -214,11 +218,10 @@ def _tell(job: JobView, *, json: bool) -> None:
 
 
 def parse_level(text: str) -> str | int | dict[str, Any]:
-    """A level as typed: a number is a rung, `name=value[,name=value]` or JSON are options, all else
-    is a rung's name.
+    """Parse a level: a number, options as `name=value[,name=value]` or JSON, or a name.
 
     Raises:
-        SettingsError: an option without a value, or given twice.
+        SettingsError: an option has no value, or is given twice.
     """
     if text.isdecimal():
         return int(text)
@@ -236,10 +239,10 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
 
 
 def _options(text: str) -> dict[str, Any]:
-    """Options as JSON, as the REST api takes them.
+    """Parse options in JSON, as in the REST API.
 
     Raises:
-        SettingsError: it is none, or gives an option twice.
+        SettingsError: the text is not JSON, or gives an option twice.
     """
     from service.commands.spec_file import mapping_once
     from service.errors import SettingsError
@@ -250,16 +253,16 @@ def _options(text: str) -> dict[str, Any]:
         )
     except ValueError as error:
         raise SettingsError(
-            f"--level is {text!r}, which is no JSON: {error}; write it as rank=2"
+            f"--level is {text!r}, which is not JSON: {error}; write it as rank=2"
         ) from None
     return options
 
 
 def _wish(target: str, level: str, **others: Any) -> OverrideRequest:
-    """The request.
+    """Build the request of an override.
 
     Raises:
-        SettingsError: a value that no service would take.
+        SettingsError: a value is invalid.
     """
     from pydantic import ValidationError
 
@@ -285,14 +288,14 @@ def _wish(target: str, level: str, **others: Any) -> OverrideRequest:
 
 
 def _tell_wait(job: JobView, made: OverrideView) -> None:
-    """Whoever waits sees what for; a job that stands still takes no override until it goes on."""
-    way_out = f"; '{job.name}' is paused, and 'accordion resume {job.name}' lets it go on"
-    told = f"waiting until every rank has taken override #{made.number}"
+    """Tell what the command waits for; a paused job applies no override until it is resumed."""
+    way_out = f"; '{job.name}' is paused; continue it with 'accordion resume {job.name}'"
+    told = f"waiting until every rank has applied override #{made.number}"
     typer.echo(f"accordion: {told}{way_out if job.status == 'PAUSED' else ''}", err=True)
 
 
 def _settled(client: Client, job_id: str, made: OverrideView) -> OverrideView:
-    """The override once it is applied or never will be."""
+    """Wait until the override is applied or has ended, and return it."""
     for event in client.events(job_id):
         data = getattr(event, "data", {})
         if data.get("id") == made.id and data.get("state") not in OPEN_STATES:

@@ -14,30 +14,36 @@ if TYPE_CHECKING:
     from service.api.schemas import DryRun, JobView, ProgressView
 
 ID_SHOWN = 13
-"""Characters of an id in tables: its time stamp to the millisecond, enough to name a job."""
+"""Characters of an id in tables: its timestamp in milliseconds, enough to identify a job."""
 
 
 def submit(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="spec in YAML or JSON; - is standard input")
+        str, typer.Argument(metavar="FILE", help="spec in YAML or JSON; - for standard input")
     ],
     *,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one value of it")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="PATH=VALUE", help="set one value of the spec; may be repeated"
+        ),
     ] = None,
     code: Annotated[
         str,
         typer.Option(
             "--code",
             metavar="DIRECTORY",
-            help="your own modules, or a zip of them; the file may say it too",
+            help="folder or zip file of your own modules (default: `code` in the spec)",
         ),
     ] = "",
-    follow_: Annotated[bool, typer.Option("--follow", "-f", help="watch it until it ends")] = False,
+    follow_: Annotated[
+        bool, typer.Option("--follow", "-f", help="watch the job until it ends")
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="store nothing; show the whole spec, and whether it would wait"
+            "--dry-run",
+            help="store nothing; show the complete spec, and whether the job would wait",
         ),
     ] = False,
     url: UrlOption = "",
@@ -76,11 +82,17 @@ def list_jobs(
     *,
     status: Annotated[
         list[str] | None,
-        typer.Option("--status", metavar="STATUS", help="only these, such as RUNNING"),
+        typer.Option(
+            "--status",
+            metavar="STATUS",
+            help="only jobs with this status, such as RUNNING; may be repeated",
+        ),
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", metavar="KEY:VALUE", help="only jobs with these labels"),
+        typer.Option(
+            "--label", metavar="KEY:VALUE", help="only jobs with this label; may be repeated"
+        ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=200)] = 20,
     url: UrlOption = "",
@@ -96,7 +108,7 @@ def list_jobs(
         return
     console().print(_table(page.items))
     if page.next_cursor:
-        typer.echo(f"there are more; 'accordion list --limit {min(200, 2 * limit)}' shows them")
+        typer.echo(f"more jobs exist; 'accordion list --limit {min(200, 2 * limit)}' shows them")
 
 
 def _show_dry_run(answer: DryRun, *, json: bool) -> None:
@@ -117,7 +129,7 @@ def _table(jobs: list[JobView]) -> Table:
 
     has_guests = any(job.kind == "guest" for job in jobs)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    # The column appears only where it tells something, since the table is wide.
+    # The table is wide, so the column appears only if it has values.
     kind = ["KIND"] if has_guests else []
     for column in (
         "ID",

@@ -1,6 +1,4 @@
-"""A folder of people's own modules as a zip file: the same bytes for the same files, whenever and
-wherever packed.
-"""
+"""Packs a folder of user modules as a zip file; the same files always give the same bytes."""
 
 from __future__ import annotations
 
@@ -14,22 +12,22 @@ from typing import Any
 from service.errors import SettingsError
 
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "env"})
-"""Folders that hold no code of people's own; so do those whose name begins with a dot."""
+"""Folders to skip, besides those whose name begins with a dot."""
 _VENV_MARK = "pyvenv.cfg"
 _OLDEST = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip file can say."""
+"""Earliest time that a zip file can hold."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MODE = 0o100644
 
 
 def pack_code(spec: Mapping[str, Any], file: str, code: str = "") -> bytes | None:
-    """The code that belongs to a spec: what `code` names, or else the spec's own field, relative to
-    the spec's file.
+    """Read the code of a spec: what `code` names, else the spec's own field, relative to the spec's
+    file.
 
-    None where there is none, or where the spec names an upload by its SHA-256.
+    None if there is no code, or if the spec names an upload by its SHA-256.
 
     Raises:
-        SettingsError: it is neither a folder nor a file that can be read.
+        SettingsError: the code is neither a folder nor a readable file.
     """
     named = code or spec.get("code")
     if not named or not isinstance(named, str) or (not code and _SHA256.fullmatch(named)):
@@ -47,7 +45,7 @@ def pack_code(spec: Mapping[str, Any], file: str, code: str = "") -> bytes | Non
 
 
 def pack(folder: Path) -> bytes:
-    """A zip file of a folder's files, without hidden ones, caches and virtual environments.
+    """Pack a folder's files without hidden files, caches and virtual environments.
 
     Raises:
         OSError: a file cannot be read.
@@ -56,8 +54,7 @@ def pack(folder: Path) -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped:
         for path in sorted(_files(folder), key=lambda path: path.relative_to(folder).as_posix()):
             info = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _OLDEST)
-            # as on every machine; the format notes which system packed it, and the mode of each
-            # file.
+            # The same on every machine; the format stores the packing system and each file's mode.
             info.create_system, info.external_attr = 3, _MODE << 16
             zipped.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()

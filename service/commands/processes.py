@@ -1,4 +1,4 @@
-"""`up`, `api`, `scheduler` and `demo`: commands that are processes of their own."""
+"""`up`, `demo`, `env`, `login`, `api` and `scheduler`: processes of the service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 HostOption = Annotated[
-    str | None, typer.Option("--host", help="address to bind; beyond loopback a token is needed")
+    str | None, typer.Option("--host", help="address to bind; other than loopback requires a token")
 ]
 NoAuthOption = Annotated[
     bool,
@@ -22,18 +22,20 @@ NoAuthOption = Annotated[
     ),
 ]
 PortOption = Annotated[
-    int | None, typer.Option("--port", min=0, max=65535, help="0 takes any free one; default 8080")
+    int | None,
+    typer.Option(
+        "--port", min=0, max=65535, help="port of the service; 0 for any free one (default: 8080)"
+    ),
 ]
 
 
 def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:
-    """Run everything on this machine: Ray, the api with its dashboard, the scheduler. Ctrl-C stops
-    it.
+    """Run Ray, the api with its dashboard, and the scheduler on this machine until Ctrl-C.
 
-    State lives in ACCORDION_HOME (default ~/.accordion). Jobs that are unfinished at the end go on
-    from their checkpoints the next time. The service requires a token. If none is set, it creates
-    one in the home directory, where the other commands read it; open the dashboard with the
-    one-time link that is printed.
+    State is stored in ACCORDION_HOME (default ~/.accordion). Unfinished jobs continue from their
+    checkpoints at the next start. The service requires a token; if none is set, it creates one in
+    the home directory, where the other commands read it. Open the dashboard with the printed
+    one-time link.
     """
     from service.up import up as run_all
 
@@ -41,7 +43,7 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
 
 
 def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:
-    """Run the api and the dashboard over the database; may be restarted at any time."""
+    """Run the api and the dashboard on the database. They can be restarted at any time."""
     from service.app import serve
 
     serve(_settings(host, port, no_auth=no_auth))
@@ -52,13 +54,13 @@ def login(
     *,
     url: UrlOption = "",
 ) -> None:
-    """Print a link that logs one browser in. It works once, within 15 minutes."""
+    """Print a link that logs in one browser. It works once, within 15 minutes."""
     with connect(url) as client:
         typer.echo(client.login_link(page))
 
 
 def scheduler() -> None:
-    """Run the scheduler: it talks to the Ray cluster that ACCORDION_RAY_ADDRESS names."""
+    """Run the scheduler on the Ray cluster at ACCORDION_RAY_ADDRESS."""
     from service.scheduler import serve
     from service.settings import load_settings
 
@@ -66,8 +68,7 @@ def scheduler() -> None:
 
 
 def env() -> None:
-    """Print the variables with which a Ray script of your own connects to the Ray of `accordion
-    up`.
+    """Print the variables that connect your own Ray script to the cluster of `accordion up`.
 
     Use it as: eval "$(accordion env)"
     """
@@ -85,7 +86,7 @@ def env() -> None:
             f"no service runs in {home.path}; start it with `accordion up`, or set ACCORDION_HOME"
             " to where it runs"
         )
-    # Ray prefers a token in this variable to the file that RAY_AUTH_TOKEN_PATH names.
+    # Ray prefers a token in this variable to the file at RAY_AUTH_TOKEN_PATH.
     typer.echo("unset RAY_AUTH_TOKEN")
     for name, value in driver_environment(home, running.ray_address).items():
         typer.echo(f"export {name}={shlex.quote(value)}")
@@ -93,14 +94,15 @@ def env() -> None:
 
 def demo(
     json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="also write the figures as JSON")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="write the measurements to a JSON file"),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="leave the service running afterwards")
+        bool, typer.Option("--keep", help="keep the service running afterwards")
     ] = False,
     url: UrlOption = "",
 ) -> None:
-    """Train a real job from end to end on this machine, and show it live."""
+    """Train a small job from start to end on this machine, and show it live."""
     from service.commands.cli_support import console
     from service.demo import demo as run_demo
     from service.settings import load_settings
@@ -129,5 +131,5 @@ def _settings(host: str | None, port: int | None, *, no_auth: bool) -> Settings:
 
 
 def _say(line: str) -> None:
-    """Flushed at once: whoever reads it may be waiting for it."""
+    """Print one line and flush it, for readers of a pipe."""
     typer.echo(line)

@@ -1,4 +1,4 @@
-"""A spec from a YAML or JSON file, with values set on the command line."""
+"""Reads a spec from a YAML or JSON file, and sets values given on the command line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 from service.errors import SettingsError
 
 _MERGE = "tag:yaml.org,2002:merge"
-"""YAML's `<<`, which may stand more than once."""
+"""YAML's merge key `<<`, which may occur more than once."""
 
 
 def read_spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """The spec of a file, `-` being standard input, after the changes (`training.epochs=5`).
+    """Read a spec (`-` is standard input) and apply the changes (`training.epochs=5`).
 
     Raises:
-        SettingsError: the file cannot be read, is neither YAML nor JSON, gives a key twice, or
-            holds no mapping or what JSON cannot say; a change is malformed.
+        SettingsError: the file cannot be read, is neither YAML nor JSON, has a duplicate key, is
+            not a mapping, or has a value that JSON cannot express; or a change is malformed.
     """
     spec = parse(_text(name), name)
     for change in changes:
@@ -31,10 +31,10 @@ def read_spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def parse(text: str, name: str) -> dict[str, Any]:
-    """YAML or JSON as a mapping; JSON is tried first, since YAML reads some of its numbers as text.
+    """Parse JSON or YAML as a mapping; JSON first, since YAML reads some of its numbers as text.
 
     Raises:
-        SettingsError: it is neither, or no mapping, or says the same thing twice.
+        SettingsError: the text is neither, is not a mapping, or has a duplicate key.
     """
     try:
         value = json.loads(text, object_pairs_hook=partial(mapping_once, name=name))
@@ -51,8 +51,8 @@ def set_value(spec: dict[str, Any], change: str) -> None:
     """Change one value in place; the right side is YAML.
 
     Raises:
-        SettingsError: it is no `path=value`, its value gives a key twice, or the path leads through
-            what is no mapping.
+        SettingsError: the change is not `path=value`, its value has a duplicate key, or the path
+            leads through a value that is not a mapping.
     """
     path, equals, text = change.partition("=")
     *folders, last = path.strip().split(".")
@@ -65,27 +65,27 @@ def set_value(spec: dict[str, Any], change: str) -> None:
         inner = place.setdefault(folder, {})
         if not isinstance(inner, dict):
             raise SettingsError(
-                f"--set {path}: {folder!r} is {inner!r} in the file, which holds no {last!r}"
+                f"--set {path}: {folder!r} is {inner!r} in the file, which has no {last!r}"
             )
         place = inner
     place[last] = _yaml(text, f"--set {path}")
 
 
 def mapping_once(pairs: Sequence[tuple[str, Any]], *, name: str) -> dict[str, Any]:
-    """What JSON makes of the pairs in braces, where each key is given once.
+    """Build a mapping from JSON pairs with distinct keys.
 
     Raises:
-        SettingsError: one is given twice, of which JSON's reader would silently take the last.
+        SettingsError: a key is given twice; JSON's parser would silently use the last value.
     """
     once([key for key, _ in pairs], name)
     return dict(pairs)
 
 
 def once(keys: Iterable[Any], name: str) -> None:
-    """Accept keys that are all different.
+    """Check that all keys are different.
 
     Raises:
-        SettingsError: some are not.
+        SettingsError: a key is given more than once.
     """
     twice = [key for key, count in Counter(keys).items() if count > 1]
     if twice:
@@ -110,7 +110,7 @@ def _yaml(text: str, name: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that is given twice, of which YAML's own would silently take the last."""
+        """Rejects duplicate keys, of which YAML's own loader would silently use the last."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
@@ -126,7 +126,7 @@ def _yaml(text: str, name: str) -> Any:
             return node
 
     try:
-        return yaml.load(text, Loader)  # noqa: S506 -- it is the safe one
+        return yaml.load(text, Loader)  # noqa: S506 -- a subclass of the safe loader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -140,13 +140,13 @@ def _yaml(text: str, name: str) -> Any:
 
 
 def _check_json(spec: dict[str, Any], name: str) -> None:
-    """YAML knows more than JSON, as which a spec travels."""
+    """Reject values that JSON cannot express: a spec is sent as JSON."""
     try:
         json.dumps(spec, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"{name} holds a value that JSON cannot express ({error}); "
-            "put dates in quotes, give finite numbers, and let no alias hold itself"
+            "put dates in quotes, use finite numbers, and no alias that contains itself"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""`watch` and `logs`: a job as it runs."""
+"""`watch` and `logs`: follow a running job."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from service.commands.watch_state import WatchState
 
 REFRESH_PER_S = 4
-"""Drawings a second; progress comes about as often."""
+"""Redraws per second; progress events have about the same rate."""
 See = Callable[["WatchState", "EventView | ProgressView"], None]
-"""Is shown every event and the state after it."""
+"""Called with every event and the state after it."""
 
 
 def watch(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Watch a job until it ends: progress, loss, regimes, levels, bytes saved, decisions.
 
-    Exit code 0 if it succeeded, 1 if not; Ctrl-C leaves the job alone.
+    Exit code 0 if it succeeded, otherwise 1. Ctrl-C does not stop the job.
     """
     with connect(url) as client:
         raise typer.Exit(follow_to_exit_code(client, find_to_read(client, job), json=json))
@@ -45,14 +45,16 @@ def watch(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) ->
 def logs(
     job: JobArgument,
     *,
-    follow_: Annotated[bool, typer.Option("--follow", "-f", help="until the job ends")] = False,
+    follow_: Annotated[
+        bool, typer.Option("--follow", "-f", help="follow the output until the job ends")
+    ] = False,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="of this attempt only")
+        int | None, typer.Option("--attempt", min=1, help="only this attempt")
     ] = None,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Print what the workers and their supervisor wrote."""
+    """Print the output of the workers and their supervisor."""
     with connect(url) as client:
         found = find_to_read(client, job)
         if follow_:
@@ -70,19 +72,17 @@ def logs(
 
 def _why_silent(job: JobView) -> str:
     if job.kind == Kind.GUEST:
-        return "it is a guest run, and its output is where its script was started"
+        return "it is a guest run; its output is where its script was started"
     return f"{job.status}, {job.message}"
 
 
 def follow_to_exit_code(client: Client, job: JobView, *, json: bool) -> int:
-    """Show the job until it ends, as JSON lines or for people; the exit code."""
+    """Show the job until it ends, as JSON lines or as text, and return the exit code."""
     return outcome(_print_events(client, job) if json else follow(client, job, console()).status)
 
 
 def follow(client: Client, job: JobView, out: Console, *, see: See | None = None) -> WatchState:
-    """Show the job until it ends, live on a terminal and as lines elsewhere; the state at
-    the end.
-    """
+    """Show the job until it ends, live on a terminal, else as lines; return the final state."""
     from rich.live import Live
 
     from service.commands import watch_view as screen
@@ -107,7 +107,7 @@ def follow(client: Client, job: JobView, out: Console, *, see: See | None = None
 
 
 def _print_events(client: Client, job: JobView) -> str:
-    """Every event as one line of JSON; how the job ended."""
+    """Print every event as one line of JSON, and return the final status."""
     from service.api.schemas import ProgressView
 
     for event in client.events(job.id):
@@ -128,7 +128,7 @@ def _follow_logs(client: Client, job_id: str, *, attempt: int | None, json: bool
 
 
 def _print_line(line: str, *, json: bool) -> None:
-    """`[who] text`, as it is or taken apart."""
+    """Print a line as `[source] text`, or as JSON."""
     if not json:
         typer.echo(line)
         return

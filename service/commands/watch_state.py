@@ -1,4 +1,4 @@
-"""What is known of a job that is being watched: a record, and how an event changes it; pure."""
+"""State of a watched job, and how an event changes it; pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.domain.jobs import Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchState:
-    """One job as its events tell it."""
+    """State of one job, built from its events."""
 
     id: str
     name: str
@@ -21,25 +21,26 @@ class WatchState:
     reason: str
     message: str
     epochs: int | None
-    """Epochs of the whole job; None if not known, as in a guest run."""
+    """Planned epochs of the job; None if unknown, as in a guest run."""
     world_size: int = 0
     workers: int = 0
-    """That are granted; 0 while none are."""
+    """Workers allocated to the job; 0 if none are."""
     attempt: int = 0
     progress: ProgressView | None = None
     epoch: Mapping[str, Any] = field(default_factory=dict)
-    """The newest finished epoch, as the api tells it; empty before the first."""
+    """Newest finished epoch, as in the API; empty before the first."""
     decision: Mapping[str, Any] = field(default_factory=dict)
-    """The newest decision, likewise."""
+    """Newest decision, as in the API; empty before the first."""
     switched: bool = False
-    """The newest decision changed a level, or is the first that was more than going on."""
+    """Whether the newest decision changed a level, or is the first one that does not only continue.
+    """
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By id, in order of arrival."""
+    """Overrides by id, in order of arrival."""
     ended: bool = False
 
 
 def initial_state(job: JobView) -> WatchState:
-    """Before the first event."""
+    """Return the state before the first event."""
     return WatchState(
         id=job.id,
         name=job.name,
@@ -55,7 +56,7 @@ def initial_state(job: JobView) -> WatchState:
 
 
 def apply_event(state: WatchState, event: EventView | ProgressView) -> WatchState:
-    """The state after an event; kinds that are not known here change nothing."""
+    """Return the state after an event; unknown kinds of events change nothing."""
     if isinstance(event, ProgressView):
         return replace(state, progress=event)
     change = _CHANGES.get(event.type)

@@ -1,6 +1,4 @@
-"""How a watched job looks: a panel that is drawn again and again on a terminal, or plain lines
-elsewhere.
-"""
+"""Renders a watched job: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ _COLOURS = {
 
 
 def panel(state: WatchState) -> RenderableType:
-    """Everything that is known, in one frame."""
+    """Render the state as one frame."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
@@ -59,7 +57,7 @@ def panel(state: WatchState) -> RenderableType:
 
 
 def lines(state: WatchState, event: EventView | ProgressView) -> Iterator[str]:
-    """What an event has to tell, given the state after it; most have nothing."""
+    """Return the line for an event, given the state after it; empty for most."""
     if isinstance(event, ProgressView) or event.type not in _TOLD:
         return
     text = _TOLD[event.type](state, event.data)
@@ -68,7 +66,7 @@ def lines(state: WatchState, event: EventView | ProgressView) -> Iterator[str]:
 
 
 def epoch_line(state: WatchState) -> str:
-    """One finished epoch in one line."""
+    """Describe a finished epoch in one line."""
     epoch = state.epoch
     parts = [
         f"epoch {epoch['epoch']:>3}{'' if state.epochs is None else f' of 0-{state.epochs - 1}'}",
@@ -86,7 +84,7 @@ def _standing(state: WatchState, _data: Mapping[str, Any]) -> str:
 
 
 def _decision(state: WatchState, data: Mapping[str, Any]) -> str:
-    """Decisions that change nothing are in the panel and in `show`."""
+    """Return the line for a decision that changes something; the panel and `show` list all."""
     decision = data["decision"]
     return (
         f"decision for epoch {decision['epoch']}: {_reason(state, decision)}"
@@ -111,7 +109,7 @@ _TOLD: Mapping[str, Callable[[WatchState, Mapping[str, Any]], str]] = {
 
 
 def _count(state: WatchState) -> str:
-    """How many train, and how many are wanted where those are others."""
+    """Describe the number of training workers, and the allocated number if it differs."""
     wanted = f" of {state.workers}" if state.workers not in {0, state.world_size} else ""
     return (
         f"{state.world_size}{wanted}"

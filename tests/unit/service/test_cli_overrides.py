@@ -87,7 +87,7 @@ def test_all_overrides_that_hold_something_are_handed_back_at_once(
         (n, "CANCELLED") for n in (1, 2, 3, 4)
     ]
     again = accordion("hand-back", overridden)
-    assert (again.code, "has no override that holds anything" in again.out) == (0, True)
+    assert (again.code, "has no active override" in again.out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_level_is_a_name_a_rung_or_options(text: str, level: object) -> None:
 
 def test_a_level_that_is_no_json_is_refused_with_the_way_out() -> None:
     with pytest.raises(
-        SettingsError, match=r"--level is '\{rank: 2\}', which is no JSON: .*; write it as rank=2"
+        SettingsError, match=r"--level is '\{rank: 2\}', which is not JSON: .*; write it as rank=2"
     ):
         parse_level("{rank: 2}")
 
@@ -194,6 +194,6 @@ def test_who_waits_for_a_paused_job_is_told_so(
         later.join()
     assert (said.code, "EXPIRED (the job ended)" in said.out) == (1, True)
     assert re.search(
-        "waiting until every rank has taken override #1; '.*' is paused, and 'accordion resume",
+        "waiting until every rank has applied override #1; '.*' is paused; continue it with",
         said.err,
     )

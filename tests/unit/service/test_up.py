@@ -24,7 +24,7 @@ from service.child_processes import (
 )
 from service.errors import SettingsError, StartError
 from service.home import Home, Running
-from service.local_programs import LocalInstance, build_programs, free_port
+from service.local_programs import LocalInstance, build_programs, driver_environment, free_port
 from service.settings import Settings, load_settings
 from service.up import last_log_line, up
 
@@ -359,6 +359,17 @@ def test_each_part_sees_what_it_needs_and_not_what_is_for_others(
     assert {
         name for name in scheduler.keys() & environments["ray"].keys() if name == "RAY_AUTH_TOKEN"
     } == set()
+
+
+def test_drivers_get_no_settings_of_the_head_process(home: Home) -> None:
+    assert set(driver_environment(home, "127.0.0.1:6379")) == {
+        "RAY_ADDRESS",
+        "RAY_AUTH_MODE",
+        "RAY_AUTH_TOKEN_PATH",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+        "RAY_ROTATION_BACKUP_COUNT",
+        "RAY_ROTATION_MAX_BYTES",
+    }
 
 
 @pytest.mark.parametrize(
