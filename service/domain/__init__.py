@@ -1,1 +1,1 @@
-"""What a job, a queue and an override are: pure, no framework."""
+"""Pure logic of jobs, the queue, allocation and overrides; no framework."""

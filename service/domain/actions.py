@@ -1,4 +1,4 @@
-"""What the scheduler may do about one job: a closed set of records, decided in `reconcile.py`."""
+"""Actions of the scheduler on one job: a closed set of records, chosen in `reconcile.py`."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from service.domain.jobs import Reason
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing now: the job waits for room, or its supervisor may come back into sight."""
+    """Do nothing now: the job waits for capacity, or its supervisor may reappear."""
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """All is as it should be: take over what it reports."""
+    """The job runs as ordered: store its reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartAttempt:
-    """The row says that it starts, and nothing does: start it, again if need be."""
+    """Start the attempt that the row announces, again if necessary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Something runs that should not: end it by force, and look again."""
+    """Kill processes that should not run, and look again."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkLost:
-    """The attempt is gone, or never came to life."""
+    """The attempt was lost or never started."""
 
     reason: Reason
     message: str
@@ -46,16 +46,12 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job ended: as its end file says, or without one, since it was to be cancelled and nothing
-    of it is left.
-    """
+    """The job ended: its end file says so, or it was cancelled and no process is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The attempt was to pause and nothing of it is left: the job goes on from its newest
-    checkpoint.
-    """
+    """A pausing attempt has no process left: the job will resume from its newest checkpoint."""
 
 
 Action = Wait | Follow | StartAttempt | Remove | MarkLost | Requeue | Finish | Pause

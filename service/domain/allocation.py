@@ -1,4 +1,5 @@
-"""How many workers each job may hold now: pure, from what jobs hold, what waits, and the nodes.
+"""Plans how many workers each job may hold, from current allocations, the queue and the nodes;
+pure.
 
     every group has room                    -> nobody shrinks
     no pending job could ever be placed     -> jobs grow in queue order while every group has room
@@ -6,9 +7,8 @@
                                                minimum, and only where the room helps a group
                                                without room
 
-Room that somebody waits for is never grown into, however little of it he can use now: growing would
-be passing him. A grant that follows from a plan is not changed by the next plan over the same
-cluster and queue, so nothing flaps.
+A running job never grows into capacity that a queued job waits for, even if that job cannot use all
+of it yet. A plan is stable: the next plan over the same cluster and queue changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from service.domain.queue import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatedJob:
-    """A job that holds workers; `request` is between how many its number may be changed now."""
+    """A job that holds workers; `request` has the limits of the number of workers now."""
 
     id: str
     request: ResourceRequest
@@ -44,7 +44,7 @@ class AllocatedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """How many workers a job may hold from now on, and why that changed."""
+    """New number of workers that a job may hold, and why it changed."""
 
     workers: int
     why: str
@@ -58,8 +58,8 @@ def build_allocated_job(
     allocated_workers: int,
     placed: Sequence[str] = (),
 ) -> AllocatedJob:
-    """A job as the plan sees it: only one that trains grows, and one that pauses or stops is left
-    as it is.
+    """Build the plan's view of a job: only training jobs grow; pausing and stopping ones do not
+    change.
     """
     if status in LEAVING:
         request = replace(request, min=allocated_workers, max=allocated_workers)
@@ -76,7 +76,7 @@ def build_allocated_job(
 
 
 def find_unplaceable(jobs: Sequence[AllocatedJob], nodes: Sequence[Resources]) -> set[str]:
-    """Starting jobs whose minimum does not fit beside the placed processes: admitted in error."""
+    """Find jobs admitted in error: their minimum does not fit beside the placed processes."""
     settled = [
         size
         for job in jobs
@@ -104,14 +104,12 @@ def plan_allocations(
     *,
     foreign: Sequence[Resources] = (),
 ) -> dict[str, Allocation]:
-    """What changes, by job id; `jobs` in the order of priority and age, `nodes` those that take
-    workers.
+    """Plan changes by job id; `jobs` are in order of priority and age, `nodes` accept workers.
 
-    `foreign` is what other programs use of each node: no job grows into it, and none shrinks
-    because of it.
+    `foreign` is what other programs use on each node: no job grows into it or shrinks because of
+    it.
 
-    A cluster without any known node says nothing about capacity: then only the limits that people
-    set are applied.
+    Without any known node the capacity is unknown: then only the limits that users set apply.
     """
     plan = _Plan(jobs, nodes, foreign)
     if nodes and not plan.has_room():
@@ -147,8 +145,8 @@ def _without_unplaced(job: AllocatedJob) -> AllocatedJob:
 
 
 class _Plan:
-    """Grants as they are found, one job after the other; a minimum that is above the grant is grown
-    to, or waits.
+    """Builds allocations one job after the other; a minimum above the allocation waits until it
+    fits.
     """
 
     def __init__(
@@ -163,15 +161,16 @@ class _Plan:
         self.allocations = {
             job.id: Allocation(
                 workers=min(job.allocated_workers, job.request.max),
-                why=f"people allow at most {job.request.max}",
+                why=f"users allow at most {job.request.max}",
             )
             for job in jobs
         }
         self._room_by_size: dict[Resources, int] = {}
-        """Number of additional workers that fit, by size; cached for all jobs of that size."""
+        """Number of additional workers that fit, by worker size; cached for all jobs of that size.
+        """
 
     def changes(self) -> dict[str, Allocation]:
-        """Grants that differ from the current number of workers."""
+        """Return allocations that differ from the current number of workers."""
         return {
             job.id: self.allocations[job.id]
             for job in self._jobs
@@ -179,11 +178,11 @@ class _Plan:
         }
 
     def has_room(self) -> bool:
-        """Whether every worker has a place."""
+        """Return whether every worker has a node."""
         return self._num_unplaced() == 0
 
     def shrink(self, job: AllocatedJob) -> None:
-        """Take as few as give a place to as many workers as taking all above the minimum would."""
+        """Remove the fewest workers that place as many as removing all above the minimum would."""
         before = self.allocations[job.id]
         if before.workers <= job.request.min:
             return
@@ -196,15 +195,13 @@ class _Plan:
                 if self._num_unplaced_with(job, tried) <= best
                 else (enough, tried)
             )
-        why = "the nodes that take workers have no room for more"
+        why = "the nodes that accept workers have no capacity for more"
         self.allocations[job.id] = (
             before if enough == before.workers else Allocation(workers=enough, why=why)
         )
 
     def give_back(self, job: AllocatedJob) -> None:
-        """What was taken before more was taken from a larger job, and is of no use to anybody after
-        that.
-        """
+        """Give back workers whose removal no longer helps after a larger job shrank."""
         kept, num_unplaced_before = self.allocations[job.id], self._num_unplaced()
         for workers in range(min(job.allocated_workers, job.request.max), kept.workers, -1):
             if self._num_unplaced_with(job, workers) <= num_unplaced_before:
@@ -212,15 +209,15 @@ class _Plan:
         self.allocations[job.id] = kept
 
     def grow(self, job: AllocatedJob) -> None:
-        """Fill what is left; packed anew, more workers may need more room than counting what is
-        left says.
+        """Grow into the rest; packing anew may need more capacity than the count of the rest
+        suggests.
         """
         kept = self.allocations[job.id]
         wanted = job.request.max - kept.workers
         room = min(wanted, self._room(worker_resources(job.request))) if wanted > 0 else 0
         for more in range(room, 0, -1):
             self.allocations[job.id] = Allocation(
-                workers=kept.workers + more, why="there is room and nobody waits for it"
+                workers=kept.workers + more, why="there is free capacity and no job waits for it"
             )
             if self.has_room():
                 self._room_by_size.clear()

@@ -1,4 +1,4 @@
-"""What elasticity cost so far: a record, and how a worker group's words change it; pure."""
+"""Cost of elasticity so far, and how the reports of a worker group change it; pure."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from dataclasses import dataclass, field, replace
 
 RESIZE_CAUSES = ("ordered", "joined", "leaving")
 RECOVERY_CAUSES = ("infrastructure", "job")
-"""As the workers' side names them in `ResizeRecord` and `FailureRecord`."""
+"""Names of the causes in `ResizeRecord` and `FailureRecord`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticityStats:
-    """Changes of worker group, of one attempt or of a job."""
+    """Cost of the worker group changes of an attempt or a job."""
 
     resizes: dict[str, int] = field(default_factory=dict)
-    """By cause, of `RESIZE_CAUSES`."""
+    """Number of resizes by cause (`RESIZE_CAUSES`)."""
     recoveries: dict[str, int] = field(default_factory=dict)
-    """Likewise, of `RECOVERY_CAUSES`."""
+    """Number of recoveries by cause (`RECOVERY_CAUSES`)."""
     seconds_lost: float = 0.0
-    """Without a step, from a group's last one to its successor's start."""
+    """Seconds without a step, from the last step of a group to the start of the next group."""
     steps_rolled_back: int = 0
-    """Trained again because they came after the checkpoint."""
+    """Steps repeated because they followed the checkpoint."""
 
 
 def resized(tally: ElasticityStats, cause: str) -> ElasticityStats:
-    """After a group took over from one of another size."""
+    """Count a group that replaced one of another size."""
     return replace(tally, resizes=_one_more(tally.resizes, cause))
 
 
 def recovered(tally: ElasticityStats, cause: str) -> ElasticityStats:
-    """After a group took over from one that broke."""
+    """Count a group that replaced a failed one."""
     return replace(tally, recoveries=_one_more(tally.recoveries, cause))
 
 
 def cost(tally: ElasticityStats, seconds_lost: float, steps_rolled_back: int) -> ElasticityStats:
-    """After a group said what its taking over cost."""
+    """Add the cost that a new group reported."""
     return replace(
         tally,
         seconds_lost=tally.seconds_lost + seconds_lost,

@@ -1,4 +1,4 @@
-"""What to do about a guest run, from its state and how long it has been silent; pure."""
+"""Decides what to do about a guest run, from its state and time of silence; pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ObservedGuest:
     silent_s: float
     """Seconds without a sign of life; 0 when this scheduler first looks at the run."""
     idle_s: float
-    """Seconds without a report, likewise."""
+    """Seconds without a report; 0 when this scheduler first looks at the run."""
     is_overdue: bool
     """Whether it has been LOST for too long."""
 

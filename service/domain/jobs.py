@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """How a training run came to this service."""
+    """How a training run reached this service."""
 
     JOB = "job"
     """Submitted to this service, which starts, places and resizes it."""
@@ -17,18 +17,18 @@ class Kind(StrEnum):
 
 
 class Status(StrEnum):
-    """Where a job is."""
+    """State of a job."""
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     RESIZING = "RESIZING"
-    """It stops at a step boundary, to go on with another number of workers."""
+    """The group stops at a step boundary, to continue with another number of workers."""
     RECOVERING = "RECOVERING"
-    """A worker group was lost; another one takes over from the newest checkpoint."""
+    """A worker group was lost; the next one continues from the newest checkpoint."""
     PAUSING = "PAUSING"
     PAUSED = "PAUSED"
-    """Saved, without workers, until people resume it."""
+    """Saved, without workers, until a user resumes it."""
     STOPPING = "STOPPING"
     LOST = "LOST"
     """A guest run without a sign of life for a while; it is RUNNING again with the next one."""
@@ -38,7 +38,7 @@ class Status(StrEnum):
 
 
 class Desired(StrEnum):
-    """What people want of a job."""
+    """What users want of a job."""
 
     RUN = "RUN"
     PAUSE = "PAUSE"
@@ -46,7 +46,7 @@ class Desired(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a job is where it is."""
+    """Reason for the state of a job."""
 
     SUBMITTED = "SUBMITTED"
     WAITING_FOR_ROOM = "WAITING_FOR_ROOM"
@@ -60,14 +60,16 @@ class Reason(StrEnum):
     WORKERS_LOST = "WORKERS_LOST"
     RETRYING = "RETRYING"
     RESIZE_ORDERED = "RESIZE_ORDERED"
-    """People or the scheduler asked for another number of workers."""
+    """A user or the scheduler requested another number of workers."""
     WORKERS_JOINED = "WORKERS_JOINED"
-    """Processes that were missing are there."""
+    """Missing worker processes have joined."""
     WORKERS_LEAVING = "WORKERS_LEAVING"
     """A node is being drained."""
     START_TIMED_OUT = "START_TIMED_OUT"
     NOT_PLACED = "NOT_PLACED"
-    """Its processes were not placed on the cluster; it waits again, which counts as no failure."""
+    """Its processes were not placed on the cluster; it waits again. This does not count as a
+    failure.
+    """
     CLUSTER_UNREACHABLE = "CLUSTER_UNREACHABLE"
     PAUSE_REQUESTED = "PAUSE_REQUESTED"
     PAUSED_BY_USER = "PAUSED_BY_USER"
@@ -93,11 +95,11 @@ class Reason(StrEnum):
 ENDED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED})
 
 HELD = frozenset({Status.QUEUED, Status.PAUSED})
-"""Nothing of the job is to run."""
+"""States without a running process of the job."""
 LEAVING = frozenset({Status.STOPPING, Status.PAUSING})
-"""The attempt saves and ends; what its workers do until then changes no state."""
+"""States in which the attempt saves and ends; reports of its workers change no state."""
 _LEFT = ENDED | LEAVING | {Status.QUEUED}
-"""Where an attempt may go at any time: it ends, is asked to, or is lost."""
+"""States that an attempt may reach at any time: it ends, must end, or is lost."""
 
 STEPS: dict[Status, frozenset[Status]] = {
     Status.QUEUED: frozenset({Status.STARTING, Status.PAUSED, Status.CANCELLED, Status.FAILED}),
@@ -116,5 +118,5 @@ STEPS: dict[Status, frozenset[Status]] = {
 
 
 def is_transition_allowed(old: Status, new: Status) -> bool:
-    """Whether a job may go from one state to the other in one step."""
+    """Return whether a job may change from one state to the other in one step."""
     return new in STEPS[old]

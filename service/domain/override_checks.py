@@ -1,4 +1,4 @@
-"""Checks of a requested override before it is stored: the library's, with the field at fault."""
+"""Applies the library's checks to a requested override, and names the field that is wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.errors import Invalid
 
 @contextmanager
 def invalid_fields() -> Iterator[None]:
-    """Refuse a request whose override the library refuses.
+    """Refuse a request with an override that the library rejects.
 
     Raises:
         Invalid: an OverrideError was raised inside; it points to the field of the request.

@@ -1,4 +1,4 @@
-"""What is known of an override, and what a worker group says of it: records."""
+"""Records: state of an override, and a worker group's report on it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ OverrideState = Literal[
 ]
 LIVE = frozenset({"PENDING", "DELIVERED", "APPLIED"})
 ORDERED = LIVE | {"EXPIRED", "SUPERSEDED"}
-"""Part of the orders; the controller looks at the intervals, so that rolled-back work sees the same
-overrides.
+"""States that are part of the orders; the controller checks the intervals, so repeated steps see
+the same overrides.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverrideStatus:
-    """What is known of one override."""
+    """State of one override."""
 
     id: str
     number: int
@@ -45,6 +45,6 @@ class SwitchReport:
     step: int
     world_size: int
     digest: str
-    """Of the plan that was announced."""
+    """Digest of the announced plan."""
     override_ids: tuple[str, ...]
     acks: tuple[Ack, ...]

@@ -1,5 +1,4 @@
-"""How far an override got: pure functions from what is known of it and what happened to what is
-known now.
+"""State changes of an override: pure functions from the known state and an event to the new state.
 
 PENDING -> DELIVERED -> APPLIED, and back to DELIVERED where a rank does not confirm the plan in
 force REJECTED, CANCELLED: it is no part of the orders any more EXPIRED, SUPERSEDED: its interval is
@@ -15,20 +14,18 @@ from accordion.overrides import matching_layers
 from service.domain.override_status import LIVE, ORDERED, OverrideStatus, SwitchReport
 
 _BATCH = ""
-"""Stands for the batch among names of layers: no layer has an empty name."""
+"""Represents the batch among layer names: no layer has an empty name."""
 
 
 def deliver(standing: OverrideStatus, orders_version: int) -> OverrideStatus:
-    """The workers' side confirmed that it holds these orders."""
+    """Mark an override as delivered: the Accordion actor confirmed these orders."""
     if standing.state != "PENDING" or standing.orders_version > orders_version:
         return standing
     return replace(standing, state="DELIVERED", message="waits for the workers to switch")
 
 
 def acknowledge(standing: OverrideStatus, report: SwitchReport) -> OverrideStatus:
-    """A plan that holds the override is in force: applied exactly when every rank says that it runs
-    this plan.
-    """
+    """Mark an override as applied if every rank confirmed the announced plan that contains it."""
     if standing.id not in report.override_ids or standing.state not in ORDERED:
         return standing
     fault = _ack_fault(report)
@@ -47,7 +44,7 @@ def acknowledge(standing: OverrideStatus, report: SwitchReport) -> OverrideStatu
 
 
 def _ack_fault(report: SwitchReport) -> str:
-    """Why the acknowledgements do not hold for every rank; empty where they do."""
+    """Describe which ranks have not acknowledged the plan; empty if all have."""
     ranks = [ack.rank for ack in report.acks]
     missing = sorted(set(range(report.world_size)) - set(ranks))
     differing = sorted({ack.rank for ack in report.acks if ack.digest != report.digest})
@@ -66,7 +63,7 @@ def _ack_fault(report: SwitchReport) -> str:
 
 
 def reject(standing: OverrideStatus, reason: str) -> OverrideStatus:
-    """The workers' side cannot apply it."""
+    """Reject an override that the workers cannot apply."""
     return (
         replace(standing, state="REJECTED", message=reason)
         if standing.state in ORDERED
@@ -75,7 +72,7 @@ def reject(standing: OverrideStatus, reason: str) -> OverrideStatus:
 
 
 def cancel(standing: OverrideStatus) -> OverrideStatus:
-    """A person handed back what it held."""
+    """Cancel one override."""
     return (
         replace(standing, state="CANCELLED", message="handed back")
         if standing.state in LIVE
@@ -86,9 +83,7 @@ def cancel(standing: OverrideStatus) -> OverrideStatus:
 def hand_back(
     standings: Sequence[OverrideStatus], cancelled: OverrideStatus, layer_names: Iterable[str]
 ) -> list[OverrideStatus]:
-    """A person cancels one: what it held goes to the policy, and to none of the older ones that it
-    had superseded.
-    """
+    """Cancel an override and the older ones that it superseded: its layers return to the policy."""
     names = tuple(layer_names)
     handed = _held(cancelled, names)
 
@@ -104,16 +99,16 @@ def hand_back(
 
 
 def expire(standing: OverrideStatus, epoch: int) -> OverrideStatus:
-    """The job has reached `epoch`."""
+    """Expire an override that ends at or before `epoch`."""
     if standing.state not in LIVE or standing.until is None or epoch < standing.until:
         return standing
     return replace(standing, state="EXPIRED", message=f"it held until epoch {standing.until}")
 
 
 def restart(standing: OverrideStatus, epoch: int, step: int) -> OverrideStatus:
-    """A new worker group begins there: what is in force has to be acknowledged anew.
+    """Reset an override for a new worker group, which has to acknowledge the plan again.
 
-    Where it came into force stays as it was, unless that was rolled back.
+    The step at which an override was applied is kept unless it was rolled back.
     """
     if standing.state not in {"APPLIED", "EXPIRED", "DELIVERED"}:
         return standing
@@ -129,7 +124,7 @@ def restart(standing: OverrideStatus, epoch: int, step: int) -> OverrideStatus:
 
 
 def end(standing: OverrideStatus) -> OverrideStatus:
-    """The job is over."""
+    """Expire an override of an ended job."""
     return (
         replace(standing, state="EXPIRED", message="the job ended")
         if standing.state in LIVE
@@ -140,9 +135,7 @@ def end(standing: OverrideStatus) -> OverrideStatus:
 def supersede(
     standings: Sequence[OverrideStatus], layer_names: Iterable[str]
 ) -> list[OverrideStatus]:
-    """Take those out of which every layer, or the batch, is held to the end by newer ones that are
-    applied.
-    """
+    """Supersede overrides whose layers, or batch, are all held to the end by newer applied ones."""
     names = tuple(layer_names)
     return [_superseded(standing, standings, names) for standing in standings]
 
@@ -174,5 +167,5 @@ def _lasts_as_long(newer: OverrideStatus, older: OverrideStatus) -> bool:
 
 
 def _held(standing: OverrideStatus, names: Sequence[str]) -> set[str]:
-    """What it is about: layers by name, or the batch."""
+    """Return what an override changes: layers by name, or the batch."""
     return {_BATCH} if standing.target == "batch" else set(matching_layers(standing.layers, names))

@@ -1,10 +1,10 @@
-"""Who starts next, and what the others wait for: pure, from our own rows' accounting and the
-cluster's totals.
+"""Decides which job starts next and what the others wait for; pure, from the rows and the cluster's
+totals.
 
 Ray's free resources lag behind, so they only tell what other programs use
-(`service/foreign_use.py`). A worker whose process runs counts on its real node, since Ray places
-processes by rules of its own; all others are packed onto what is left, largest first. What is left
-then is what a pending job can have.
+(`service/foreign_use.py`). A running worker counts on its real node, since Ray places processes by
+its own rules; the others are packed onto the rest, largest first. A pending job can use what
+remains.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from service.domain.waiting_message import WAITS_ITS_TURN
 
 _WAIT_FOR_OTHERS = "it starts when they release them; or lower workers.cpus or workers.gpus"
 _ROUNDING = 1e-6
-"""A third of a CPU three times must fill one CPU; this is far below any share that people ask for.
-"""
+"""Tolerance: three thirds of a CPU must fill one CPU. Far below any share that users request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """A worker group: how many at least and at most, and what each takes."""
+    """Size limits of a worker group, and resources of each worker."""
 
     min: int
     max: int
@@ -35,7 +34,7 @@ class ResourceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingJob:
-    """A job that waits."""
+    """A queued job."""
 
     id: str
     request: ResourceRequest
@@ -43,7 +42,7 @@ class PendingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a node has or a worker takes."""
+    """Resources of a node or a worker."""
 
     cpus: float
     gpus: float
@@ -55,7 +54,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What becomes of a pending job now: admitted with so many workers, or not, and why."""
+    """Decision on a pending job: the number of workers it starts with, or why it waits."""
 
     reason: Reason
     workers: int
@@ -69,13 +68,12 @@ def plan_queue(
     *,
     foreign: Sequence[Resources] = (),
 ) -> dict[str, Admission]:
-    """A admission by job id; `pending` in the order of priority and age, `nodes` alive, `reserved`
-    one entry a worker.
+    """Decide admissions by job id; `pending` is in order of priority and age, `reserved` has one
+    entry per worker.
 
-    `foreign` is what other programs use of each node; other nodes than `nodes` do not count.
+    `foreign` is what other programs use on each node; only `nodes` (alive) count.
 
-    A job that fits waits behind one that is before it and has no room yet; nobody waits behind one
-    that never fits.
+    A job waits behind an earlier job without capacity, but not behind one that can never fit.
     """
     admissions: dict[str, Admission] = {}
     taken = list(reserved)
@@ -138,7 +136,7 @@ def _decide_admission(
 
 
 def _shortage(request: ResourceRequest, now: int, room: _Capacity) -> str:
-    """Why a job does not fit now: because of other jobs, or of other programs."""
+    """Explain why a job does not fit now: because of other jobs, or of other programs."""
     foreign = f"other programs use {_parts_of(room.foreign, room.nodes)}" if room.foreign else ""
     if foreign and _placeable(request, replace(room, foreign=())) >= request.min:
         return f"needs {_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
@@ -176,21 +174,19 @@ def _placeable(request: ResourceRequest, room: _Capacity) -> int:
 
 
 def count_fitting(worker: Resources, nodes: Sequence[Resources], taken: Iterable[Resources]) -> int:
-    """How many such workers fit beside those that are there; a worker never spans nodes."""
+    """Return how many such workers fit beside the present ones; a worker never spans nodes."""
     free, _ = _pack(taken, nodes)
     return sum(room.count(worker) for room in free)
 
 
 def resources_on_nodes(nodes: Sequence[Resources], used: Sequence[Resources]) -> list[Resources]:
-    """Keep what is used on these nodes: the use of a draining node takes no capacity from
-    others.
-    """
+    """Keep entries of these nodes: use on a draining node takes no capacity from others."""
     names = {node.node for node in nodes}
     return [size for size in used if size.node in names]
 
 
 def num_unplaced(taken: Iterable[Resources], nodes: Sequence[Resources]) -> int:
-    """How many of these workers have no place: their node is gone."""
+    """Count the workers that do not fit: their node is gone."""
     return _pack(taken, nodes)[1]
 
 
@@ -231,13 +227,13 @@ class _Room:
         self.memory -= worker.memory
 
     def count(self, worker: Resources) -> int:
-        """How many such workers fit."""
+        """Return how many such workers fit."""
         parts = [(self.cpus, worker.cpus), (self.gpus, worker.gpus), (self.memory, worker.memory)]
         return max(0, min(int(left / each + _ROUNDING) for left, each in parts if each > 0))
 
 
 def _place(held: Resources, free: list[_Room]) -> bool:
-    """Take the room from the fullest node that has it."""
+    """Reserve capacity on the fullest node that has enough."""
     fits = [room for room in free if room.holds(held)]
     if not fits:
         return False
@@ -246,7 +242,7 @@ def _place(held: Resources, free: list[_Room]) -> bool:
 
 
 def worker_resources(request: ResourceRequest) -> Resources:
-    """What one worker of the group takes."""
+    """Resources of one worker of the group."""
     return Resources(cpus=request.cpus, gpus=request.gpus, memory=request.memory)
 
 
@@ -268,7 +264,7 @@ def _group(request: ResourceRequest) -> str:
 
 
 def _memory(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
-    """What the largest node offers, if the job limits its memory."""
+    """Describe the memory of the largest node, if the job limits its memory."""
     return (
         f", whose largest node has {_largest_memory(nodes) / 1e9:.1f} GB," if request.memory else ""
     )
@@ -279,7 +275,7 @@ def _largest_memory(nodes: Sequence[Resources]) -> float:
 
 
 def _way_to_fit(request: ResourceRequest, nodes: Sequence[Resources], most: int) -> str:
-    """What to change about a job that the whole cluster cannot hold."""
+    """Suggest a change to a job that does not fit the whole cluster."""
     if request.memory > _largest_memory(nodes):
         return "lower workers.memory, or add larger nodes"
     fewer = "workers.min or " if most else ""

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from service.domain.ray_run import RayRun
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-_ALL_INTERFACES = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound to
+_ALL_INTERFACES = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, never bound
 """Hosts that a dashboard may listen on; in a link, they lead to the reader's own machine."""
 
 

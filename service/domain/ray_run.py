@@ -1,4 +1,4 @@
-"""What runs a job in Ray: a record that its row holds as JSON."""
+"""Record of what runs a job in Ray, stored as JSON in its row."""
 
 from __future__ import annotations
 

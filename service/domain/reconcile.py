@@ -1,4 +1,4 @@
-"""What to do about one job, from what its row says and what the cluster says: pure."""
+"""Decides what to do about one job, from its row and the observed processes; pure."""
 
 from __future__ import annotations
 
@@ -21,36 +21,33 @@ from service.domain.jobs import HELD, LEAVING, Reason, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedJob:
-    """A job as its row says."""
+    """State of a job from its row."""
 
     status: Status
     attempt: int
     deadline: float | None
     """When a start counts as failed, or a stop is forced; seconds on the clock of `now`."""
     is_missing: bool = False
-    """Nothing of it has been seen in the cluster for longer than a restart takes."""
+    """No process of it has been seen in the cluster for longer than a restart takes."""
     unplaceable: bool = False
-    """Whether it is starting and its minimum has not fitted beside the running processes for a
-    while.
+    """Whether it is starting and its minimum has not fit beside the running processes for a while.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supervisor:
-    """What lives of the job in the cluster."""
+    """Processes of the job in the cluster."""
 
     attempt: int
     phase: Literal["starting", "running", "waiting", "ended"]
     unplaced: int = 0
-    """Number of processes that it still needs for its minimum and that have no node yet."""
+    """Number of processes that its minimum requires and that have no node yet."""
 
 
 def next_action(
     seen: ObservedJob, supervisor: Supervisor | None, *, has_ended: bool, now: float
 ) -> Action:
-    """What to do; `has_ended` says whether there is an end file, and is looked up only where
-    nothing runs any more.
-    """
+    """Choose the action. `has_ended` checks for an end file; called only if no process runs."""
     if seen.status in HELD:
         return Remove(f"the job is {seen.status}") if supervisor else Wait()
     if has_ended:

@@ -1,4 +1,4 @@
-"""Sessions on the database: readers never wait for writers, writers take turns."""
+"""Database sessions: readers never wait for writers; writers are serialized."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from service.store.file_guard import FileGuard, count_change, num_changes
 from service.store.postgres import Limits, create_reader, create_writer, lift_limits
 
 _BUSY_S = 30.0
-"""How long anybody waits for a turn, s."""
+"""Longest wait of a writer, in seconds."""
 _PRAGMAS = (f"busy_timeout={_BUSY_S * 1000:.0f}", "foreign_keys=ON", "synchronous=NORMAL")
 WATCH_S = 1.0
-"""Interval between two looks at a database file that this process may not use for a while."""
+"""Interval, in seconds, between two checks of a database file that this process may not use for a
+while.
+"""
 _BEGIN = "accordion_begin"
 _DOCUMENTS: dict[str, Any] = {"json_serializer": dump_document, "json_deserializer": load_document}
 
 
 class Database:
-    """The database of one process; threads share it. `limits` are for PostgreSQL."""
+    """Database of one process, shared by its threads. `limits` apply to PostgreSQL."""
 
     def __init__(self, url: str, *, limits: Limits | None = None) -> None:
         self.url = url
@@ -36,8 +38,8 @@ class Database:
             path = make_url(url).database
             self._guard = FileGuard(Path(path)) if path and path != ":memory:" else None
             self.engine: Engine = _sqlite(url, self._guard)
-            # Writers of a file take turns anyway: one connection for all of them leaves the others
-            # to readers.
+            # SQLite serializes writers anyway: one connection for all of them leaves the others to
+            # readers.
             one = _sqlite(url, self._guard, pool_size=1, max_overflow=0, pool_timeout=_BUSY_S)
             self._writer: Engine = one.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         else:
@@ -47,7 +49,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that sees one state of the database and writes nothing; its rows stay usable
+        """Open a session that reads one snapshot and writes nothing; its rows stay usable
         afterwards.
         """
         with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
@@ -55,9 +57,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """One transaction, begun as a writer: committed at the end, rolled back when the body
-        raises.
-        """
+        """Open a write transaction: committed at the end, rolled back if the body raises."""
         with (
             Session(self._writer, expire_on_commit=False) as session,
             session.begin(),
@@ -84,14 +84,15 @@ class Database:
 
     @contextmanager
     def connect_writer(self) -> Iterator[Connection]:
-        """One transaction on a plain connection, for migrations."""
+        """Open a transaction on a plain connection, for migrations."""
         with self._writer.begin() as connection:
             if connection.dialect.name == "postgresql":
                 lift_limits(connection)
             yield connection
 
     def watch_file(self, until: Event) -> None:
-        """Look at the file every second until the event, so that an older copy of it is noticed.
+        """Check the file every second until the event is set, to detect that an older copy replaced
+        it.
 
         A process that was idle since a backup was made could not tell the backup from the newest
         state.
@@ -100,7 +101,7 @@ class Database:
             self._guard.note_count()
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         self.engine.dispose()
         self._writer.dispose()
         if self._guard is not None:
@@ -126,7 +127,7 @@ def _watch(engine: Engine, guard: FileGuard) -> None:
 
 
 def _prepare(connection: Any, _record: Any) -> None:
-    # The driver would begin transactions on its own, too late to take the writer's turn.
+    # The driver would begin transactions itself, too late to take the write lock.
     connection.isolation_level = None
     for pragma in _PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
@@ -134,8 +135,8 @@ def _prepare(connection: Any, _record: Any) -> None:
 
 
 def _write_ahead(connection: Any) -> None:
-    """Switch the file to a write-ahead log. Of two that do it to a new file at once SQLite refuses
-    one unwaited.
+    """Switch the file to a write-ahead log. If two processes do so at once, SQLite rejects one
+    immediately.
     """
     deadline = time.monotonic() + _BUSY_S
     while True:

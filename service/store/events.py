@@ -1,6 +1,4 @@
-"""Changes of a job's row and the events that tell of them, always in the transaction of the
-change.
-"""
+"""Changes a job's row and appends the event of the change, in one transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from workers.plain_text import clean_text
 
 
 class ForbiddenTransition(Exception):
-    """A job was to go where its state does not lead: a mistake of ours, nothing is written."""
+    """A job cannot change to that state: a bug of the service; nothing is written."""
 
 
 def append_event(
@@ -35,10 +33,10 @@ def append_event(
 def change_status(
     session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
 ) -> None:
-    """Bring the job to a state, with an event where anything changed.
+    """Change the state of a job, and append an event if anything changed.
 
     Raises:
-        ForbiddenTransition: the table of steps does not allow it.
+        ForbiddenTransition: the table of transitions does not allow it.
     """
     old, message = Status(job.status), clean_text(message)
     if (old, job.reason, job.message) == (status, reason, message):
@@ -53,7 +51,7 @@ def change_status(
 
 
 def status_data(job: JobRow) -> dict[str, Any]:
-    """What a status event tells."""
+    """Data of a status event."""
     return {
         "status": job.status,
         "desired": job.desired,
@@ -66,7 +64,7 @@ def status_data(job: JobRow) -> dict[str, Any]:
 
 
 def append_end_event(session: Session, job: JobRow, now: float) -> None:
-    """The last event of a job."""
+    """Append the last event of a job."""
     data = {"status": job.status, "reason": job.reason, "message": job.message}
     append_event(session, job, "end", data=data, now=now)
 
@@ -74,7 +72,7 @@ def append_end_event(session: Session, job: JobRow, now: float) -> None:
 def load_override_statuses(
     session: Session, job: JobRow
 ) -> dict[str, tuple[OverrideRow, OverrideStatus]]:
-    """All overrides of the job by id, in order of arrival."""
+    """Read all overrides of the job by id, in order of arrival."""
     rows = list(
         session.scalars(
             select(OverrideRow).where(OverrideRow.job_id == job.id).order_by(OverrideRow.number)
@@ -115,7 +113,7 @@ def store_override_status(
     new: OverrideStatus,
     now: float,
 ) -> None:
-    """Write what changed of an override, and tell it."""
+    """Store the changed override, and append an event."""
     if old == new:
         return
     row.state, row.message = new.state, new.message
@@ -124,19 +122,20 @@ def store_override_status(
         row.applied_at = None if new.step is None else now
     if old.acks != new.acks:
         session.execute(delete(AckRow).where(AckRow.override_id == row.id))
-        # One rank may have answered twice; its last word is kept, and the message says so.
+        # If a rank answered twice, its last answer is kept; the message says so.
         by_rank = {ack.rank: ack for ack in new.acks}
         session.add_all(
             AckRow(override_id=row.id, rank=ack.rank, step=ack.step, digest=ack.digest)
             for ack in by_rank.values()
         )
-    # While it holds, every switch is acknowledged anew: only what people see changes is an event.
+    # Every switch is acknowledged again while the override is active: only visible changes are
+    # events.
     if replace(old, acks=()) != replace(new, acks=()) or len(old.acks) != len(new.acks):
         append_event(session, job, "override", data=override_data(row, new), now=now)
 
 
 def override_data(row: OverrideRow, standing: OverrideStatus) -> dict[str, Any]:
-    """What an override event tells."""
+    """Data of an override event."""
     return {
         "id": row.id,
         "number": row.number,

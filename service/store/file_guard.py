@@ -18,7 +18,7 @@ from service.errors import Unavailable
 _HEADER = b"SQLite format 3\0"
 """First bytes of every SQLite database."""
 _COUNTER_AT, _COUNTER_BYTES = 60, 4
-"""Place of SQLite's `user_version` in the file: a free number, here the count of changes."""
+"""Offset of SQLite's `user_version` in the file: a free number, here the count of changes."""
 _MAX_COUNT = 2**31 - 1
 _LOG_SUFFIX = "-wal"
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})

@@ -1,6 +1,4 @@
-"""What people ask of a job that is there, each as one transaction: resize, pause, resume,
-cancel.
-"""
+"""Requests for existing jobs, each as one transaction: resize, pause, resume, cancel."""
 
 from __future__ import annotations
 
@@ -26,17 +24,17 @@ from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
 
 CheckJob = Callable[[JobRow], None]
-"""Raises where the caller's condition on the job (If-Match) does not hold; runs inside the
+"""Raises if the caller's condition on the job (If-Match) does not hold; runs inside the
 transaction.
 """
 Change = Callable[[Session, JobRow], None]
 
 
 class JobLifecycle:
-    """Writes what people ask of one job; asking again for what is asked already changes nothing.
+    """Writes requests for one job; repeating a request changes nothing.
 
-    Raises (every method): NotFound, there is no such job; Conflict, it has ended or is being
-        cancelled.
+    Raises (every method): NotFound, if there is no such job; Conflict, if it has ended or is being
+    cancelled.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -44,10 +42,12 @@ class JobLifecycle:
         self._clock = clock
 
     def resize(self, job_id: str, least: int, most: int, *, check: CheckJob) -> JobRow:
-        """Allow the job from `least` to `most` workers; the scheduler grants a number between them.
+        """Allow the job from `least` to `most` workers; the scheduler allocates a number between
+        them.
 
         Raises:
-            Invalid: they are no interval, or the global batch has fewer shares.
+            Invalid: `least` exceeds `most`, or the global batch cannot be divided among so many
+                workers.
         """
         now = self._clock()
 
@@ -67,9 +67,7 @@ class JobLifecycle:
         )
 
     def pause(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
-        """Wish the job to stand still: at once where it waits, else its workers have `grace_s`
-        seconds to save.
-        """
+        """Pause the job: at once if queued, else its workers have `grace_s` seconds to save."""
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -107,9 +105,7 @@ class JobLifecycle:
         )
 
     def resume(self, job_id: str, check: CheckJob) -> JobRow:
-        """Let a paused job go on from its newest checkpoint; one that is not paused yet pauses
-        first.
-        """
+        """Resume a paused job from its newest checkpoint; a pausing job pauses first."""
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -134,10 +130,10 @@ class JobLifecycle:
         )
 
     def cancel(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
-        """Request the job's end: at once where nothing runs, else the workers have `grace_s`
-        seconds to save and stop.
+        """Cancel the job: at once if no process runs, else its workers have `grace_s` seconds to
+        save and stop.
 
-        Of guest runs, only a LOST one can be cancelled: its row is closed at once.
+        A guest run can be cancelled only if it is LOST; it ends at once.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -189,7 +185,7 @@ class JobLifecycle:
 
 
 def lock_job(session: Session, job_id: str) -> JobRow:
-    """The job that a person speaks of, locked.
+    """Read and lock a job.
 
     Raises:
         NotFound: there is none.
@@ -201,13 +197,13 @@ def lock_job(session: Session, job_id: str) -> JobRow:
 
 
 def raise_versions(job: JobRow) -> None:
-    """People asked for something: both versions move."""
+    """Raise both versions for a user's request."""
     job.version += 1
     job.etag_version += 1
 
 
 def refuse_ended(job: JobRow, what: str) -> None:
-    """Let a job pass that may still be changed.
+    """Check that a job may still be changed.
 
     Raises:
         Conflict: it has ended.
@@ -232,10 +228,10 @@ def refuse_guest(job: JobRow, what: str) -> None:
 
 
 def _check_limits(job: JobRow, least: int, most: int) -> None:
-    """Hold the new numbers against all that a spec has to keep.
+    """Check the spec with the new numbers.
 
     Raises:
-        Invalid: as one sentence, the spec's own.
+        Invalid: the spec rejects them; has its message.
         UnreadableSpec: this version rejects the stored spec.
     """
     spec = spec_of(job).model_dump(mode="json")

@@ -1,6 +1,4 @@
-"""What people ask for, each as one transaction: submit, override, hand back; `steering.py` has the
-rest.
-"""
+"""Requests to submit, override and hand back, each as one transaction."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
 
 MAX_OVERRIDES = 1000
-"""Of one job, all states together; they travel to the workers in one message."""
+"""Maximum overrides of a job in all states; they are sent to the workers in one message."""
 
 _MAX_TASK_IN_NAME = 56
 """Characters of the task name in a generated job name, which stays within the limit of 63."""
@@ -43,7 +41,7 @@ _MAX_TASK_IN_NAME = 56
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idempotency:
-    """A client's key and the request it stands for."""
+    """Idempotency key of a client, with its request."""
 
     key: str
     scope: str
@@ -52,7 +50,7 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedOverride:
-    """What a person wants, checked for form only."""
+    """A requested override, checked for form only."""
 
     target: str
     level: Any
@@ -63,21 +61,22 @@ class RequestedOverride:
 
 
 def body_hash(body: Any) -> str:
-    """The same for two bodies that ask for the same."""
+    """Return a digest that is equal for equivalent request bodies."""
     return hashlib.sha256(
         json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
 
 
 class JobSubmission:
-    """Writes what people ask for."""
+    """Writes requests of users."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
         self._clock = clock
 
     def submit(self, spec: JobSpec, idempotency: Idempotency | None) -> tuple[JobRow, bool]:
-        """The new job, or the one that the key made before; True in the second case.
+        """Create a job, or find the one that the key created before (then the second value is
+        True).
 
         Raises:
             Invalid: the key was used with another body.
@@ -85,8 +84,8 @@ class JobSubmission:
         try:
             return self._submit(spec, idempotency)
         except IntegrityError:
-            # PostgreSQL lets writers go side by side: another one stored the key meanwhile, and now
-            # it can be seen.
+            # PostgreSQL runs writers concurrently: another one stored the key meanwhile, and it is
+            # now visible.
             return self._submit(spec, idempotency)
 
     def _submit(self, spec: JobSpec, idempotency: Idempotency | None) -> tuple[JobRow, bool]:
@@ -110,12 +109,13 @@ class JobSubmission:
         check: CheckJob,
         idempotency: Idempotency | None,
     ) -> tuple[OverrideRow, bool]:
-        """The new override, or the one that the key made before; True in the second case.
+        """Create an override, or find the one that the key created before (then the second value is
+        True).
 
         Raises:
             NotFound: there is no such job.
             Conflict: it has ended, is being cancelled, or holds too many overrides.
-            Invalid: the job cannot do what is wished.
+            Invalid: the job does not support the override.
         """
         now = self._clock()
         with self._database.write() as session:
@@ -137,7 +137,7 @@ class JobSubmission:
             return row, False
 
     def cancel_override(self, job_id: str, override_id: str, check: CheckJob) -> OverrideRow:
-        """Hand the layers back to the policy; an override that is over stays as it is.
+        """Cancel an override; one that has ended does not change.
 
         Raises:
             NotFound: there is no such job or override.
@@ -171,9 +171,9 @@ def _hand_back(session: Session, job: JobRow, cancelled: OverrideStatus, *, now:
 
 
 def _replayed(session: Session, idempotency: Idempotency | None) -> str | None:
-    """Id of what the key made before.
+    """Return the id of what the key created before.
 
-    The key is stored in the transaction of what it made, so whoever sees one sees both.
+    The key is stored in the transaction of what it created, so both become visible together.
     """
     if idempotency is None:
         return None
@@ -264,6 +264,6 @@ def _new_override(job: JobRow, wish: RequestedOverride, now: float) -> OverrideR
         reason=wish.reason,
         orders_version=job.orders_version,
         state="PENDING",
-        message="waits to be handed to the workers",
+        message="waits to be sent to the workers",
         created_at=now,
     )

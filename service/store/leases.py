@@ -17,13 +17,11 @@ _RENEWALS = 3
 
 
 class LeaseLost(Exception):
-    """Another scheduler holds the lease: whatever this one has in hand is not its business any
-    more.
-    """
+    """Another scheduler holds the lease: this one must drop its work."""
 
 
 class Lease:
-    """What one scheduler process holds, or waits for."""
+    """The lease of one scheduler process, held or awaited."""
 
     def __init__(
         self,
@@ -47,7 +45,7 @@ class Lease:
         self._renewed_at = 0.0
 
     def hold(self) -> int | None:
-        """The token, renewed where that is due; None while another scheduler holds the lease."""
+        """Return the token, renewed if due; None while another scheduler holds the lease."""
         now = self._clock()
         if self._token is not None and 0 <= now - self._renewed_at < self._lease_s / _RENEWALS:
             return self._token
@@ -57,23 +55,22 @@ class Lease:
         return self._token
 
     def confirm(self, token: int) -> None:
-        """Ask the database, whatever was known before, and renew: what is done to the cluster
-        cannot be undone.
+        """Check the database and renew the lease, since actions on the cluster cannot be undone.
 
         Raises:
-            LeaseLost: a newer token was given out since, or the lease was released.
+            LeaseLost: a newer token was issued since, or the lease was released.
         """
         now = self._clock()
         with self._database.write() as session:
             row = _row(session)
             if row is None or row.token != token or row.expires_at <= 0:
                 self._token = None
-                raise LeaseLost(f"the lease with token {token} belongs to another scheduler now")
+                raise LeaseLost(f"the lease with token {token} now belongs to another scheduler")
             row.renewed_at, row.expires_at = now, now + self._lease_s
         self._renewed_at = now
 
     def release(self) -> None:
-        """Let the next scheduler begin at once."""
+        """Release the lease, so that the next scheduler can start at once."""
         with self._database.write() as session:
             row = _row(session)
             if row is not None and row.token == self._token:
@@ -108,9 +105,7 @@ class Lease:
 
 
 def is_newest_token(session: Session, token: int) -> bool:
-    """Whether this token is still the newest; nobody can take the lease before the transaction
-    ends.
-    """
+    """Return whether this token is the newest, and lock the lease until the transaction ends."""
     row = _row(session)
     return row is not None and row.token == token
 

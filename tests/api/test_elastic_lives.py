@@ -83,7 +83,7 @@ def test_room_that_nobody_waits_for_is_grown_into(world: World) -> None:
     assert (grant["old"], grant["new"], grant["message"]) == (
         1,
         4,
-        "there is room and nobody waits for it",
+        "there is free capacity and no job waits for it",
     )
 
 
@@ -110,7 +110,7 @@ def test_a_node_that_leaves_takes_workers_and_one_that_comes_back_gives_them(
     world.train(job_id, workers=2)
     assert (
         told(world, job_id, "granted")[-1]["message"]
-        == "the nodes that take workers have no room for more"
+        == "the nodes that accept workers have no capacity for more"
     )
     getattr(world.runtime, how).clear()
     world.train(job_id, workers=4)

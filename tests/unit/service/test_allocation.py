@@ -198,13 +198,13 @@ def test_a_lowered_maximum_gives_back_room_at_once() -> None:
 def test_the_reason_is_a_sentence() -> None:
     plan = plan_allocations([job("a", 1, 2, 4), job("b", 1, 5, 1)], [], [Resources(cpus=9, gpus=0)])
     assert [grant.why for grant in plan.values()] == [
-        "people allow at most 2",
-        "there is room and nobody waits for it",
+        "users allow at most 2",
+        "there is free capacity and no job waits for it",
     ]
     plan = plan_allocations([job("a", 1, 2, 4), job("b", 1, 5, 3)], [], [Resources(cpus=4, gpus=0)])
     assert [grant.why for grant in plan.values()] == [
-        "people allow at most 2",
-        "the nodes that take workers have no room for more",
+        "users allow at most 2",
+        "the nodes that accept workers have no capacity for more",
     ]
 
 
