@@ -1,4 +1,4 @@
-"""The service from Python; imports nothing of the server but `service.api.schemas`."""
+"""Python client of the service; of the server it imports only `service.api.schemas`."""
 
 from service.client.client import Client
 from service.client.errors import (

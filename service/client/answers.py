@@ -1,4 +1,4 @@
-"""Answers and lost connections as the client's errors."""
+"""Translates responses and lost connections to the client's errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.client.errors import NotFound, Refused, ServiceFailed, Unreachable
 
 @contextmanager
 def translate_errors(url: str) -> Iterator[None]:
-    """Errors of the network as ours.
+    """Translate network errors.
 
     Raises:
         Unreachable: nothing listens at the address, or the answer broke off.
@@ -31,7 +31,7 @@ def translate_errors(url: str) -> Iterator[None]:
         ) from error
     except httpx2.TimeoutException as error:
         raise Unreachable(
-            f"the service at {url} did not answer in time; is the machine overloaded?"
+            f"the service at {url} did not respond in time; is the machine overloaded?"
         ) from error
     except httpx2.TransportError as error:
         raise Unreachable(
@@ -41,7 +41,7 @@ def translate_errors(url: str) -> Iterator[None]:
 
 
 def check(response: httpx2.Response) -> None:
-    """Let success pass.
+    """Raise an error for a response other than success.
 
     Raises:
         ServiceFailed: 5xx.
@@ -70,7 +70,7 @@ def check(response: httpx2.Response) -> None:
 
 
 def _sentence(problem: Problem) -> str:
-    """Each wrong value with its place; where none is named, what the service says in general."""
+    """List each invalid value with its field; if none is named, the general message."""
     if problem.status == 401:
         return f"{problem.detail}; set ACCORDION_ADMIN_TOKEN_FILE or ACCORDION_ADMIN_TOKEN"
     items = [
@@ -81,5 +81,5 @@ def _sentence(problem: Problem) -> str:
 
 
 def _dotted(pointer: str) -> str:
-    """A JSON pointer as people write it: `/training/epochs` is `training.epochs`."""
+    """Convert a JSON pointer to a dotted path: `/training/epochs` is `training.epochs`."""
     return pointer.strip("/").replace("/", ".").replace("~1", "/").replace("~0", "~")

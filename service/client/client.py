@@ -1,4 +1,5 @@
-"""The service from Python: one method a route, answers as the records of `service.api.schemas`.
+"""Python client of the service: one method per route; responses are records of
+`service.api.schemas`.
 
     with Client("http://127.0.0.1:8080") as client:
         job = client.submit({"task": {"name": "digits-mlp"}})
@@ -45,11 +46,12 @@ from service.client.stream import LogChunk, Stream, Waiter, follow
 
 Answer = TypeVar("Answer", bound=BaseModel)
 REQUEST_TIMEOUT_S = 10.0
-"""Every route but the streams answers within a second; the rest is room for a busy machine."""
+"""Timeout in seconds. Routes other than streams respond within one; the rest is for a busy machine.
+"""
 UPLOAD_TIMEOUT_S = 120.0
-"""The largest upload is unpacked once before it is answered."""
+"""Timeout of an upload, which is unpacked once before the response."""
 PAGE_JOBS = 200
-"""The most that one page of the list holds."""
+"""Maximum number of jobs per page."""
 PAGE_HISTORY = 100
 """Default number of epochs or decisions per page."""
 MAX_NAME = 63
@@ -70,8 +72,8 @@ UNFINISHED = (
 
 
 class Client:
-    """One service. `transport` replaces the network, for instance by an application in the same
-    process.
+    """Client of one service. `transport` replaces the network, for example by an application in the
+    same process.
     """
 
     def __init__(
@@ -84,8 +86,7 @@ class Client:
     ) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        # No proxies from the environment: they are for the world outside, and would catch requests
-        # to this machine.
+        # Proxies from the environment would intercept requests to this machine.
         self._http = httpx2.Client(
             base_url=_address(self.url),
             headers=headers,
@@ -107,7 +108,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._http.close()
 
     def login_link(self, page: str = "/") -> str:
@@ -117,13 +118,13 @@ class Client:
         return self.url + self._ask(LoginLinkView, "POST", "/login-links", json={"next": page}).path
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
-        """A new job; with a key, the job that the same request made before."""
+        """Submit a job; with a key, a repeated request returns the same job."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._ask(JobView, "POST", "/jobs", json=dict(spec), headers=headers)
 
     def upload(self, archive: bytes) -> CodeView:
-        """Keep modules of one's own, as a zip file; a spec names them by the answer's `sha256`, in
-        its field `code`.
+        """Upload your own modules as a zip file; name the returned `sha256` in the field `code` of
+        a spec.
         """
         headers = {"Content-Type": "application/zip"}
         return self._ask(
@@ -131,7 +132,7 @@ class Client:
         )
 
     def dry_run(self, spec: Mapping[str, Any]) -> DryRun:
-        """What submitting would do: the spec with its defaults, and whether it would wait."""
+        """Validate a spec: returns it with defaults, and whether the job would wait."""
         return self._ask(DryRun, "POST", "/jobs", json=dict(spec), params={"dry_run": "true"})
 
     def jobs(
@@ -144,7 +145,7 @@ class Client:
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
-        """One page of jobs, newest first; labels are given as `key:value`."""
+        """Get one page of jobs, newest first; labels have the form `key:value`."""
         params: dict[str, Any] = {
             "status": list(status),
             "name": name,
@@ -157,25 +158,24 @@ class Client:
         )
 
     def all_jobs(self) -> Iterator[JobView]:
-        """Every job, newest first."""
+        """Iterate over all jobs, newest first."""
         yield from _every_item(lambda cursor: self.jobs(limit=PAGE_JOBS, cursor=cursor))
 
     def job(self, job_id: str) -> JobView:
-        """One job by its id."""
+        """Get one job by its id."""
         return self._ask(JobView, "GET", f"/jobs/{job_id}")
 
     def find(self, reference: str) -> JobView:
-        """One job by its id, the beginning of it, or its name; where several fit, the one that has
-        not ended.
+        """Find a job by id, id prefix or name; if several match, the unfinished one.
 
         Raises:
-            AmbiguousJob: it fits none, or several.
+            AmbiguousJob: none matches, or several.
         """
         if len(reference) == 36:
             try:
                 return self.job(reference)
             except NotFound:
-                pass  # a name may have as many characters as an id
+                pass  # A name can be as long as an id.
         found = self._matching(reference)
         going = [job for job in found if job.ended_at is None]
         if not going and len(found) >= PAGE_JOBS:
@@ -222,15 +222,15 @@ class Client:
         )
 
     def pause(self, job_id: str) -> JobView:
-        """Let the job save its state and stand still; repeating is harmless."""
+        """Pause a job after saving a checkpoint; repeating is harmless."""
         return self._ask(JobView, "POST", f"/jobs/{job_id}/pause")
 
     def resume(self, job_id: str) -> JobView:
-        """Let a paused job go on; repeating is harmless."""
+        """Resume a paused job; repeating is harmless."""
         return self._ask(JobView, "POST", f"/jobs/{job_id}/resume")
 
     def attempts(self, job_id: str) -> AttemptList:
-        """All runs of the job."""
+        """Get all attempts of the job."""
         return self._ask(AttemptList, "GET", f"/jobs/{job_id}/attempts")
 
     def epochs(
@@ -241,12 +241,12 @@ class Client:
         cursor: str | None = None,
         newest_first: bool = False,
     ) -> EpochPage:
-        """One page of finished epochs."""
+        """Get one page of finished epochs."""
         params = _page_params(limit, cursor, newest_first=newest_first)
         return self._ask(EpochPage, "GET", f"/jobs/{job_id}/epochs", params=params)
 
     def all_epochs(self, job_id: str) -> Iterator[EpochView]:
-        """Every finished epoch, oldest first."""
+        """Iterate over all finished epochs, oldest first."""
         yield from _every_item(lambda cursor: self.epochs(job_id, cursor=cursor))
 
     def decisions(
@@ -257,30 +257,30 @@ class Client:
         cursor: str | None = None,
         newest_first: bool = False,
     ) -> DecisionPage:
-        """One page of decisions."""
+        """Get one page of decisions."""
         params = _page_params(limit, cursor, newest_first=newest_first)
         return self._ask(DecisionPage, "GET", f"/jobs/{job_id}/decisions", params=params)
 
     def all_decisions(self, job_id: str) -> Iterator[DecisionView]:
-        """Every decision, oldest first."""
+        """Iterate over all decisions, oldest first."""
         yield from _every_item(lambda cursor: self.decisions(job_id, cursor=cursor))
 
     def checkpoints(self, job_id: str) -> CheckpointList:
-        """All saved states."""
+        """Get all checkpoints."""
         return self._ask(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints")
 
     def schedule(self, job_id: str) -> ScheduleView:
-        """What is in force per layer."""
+        """Get the state of each layer."""
         return self._ask(ScheduleView, "GET", f"/jobs/{job_id}/schedule")
 
     def overrides(self, job_id: str) -> OverrideList:
-        """All overrides of the job."""
+        """Get all overrides of the job."""
         return self._ask(OverrideList, "GET", f"/jobs/{job_id}/overrides")
 
     def override(
         self, job_id: str, wish: OverrideRequest, *, idempotency_key: str | None = None
     ) -> OverrideView:
-        """Take the wheel."""
+        """Override levels or the global batch."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         body = wish.model_dump(mode="json")
         return self._ask(
@@ -288,31 +288,31 @@ class Client:
         )
 
     def cancel_override(self, job_id: str, override_id: str) -> OverrideView:
-        """Hand the layers of an override back to the policy."""
+        """Cancel an override; its layers return to the policy."""
         return self._ask(OverrideView, "DELETE", f"/jobs/{job_id}/overrides/{override_id}")
 
     def tasks(self) -> NamedList:
-        """Tasks that a spec can name."""
+        """Get the tasks that a spec can name."""
         return self._ask(NamedList, "GET", "/tasks")
 
     def methods(self) -> NamedList:
-        """Compression methods that a spec can name."""
+        """Get the compression methods that a spec can name."""
         return self._ask(NamedList, "GET", "/methods")
 
     def policies(self) -> NamedList:
-        """Policies that a spec can name."""
+        """Get the policies that a spec can name."""
         return self._ask(NamedList, "GET", "/policies")
 
     def cluster(self) -> ClusterView:
-        """Where jobs run."""
+        """Get the nodes of the cluster."""
         return self._ask(ClusterView, "GET", "/cluster")
 
     def queue(self) -> QueueView:
-        """Who waits, and why."""
+        """Get the queued jobs, and why they wait."""
         return self._ask(QueueView, "GET", "/queue")
 
     def ready(self) -> Ready:
-        """Whether jobs can be taken and run; not being ready is an answer, not an error."""
+        """Check whether the service can accept and run jobs; not being ready is no error."""
         with translate_errors(self.url):
             response = self._http.get("/readyz")
         if response.status_code not in (200, 503):
@@ -320,13 +320,13 @@ class Client:
         return self._parsed(Ready, response)
 
     def events(self, job_id: str, *, after: int = 0) -> Iterator[EventView | ProgressView]:
-        """What happens to the job from event `after` on, each number once, over lost connections,
-        until the job ends.
+        """Follow the job's events above number `after`, each once, over lost connections, until the
+        job ends.
 
-        `ProgressView` carries no number: only the newest counts.
+        `ProgressView` has no number: only the newest counts.
 
         Raises:
-            Unreachable: the service stayed away for longer than the waiter's patience.
+            Unreachable: the service was unreachable for longer than the waiter's patience.
         """
         stream = Stream(
             http=self._http, path=f"/api/v1/jobs/{job_id}/events", last_id=after or None
@@ -336,7 +336,7 @@ class Client:
             yield record.model_validate_json(item.data)
 
     def logs(self, job_id: str, *, attempt: int | None = None) -> Iterator[str]:
-        """Lines so far, each with who wrote it."""
+        """Get the log lines so far, each with its source."""
         params = {"attempt": attempt} if attempt else {}
         with (
             translate_errors(self.url),
@@ -346,10 +346,10 @@ class Client:
             yield from response.iter_lines()
 
     def follow_logs(self, job_id: str, *, attempt: int | None = None) -> Iterator[LogChunk]:
-        """Lines as they are written, over lost connections, until the job ends.
+        """Follow the log lines over lost connections, until the job ends.
 
         Raises:
-            Unreachable: the service stayed away for longer than the waiter's patience.
+            Unreachable: the service was unreachable for longer than the waiter's patience.
         """
         params = {"follow": "true"} | ({"attempt": str(attempt)} if attempt else {})
         for item in follow(
@@ -392,18 +392,18 @@ def _every_item(read: Callable[[str | None], Any]) -> Iterator[Any]:
 
 
 def _address(url: str) -> httpx2.URL:
-    """The address as it can be used.
+    """Normalize the address.
 
     Raises:
-        Unreachable: it is none.
+        Unreachable: it is not a valid address.
     """
     try:
         address = httpx2.URL(url)
     except httpx2.InvalidURL:
         address = httpx2.URL("")
-    # A percent sign stands for a character that no host may have.
+    # A percent sign encodes a character that no host name may contain.
     if address.scheme not in {"http", "https"} or not address.host or "%" in address.host:
         raise Unreachable(
-            f"{url!r} is no address of a service; give one like http://127.0.0.1:8080"
+            f"{url!r} is not an address of a service; give one like http://127.0.0.1:8080"
         )
     return address

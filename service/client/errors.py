@@ -8,7 +8,7 @@
     │       └── NotFound     404: there is no such thing
     └── AmbiguousJob       a name or the beginning of an id fits no job, or several
 
-All carry sentences for people and survive pickling.
+All have messages for users and can be pickled.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class ClientError(Exception):
 
 
 class Unreachable(ClientError):
-    """Nothing answers at the address, or something that is not this service."""
+    """Nothing responds at the address, or it is not this service."""
 
 
 class APIStatusError(ClientError):
-    """The service said no; `status` is the HTTP status, `code` its stable word for the reason."""
+    """The service returned an error; `status` is the HTTP status, `code` the stable error code."""
 
     def __init__(self, message: str, status: int = 500, code: str = "internal") -> None:
         super().__init__(message, status, code)
@@ -47,8 +47,8 @@ class NotFound(Refused):
 
 
 class AmbiguousJob(ClientError):
-    """What the user typed names no job, or several; `newest_ended` is the id of the newest of
-    several ended jobs.
+    """The reference matches no job, or several; `newest_ended` is the id of the newest of several
+    ended jobs.
     """
 
     def __init__(self, message: str, newest_ended: str | None = None) -> None:

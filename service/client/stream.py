@@ -1,5 +1,5 @@
-"""Server-sent events that survive lost connections: the last number is sent along, so each event
-comes exactly once.
+"""Server-sent events over lost connections: a reconnect sends the last number, so each event
+arrives exactly once.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from service.client.answers import check, translate_errors
 from service.client.errors import ClientError, ServiceFailed, Unreachable
 
 SILENCE_S = 45.0
-"""The service sends a comment every 15 s by default; three of them missing means the connection is
-dead.
+"""Read timeout: the service sends a comment every 15 s by default; without three of them the
+connection is dead.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiter:
-    """How long a stream waits for a service that went away."""
+    """How long a stream waits for an unreachable service."""
 
     patience_s: float = 60.0
-    """From the first failed attempt to the last; a restarted service is back within seconds."""
+    """Seconds from the first failed attempt to the last; a restarted service is back within
+    seconds.
+    """
     retry_s: float = 1.0
-    """Between two attempts."""
+    """Seconds between two attempts."""
     tell: Callable[[Exception], None] = lambda _: None
-    """Called once each time the service goes away."""
+    """Called once each time the service becomes unreachable."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -45,32 +47,33 @@ class LogLine(BaseModel):
 
 
 class LogChunk(BaseModel):
-    """Some lines of output, in order."""
+    """A batch of output lines, in order."""
 
     number: int
     lines: list[LogLine]
     dropped: int
-    """Lines lost before these because they came faster than they could be stored."""
+    """Number of lines lost before these because they were written faster than they can be stored.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """One stream and how far it was read."""
+    """Reading position of one stream."""
 
     http: httpx2.Client
     path: str
     params: dict[str, str] = field(default_factory=dict)
     last_id: int | None = None
     ended: bool = False
-    """Nothing will follow."""
+    """Whether the stream has ended."""
 
 
 def follow(stream: Stream, waiter: Waiter) -> Iterator[httpx2.ServerSentEvent]:
-    """Every event up to and with `end`.
+    """Yield every event up to and including `end`.
 
     Raises:
-        Unreachable: the service stayed away for longer than the patience.
-        ServiceFailed: likewise, and it said why.
+        Unreachable: the service was unreachable for longer than the patience.
+        ServiceFailed: the service failed for longer than the patience.
         Refused: there is no such stream.
     """
     lost_at: float | None = None
@@ -86,7 +89,7 @@ def follow(stream: Stream, waiter: Waiter) -> Iterator[httpx2.ServerSentEvent]:
 
 
 def _bear(error: ClientError, lost_at: float | None, waiter: Waiter) -> float:
-    """When the service was lost.
+    """Return when the service was lost.
 
     Raises:
         ClientError: the error, once the patience is over.
@@ -112,9 +115,7 @@ def _of_one_connection(stream: Stream) -> Iterator[httpx2.ServerSentEvent]:
 
 
 def _numbered(stream: Stream, source: httpx2.EventSource) -> Iterator[httpx2.ServerSentEvent]:
-    """Events, without those that are only hints for the connection; the last number is kept for the
-    next connection.
-    """
+    """Yield events without connection hints, and keep the last number for the next connection."""
     for item in source:
         if item.id.isdecimal():
             stream.last_id = int(item.id)

@@ -1,4 +1,4 @@
-"""What the scheduler asks of the cluster. Real Ray is `ray_backend.py`; a fake lives in the
+"""Interface from the scheduler to the cluster, implemented by `ray_backend.py` and a fake in the
 tests.
 """
 
@@ -19,8 +19,7 @@ class Node:
     address: str
     alive: bool
     cpus: float
-    """In all, not what is free: free resources lag behind, so the scheduler counts by its own rows.
-    """
+    """Total, not free: free resources lag behind, so the scheduler counts from its own rows."""
     gpus: float
     memory_bytes: int
     cpus_free: float | None = None
@@ -30,31 +29,31 @@ class Node:
     """Used by programs other than our jobs; filled by the scheduler."""
     gpus_foreign: float = 0.0
     draining: bool = False
-    """It is about to go: what runs there moves, and nothing new is placed on it."""
+    """Whether the node is being drained: its processes move, and no new ones are placed on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorState:
-    """What a job's supervisor says of itself."""
+    """State reported by a job's supervisor."""
 
     job_id: str
     attempt: int
     phase: Literal["starting", "running", "waiting", "ended"]
     message: str = ""
-    """What it is waiting for, in one sentence."""
+    """What it waits for, as a message."""
     placed: tuple[str, ...] | None = None
     """Nodes of its placed worker processes, in the order in which they are kept; None if unknown.
     """
 
 
 class Runtime(Protocol):
-    """A place where supervisors run. Calls block for seconds at most.
+    """A cluster that runs supervisors. Calls block for seconds at most.
 
     Raises (every method): RuntimeUnavailable, when the cluster cannot be reached.
     """
 
     def nodes(self) -> list[Node]:
-        """All nodes known, the dead ones included."""
+        """All known nodes, including dead ones."""
 
     def dashboard_url(self) -> str | None:
         """Address of Ray's dashboard as the scheduler reaches it; None if none answers."""
@@ -71,24 +70,20 @@ class Runtime(Protocol):
         """
 
     def start(self, launch: Launch) -> None:
-        """Start the job's supervisor; one that already runs this attempt is left as it is.
+        """Start the job's supervisor, unless one already runs this attempt.
 
         Raises:
-            OSError: the job's storage cannot be made.
+            OSError: the job's storage cannot be created.
         """
 
     def remove(self, job_id: str) -> None:
-        """End the supervisor and its workers at once; nothing happens where there is none."""
+        """Kill the supervisor and its workers; does nothing if there is none."""
 
     def order(self, job_id: str, orders: DesiredState) -> bool:
-        """Hand the orders to the job's central record; True once they are there. Repeating is
-        harmless.
-        """
+        """Send the orders to the Accordion actor; True once it has them. Repeating is harmless."""
 
     def drain(self, job_id: str, confirmed: Cursor) -> Drained:
-        """Records above the cursor; those up to it are dropped there, since the database holds
-        them.
-        """
+        """Read records above the cursor; the cluster drops those that the database has."""
 
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
         """Drain several jobs in one call, by id; jobs missing in the result are drained by the next
@@ -99,12 +94,10 @@ class Runtime(Protocol):
         """Guest runs that are registered with this installation and not forgotten."""
 
     def forget_guest(self, job_id: str) -> None:
-        """Drop all that the cluster holds of a guest run that is over."""
+        """Drop all that the cluster holds of an ended guest run."""
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """How the job ended, from the end file beside its checkpoints; None while it has not."""
 
     def history(self, job_id: str, storage: str) -> Drained:
-        """All that the job ever recorded, in order: its end file, or its journal while there is
-        none.
-        """
+        """All records of the job in order, from its end file or else its journal."""

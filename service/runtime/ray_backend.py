@@ -22,20 +22,18 @@ from workers.hub.journal import read_end, read_records
 from workers.names import NAMESPACE, SupervisorName, parse_supervisor_name, supervisor_name
 
 PROBE_TIMEOUT_S = 2.0
-"""To see whether anybody listens at the cluster's address; a network answers in a fraction of it.
-"""
+"""Timeout, in seconds, of the check that GCS listens; a network responds in a fraction of it."""
 CALL_TIMEOUT_S = 2.0
-"""The Accordion actor answers in milliseconds, and 1 s after its process was killed. All jobs wait
+"""The Accordion actor responds in milliseconds, and 1 s after its process was killed. All jobs wait
 for this call.
 """
 STATE_TIMEOUT_S = 2.0
-"""A supervisor whose process Ray is restarting says nothing for some seconds; it is there
-nevertheless.
-"""
+"""A supervisor that Ray is restarting does not respond for some seconds, but still exists."""
 
 
 class RayBackend:
-    """Implements `Runtime`. Connects at the first call, and again after the cluster was away.
+    """Implements `Runtime`. Connects at the first call, and reconnects after the cluster was
+    unreachable.
 
     Args:
         address: `host:port` of the cluster's GCS. The cluster's token must be in the environment
@@ -48,7 +46,7 @@ class RayBackend:
         self._address = address
         self._installation = installation
         self._gcs = address
-        """Where GCS was when this process connected; `auto` is looked up by Ray."""
+        """Address of GCS when this process connected; Ray resolves `auto`."""
         self._dashboard: str | None = None
         """`host:port` of Ray's dashboard, whether or not it runs."""
         self._dashboard_probe = DashboardProbe()
@@ -59,7 +57,7 @@ class RayBackend:
         """Ids of jobs that such a version started."""
 
     def nodes(self) -> list[Node]:
-        """All nodes known, the dead ones included."""
+        """All known nodes, including dead ones."""
         with self._connected():
             leaving, free = get_draining_nodes(), get_free_resources()
             return [
@@ -73,8 +71,7 @@ class RayBackend:
             return self._dashboard_probe.url(self._dashboard)
 
     def supervisors(self) -> list[SupervisorState]:
-        """All supervisors of this installation that live; one that Ray is restarting counts as
-        starting.
+        """Live supervisors of this installation; one that Ray is restarting counts as starting.
 
         A name without an id comes from a version that had none; the scheduler looks such jobs up in
         the database.
@@ -107,13 +104,13 @@ class RayBackend:
             return str(self._tell("claim", scheduler, last_s) or scheduler)
 
     def start(self, launch: Launch) -> None:
-        """Start the job's supervisor, or leave the one that runs this attempt."""
+        """Start the job's supervisor, unless one already runs this attempt."""
         Path(launch.storage).mkdir(parents=True, exist_ok=True)
         with self._connected():
             start_supervisor(launch.model_copy(update={"installation": self._installation}))
 
     def remove(self, job_id: str) -> None:
-        """End all supervisors of the job; their workers end with them."""
+        """Kill all supervisors of the job; their workers end with them."""
         with self._connected():
             for name in _supervisor_names():
                 if name.job_id == job_id and name.installation in ("", self._installation):
@@ -121,13 +118,13 @@ class RayBackend:
             self._tell("forget", job_id)
 
     def order(self, job_id: str, orders: DesiredState) -> bool:
-        """Hand the orders to the Accordion actor."""
+        """Send the orders to the Accordion actor."""
         with self._connected():
             held = self._tell("order", job_id, orders)
             return held is not None and held >= orders.version
 
     def drain(self, job_id: str, confirmed: Cursor) -> Drained:
-        """What the Accordion actor holds of the job; nothing while it does not answer."""
+        """Drain the job from the Accordion actor; nothing if it is unresponsive."""
         with self._connected():
             return self._tell("drain", job_id, confirmed) or Drained()
 
@@ -165,13 +162,13 @@ class RayBackend:
             self._tell("forget", job_id)
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
-        """How the job ended."""
+        """Read how the job ended; None while it has not."""
         del job_id
         found = read_end(Path(storage))
         return found[0] if found else None
 
     def history(self, job_id: str, storage: str) -> Drained:
-        """All that the job ever recorded: its end file, or its journal while there is none."""
+        """All records of the job: from its end file, or its journal while there is none."""
         del job_id
         found = read_end(Path(storage))
         return found[1] if found else Drained(records=tuple(read_records(Path(storage))))
@@ -187,15 +184,15 @@ class RayBackend:
             return None
 
     def _probe(self) -> None:
-        """Leave a cluster that is away at once, to connect anew when one is there.
+        """Disconnect at once from an unreachable cluster, to reconnect when it is back.
 
-        Ray aborts the whole process that stays connected: once GCS was away for a minute, or as
-        soon as another cluster answers at its address. Where nobody listens, connecting would take
-        minutes and end likewise. A call that is on its way when GCS dies is Ray's to repeat; where
-        that ends this process, it is started again.
+        Ray aborts a process that stays connected: after GCS was unreachable for a minute, or as
+        soon as another cluster responds at its address. Connecting without a listener would take
+        minutes and end the same way. Ray repeats a call in flight when GCS dies; if that aborts
+        this process, its parent restarts it.
 
         Raises:
-            OSError: nobody listens where the cluster was.
+            OSError: nothing listens at the cluster's address.
         """
         try:
             _knock(self._gcs)
@@ -217,7 +214,7 @@ class RayBackend:
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
-        """Be connected inside the block.
+        """Connect for the duration of the block.
 
         Raises:
             RuntimeUnavailable: the cluster does not answer.
@@ -235,10 +232,10 @@ class RayBackend:
 
 
 def _knock(address: str | None) -> None:
-    """See whether anybody listens at the address.
+    """Check whether a process listens at the address.
 
     Raises:
-        OSError: nobody does.
+        OSError: none does.
     """
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdecimal():
@@ -261,7 +258,7 @@ def _node(found: dict[str, Any], *, draining: bool, free: Mapping[str, float] | 
 
 
 def _state(name: SupervisorName, call: Any) -> SupervisorState | None:
-    """What the supervisor answered; None where its end is final."""
+    """Return the supervisor's reported state; None if it ended for good."""
     placed: list[tuple[str, ...]] = []
     try:
         # Supervisors of older versions do not send the third item.
@@ -292,7 +289,7 @@ def _kill(name: SupervisorName) -> None:
 
 
 def _find(name: SupervisorName) -> Any:
-    """The actor; None where it ended since it was listed."""
+    """Return the actor; None if it has ended since it was listed."""
     try:
         return ray.get_actor(supervisor_name(name), NAMESPACE)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Who may ask: guards, token, login."""
+"""Authorization of requests: guards, token, login."""

@@ -1,5 +1,5 @@
-"""Who may ask: pure checks of one request, in the order host, origin, token; each raises an
-`ApiError` or nothing.
+"""Pure checks of one request, in the order host, origin, token; a failed check raises an
+`ApiError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OWN_SITE = frozenset({"same-origin", "none"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What the guards have to know."""
+    """Settings of the guards."""
 
     token: str | None
     metrics_token: str | None = None
@@ -33,11 +33,11 @@ class Access:
     cookie: str = ""
     """Name of the session cookie."""
     hosts: frozenset[str] | None
-    """Names that the `Host` header may hold, without port; None takes any."""
+    """Names allowed in the `Host` header, without port; None allows any."""
 
 
 def access_of(settings: Settings) -> Access:
-    """The guards' settings.
+    """Build the guards' settings.
 
     Raises:
         SettingsError: the service would be open to other users, or the token is unusable.
@@ -81,7 +81,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_host(access: Access, headers: Mapping[str, str]) -> None:
-    """Against DNS rebinding: a page elsewhere cannot reach us under its own name.
+    """Check the `Host` header: prevents DNS rebinding by pages of other hosts.
 
     Raises:
         Forbidden: the `Host` header holds another name.
@@ -95,8 +95,8 @@ def check_host(access: Access, headers: Mapping[str, str]) -> None:
 
 
 def check_origin(method: str, headers: Mapping[str, str]) -> None:
-    """Against forged writes: only our own pages, or programs that send no origin, may change
-    anything.
+    """Check the origin of writes: only the service's own pages, or programs that send no origin,
+    may write.
 
     Raises:
         Forbidden: the request comes from another site.
@@ -112,10 +112,10 @@ def check_origin(method: str, headers: Mapping[str, str]) -> None:
 
 
 def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: float) -> None:
-    """Ask for the token, as `Authorization: Bearer` or as the cookie of a login.
+    """Check the token, sent as `Authorization: Bearer` or as a login cookie.
 
     Raises:
-        Unauthorized: neither is there, or neither is right.
+        Unauthorized: the token is missing or wrong.
     """
     if access.token is None or not _is_guarded(access, path):
         return
@@ -165,7 +165,7 @@ def _cookie(access: Access, headers: Mapping[str, str]) -> str:
 
 
 def _host_of(origin: str) -> str | None:
-    """Host and port; None where it is no address, which is nobody's."""
+    """Parse host and port; None if it is not an address."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Log in and out in a browser: exchanges a token or a one-time link for an HTTP-only cookie.
+"""Browser login and logout: exchanges a token or a one-time link for an HTTP-only cookie.
 
 The page itself is in `service/dashboard`.
 """
@@ -83,5 +83,5 @@ def _fields(body: bytes) -> dict[str, str]:
 
 
 def _own_path(path: str) -> str:
-    """The path, unless a browser would read another host from it."""
+    """Return the path, unless a browser would interpret it as another host."""
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) else "/"

@@ -1,5 +1,5 @@
-"""One ASGI layer round everything: request id, guards, body limit, security headers, access log,
-last resort.
+"""Outermost ASGI layer: request id, guards, body limit, security headers, access log, catch-all for
+errors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DOCS_CSP = _CSP.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'
 """The pages of FastAPI's documentation start their viewer from an inline script."""
 _DOCS = ("/docs", "/redoc")
 _STREAMED = ("POST", "/api/v1/code")
-"""A route that reads its body piece by piece, and stops by itself where that is too large."""
+"""Route that streams its body and enforces its own size limit."""
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -112,7 +112,7 @@ class GuardMiddleware:
         return None
 
     async def _refusal_of_session(self, scope: Scope) -> Response | None:
-        """Refuse the cookie of a session that was ended by a logout, in whichever process."""
+        """Refuse the cookie of a session that was ended by a logout in any process."""
         cookie = session_cookie(self._access, scope["path"], Headers(scope=scope))
         if cookie is None:
             return None
@@ -137,7 +137,7 @@ def _ask_to_log_in(scope: Scope, error: Unauthorized) -> Response:
 
 
 class _Exchange:
-    """One request and what was answered."""
+    """One request and its response."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
@@ -149,7 +149,7 @@ class _Exchange:
         self._begin = perf_counter()
 
     async def send(self, message: Message) -> None:
-        """Pass a message on; the first one gets our headers."""
+        """Forward a message; add headers to the first one."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -160,12 +160,12 @@ class _Exchange:
         await self._send(message)
 
     async def answer(self, response: Response) -> None:
-        """Answer in place of the application, where it has not begun to."""
+        """Send an error response, unless the application has started its own."""
         if not self._status:
             await response(self._scope, _no_body, self.send)
 
     def log(self) -> None:
-        """One line a request."""
+        """Log one line for the request."""
         seconds = round(perf_counter() - self._begin, 4)
         method, path = self._scope["method"], self._scope["path"]
         _log.info("request", method=method, path=path, status=self._status, seconds=seconds)
@@ -176,7 +176,7 @@ async def _no_body() -> Message:
 
 
 async def _read_body(scope: Scope, receive: Receive, limit: int) -> Receive:
-    """The body read before anyone looks at it, so that a large one is refused in one place."""
+    """Read the whole body first, so that a large one is refused in one place."""
     declared = Headers(scope=scope).get("content-length", "")
     if declared.isdecimal() and _exceeds(declared, limit):
         raise _TooLarge
@@ -187,7 +187,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> Receive:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            # The part that has arrived may look like a whole request.
+            # The received part may look like a complete request.
             raise ClientDisconnect
         body += message.get("body", b"")
         more = message.get("more_body", False)
@@ -197,7 +197,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> Receive:
 
 
 def _exceeds(digits: str, limit: int) -> bool:
-    """Whether the number is larger; Python refuses to read one of thousands of digits."""
+    """Return whether the number is larger; Python refuses to parse thousands of digits."""
     digits = digits.lstrip("0")
     return len(digits) > len(str(limit)) or int(digits or 0) > limit
 

@@ -23,7 +23,7 @@ def cookie_name(installation: str) -> str:
 
 
 def token_matches(given: str, token: str) -> bool:
-    """Whether somebody knows the token."""
+    """Compare a secret with the token."""
     return hmac.compare_digest(given.encode(), token.encode())
 
 

@@ -22,8 +22,8 @@ def add_login_link(database: Database, digest: str, now: float) -> float:
 
 
 def use_login_link(database: Database, digest: str, now: float) -> bool:
-    """Use a link up: True if it existed and had not expired. Of several concurrent requests one
-    gets True.
+    """Use up a link: True if it existed and had not expired. Only one of several concurrent
+    requests gets True.
     """
     with database.write() as session:
         found = session.execute(

@@ -1,7 +1,7 @@
 """The tables. Times are seconds since 1970; JSON columns hold what the contract's records dump.
 
-A job's row is the unit of agreement: whoever writes anything of a job raises `version` in the same
-transaction, and event numbers come from it.
+A job's row serializes its writes: every write to a job raises `version` in the same transaction,
+and event numbers come from the row.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class JobRow(Base):
     version: Mapped[int] = mapped_column(default=0)
     """Raised by every write; a write that read an older one changes nothing."""
     etag_version: Mapped[int] = mapped_column(default=1)
-    """Raised only by what people ask for: the desired state, numbers of workers, and overrides."""
+    """Raised only by requests of users: the desired state, numbers of workers, and overrides."""
     status: Mapped[str] = mapped_column(PlainText(16))
     desired: Mapped[str] = mapped_column(PlainText(16))
     reason: Mapped[str] = mapped_column(PlainText(32))
@@ -67,17 +67,17 @@ class JobRow(Base):
     attempt: Mapped[int] = mapped_column(default=0)
     """Number of the newest attempt; 0 before the first."""
     min_workers: Mapped[int]
-    """What people allow now: the spec's, or as they resized it; likewise the most."""
+    """Fewest workers allowed now: from the spec or the newest resize; `max_workers` likewise."""
     max_workers: Mapped[int]
     workers: Mapped[int] = mapped_column(default=0)
-    """Size of the group that is granted, and so reserved; 0 while nothing is."""
+    """Number of workers allocated and so reserved; 0 if none are."""
     world_size: Mapped[int] = mapped_column(default=0)
-    """Workers that train now."""
+    """Workers in training now."""
     lost_attempts: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
-    """Worker groups that ended before their time, whoever was to blame."""
+    """Worker groups that failed, for any cause."""
     tally: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """Of all attempts; see `domain/tally.py`."""
+    """Cost of elasticity over all attempts; see `domain/elasticity.py`."""
     deadline: Mapped[float | None]
     """When a start counts as failed, or a stop is forced."""
     event_seq: Mapped[int] = mapped_column(default=0)
@@ -134,7 +134,7 @@ class EpochRow(Base):
 
 
 class DecisionRow(Base):
-    """One decision that every worker switched to."""
+    """One decision that every worker applied."""
 
     __tablename__ = "decisions"
 
@@ -148,7 +148,7 @@ class DecisionRow(Base):
 
 
 class OverrideRow(Base):
-    """One decision of a person."""
+    """One override requested by a user."""
 
     __tablename__ = "overrides"
     __table_args__ = (Index(None, "job_id", "number", unique=True),)
@@ -174,7 +174,7 @@ class OverrideRow(Base):
 
 
 class AckRow(Base):
-    """One rank said, from its own hook, which plan it runs under an override."""
+    """Plan digest that one rank reported from its own hook for an override."""
 
     __tablename__ = "acks"
 
@@ -204,7 +204,7 @@ class CheckpointRow(Base):
 
 
 class EventRow(Base):
-    """The outbox: what happened to a job, numbered from 1 without gaps."""
+    """Events of a job, numbered from 1 without gaps."""
 
     __tablename__ = "events"
 
@@ -216,7 +216,7 @@ class EventRow(Base):
 
 
 class LogChunkRow(Base):
-    """Lines of output that came in one batch."""
+    """One batch of output lines."""
 
     __tablename__ = "log_chunks"
 
@@ -228,7 +228,7 @@ class LogChunkRow(Base):
 
 
 class LeaseRow(Base):
-    """Who may write as the scheduler: the holder of the newest token."""
+    """Lease of the scheduler: only the holder of the newest token may write."""
 
     __tablename__ = "leases"
 
@@ -240,12 +240,12 @@ class LeaseRow(Base):
 
 
 class IdempotencyRow(Base):
-    """A key that a client chose for one write, with the answer it got."""
+    """Idempotency key that a client chose for one write, and what the write created."""
 
     __tablename__ = "idempotency_keys"
 
     scope: Mapped[str] = mapped_column(_NAME, primary_key=True)
-    """What was asked for: the route, and the job where there is one."""
+    """Scope of the key: the route, and the job if there is one."""
     key: Mapped[str] = mapped_column(PlainText(255), primary_key=True)
     body_hash: Mapped[str] = mapped_column(PlainText(64))
     answer_id: Mapped[str] = mapped_column(_ID)

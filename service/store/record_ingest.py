@@ -1,5 +1,5 @@
-"""What a running job reports, as rows and events: each record once and in order, in the transaction
-of the cursor.
+"""Stores a running job's reports as rows and events: each record once, in order, in the cursor's
+transaction.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _REASONS = {
     "job": Reason.RETRYING,
     "infrastructure": Reason.WORKERS_LOST,
 }
-"""Of a change of workers, by the cause that the workers' side names."""
+"""Reasons of worker changes, by the cause in the record."""
 
 
 def cursor_of(job: JobRow) -> Cursor:
@@ -71,8 +71,8 @@ def cursor_of(job: JobRow) -> Cursor:
 
 
 def has_new_data(job: JobRow, drained: Drained) -> bool:
-    """Whether anything in it would change a row; the newest progress is drained again until a newer
-    one comes.
+    """Return whether a report changes a row; the newest progress is drained until a newer one
+    follows.
     """
     if drained.records or drained.logs or drained.logs_dropped:
         return True
@@ -80,7 +80,7 @@ def has_new_data(job: JobRow, drained: Drained) -> bool:
 
 
 def ingest_records(session: Session, job: JobRow, drained: Drained, *, now: float) -> None:
-    """Store what was drained; records that the cursor has passed change nothing.
+    """Store drained reports; records at or below the cursor change nothing.
 
     Since the cursor only grows, a row is only ever overwritten by a newer worker group's or a later
     record.
@@ -89,7 +89,7 @@ def ingest_records(session: Session, job: JobRow, drained: Drained, *, now: floa
     if job.status == Status.LOST:
         intake.end_silence(drained, now=now)
     intake.take_logs(drained.logs, dropped=drained.logs_dropped, now=now)
-    # first: a job's last progress comes with its end, after which none is taken.
+    # First: a job's last progress arrives with its end, after which none is stored.
     if drained.progress is not None:
         intake.take_progress(drained.progress, now=now)
     for record in drained.records:
@@ -100,20 +100,20 @@ def ingest_records(session: Session, job: JobRow, drained: Drained, *, now: floa
 
 
 def place(item: Record | Cursor) -> tuple[int, int, int]:
-    """What records are ordered by."""
+    """Sort key of records."""
     return (item.attempt, item.generation, item.seq)
 
 
 def update_overrides(
     session: Session, job: JobRow, change: Callable[[OverrideStatus], OverrideStatus], *, now: float
 ) -> None:
-    """Let something happen to every override of the job."""
+    """Apply a state change to every override of the job."""
     for row, old in load_override_statuses(session, job).values():
         store_override_status(session, job, row=row, old=old, new=change(old), now=now)
 
 
 class _Intake:
-    """Takes over one job's reports within one transaction."""
+    """Stores one job's reports within one transaction."""
 
     def __init__(self, session: Session, job: JobRow) -> None:
         self._session = session
@@ -139,7 +139,7 @@ class _Intake:
         mark_training(self._session, self._job, now=now)
 
     def take_record(self, record: Record) -> None:
-        """One record, whatever it is."""
+        """Store one record of any kind."""
         self._takers[type(record.payload)](record, record.payload)
 
     def take_logs(self, lines: Iterable[LogLine], *, dropped: int, now: float) -> None:
@@ -218,9 +218,7 @@ class _Intake:
             attempt.reason, attempt.message = Reason.TRAINING.value, message
 
     def _void(self, record: Record, started: Started) -> None:
-        """Decisions and epochs of work that is repeated are no part of the history any more; events
-        still tell them.
-        """
+        """Remove decisions and epochs of repeated work from the history; their events remain."""
         tables: tuple[type[DecisionRow | EpochRow], ...] = (DecisionRow, EpochRow)
         for table in tables:
             condition = (
@@ -283,7 +281,7 @@ class _Intake:
     def _take_checkpoint(self, record: Record, checkpoint: CheckpointRecord) -> None:
         content = checkpoint.model_dump(mode="json", exclude={"kind"})
         self._session.merge(CheckpointRow(job_id=self._job.id, **content, **_origin(record)))
-        # An attempt that got further than the one before is no part of a row of losses.
+        # Progress beyond the previous attempt ends a series of losses.
         self._job.lost_attempts = 0
         self._tell(record, "checkpoint", content)
 
@@ -300,8 +298,8 @@ class _Intake:
             self._step(Status.RESIZING, reason, message=message, now=record.time)
 
     def _take_failure(self, record: Record, failure: FailureRecord) -> None:
-        # The job waits for a storage that is full or away; no worker and no code of the job is to
-        # blame.
+        # The job waits for a storage that is full or unreachable; neither workers nor user code
+        # failed.
         self._job.failures += not failure.is_storage
         data = failure.model_dump(mode="json", exclude={"kind"})
         self._tell(record, "workers", {"what": "failed", **data, "world_size": 0})
@@ -316,9 +314,7 @@ class _Intake:
         change_status(self._session, self._job, status, reason=reason, message=message, now=now)
 
     def _take_end(self, record: Record, end: EndRecord | PausedRecord) -> None:
-        """The end of a job or an attempt is written by the ledger, after all that came
-        before it.
-        """
+        """Ignore end records: `SchedulerWrites` stores the end after all earlier records."""
 
     def _tell(self, record: Record, kind: str, data: dict[str, Any]) -> None:
         stamped = {"attempt": record.attempt, "generation": record.generation, **data}
@@ -329,16 +325,14 @@ class _Intake:
 
 
 def mark_training(session: Session, job: JobRow, *, now: float) -> None:
-    """Show again what the job trains with, after it waited for its storage, made no steps or was
-    LOST.
-    """
+    """Show the job as training again, after it waited for storage, made no steps or was LOST."""
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     message = attempt.message if attempt is not None else ""
     change_status(session, job, Status.RUNNING, reason=Reason.TRAINING, message=message, now=now)
 
 
 def _ray_run(job: JobRow, attempt: int, started: Started) -> dict[str, Any]:
-    """What runs the worker group in Ray; records of older versions do not name the engine."""
+    """Return what runs the worker group in Ray; records of older versions lack the engine."""
     name = spec_value(job, "name", "") or None
     train_run = train_run_name(name, job.id, attempt) if started.engine == "ray-train" else None
     return asdict(RayRun(engine=started.engine, train_run=train_run))
@@ -358,7 +352,7 @@ def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
 
 
 def _tally(kept: ElasticityStats, started: Started, cause: str) -> dict[str, Any]:
-    """What is kept of the cost, with this change of group; `cause` is what was announced."""
+    """Add the cost of this change of group; `cause` is the announced one."""
     tally = cost(kept, started.seconds_lost, started.steps_rolled_back)
     if started.cause != "start":
         tally = (resized if started.cause == "resize" else recovered)(tally, cause)
@@ -366,7 +360,7 @@ def _tally(kept: ElasticityStats, started: Started, cause: str) -> dict[str, Any
 
 
 def _train_message(started: Started) -> str:
-    """How many train, where they came from, and what the change of group cost."""
+    """Describe the size of the group, its checkpoint, and the cost of the change."""
     parts = [f"{_workers(started.world_size)} train{'s' if started.world_size == 1 else ''}"]
     if started.cause != "start":
         done = {"resize": "resized", "recovery": "recovered"}[started.cause]

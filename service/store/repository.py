@@ -1,8 +1,7 @@
-"""The reading side of the store: every method is one short read of one state; rows are detached and
-stay usable.
+"""Reads of the store: each method reads one snapshot; rows are detached and stay usable.
 
-Writing has its own homes: `commands.py` (what people ask for), `ledger.py` (what the scheduler
-finds out).
+Writes are in `job_submission.py` and `job_lifecycle.py` (users) and `scheduler_writes.py`
+(scheduler).
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ _LOWEST_ID, _HIGHEST_ID = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs a list holds; None and empty take all."""
+    """Filter of a job list; None and empty match all."""
 
     statuses: Sequence[str] = ()
     name: str | None = None
     id_prefix: str | None = None
     """Prefix of the job id."""
     labels: Sequence[tuple[str, str]] = ()
-    """Key and value; a job has to have all of them."""
+    """Labels as key and value; a job must have all of them."""
     before: tuple[float, str] | None = None
-    """Creation time and id of the last job of the page before."""
+    """Creation time and id of the last job of the previous page."""
     limit: int = 50
 
 
@@ -82,7 +81,7 @@ WHOLE_HISTORY = HistoryPage()
 
 
 class Repository:
-    """Reads what the store holds."""
+    """Reads rows of the store."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -99,7 +98,7 @@ class Repository:
             return {str(job_id): int(version) for job_id, version in rows}
 
     def jobs(self, wanted: JobFilter) -> list[JobRow]:
-        """Jobs that the filter takes, newest first."""
+        """Jobs that match the filter, newest first."""
         query = (
             select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(wanted.limit)
         )

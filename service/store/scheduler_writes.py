@@ -1,8 +1,7 @@
-"""What the scheduler finds out and decides, each as one guarded transaction.
+"""Writes of the scheduler, each as one guarded transaction.
 
-A write names the lease's token, and where it rests on what was read before, the version of the row
-that was read. Where either is not true any more nothing is written, and the scheduler goes on with
-its next look.
+A write checks the lease's token and, if it depends on an earlier read, the version of the row. If
+either is outdated, nothing is written and the scheduler continues with its next turn.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _STOPS: Mapping[Status, Literal["cancel", "pause"]] = {
     Status.STOPPING: "cancel",
     Status.PAUSING: "pause",
 }
-"""What an attempt is ordered; one that is resumed while it pauses ends nevertheless, and the next
-one goes on.
+"""Desired state of an attempt; an attempt that is resumed while it pauses still ends, and the next
+one continues.
 """
 _AFTER_PAUSE = {
     Desired.PAUSE: (Status.PAUSED, Reason.PAUSED_BY_USER, "resume it and it goes on from there"),
@@ -58,7 +57,7 @@ class SchedulerWrites:
         self._repository = Repository(database)
 
     def admit(self, seen: JobRow, token: int, *, workers: int, timeout_s: float) -> bool:
-        """Reserve room for the next attempt; its supervisor is started afterwards."""
+        """Reserve capacity for the next attempt; its supervisor is started afterwards."""
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -82,7 +81,7 @@ class SchedulerWrites:
         return self._decide(seen, token, change)
 
     def record_wait_reason(self, seen: JobRow, token: int, *, reason: Reason, message: str) -> bool:
-        """Say why a waiting job does not start yet."""
+        """Store why a queued job does not start yet."""
         message = clean_text(message)
         if (seen.reason, seen.message) == (reason, message):
             return True
@@ -96,9 +95,7 @@ class SchedulerWrites:
         )
 
     def reallocate(self, seen: JobRow, token: int, *, workers: int, why: str) -> bool:
-        """Let a job hold another number of workers; its supervisor hires or dismisses at a step
-        boundary.
-        """
+        """Change a job's allocation; its supervisor starts or stops workers at a step boundary."""
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -114,7 +111,7 @@ class SchedulerWrites:
     def record_wait_message(
         self, seen: JobRow, token: int, message: str, *, waits: bool = False
     ) -> bool:
-        """Show what a job waits for that starts, gets other workers or, with `waits`, trains."""
+        """Show what a job waits for while it starts, changes workers or, with `waits`, trains."""
         status, message = Status(seen.status), clean_text(message)
         if status is Status.RUNNING:
             return self._show_wait(seen, token, message, waits=waits)
@@ -146,8 +143,7 @@ class SchedulerWrites:
     def ingest(self, seen: JobRow, token: int, drained: Drained) -> bool:
         """Store what a running job reported.
 
-        Nothing in it rests on the row that was read but the cursor, which is looked at again; so a
-        person's write in between does not make the lines of output be lost.
+        It depends only on the cursor, which is read again, so a concurrent request loses no output.
         """
         now = self._clock()
         return self._write(
@@ -155,7 +151,7 @@ class SchedulerWrites:
         )
 
     def confirm_orders(self, seen: JobRow, token: int, version: int) -> bool:
-        """The workers' side holds the orders of that version."""
+        """Store that the Accordion actor holds the orders of that version."""
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -169,9 +165,10 @@ class SchedulerWrites:
     def mark_lost(
         self, seen: JobRow, token: int, *, action: MarkLost, history: Drained, budget: int
     ) -> bool:
-        """An attempt is gone: the job waits for its next one, or has lost too many in a row.
+        """End a lost attempt: the job waits for the next one, or fails after too many losses in a
+        row.
 
-        What it left in its journal comes first: it may have got further than was known.
+        The journal of the attempt is stored first: it may contain further progress.
         """
         now = self._clock()
         reason, message = action.reason, action.message
@@ -258,9 +255,7 @@ class SchedulerWrites:
             return True
 
     def finish_pause(self, seen: JobRow, token: int, *, drained: Drained) -> bool:
-        """The attempt has paused: the job stands still, or goes on where people have resumed or
-        cancelled it since.
-        """
+        """End a paused attempt: the job is PAUSED, or queued or cancelled if requested since."""
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -287,9 +282,7 @@ class SchedulerWrites:
         return self._write(seen.id, token, change)
 
     def finish(self, seen: JobRow, token: int, *, end: EndRecord, drained: Drained) -> bool:
-        """The job is over: what was still missing of its history and its end, in one
-        transaction.
-        """
+        """End the job: store the rest of its history and its end in one transaction."""
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
@@ -315,9 +308,7 @@ class SchedulerWrites:
         message: str = "",
         dashboard_url: str | None = None,
     ) -> bool:
-        """Store what the cluster looks like; None if it did not answer: then its last picture
-        stays.
-        """
+        """Store the cluster's snapshot; None if it did not answer, which keeps the last one."""
         now = self._clock()
         with self._database.write() as session:
             if not is_newest_token(session, token):
@@ -334,7 +325,7 @@ class SchedulerWrites:
             return True
 
     def orders_of(self, job: JobRow) -> DesiredState:
-        """What people want of the job, as of its row."""
+        """Desired state of the job according to its row."""
         rows = [row for row in self._repository.overrides(job.id) if row.state in ORDERED]
         ordered = [_ordered(row) for row in rows if is_override_readable(row)]
         return DesiredState(
@@ -363,8 +354,8 @@ class SchedulerWrites:
 
 
 def _size(job: JobRow) -> Size | None:
-    """What the workers' side is to keep: a minimum above the grant is grown to first, and not
-    waited for.
+    """Allocation and limits for the workers; a minimum above the allocation does not block
+    training.
     """
     return Size(min=min(job.min_workers, job.workers), target=job.workers) if job.workers else None
 

@@ -23,9 +23,9 @@ class JobHistory:
     """Data that the metrics of one job need besides its row."""
 
     epochs: list[EpochRow] = field(default_factory=list)
-    """The newest ones, newest first."""
+    """Newest rows, newest first."""
     decisions: list[DecisionRow] = field(default_factory=list)
-    """The newest ones, newest first."""
+    """Newest rows, newest first."""
     num_decisions: int = 0
     checkpoint: CheckpointRow | None = None
     """The newest checkpoint."""

@@ -1,7 +1,6 @@
-"""Reads JSON columns of rows, including those that this version cannot read: made by hand, or by
-another version.
+"""Reads JSON columns, including documents of other versions or edited by hand.
 
-What cannot be read is logged and replaced by an empty value, so that one bad row fails neither a
+Unreadable documents are logged and replaced by an empty value, so that a bad row fails neither a
 page nor a write.
 """
 
@@ -78,7 +77,7 @@ def stored_metrics(job: JobRow) -> dict[str, float]:
 
 
 def stored_elasticity(row: JobRow | AttemptRow) -> ElasticityStats:
-    """What changes of worker group have cost a job or an attempt."""
+    """Cost of worker group changes of a job or an attempt."""
     tally: ElasticityStats = _read(row, "tally", _COLUMNS["tally"])
     return tally
 
@@ -94,8 +93,8 @@ def layer_names(job: JobRow) -> list[str]:
 
 
 def stored_storage(job: JobRow) -> dict[str, Any] | None:
-    """Where the job's checkpoints are, and who saw that place; None before its first worker
-    group.
+    """Where the job's checkpoints are, and which workers verified access; None before its first
+    worker group.
     """
     readable = _read(job, "storage", _COLUMNS["storage"])
     return None if readable is None else job.storage
@@ -108,7 +107,7 @@ def stored_ray_run(job: JobRow) -> RayRun | None:
 
 
 def stored_progress(job: JobRow) -> dict[str, Any] | None:
-    """Newest progress of a job with at least its place and time; None before the first report."""
+    """Newest progress of a job, at least its position and time; None before a report."""
     readable = _read(job, "progress", _COLUMNS["progress"])
     return None if readable is None else job.progress
 
@@ -119,7 +118,7 @@ def override_columns(row: OverrideRow) -> dict[str, Any]:
 
 
 def is_override_readable(row: OverrideRow) -> bool:
-    """Whether the workers can be given this override."""
+    """Return whether this override can be sent to the workers."""
     return override_columns(row) == {name: getattr(row, name) for name in _OVERRIDE_COLUMNS}
 
 
