@@ -47,7 +47,7 @@ class ClusterState:
         self.placed_at = kept | placed
 
     def update_foreign_use(self, rows: Iterable[JobRow], now: float) -> None:
-        """Store what is used of the nodes, beside the workers of these jobs."""
+        """Store the use of the nodes, besides the workers of these jobs."""
         held = self.held(rows)
         self.foreign_use.record_survey(self.nodes, held, now)
         found = {size.node: size for size in self.foreign_use.sizes(held)}
@@ -152,7 +152,7 @@ class Allocator:
         return [job for job in admitted if job is not None]
 
     def reallocate(self, cluster: ClusterState, token: int) -> None:
-        """Resize running jobs to fit the cluster, the queue, and the limits that people set."""
+        """Resize running jobs to fit the cluster, the queue, and the limits that users set."""
         rows = self._repository.allocated()
         jobs = [
             build_allocated_job(

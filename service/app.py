@@ -1,4 +1,4 @@
-"""The api process: `create_app` puts the state together, `serve` runs them until a signal comes."""
+"""The api process: `create_app` builds the application, `serve` runs it until a signal."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from service.store.migrations import upgrade
 from service.store.repository import Repository
 
 _GRACE_S = 10
-"""How long open requests may take after the signal to stop; streams end by themselves."""
+"""Seconds for open requests to finish after the stop signal; streams end by themselves."""
 
 
 def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
-    """The application over a migrated database.
+    """Create the application on a migrated database.
 
     Raises:
         SettingsError: the service would be reachable from other machines without a token.
@@ -95,7 +95,7 @@ def _state(settings: Settings, clock: Clock) -> AppState:
 
 
 def serve(settings: Settings) -> None:
-    """Run the api until SIGTERM or SIGINT; streams end, writes are refused meanwhile.
+    """Run the api until SIGTERM or SIGINT; while it stops, streams end and writes are refused.
 
     Raises:
         SettingsError: the port is taken, or a setting is wrong.
@@ -123,9 +123,7 @@ def serve(settings: Settings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Tells the application of the signal first: streams that never end would keep the server for
-    ever.
-    """
+    """Notifies the application of the signal first, to end streams that keep the server running."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
@@ -138,7 +136,7 @@ class _Server(uvicorn.Server):
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only where the protocol is named; without it each answer waits 40 ms
+    # asyncio sets TCP_NODELAY only if the protocol is named; without it each response waits 40 ms
     # for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Programs that one process starts, watches, starts again and ends; none of them outlives it."""
+"""Starts, monitors, restarts and stops the programs of one process; none of them outlives it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FIRST_DELAY_S = 0.1
-"""From a program's first death to its next start; doubled with every further one."""
+"""Seconds from a program's first exit to its restart; doubled with every further exit."""
 MAX_DELAY_S = 10.0
 _STEADY_S = 30.0
-"""A program that lived this long has recovered: its deaths are counted from the beginning."""
+"""Seconds after which a program counts as recovered, and its exits are counted from zero."""
 END_GRACE_S = 10.0
-"""From the signal to end until a program is killed."""
+"""Seconds from the stop signal until a program is killed."""
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -28,17 +28,17 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What to start."""
+    """A program to start."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     log: Path
-    """Takes its output, appended."""
+    """File to which its output is appended."""
     orphan_signal: signal.Signals | None = signal.SIGKILL
-    """What it gets when this process dies; None lets it live on."""
+    """Signal that it receives when this process dies; None lets it continue."""
     needs: tuple[str, ...] = ()
-    """Programs whose death it does not survive in a useful state: it is started again with them."""
+    """Programs that it depends on: it is restarted with them."""
 
 
 @dataclass(slots=True)
@@ -48,25 +48,25 @@ class _Child:
     started_at: float
     deaths: int = 0
     next_start_at: float | None = None
-    """Set while it is dead."""
+    """Time of the next start while it does not run; else None."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ProcessManager:
-    """Keeps programs running. Only its own thread may call it: children die with the thread that
-    started them.
+    """Keeps programs running. Only the thread that created it may call it: children die with the
+    thread that started them.
 
-    Children that this process had before are left alone.
+    Children that this process had before are not touched.
     """
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _children: dict[str, _Child] = field(default_factory=dict)
     _strangers: frozenset[int] = field(default_factory=lambda: _living_children())
-    """Process ids of children that others started."""
+    """Process ids of children started by other code."""
 
     def start(self, programs: Iterable[Program]) -> None:
-        """Start all at once.
+        """Start all programs.
 
         Raises:
             OSError: a program cannot be started.
@@ -80,11 +80,11 @@ class ProcessManager:
         return {name: child.process.pid for name, child in self._children.items()}
 
     def deaths(self) -> dict[str, int]:
-        """How often each died since it last ran steadily."""
+        """Return how often each program exited since it last ran steadily."""
         return {name: child.deaths for name, child in self._children.items()}
 
     def look(self) -> list[str]:
-        """Note who died, start again whose time has come; the names of those that were started."""
+        """Record exits, restart programs that are due, and return their names."""
         now = self.clock()
         for child in self._children.values():
             if child.next_start_at is None and child.process.poll() is not None:
@@ -93,7 +93,7 @@ class ProcessManager:
         return [name for name, child in self._children.items() if self._revive(child, now)]
 
     def stop(self, order: Sequence[str]) -> None:
-        """End the named ones one after the other, then whatever they left behind."""
+        """Stop the named programs one after the other, then the processes they left behind."""
         for name in order:
             if name in self._children:
                 end_process(self._children[name].process, grace_s=END_GRACE_S)
@@ -116,7 +116,7 @@ class ProcessManager:
         return True
 
     def _end_adopted(self) -> None:
-        """Workers whose parents were killed are ours now; they get a moment to go by themselves."""
+        """Stop adopted workers, whose parents were killed, after a moment to exit by themselves."""
         deadline = self.clock() + END_GRACE_S / 2
         while (left := self._adopted()) and self.clock() < deadline:
             self.sleep(_POLL_S)
@@ -131,11 +131,9 @@ class ProcessManager:
         return self._not_started()
 
     def _reap_adopted(self) -> None:
-        """Take leave of adopted children that ended; all others are left to the `Popen` that
-        started them.
-        """
+        """Reap adopted children that ended; the `Popen` that started them reaps all others."""
         with suppress(ChildProcessError):
-            # A single call where nobody ended: this runs ten times a second.
+            # A single call if no child ended: this runs ten times a second.
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 for pid in self._not_started():
                     os.waitpid(pid, os.WNOHANG)
@@ -145,19 +143,19 @@ class ProcessManager:
 
 
 def restart_delay_s(deaths: int) -> float:
-    """From the n-th death in a row to the next start."""
+    """Seconds from the n-th exit in a row to the next start."""
     return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(deaths - 1, 20))
 
 
 def start_process(program: Program) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, so that Ctrl-C reaches only us, and bound to our
-    life.
+    """Start a program in its own session, so that Ctrl-C reaches only this process; it dies with
+    this process.
 
     Raises:
         OSError: it cannot be started.
     """
     with program.log.open("ab") as log:
-        return subprocess.Popen(  # noqa: S603 - our own commands
+        return subprocess.Popen(  # noqa: S603 - commands of this package
             program.command,
             env=dict(program.environment),
             stdin=subprocess.DEVNULL,
@@ -170,7 +168,7 @@ def start_process(program: Program) -> subprocess.Popen[bytes]:
 
 
 def end_process(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
-    """Ask a process to end, and kill it where it does not."""
+    """Terminate a process, and kill it if it does not exit."""
     process.terminate()
     try:
         process.wait(timeout=grace_s)
@@ -180,15 +178,15 @@ def end_process(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
 
 
 def inherit_environment(keep: Callable[[str], bool]) -> dict[str, str]:
-    """Variables of our own environment that a child may see: handed on as they are, never read as
+    """Select variables of this environment for a child; they are passed on unchanged, never read as
     settings.
     """
     return {name: value for name, value in os.environ.items() if keep(name)}
 
 
 def _adopt_orphans(*, adopt: bool) -> None:
-    """Become the parent of grandchildren whose parent dies, so that they can be found and ended; or
-    be so no more.
+    """Adopt grandchildren whose parent dies, so that they can be found and stopped; or stop doing
+    so.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
@@ -200,7 +198,7 @@ def _die_with_parent(number: signal.Signals | None) -> None:
 
 
 def _living_children() -> frozenset[int]:
-    """Process ids of all children of this process, the adopted ones included; Linux only."""
+    """Process ids of all children of this process, including adopted ones; Linux only."""
     me = os.getpid()
     return frozenset(
         int(path.parent.name)
@@ -210,7 +208,7 @@ def _living_children() -> frozenset[int]:
 
 
 def _parent_of(stat: Path) -> int | None:
-    """None where the process is gone."""
+    """Return parent and state of a process; None if it is gone."""
     try:
         # The name in parentheses may hold anything; after the last one come state and parent.
         return int(stat.read_text().rpartition(")")[2].split()[1])

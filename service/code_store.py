@@ -1,6 +1,4 @@
-"""Code that people upload: checked where it comes in, kept by its content, handed to each job that
-names it.
-"""
+"""Uploaded user code: checked on upload, stored by content, copied to each job that names it."""
 
 from __future__ import annotations
 
@@ -41,13 +39,13 @@ class Code:
 
     sha256: str
     files: int
-    """Without folders."""
+    """Number of files, without folders."""
     size_bytes: int
-    """Of the archive."""
+    """Size of the archive."""
 
 
 class Draft:
-    """An upload that is coming in."""
+    """An upload in progress."""
 
     def __init__(self, path: Path, file: IO[bytes], most_bytes: int) -> None:
         self.path = path
@@ -60,7 +58,7 @@ class Draft:
         """Add bytes.
 
         Raises:
-            TooLarge: they are too many.
+            TooLarge: the upload exceeds the limit.
         """
         self.size_bytes += len(piece)
         if self.size_bytes > self._most_bytes:
@@ -72,7 +70,7 @@ class Draft:
         self._file.write(piece)
 
     def close(self) -> str:
-        """All is there and on disk; the SHA-256 of it."""
+        """Sync the file to disk, and return its SHA-256."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -80,9 +78,7 @@ class Draft:
 
 
 class CodeStore:
-    """A directory with one zip file for each content, named by its SHA-256; its time is when it was
-    last asked for.
-    """
+    """A directory of zip files named by SHA-256; a file's mtime is the time of its last request."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self._folder = folder
@@ -90,7 +86,7 @@ class CodeStore:
 
     @contextmanager
     def draft(self, most_bytes: int) -> Iterator[Draft]:
-        """A new upload; what was not kept by the end of the block is gone.
+        """Open a new upload; it is removed at the end of the block unless it was kept.
 
         Raises:
             Unavailable: this process may not write here; so does `keep`.
@@ -105,10 +101,10 @@ class CodeStore:
                 path.unlink(missing_ok=True)
 
     def keep(self, draft: Draft) -> Code:
-        """Check an upload and keep it; the same content again changes nothing.
+        """Check an upload and keep it; repeating the same content changes nothing.
 
         Raises:
-            Invalid: the archive is refused; the sentence says why.
+            Invalid: the archive is refused; has the reason.
         """
         sha256 = draft.close()
         try:
@@ -123,7 +119,7 @@ class CodeStore:
         return _code(sha256, entries, draft.size_bytes)
 
     def get(self, sha256: str) -> Code:
-        """An upload that was kept; to be asked for keeps it for as long as a new one.
+        """Get a kept upload, and keep it for as long as a new one.
 
         Raises:
             NotFound: there is none.
@@ -139,8 +135,8 @@ class CodeStore:
             raise _unknown(sha256) from None
 
     def hand_over(self, sha256: str, storage: Path) -> Path:
-        """Copy an upload into a job's storage, unless it is there, so that the job is whole without
-        this store.
+        """Copy an upload into a job's storage if missing, so that the job does not depend on this
+        store.
 
         Raises:
             NotFound: there is none.
@@ -162,13 +158,13 @@ class CodeStore:
         return target
 
     def prune(self, named: Container[str], *, older_than_s: float) -> int:
-        """Remove uploads that are not `named` and that nobody asked for in so long a time, and
-        drafts that were left.
+        """Remove uploads that are not in `named` and were not requested for that long, and
+        abandoned drafts.
 
-        `named` may have been read before: who names an upload since has asked for it since.
+        `named` may be slightly outdated: a job that names an upload also requests it.
 
         Returns:
-            How many files went.
+            Number of removed files.
 
         Raises:
             OSError: the directory cannot be read or written.
@@ -198,10 +194,10 @@ class CodeStore:
 
     @contextmanager
     def _permitted(self) -> Iterator[None]:
-        """Say what to do where this process is not allowed what it is about to do.
+        """Translate a missing permission of this process to an error with the fix.
 
         Raises:
-            Unavailable: it is not.
+            Unavailable: this process lacks the permission.
         """
         try:
             yield
@@ -214,7 +210,7 @@ class CodeStore:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Of api and scheduler one at a time looks at an upload's time and does what rests on it.
+        """Locks out the other process while an upload's mtime is read and acted on.
 
         Raises:
             FileNotFoundError: nothing was uploaded yet.
@@ -248,10 +244,10 @@ def _code(sha256: str, entries: Iterable[Entry], size_bytes: int) -> Code:
 
 
 def _check_contents(files: list[str]) -> None:
-    """Nothing may run by itself, or look like something that is there already.
+    """Check that no file runs by itself or hides an installed module.
 
     Raises:
-        CodeError: a file would.
+        CodeError: a file does.
     """
     modules = top_level_modules(files)
     if not modules:
@@ -292,7 +288,7 @@ def _check_module(name: str, file: str) -> None:
 
 @cache
 def _installed() -> dict[str, str]:
-    """Top-level names of everything installed here, each with one distribution that brings it."""
+    """Top-level names of all installed modules, each with one distribution that provides it."""
     return {name: owners[0] for name, owners in packages_distributions().items()}
 
 

@@ -1,6 +1,4 @@
-"""`accordion demo`: a real job from an empty machine to its result, shown live and summed up in
-figures.
-"""
+"""`accordion demo`: trains a small job from start to end, shown live, with a summary."""
 
 from __future__ import annotations
 
@@ -47,12 +45,12 @@ Figures = dict[str, Any]
 
 
 def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) -> int:
-    """Start the service unless it runs, train the packaged job, sum up; exit code 0 only if the job
-    succeeded.
+    """Start the service unless it runs, train the demo job, and print a summary; exit code 0 only
+    if the job succeeded.
 
     Raises:
         StartError: the service cannot be started.
-        ClientError: it went away meanwhile.
+        ClientError: the service became unreachable.
     """
     watch = _StopWatch()
     with (
@@ -65,7 +63,7 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         submitted = watch.now()
         limits = "" if stays else ", until the demo ends (--keep leaves the service running)"
         out.print(f"open it in a browser; this link works once{limits}:")
-        # An address that is broken over two lines cannot be clicked.
+        # A link that is wrapped over two lines cannot be clicked.
         out.print(client.login_link(f"/jobs/{job.id}"), soft_wrap=True)
 
         def see(state: WatchState, _event: EventView | ProgressView) -> None:
@@ -108,10 +106,10 @@ class _StopWatch:
 
 @contextmanager
 def _service(settings: Settings, out: Console, *, keep: bool) -> Iterator[tuple[str, bool]]:
-    """Address of a service that is ready: the one that is named, the one of this home directory, or
-    a new one.
+    """Yield the address of a ready service: the given one, the one of this home directory, or a new
+    one.
 
-    With it, whether it goes on running afterwards.
+    The second value tells whether it continues to run afterwards.
     """
     home = Home(settings.home)
     home.make()
@@ -137,7 +135,7 @@ def _service(settings: Settings, out: Console, *, keep: bool) -> Iterator[tuple[
 
 
 def _port(settings: Settings) -> int:
-    """The usual port, or another where that one is taken."""
+    """Return the default port, or a free one if it is taken."""
     try:
         return free_port(settings.host, settings.port)
     except StartError:
@@ -166,10 +164,10 @@ def _up(settings: Settings, home: Home, port: int, *, keep: bool) -> Program:
 
 
 def _wait_until_ready(url: str, process: Popen[bytes] | None, home: Home) -> None:
-    """Wait for a service that is starting.
+    """Wait until a starting service is ready.
 
     Raises:
-        StartError: it ended, or the time is over.
+        StartError: it ended, or the time limit passed.
     """
     deadline = time.monotonic() + READY_TIMEOUT_S
     with Client(url) as client:
@@ -194,7 +192,7 @@ def _is_ready(client: Client) -> bool:
 
 
 def _figures(client: Client, job: JobView, watch: _StopWatch) -> Figures:
-    """What the run came to; bytes are those of one worker over all epochs."""
+    """Summarize the run; bytes are those of one worker over all epochs."""
     epochs = client.epochs(job.id).items
     names = ("accordion-train", "ray", "torch")
     return {

@@ -25,21 +25,21 @@ class ServiceError(Exception):
 
 
 class ApiError(ServiceError):
-    """An answer other than success: one sentence with the value, the limit and the way out."""
+    """An HTTP error: its message has the value, the limit and the fix."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
 
 
 class NotFound(ApiError):
-    """There is no such thing, or it belongs to somebody else."""
+    """The resource does not exist, or belongs to another user."""
 
     status = 404
     code = "not_found"
 
 
 class Conflict(ApiError):
-    """The thing is in a state that does not allow this."""
+    """The state of the resource does not allow the request."""
 
     status = 409
     code = "conflict"
@@ -53,14 +53,14 @@ class PreconditionFailed(ApiError):
 
 
 class PreconditionRequired(ApiError):
-    """If-Match is missing where it is asked for."""
+    """The request requires If-Match."""
 
     status = 428
     code = "precondition_required"
 
 
 class Invalid(ApiError):
-    """The request is well formed and wrong."""
+    """The request is well formed but invalid."""
 
     status = 422
     code = "invalid"
@@ -68,7 +68,7 @@ class Invalid(ApiError):
     def __init__(self, message: str, pointer: str = "") -> None:
         super().__init__(message, pointer)
         self.pointer = pointer
-        """JSON pointer to the wrong value."""
+        """JSON pointer to the invalid value."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -82,28 +82,28 @@ class TooLarge(ApiError):
 
 
 class UnsupportedMediaType(ApiError):
-    """The body is of a kind that is not read here."""
+    """The content type of the body is not supported."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class Unauthorized(ApiError):
-    """No token, or one that is not known."""
+    """The token is missing or unknown."""
 
     status = 401
     code = "unauthorized"
 
 
 class Forbidden(ApiError):
-    """The token or the origin may not do this."""
+    """The token or the origin does not allow the request."""
 
     status = 403
     code = "forbidden"
 
 
 class Unavailable(ApiError):
-    """The service is going down or is not ready; try again."""
+    """The service is stopping or not ready; try again."""
 
     status = 503
     code = "unavailable"
@@ -114,9 +114,7 @@ class SettingsError(ServiceError):
 
 
 class StartError(ServiceError):
-    """A part of the service cannot be started, or does not get ready; its database cannot
-    be used.
-    """
+    """A part of the service cannot start or become ready, or its database cannot be used."""
 
 
 class RuntimeUnavailable(ServiceError):

@@ -1,6 +1,4 @@
-"""The home directory of a one-machine service: who runs there, under which lock, and its
-secrets.
-"""
+"""Home directory of a one-machine service: record of the running service, lock and secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """What `accordion up` writes down about itself in `up.json`."""
+    """Record of a running `accordion up`, stored in `up.json`."""
 
     pid: int
     url: str
@@ -30,7 +28,7 @@ class Running:
     ray_dir: str
     """Private parent folder of Ray's temporary directory; removed on shutdown."""
     pids: dict[str, int]
-    """Process ids of `ray`, `api` and `scheduler` as they are now."""
+    """Current process ids of `ray`, `api` and `scheduler`."""
     token_file: str = ""
     """File with the admin token, for clients of this home; empty if there is none."""
 
@@ -51,7 +49,7 @@ class Home:
         """Create what is missing, readable by the owner only.
 
         Raises:
-            StartError: the directory cannot be made or written.
+            StartError: the directory cannot be created or written.
         """
         try:
             for folder in (self.path, self.logs):
@@ -76,8 +74,8 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home directory against a second `accordion up`; the kernel lets go when the
-        process dies.
+        """Lock the home directory against a second `accordion up`; the kernel releases it when the
+        process ends.
 
         Raises:
             StartError: another process holds it.
@@ -100,18 +98,18 @@ class Home:
         return self.last() if found and self._is_held() else None
 
     def last(self) -> Running | None:
-        """Who ran here last and did not clean up; None where all is clean."""
+        """Return the record that a killed service left; None if there is none."""
         try:
             return Running(**json.loads(self._record.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
     def write(self, running: Running) -> None:
-        """Write down who runs here, all at once."""
+        """Store the record of the running service atomically."""
         write_private(self._record, json.dumps(asdict(running), indent=2))
 
     def clear(self) -> None:
-        """Nobody runs here any more."""
+        """Remove the record of the running service."""
         self._record.unlink(missing_ok=True)
 
     def _is_held(self) -> bool:
@@ -138,7 +136,7 @@ class Home:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file at once; nobody else can read it at any time."""
+    """Replace a file atomically; other users can never read it."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     with os.fdopen(

@@ -17,17 +17,16 @@ from service.home import Home
 
 LOOPBACK = "127.0.0.1"
 LEAST_CPUS = 4
-"""Logical CPUs that Ray is told of at least: two small workers beside their helpers fit every
-machine.
-"""
+"""Minimum number of logical CPUs of Ray: two small workers and their helpers fit every machine."""
 _OBJECT_STORE_BYTES = 200_000_000
-"""Weights and gradients never pass Ray's object store; this is for its own messages."""
+"""Object store of Ray, only for its own messages; weights and gradients never pass through it."""
 MAX_LOG_BYTES = 20_000_000
-"""A log larger than this is put aside at the next start; one old file is kept."""
+"""A larger log is renamed at the next start; one old file is kept."""
 
 RAY_TEMP_NAME = "ray"
 STOP_ORDER = ("scheduler", "api", "ray")
-"""The scheduler first: it gives its lease back, and takes nobody's disappearance for a failure."""
+"""Order of stopping. The scheduler is first: it releases its lease, and records no false failures.
+"""
 
 _RAY_SEES = frozenset(
     {
@@ -43,9 +42,8 @@ _RAY_SEES = frozenset(
     }
 )
 _RAY_SEES_FAMILIES = ("CUDA_", "GLOO_", "LC_", "NCCL_", "NVIDIA_")
-# Ray's command line offers what its optional packages add, and loading them takes 3 s: Serve, the
-# job tools, and (grpc) the Ray client's server, a process of 90 MB. Nobody needs them here, so they
-# are declared absent.
+# Ray's command line loads optional packages for 3 s: Serve, the job tools, and (grpc) the Ray
+# client's server, a process of 90 MB. They are not needed here, so they are declared absent.
 _ABSENT = ("ray.serve.scripts", "ray.dashboard.modules.job.cli")
 _ABSENT_WITHOUT_DASHBOARD = ("grpc", *_ABSENT)
 _RAY_START = (
@@ -83,13 +81,13 @@ _DRIVER_NEEDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalInstance:
-    """Where one `accordion up` lives."""
+    """Settings and paths of one `accordion up`."""
 
     home: Home
     host: str
     port: int
     ray_dir: Path
-    """Private, and short: a socket's path may have 107 characters."""
+    """Private folder with a short path: a socket's path may have 107 characters."""
     temp_dir: Path
     """Private temporary directory of workers, removed on shutdown."""
     ray_port: int
@@ -109,18 +107,18 @@ class LocalInstance:
 
     @property
     def url(self) -> str:
-        """Where people find it."""
+        """URL of the service for users."""
         host = LOOPBACK if self.host in {"0.0.0.0", "::"} else self.host  # noqa: S104 - a comparison, no bind
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def ray_address(self) -> str:
-        """Where the scheduler finds Ray."""
+        """Address of Ray's GCS."""
         return f"{LOOPBACK}:{self.ray_port}"
 
 
 def build_programs(instance: LocalInstance) -> tuple[Program, ...]:
-    """Ray, api and scheduler; they may be started at once, each waits for what it needs."""
+    """Define Ray, api and scheduler. They can start together: each waits for what it needs."""
     for name in STOP_ORDER:
         _put_aside(instance.home.logs / f"{name}.log")
     return (
@@ -129,8 +127,8 @@ def build_programs(instance: LocalInstance) -> tuple[Program, ...]:
             command=_ray_command(instance),
             environment=_ray_environment(instance),
             log=instance.home.logs / "ray.log",
-            # It ends its own children then; killed, it would leave that to the kernel and the
-            # workers.
+            # On SIGTERM it ends its own children; if killed, it would leave that to the kernel and
+            # the workers.
             orphan_signal=signal.SIGTERM,
         ),
         Program(
@@ -144,18 +142,17 @@ def build_programs(instance: LocalInstance) -> tuple[Program, ...]:
             command=_own("scheduler"),
             environment=_scheduler_environment(instance),
             log=instance.home.logs / "scheduler.log",
-            # A process that is connected to a Ray cluster stays bound to it, also when another
-            # takes its address.
+            # A process stays bound to its Ray cluster even if another one takes the address.
             needs=("ray",),
         ),
     )
 
 
 def free_port(host: str, port: int) -> int:
-    """The port, if it can be had; for 0 any that is free.
+    """Return the port if it is free; for 0, any free one.
 
     Raises:
-        StartError: it is taken, or the host is none of this machine.
+        StartError: the port is taken, or the host is not of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -195,8 +192,8 @@ def _ray_command(instance: LocalInstance) -> tuple[str, ...]:
             "--temp-dir",
             str(instance.ray_temp_dir),
         ),
-        # Left to itself Ray takes fixed ports for these, and a second cluster on the machine would
-        # not start.
+        # By default Ray uses fixed ports for these, so a second cluster on the machine would not
+        # start.
         *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
         *("--num-cpus", str(max(LEAST_CPUS, os.cpu_count() or 1))),
         *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
@@ -216,8 +213,8 @@ def _dashboard_flags(instance: LocalInstance) -> tuple[str, ...]:
 
 
 def _ray_environment(instance: LocalInstance) -> dict[str, str]:
-    """Workers inherit it: neither our database nor our tokens are in it, but the cluster's own and
-    what people name.
+    """Build Ray's environment, which workers inherit: it has the cluster's token and the variables
+    that users name, but neither database nor API tokens.
     """
     named = _RAY_SEES | set(instance.passed_variables)
     seen = inherit_environment(lambda name: name in named or name.startswith(_RAY_SEES_FAMILIES))

@@ -1,4 +1,4 @@
-"""Logs of the service's own processes: one JSON object a line on standard error."""
+"""Logs of the service's processes: one JSON object per line on standard error."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import structlog
 
 
 def configure_logs(level: str, process: str) -> None:
-    """Set up structlog and let the standard library's records pass through it."""
+    """Configure structlog, also for records of the standard library."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        # Local variables may hold tokens: they stay out of the logs.
+        # Local variables may contain tokens: they are not logged.
         structlog.processors.ExceptionRenderer(
             structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         ),
@@ -42,5 +42,5 @@ def configure_logs(level: str, process: str) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = name != "uvicorn.access"
-    # Two lines for every look at the migrations.
+    # It logs two lines for every check of the migrations.
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -1,6 +1,4 @@
-"""What was drained from the cluster and is not in the database yet: output is handed over only
-once.
-"""
+"""Output that was drained from the cluster and is not stored yet: it is delivered only once."""
 
 from __future__ import annotations
 
@@ -10,19 +8,19 @@ from itertools import accumulate
 from workers.contract import Drained, LogLine
 
 MAX_PENDING_BYTES = 1 << 20
-"""Of a job's output that are kept while the database cannot be written: what the cluster itself
-holds of a job.
+"""Bytes of a job's output kept while the database cannot be written; the cluster's own limit per
+job.
 """
 
 
 class PendingLogs:
-    """By job, the newest output as far as there is room for it; what is older is counted."""
+    """Keeps the newest output of each job up to the limit; older output is counted."""
 
     def __init__(self) -> None:
         self._by_job: dict[str, Drained] = {}
 
     def add(self, job_id: str, drained: Drained) -> Drained:
-        """Keep what was drained; together with the output that was kept before."""
+        """Keep drained output, together with the output kept before."""
         kept = self.of(job_id)
         lines = (*kept.logs, *drained.logs)
         newest = _newest(lines)
@@ -31,11 +29,11 @@ class PendingLogs:
         return self._by_job[job_id]
 
     def of(self, job_id: str) -> Drained:
-        """What is kept of a job."""
+        """Output kept of a job."""
         return self._by_job.get(job_id, Drained())
 
     def forget(self, job_id: str) -> None:
-        """It is in the database now."""
+        """Forget output that is now in the database."""
         self._by_job.pop(job_id, None)
 
     def keep_only(self, job_ids: Container[str]) -> None:
@@ -44,7 +42,7 @@ class PendingLogs:
 
 
 def _newest(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:
-    """The last lines, as many as fit into `MAX_PENDING_BYTES` of JSON."""
+    """Return as many of the last lines as fit into `MAX_PENDING_BYTES` of JSON."""
     sizes = accumulate(len(line.model_dump_json()) for line in reversed(lines))
     count = sum(size <= MAX_PENDING_BYTES for size in sizes)
     return tuple(lines[len(lines) - count :])

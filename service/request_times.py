@@ -1,4 +1,4 @@
-"""How long the api takes to answer, by route: the only metric that lives in the process."""
+"""Response times of the api by route: the only metric kept in the process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 UNMATCHED = "unmatched"
-"""Route of requests that no route serves, so that guessed paths make no new series."""
+"""Route label of unknown paths, so that guessed paths add no series."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
-"""Method of requests whose method is none of these, likewise."""
+"""Method label of other methods, so that they add no series."""
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Seconds."""
 
@@ -26,25 +26,23 @@ class RequestTimes(Collector):
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._seconds = Histogram(
             "accordion_api_request_duration_seconds",
-            "Seconds from a request to the first byte of its answer, by method, route and status.",
+            "Seconds from request to first byte of the response, by method, route and status.",
             ("method", "route", "status"),
             buckets=BUCKETS,
             registry=None,
         )
 
     def observe(self, seconds: float, *, method: str, route: str, status: int) -> None:
-        """One request was answered."""
+        """Record one request."""
         self._seconds.labels(method, route, str(status)).observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """The histogram, as prometheus_client asks for it."""
+        """Collect the histogram for prometheus_client."""
         yield from self._seconds.collect()
 
 
 class TimedRequests:
-    """ASGI middleware; streams count up to their first byte, since they end when the reader
-    leaves.
-    """
+    """ASGI middleware; a stream counts up to its first byte, since it ends with its client."""
 
     def __init__(self, app: ASGIApp, times: RequestTimes) -> None:
         self._app = app

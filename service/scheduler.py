@@ -1,9 +1,9 @@
-"""The scheduler process: the only one that talks to the cluster. Load, work, write what is still
-true; again and again.
+"""The scheduler process, the only one that uses the cluster: a loop of load, work and guarded
+writes.
 
-Every turn looks at the rows, asks the cluster (outside any transaction), and writes under the
-lease's token. Killed at any point, its successor finds rows that are true and compares them with
-the cluster anew.
+Every turn reads the rows, queries the cluster (outside any transaction), and writes with the
+lease's token. If it is killed, its successor finds consistent rows and compares them with the
+cluster.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _log = structlog.get_logger()
 
 
 class Scheduler:
-    """One scheduler over a migrated database; `run_once` is one look."""
+    """Scheduler on a migrated database; `run_once` is one turn."""
 
     def __init__(
         self,
@@ -112,12 +112,10 @@ class Scheduler:
         longest_s = max(settings.start_timeout_s, settings.cancel_grace_s)
         self._deadlines = Deadlines(clock=clock, monotonic=monotonic, longest_s=longest_s)
         self._missing_since: dict[str, float] = {}
-        """When the supervisor of an unfinished job was first looked for in vain."""
+        """When the supervisor of an unfinished job was first found missing."""
 
     def run_once(self) -> bool:
-        """Look once at everything; False where another scheduler holds the lease, and nothing was
-        done.
-        """
+        """Run one turn; False if another scheduler holds the lease and nothing was done."""
         token = self._lease.hold()
         if token is None:
             self._refreshed_at = None
@@ -148,12 +146,12 @@ class Scheduler:
         self._allocator.reallocate(self._cluster, token)
 
     def release(self) -> None:
-        """Give the lease back, so that a successor need not wait."""
+        """Release the lease, so that a successor need not wait."""
         self._claim.release()
         self._lease.release()
 
     def _refresh_cluster(self, token: int) -> bool:
-        """Nodes and supervisors, where a new look is due; True where it was.
+        """Survey nodes and supervisors if due; True if it was.
 
         Raises:
             RuntimeUnavailable: the cluster does not answer.
@@ -169,8 +167,7 @@ class Scheduler:
         self._cluster.nodes = self._runtime.nodes()
         found = sorted(self._runtime.supervisors(), key=lambda supervisor: supervisor.attempt)
         self._cluster.update_supervisors(found, now)
-        # Read after the cluster, which may take its time: every supervisor that was seen has its
-        # row by now.
+        # Read after the survey, which may be slow: every listed supervisor has its row by now.
         self._guests.refresh_registered(token)
         unfinished = self._repository.unfinished_ids()
         self._cluster.update_foreign_use(self._repository.allocated(), now)
@@ -223,7 +220,7 @@ class Scheduler:
             raise
         except RuntimeUnavailable as error:
             _log.warning("cluster", job_id=job.id, error=str(error))
-        except Exception:  # noqa: BLE001  # one job that cannot be served must not keep the others waiting
+        except Exception:  # noqa: BLE001  # one failing job must not block the others
             _log.exception("job", job_id=job.id)
 
     def _act(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
@@ -306,8 +303,8 @@ class Scheduler:
         return runs and Status(job.status) not in HELD
 
     def _clear_message(self, state: SupervisorState | None, drained: Drained) -> None:
-        """What a supervisor said before its records came tells nothing of where the job is after
-        them.
+        """A supervisor's report that is older than its records does not show the current state of
+        the job.
         """
         if state is not None and drained.records:
             self._cluster.supervisors[state.job_id] = replace(state, message="")
@@ -354,7 +351,7 @@ class Scheduler:
         self._cluster.supervisors.pop(job_id, None)
 
     def _mark_lost(self, job: JobRow, action: MarkLost, token: int) -> None:
-        # Out of sight is not always dead: it must not come back beside its successor.
+        # A missing supervisor may be alive: it must not return beside its successor.
         self._remove(job.id, token, why=action.message)
         budget = self._settings.max_lost_attempts
         if self._writes.mark_lost(
@@ -372,15 +369,13 @@ class Scheduler:
             self._reports.mark_stored(job.id)
 
     def _finish_pause(self, job: JobRow, token: int) -> None:
-        """The attempt is over and the job is not; what is left of it must not be there beside the
-        next one.
-        """
+        """End the attempt but not the job; remove its processes before the next attempt starts."""
         if self._writes.finish_pause(job, token, drained=self._reports.history(job)):
             self._reports.mark_stored(job.id)
             self._remove(job.id, token, why=f"attempt {job.attempt} has paused")
 
     def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:
-        """All that came before the end is shown before it."""
+        """Store the end of the job after all earlier reports."""
         if self._writes.finish(job, token, end=end, drained=self._reports.history(job)):
             self._remove(job.id, token, why=f"the job ended: {end.reason}")
 
@@ -388,7 +383,7 @@ class Scheduler:
 def run(
     settings: Settings, runtime: Runtime, *, clock: Clock = time.time, stop: threading.Event
 ) -> None:
-    """Migrate the database and take turns until `stop` is set; then give the lease back."""
+    """Migrate the database and run turns until `stop` is set; then release the lease."""
     upgrade(settings.database)
     database = Database(settings.database)
     scheduler = Scheduler(database=database, runtime=runtime, settings=settings, clock=clock)
@@ -396,7 +391,7 @@ def run(
     while not stop.is_set():
         try:
             scheduler.run_once()
-        except Exception:  # noqa: BLE001  # the loop's one catch-all: record, and look again
+        except Exception:  # noqa: BLE001  # the loop's one catch-all: log, and retry
             _log.exception("turn")
         stop.wait(settings.drain_interval_s)
     scheduler.release()
@@ -413,7 +408,7 @@ def serve(settings: Settings) -> None:
     token = settings.ray_auth_token()
     if token is not None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
-    # Loads Ray, which nothing else in this module needs, and which reads its token now.
+    # Imports Ray, which only this function needs and which reads its token at import.
     from service.runtime.ray_backend import RayBackend
 
     configure_logs(settings.log_level, "scheduler")

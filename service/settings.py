@@ -15,16 +15,16 @@ from sqlalchemy.exc import ArgumentError
 from service.errors import SettingsError
 
 MIN_TOKEN_LENGTH = 16
-"""Characters; a shorter one could be guessed over the network."""
+"""Minimum length of a token; a shorter one could be guessed over the network."""
 
 
 _DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"})
 _SECRET = frozenset({"DATABASE_URL", "TOKEN"})
-"""Ends of the names whose values are never shown: they hold passwords."""
+"""Suffixes of names whose values are never shown: they contain passwords."""
 
 
 class Settings(BaseSettings):
-    """Frozen; `load_settings` builds it and turns mistakes into one sentence."""
+    """Settings of the service. `load_settings` creates them and reports an error in one line."""
 
     model_config = SettingsConfigDict(
         env_prefix="ACCORDION_", frozen=True, extra="forbid", populate_by_name=True
@@ -41,7 +41,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     url: str = ""
-    """Where clients look for the service; empty is the service of this home directory."""
+    """URL of the service for clients; empty is the service of this home directory."""
     admin_token: SecretStr | None = None
     admin_token_file: Path | None = None
     metrics_token: SecretStr | None = None
@@ -71,7 +71,7 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("ACCORDION_RAY_TOKEN_FILE", "RAY_AUTH_TOKEN_PATH"),
     )
     pass_to_workers: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names of variables that `accordion up` hands on to the workers, such as a storage's
+    """Names of variables that `accordion up` passes on to the workers, such as a storage's
     AWS_ACCESS_KEY_ID.
     """
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
@@ -81,22 +81,22 @@ class Settings(BaseSettings):
     max_code_bytes: int = Field(default=67_108_864, ge=1024)
     """Largest upload of code."""
     code_retention_s: float = Field(default=86_400.0, ge=60)
-    """How long an upload that no job names is kept after it was last asked for; one that comes in
-    needs a while.
+    """How long an upload that no job names is kept after its last request; an upload itself takes a
+    while.
     """
     metrics_retention_s: float = Field(default=300.0, ge=0)
     """How long an ended job stays in `/metrics`."""
     start_timeout_s: float = Field(default=120.0, gt=0)
-    """How long a start may take while no worker process is placed; then it is retried. Loading has
-    its own limit, in the job's spec.
+    """How long a start may take while no worker process is placed before it is retried. Loading has
+    its own limit in the job's spec.
     """
     cancel_grace_s: float = Field(default=30.0, gt=0)
-    """From the wish to cancel until the workers are removed by force."""
+    """Seconds from a cancel until the workers are killed."""
     max_lost_attempts: int = Field(default=5, ge=0)
     """How many attempts of a job may vanish with their machines before the job fails as LOST."""
     patience_s: float = Field(default=5.0, ge=0)
-    """How long a supervisor may be out of sight, as while Ray restarts it, until its attempt counts
-    as lost.
+    """How long a supervisor may be missing, for example while Ray restarts it, until its attempt
+    counts as lost.
     """
     guest_lost_s: float = Field(default=60.0, gt=0)
     """Seconds without a sign of life until a guest run is LOST, and without a step until that is
@@ -108,15 +108,16 @@ class Settings(BaseSettings):
     come back.
     """
     lease_s: float = Field(default=3.0, gt=0)
-    """How long a scheduler that died keeps its successor waiting."""
+    """Lifetime of the scheduler's lease, in seconds: how long a successor waits for one that died.
+    """
     drain_interval_s: float = Field(default=0.25, gt=0)
-    """Distance between two looks at the running jobs."""
+    """Interval between two turns over the running jobs."""
     survey_interval_s: float = Field(default=1.0, gt=0)
-    """Distance between two looks at nodes and supervisors; likewise between repeated orders."""
+    """Interval between two surveys of nodes and supervisors, and between repeated orders."""
     heartbeat_stale_s: float = Field(default=10.0, gt=0)
-    """Age of the scheduler's heartbeat from which `/readyz` says no."""
+    """Age of the scheduler's heartbeat from which `/readyz` reports not ready."""
     sse_keepalive_s: float = Field(default=15.0, gt=0)
-    """Distance between two comments that keep a silent stream open."""
+    """Interval between two comments that keep a silent stream open."""
     log_level: str = "INFO"
 
     @field_validator("home", mode="after")

@@ -1,7 +1,7 @@
 """`accordion up`: the whole service on one machine, kept running until a signal comes.
 
-Nothing survives it: its programs end with it however it ends, and unfinished jobs go on from their
-checkpoints when it is started again on the same home directory.
+Its programs end with it, however it ends. Unfinished jobs continue from their checkpoints at the
+next start on the same home directory.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from service.settings import Settings
 from service.temp_folders import private_folder, remove_abandoned_folders
 
 READY_TIMEOUT_S = 90.0
-"""From the start to the first ready answer; usual are 8 s, and a loaded machine takes several times
-as long.
+"""Limit from the start until ready, in seconds; 8 s are usual, several times as many on a loaded
+machine.
 """
 MAX_START_DEATHS = 3
-"""How often one program may die before the service was ready once."""
+"""How often a program may exit before the service was ready once."""
 STOP_TIMEOUT_S = (len(STOP_ORDER) + 2) * END_GRACE_S
-"""The longest that stopping can take: every program, and what they left behind, gets its time."""
+"""Longest time to stop: every program, and the processes left behind, get their grace period."""
 LOOK_INTERVAL_S = 0.1
 READY_INTERVAL_S = 0.2
 FOLDER_PREFIX = "accordion-up-"
-_RAY_FOLDERS = Path("/tmp")  # noqa: S108 - for folders that no other user can enter
+_RAY_FOLDERS = Path("/tmp")  # noqa: S108 - parent of private folders
 """Parent of Ray's folders; a longer path could exceed the limit of socket paths."""
 
 Say = Callable[[str], None]
-"""Takes one line for people."""
+"""Receives one line for users."""
 
 
 def up(settings: Settings, say: Say) -> None:
@@ -59,7 +59,7 @@ def up(settings: Settings, say: Say) -> None:
 
     Raises:
         StartError: another one runs on this home directory, the port is taken, or a part does not
-            get ready.
+            become ready.
         SettingsError: a setting is wrong, or the service would be reachable from other machines
             without a token.
     """
@@ -88,7 +88,7 @@ def up(settings: Settings, say: Say) -> None:
             )
             say(_how_to_open(instance.url, settings.token()))
         _keep(instance, manager, signals, say=say)
-        say("stopping; unfinished jobs go on from their checkpoints at the next 'accordion up'")
+        say("stopping; unfinished jobs continue from their checkpoints at the next 'accordion up'")
 
 
 def _with_token(settings: Settings) -> Settings:
@@ -157,15 +157,15 @@ def _how_to_open(url: str, token: str | None) -> str:
 
 @dataclass(slots=True)
 class Signals:
-    """What the operating system asked for."""
+    """Signals received from the operating system."""
 
     stop: bool = False
 
 
 @contextmanager
 def _signals() -> Iterator[Signals]:
-    """Signals to end are noted, and work until the end of the block: a second Ctrl-C does not leave
-    anything behind.
+    """Record stop signals until the end of the block, so that a second Ctrl-C leaves nothing
+    behind.
     """
     signals = Signals()
 
@@ -182,10 +182,10 @@ def _signals() -> Iterator[Signals]:
 
 
 def _wait_until_ready(instance: LocalInstance, manager: ProcessManager, signals: Signals) -> bool:
-    """False where a signal came first.
+    """Wait until the service is ready; False if a signal arrived first.
 
     Raises:
-        StartError: a part died again and again, or the time is over.
+        StartError: a part exited repeatedly, or the time limit passed.
     """
     deadline = time.monotonic() + READY_TIMEOUT_S
     with Client(instance.url) as client:
@@ -206,11 +206,11 @@ def _wait_until_ready(instance: LocalInstance, manager: ProcessManager, signals:
 
 
 def _unready(client: Client) -> str:
-    """What is not ready yet, in words; empty where all is."""
+    """Describe what is not ready; empty if all is."""
     try:
         ready = client.ready()
     except ClientError:
-        return "the api does not answer"
+        return "the api does not respond"
     return "; ".join(
         f"{name} {check.message}" for name, check in ready.checks.items() if not check.ok
     )
@@ -227,7 +227,7 @@ def _refuse_deaths(instance: LocalInstance, manager: ProcessManager) -> None:
 
 
 def last_log_line(log: Path) -> str:
-    """The last line of a log; of a JSON record its sentence."""
+    """Return the last line of a log, or the message of a JSON record."""
     lines = (
         [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         if log.exists()
@@ -249,7 +249,7 @@ def last_log_line(log: Path) -> str:
 def _keep(instance: LocalInstance, manager: ProcessManager, signals: Signals, *, say: Say) -> None:
     while not signals.stop:
         for name in manager.look():
-            say(f"{name} had ended and was started again; see {instance.home.logs / name}.log")
+            say(f"{name} exited and was restarted; see {instance.home.logs / name}.log")
             _write(instance, manager)
         time.sleep(LOOK_INTERVAL_S)
 
@@ -271,7 +271,7 @@ def _temp_root() -> Path:
 
 
 def _clean_up(home: Home) -> None:
-    """Remove what this run, or one before it that was killed, leaves behind."""
+    """Remove what this run or a killed one before it left behind."""
     last = home.last()
     if last is not None and Path(last.ray_dir).name.startswith(FOLDER_PREFIX):
         _keep_ray_logs(Path(last.ray_dir), home)
@@ -281,7 +281,7 @@ def _clean_up(home: Home) -> None:
 
 
 def _keep_ray_logs(ray_dir: Path, home: Home) -> None:
-    """What Ray wrote in its last run, for whoever has to find out why it ended."""
+    """Keep Ray's logs of the last run, to find out why it ended."""
     written, kept = ray_dir / RAY_TEMP_NAME / "session_latest" / "logs", home.logs / "ray-session"
     if written.exists():
         shutil.rmtree(kept, ignore_errors=True)

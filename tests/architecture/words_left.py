@@ -15,7 +15,7 @@ ELLIPTICAL_LEFT = {
     "accordion": 0,
     "accordion_ray": 0,
     "workers": 0,
-    "service": 11,
+    "service": 0,
     "tests": 0,
 }
 """Number of docstrings by package that need the line above them."""
