@@ -35,7 +35,8 @@ from service.domain.actions import (
     StartAttempt,
     Wait,
 )
-from service.domain.jobs import HELD, Kind, Reason, Status
+from service.domain.job_status import HELD
+from service.domain.jobs import Kind, Reason, Status
 from service.domain.reconcile import ObservedJob, Supervisor, next_action
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
 from service.foreign_jobs import ClusterClaim, ForeignJobs

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from service.domain.job_status import STATUS_TABLE, UNFINISHED
+
 RATE = "[$__rate_interval]"
 
 
@@ -94,6 +96,7 @@ _LEVEL_NAMES = {
     2: ("high", "dark-blue"),
     3: ("custom", "purple"),
 }
+_GUEST_STATES = "|".join(status for status in UNFINISHED if STATUS_TABLE[status].is_for_guests)
 _YES_NO = {0: ("no", "red"), 1: ("yes", "green")}
 
 NOW = Row(
@@ -416,7 +419,7 @@ SERVICE = Row(
                 Query(
                     expr=(
                         "sum(max without (instance)"
-                        ' (accordion_guests{state=~"RUNNING|RECOVERING|LOST"}))'
+                        f' (accordion_guests{{state=~"{_GUEST_STATES}"}}))'
                     ),
                     legend="guest runs",
                 ),

@@ -14,7 +14,8 @@ from starlette.responses import StreamingResponse
 from service.api.app_state import AppState
 from service.api.feeds import Frame, Reader, Snapshot, follow
 from service.api.views import event_document, progress_view
-from service.domain.jobs import ENDED, Status
+from service.domain.job_status import ENDED
+from service.domain.jobs import Status
 from service.store.models import EventRow, JobRow, LogChunkRow
 
 MEDIA_TYPE = "text/event-stream"

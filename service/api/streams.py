@@ -12,7 +12,8 @@ from service.api.conditions import last_event_id
 from service.api.deps import JobDep, QueryParams, StateDep
 from service.api.problems import problems
 from service.api.sse import MEDIA_TYPE, EventReader, LogReader, stream
-from service.domain.jobs import ENDED, Status
+from service.domain.job_status import ENDED
+from service.domain.jobs import Status
 from service.errors import Invalid
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["streams"])

@@ -43,6 +43,7 @@ from service.api.schemas import (
 from service.client.answers import check, translate_errors
 from service.client.errors import AmbiguousJob, NotFound, Unreachable
 from service.client.stream import LogChunk, Stream, Waiter, follow
+from service.domain.job_status import UNFINISHED
 
 Answer = TypeVar("Answer", bound=BaseModel)
 REQUEST_TIMEOUT_S = 10.0
@@ -57,18 +58,6 @@ PAGE_HISTORY = 100
 MAX_NAME = 63
 """Maximum length of a job name, in characters."""
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
-UNFINISHED = (
-    "QUEUED",
-    "STARTING",
-    "RUNNING",
-    "RESIZING",
-    "RECOVERING",
-    "PAUSING",
-    "PAUSED",
-    "STOPPING",
-    "LOST",
-)
-"""States of jobs that have not ended."""
 
 
 class Client:

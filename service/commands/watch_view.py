@@ -26,15 +26,17 @@ from service.commands.format import (
     replace_override_ids,
 )
 from service.commands.watch_state import WatchState
-from service.domain.jobs import ENDED
+from service.domain.job_status import ENDED, STATUS_TABLE, Tone
 
-_COLOURS = {
-    "SUCCEEDED": "green",
-    "FAILED": "red",
-    "LOST": "red",
-    "CANCELLED": "yellow",
-    "RUNNING": "cyan",
-    "PAUSED": "yellow",
+_COLOUR_BY_TONE: Mapping[Tone, str] = {
+    "good": "green",
+    "bad": "red",
+    "idle": "yellow",
+    "run": "cyan",
+    "wait": "white",
+}
+_COLOURS: Mapping[str, str] = {
+    status: _COLOUR_BY_TONE[traits.tone] for status, traits in STATUS_TABLE.items()
 }
 
 

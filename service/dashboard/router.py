@@ -22,7 +22,9 @@ from service.api.app_state import AppState
 from service.api.deps import RepositoryDep
 from service.api.views import job_view
 from service.dashboard.assets import assets, fingerprint
-from service.domain.jobs import Kind, Status
+from service.domain.job_status import STATUS_TABLE
+from service.domain.jobs import Kind
+from service.domain.override_status import OVERRIDE_TONES
 from service.domain.ray_links import link_to_workers
 from service.errors import NotFound
 from service.store.stored_documents import stored_ray_run
@@ -30,6 +32,11 @@ from service.store.stored_documents import stored_ray_run
 router = APIRouter(include_in_schema=False)
 FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 FRESH = {"Cache-Control": "no-store"}
+_STATUSES = {
+    status: {"phase": traits.phase, "tone": traits.tone, "isActive": traits.is_active}
+    for status, traits in STATUS_TABLE.items()
+}
+"""The table of statuses as the scripts of the pages read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,7 @@ CHARTS = (
 @router.get("/")
 def show_jobs(request: Request) -> Response:
     """Show the list of jobs."""
-    return _page(request, "jobs.html", page="jobs", statuses=[status.value for status in Status])
+    return _page(request, "jobs.html", page="jobs")
 
 
 @router.get("/jobs/{job_id}")
@@ -117,6 +124,8 @@ def _page(
             static=f"/static/pages/{fingerprint()}",
             signed_in=state.cookie in request.cookies,
             page=page,
+            statuses=_STATUSES,
+            override_tones=OVERRIDE_TONES,
             **values,
         )
     )

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from service.domain.jobs import LEAVING, Status
+from service.domain.job_status import LEAVING
+from service.domain.jobs import Status
 from service.domain.queue import (
     PendingJob,
     ResourceRequest,

@@ -1,4 +1,4 @@
-"""States of a job and the table of allowed steps; pure."""
+"""Kinds, statuses, desired states and reasons of a job; pure."""
 
 from __future__ import annotations
 
@@ -90,33 +90,3 @@ class Reason(StrEnum):
     """The process of a guest run is alive and has made no step for a while: it evaluates, saves,
     compiles or hangs.
     """
-
-
-ENDED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED})
-
-HELD = frozenset({Status.QUEUED, Status.PAUSED})
-"""States without a running process of the job."""
-LEAVING = frozenset({Status.STOPPING, Status.PAUSING})
-"""States in which the attempt saves and ends; reports of its workers change no state."""
-_LEFT = ENDED | LEAVING | {Status.QUEUED}
-"""States that an attempt may reach at any time: it ends, must end, or is lost."""
-
-STEPS: dict[Status, frozenset[Status]] = {
-    Status.QUEUED: frozenset({Status.STARTING, Status.PAUSED, Status.CANCELLED, Status.FAILED}),
-    Status.STARTING: frozenset({Status.RUNNING, Status.RECOVERING}) | _LEFT,
-    Status.RUNNING: frozenset({Status.RESIZING, Status.RECOVERING, Status.LOST}) | _LEFT,
-    Status.RESIZING: frozenset({Status.RUNNING, Status.RECOVERING}) | _LEFT,
-    Status.RECOVERING: frozenset({Status.RUNNING, Status.LOST}) | _LEFT,
-    Status.LOST: frozenset({Status.RUNNING}) | ENDED,
-    Status.PAUSING: frozenset({Status.PAUSED, Status.QUEUED, Status.STOPPING}) | ENDED,
-    Status.PAUSED: frozenset({Status.QUEUED, Status.CANCELLED}),
-    Status.STOPPING: ENDED,
-    Status.SUCCEEDED: frozenset(),
-    Status.FAILED: frozenset(),
-    Status.CANCELLED: frozenset(),
-}
-
-
-def is_transition_allowed(old: Status, new: Status) -> bool:
-    """Return whether a job may change from one state to the other in one step."""
-    return new in STEPS[old]

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from accordion.messages import Ack
+from service.domain.job_status import Tone
 
 OverrideState = Literal[
     "PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"
 ]
+OVERRIDE_TONES: Mapping[OverrideState, Tone] = {
+    "PENDING": "wait",
+    "DELIVERED": "run",
+    "APPLIED": "good",
+    "REJECTED": "bad",
+    "SUPERSEDED": "idle",
+    "EXPIRED": "idle",
+    "CANCELLED": "idle",
+}
 LIVE = frozenset({"PENDING", "DELIVERED", "APPLIED"})
 ORDERED = LIVE | {"EXPIRED", "SUPERSEDED"}
 """States that are part of the orders; the controller checks the intervals, so repeated steps see

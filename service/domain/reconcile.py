@@ -16,7 +16,8 @@ from service.domain.actions import (
     StartAttempt,
     Wait,
 )
-from service.domain.jobs import HELD, LEAVING, Reason, Status
+from service.domain.job_status import HELD, LEAVING
+from service.domain.jobs import Reason, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

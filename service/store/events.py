@@ -9,7 +9,8 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from accordion.messages import Ack
-from service.domain.jobs import ENDED, Reason, Status, is_transition_allowed
+from service.domain.job_status import ENDED, is_transition_allowed
+from service.domain.jobs import Reason, Status
 from service.domain.override_status import OverrideStatus
 from service.store.models import AckRow, EventRow, JobRow, OverrideRow
 from service.store.stored_documents import override_columns

@@ -9,7 +9,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.domain.guests import name_guest
-from service.domain.jobs import ENDED, Desired, Kind, Reason, Status
+from service.domain.job_status import UNFINISHED
+from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.ray_run import RayRun
 from service.store.events import append_event, status_data
 from service.store.models import AttemptRow, JobRow
@@ -20,8 +21,7 @@ _MESSAGE = "registered by its Ray Train script; waits for its first report"
 
 def insert_guest(session: Session, guest: Guest, *, now: float) -> None:
     """Insert the rows of a guest run that has none."""
-    unfinished = [status.value for status in Status if status not in ENDED]
-    same_name = select(JobRow.name).where(JobRow.name == guest.name, JobRow.status.in_(unfinished))
+    same_name = select(JobRow.name).where(JobRow.name == guest.name, JobRow.status.in_(UNFINISHED))
     job = JobRow(
         id=guest.job_id,
         name=name_guest(guest.name, guest.job_id, set(session.scalars(same_name))),

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from service.domain import overrides
-from service.domain.jobs import ENDED, HELD, Desired, Kind, Reason, Status
+from service.domain.job_status import ENDED, HELD
+from service.domain.jobs import Desired, Kind, Reason, Status
 from service.errors import Conflict, Invalid, NotFound
 from service.store.database import Database
 from service.store.events import (

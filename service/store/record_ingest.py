@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from accordion.messages import to_json
 from service.domain import overrides
 from service.domain.elasticity import ElasticityStats, cost, recovered, resized
-from service.domain.jobs import LEAVING, Kind, Reason, Status
+from service.domain.job_status import LEAVING
+from service.domain.jobs import Kind, Reason, Status
 from service.domain.override_status import OverrideStatus, SwitchReport
 from service.domain.ray_run import RayRun
 from service.store.events import (

@@ -13,7 +13,8 @@ from typing import TypeVar
 from sqlalchemy import Select, func, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from service.domain.jobs import ENDED, Kind, Reason, Status
+from service.domain.job_status import UNFINISHED
+from service.domain.jobs import Kind, Reason, Status
 from service.domain.waiting_message import WAITS_ITS_TURN
 from service.store.database import Database
 from service.store.models import (
@@ -33,7 +34,6 @@ from service.store.models import (
 
 SCHEDULER_LEASE = "scheduler"
 Row = TypeVar("Row")
-_UNFINISHED = tuple(status.value for status in Status if status not in ENDED)
 """Listed explicitly: an index serves `IN`, but not `NOT IN`."""
 _LOWEST_ID, _HIGHEST_ID = (
     "00000000-0000-0000-0000-000000000000",
@@ -122,19 +122,19 @@ class Repository:
         """Jobs that have not ended, oldest first."""
         return self._all(
             select(JobRow)
-            .where(JobRow.status.in_(_UNFINISHED))
+            .where(JobRow.status.in_(UNFINISHED))
             .order_by(JobRow.created_at, JobRow.id)
         )
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the jobs that have not ended."""
         with self.database.read() as session:
-            return set(session.scalars(select(JobRow.id).where(JobRow.status.in_(_UNFINISHED))))
+            return set(session.scalars(select(JobRow.id).where(JobRow.status.in_(UNFINISHED))))
 
     def shown(self, ended_after: float) -> list[JobRow]:
         """Jobs that have not ended, and those that ended at that time or later; oldest first."""
         query = select(JobRow).where(
-            or_(JobRow.status.in_(_UNFINISHED), JobRow.ended_at >= ended_after)
+            or_(JobRow.status.in_(UNFINISHED), JobRow.ended_at >= ended_after)
         )
         return self._all(query.order_by(JobRow.created_at, JobRow.id))
 
@@ -156,7 +156,7 @@ class Repository:
 
     def allocated(self) -> list[JobRow]:
         """Jobs that hold workers, in the order of priority and age."""
-        query = select(JobRow).where(JobRow.status.in_(_UNFINISHED), JobRow.workers > 0)
+        query = select(JobRow).where(JobRow.status.in_(UNFINISHED), JobRow.workers > 0)
         return self._all(query.order_by(JobRow.priority.desc(), JobRow.created_at, JobRow.id))
 
     def named_code(self) -> set[str]:

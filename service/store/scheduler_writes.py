@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 from accordion.messages import Override
 from service.domain import overrides
 from service.domain.actions import MarkLost
-from service.domain.jobs import ENDED, Desired, Kind, Reason, Status
+from service.domain.job_status import ENDED
+from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.override_status import ORDERED
 from service.runtime.protocol import Node
 from service.store.database import Database

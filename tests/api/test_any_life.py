@@ -10,7 +10,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.domain.jobs import ENDED, HELD, Status, is_transition_allowed
+from service.domain.job_status import ENDED, HELD, is_transition_allowed
+from service.domain.jobs import Status
 from service.domain.override_status import LIVE
 from service.errors import Conflict
 from tests.api.world import World

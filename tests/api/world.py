@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from service.domain.jobs import ENDED, Status
+from service.domain.job_status import ENDED
+from service.domain.jobs import Status
 from service.scheduler import Scheduler
 from service.settings import Settings, load_settings
 from service.store.database import Database

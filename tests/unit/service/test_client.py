@@ -17,8 +17,6 @@ from service.client import (
     Unreachable,
     Waiter,
 )
-from service.client.client import UNFINISHED
-from service.domain.jobs import ENDED, Status
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
 PROBLEM = {
@@ -276,7 +274,3 @@ def test_a_job_is_found_with_as_many_requests_however_many_there_are() -> None:
 def test_a_reference_that_fits_no_job_is_told_with_the_way_out() -> None:
     with pytest.raises(AmbiguousJob, match="there is no job 'z'; 'accordion list'"):
         client_of(jobs_named("a", "b")).find("z")
-
-
-def test_the_states_of_jobs_that_have_not_ended_are_the_services() -> None:
-    assert set(UNFINISHED) == {status.value for status in Status if status not in ENDED}

@@ -18,7 +18,8 @@ from service.domain.actions import (
     StartAttempt,
     Wait,
 )
-from service.domain.jobs import ENDED, HELD, Reason, Status
+from service.domain.job_status import ENDED, HELD
+from service.domain.jobs import Reason, Status
 from service.domain.reconcile import ObservedJob, Supervisor, next_action
 
 LIVING = st.sampled_from(sorted(set(Status) - ENDED))

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from accordion.messages import Decision
-from service.domain.jobs import LEAVING, Reason, Status
+from service.domain.job_status import LEAVING
+from service.domain.jobs import Reason, Status
 from service.store.database import Database
 from service.store.job_submission import JobSubmission, RequestedOverride
 from service.store.migrations import upgrade

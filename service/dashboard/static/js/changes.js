@@ -1,5 +1,5 @@
 // Changes of worker group and overrides of a job: read from its events, marked in its charts, listed in a table.
-import { cell, clock, counted, element, fill, labelled, levelText } from "./format.js";
+import { cell, clock, counted, element, fill, isHeld, labelled, levelText } from "./format.js";
 import { CAUSES, lost } from "./workers.js";
 
 const at = (id) => document.getElementById(id);
@@ -54,7 +54,7 @@ export function takeEvent(changes, { type, time, data }) {
   const open = last !== undefined && !last.done;
   if (type === "workers" && data.what in TAKE) TAKE[data.what](changes, data, time);
   else if (type === "end" && open) Object.assign(last, { done: true, title: last.atEnd });
-  else if (type === "status" && data.attempt > 0 && ["QUEUED", "PAUSED"].includes(data.status)) {
+  else if (type === "status" && data.attempt > 0 && isHeld(data.status)) {
     const title = `Attempt ${data.attempt} ended`;
     if (open && last.kind === "resize") Object.assign(last, { done: true, title: last.atEnd });
     if (!open || last.kind !== "restart") announce(changes, { kind: "restart", time, sign: SIGNS.restart, title, atEnd: title, word: data.message });

@@ -62,22 +62,35 @@ export const ago = (text) => (text ? `${duration((Date.now() - Date.parse(text))
 
 export const clock = (text) => new Date(text).toLocaleTimeString([], { hour12: false });
 
-const TONE = {
-  QUEUED: "wait", STARTING: "wait", RUNNING: "run", RESIZING: "wait", RECOVERING: "wait", PAUSING: "wait", PAUSED: "", STOPPING: "wait", LOST: "bad",
-  SUCCEEDED: "good", FAILED: "bad", CANCELLED: "",
-  PENDING: "wait", DELIVERED: "run", APPLIED: "good", REJECTED: "bad", SUPERSEDED: "", EXPIRED: "",
-};
+// The server's tables: phase, tone and activity of each job status, and the tone of each override state.
+const table = (name) => JSON.parse(document.documentElement.dataset[name]);
+const STATUSES = table("statuses");
+const OVERRIDE_TONES = table("overrideTones");
+
+const tone = (status) => STATUSES[status]?.tone ?? "";
+
+export const isActive = (status) => STATUSES[status]?.isActive ?? false;
+
+export const isHeld = (status) => STATUSES[status]?.phase === "held";
+
+export const hasEnded = (status) => STATUSES[status]?.phase === "ended";
+
+export const barTone = (status) => (hasEnded(status) ? tone(status) : "");
 
 export const words = (constant) => {
   const text = constant.replaceAll("_", " ").toLowerCase();
   return text.charAt(0).toUpperCase() + text.slice(1);
 };
 
-export const pill = (state, title = "") => element("span", { className: `pill ${TONE[state] ?? ""}`, title }, words(state));
+const pill = (name, text, title) => element("span", { className: `pill ${name}`, title }, words(text));
 
-export const repaint = (node, state) => {
-  node.className = `pill ${TONE[state] ?? ""}`;
-  node.textContent = words(state);
+export const statusPill = (status, title = "") => pill(tone(status), status, title);
+
+export const overridePill = (state, title = "") => pill(OVERRIDE_TONES[state] ?? "", state, title);
+
+export const repaint = (node, status) => {
+  node.className = `pill ${tone(status)}`;
+  node.textContent = words(status);
 };
 
 export const isGuest = (job) => job.kind === "guest";
@@ -91,8 +104,6 @@ export function rayText({ engine, train_run: run, ray_job_id: job }) {
   const parts = [engine ? `Workers run by ${ENGINES[engine] ?? engine}` : "", run ? `run ${run}` : "", job ? `Ray job ${job}` : ""];
   return parts.filter(Boolean).join(" · ");
 }
-
-export const hasEnded = (status) => ["SUCCEEDED", "FAILED", "CANCELLED"].includes(status);
 
 export const levelClass = (name) => (["low", "high", "none"].includes(name) ? name : "other");
 

@@ -3,7 +3,7 @@ import { BASE, call, get, showLive } from "./api.js";
 import { allChanges, showChanges, takeEvent } from "./changes.js";
 import { drawChanges, drawLines, drawMaps, drawPhases, drawTraffic, whenColoursChange } from "./charts.js";
 import {
-  bytes, cell, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, quality, rayText, repaint, swatch, tile,
+  barTone, bytes, cell, clock, counted, duration, element, epochsDone, fill, hasEnded, isGuest, levelClass, levelText, measured, metric, number, quality, rayText, repaint, swatch, tile,
   storageText, times, words,
 } from "./format.js";
 import { marksOf } from "./marks.js";
@@ -48,7 +48,7 @@ function showHead() {
   at("epoch-text").textContent = `${epochsDone(count("epochs"), planned)} done`;
   at("bar").hidden = isGuest(job) && !hasEnded(job.status);
   at("bar").value = job.status === "SUCCEEDED" ? 1 : progress?.steps ? progress.step / progress.steps : 0;
-  at("bar").className = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
+  at("bar").className = barTone(job.status);
   at("pace").textContent = pace(job, progress);
   fill(at("tiles"), ...figures(job).map(tile));
   showWorkers(job);

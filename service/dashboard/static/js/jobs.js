@@ -1,5 +1,5 @@
 import { updateEvery, get } from "./api.js";
-import { ago, cell, counted, duration, element, epochsDone, fill, hasEnded, isGuest, labelled, number, pill, quality, tile, times, usedByOthers, words } from "./format.js";
+import { ago, barTone, cell, counted, duration, element, epochsDone, fill, hasEnded, isActive, isGuest, labelled, number, quality, statusPill, tile, times, usedByOthers, words } from "./format.js";
 
 const PAGE_SIZE = 50;
 const at = (id) => document.getElementById(id);
@@ -10,7 +10,7 @@ function row(job) {
   const saved = progress ? times(progress.bytes.payload, progress.bytes.dense) : "–";
   return element("tr", {},
     cell("name", element("a", { href: `/jobs/${job.id}` }, job.name), element("div", { className: "quiet small" }, about(job))),
-    cell("", pill(job.status, job.message), element("div", { className: "quiet small" }, words(job.reason))),
+    cell("", statusPill(job.status, job.message), element("div", { className: "quiet small" }, words(job.reason))),
     cell("bar", ...bar(job)),
     labelled("Loss", number(progress?.loss)),
     labelled("Metrics", quality(job.metrics) || "–"),
@@ -25,22 +25,22 @@ function bar(job) {
   const progress = job.progress;
   if (!progress) return [element("span", { className: "quiet small" }, job.message)];
   const part = progress.steps ? progress.step / progress.steps : 0;
-  const tone = { SUCCEEDED: "good", FAILED: "bad" }[job.status] ?? "";
   const eta = job.world_size === 0 || progress.eta_s === null ? "" : ` · ${duration(progress.eta_s)} left`;
   const done = epochsDone(progress.epoch, progress.epochs);
   const told = job.status === "FAILED" ? `stopped after ${done}: ${job.message}` : `${done} done${eta}`;
   return [
-    progress.steps !== null && element("progress", { className: tone, value: part, max: 1, "aria-label": `Progress of ${job.name}` }),
+    progress.steps !== null && element("progress", { className: barTone(job.status), value: part, max: 1, "aria-label": `Progress of ${job.name}` }),
     element("div", { className: "quiet small" }, told),
   ];
 }
 
 function tiles(jobs, cluster) {
-  const count = (...states) => String(jobs.filter((job) => states.includes(job.status)).length);
-  const guests = jobs.filter((job) => isGuest(job) && ["RUNNING", "RECOVERING"].includes(job.status)).length;
+  const count = (status) => String(jobs.filter((job) => job.status === status).length);
+  const active = jobs.filter((job) => isActive(job.status));
+  const guests = active.filter(isGuest).length;
   const cpus = `${number(cluster.cpus_reserved)} of ${number(cluster.cpus)}`;
   return [
-    ["Running", count("RUNNING", "STARTING", "RESIZING", "RECOVERING", "PAUSING", "STOPPING"), guests ? `including ${counted(guests, "guest run")}` : "", true],
+    ["Running", String(active.length), guests ? `including ${counted(guests, "guest run")}` : "", true],
     ["Queued", count("QUEUED"), `${count("PAUSED")} paused`],
     ["Succeeded", count("SUCCEEDED")],
     ["Failed", count("FAILED")],

@@ -1,6 +1,6 @@
 // The override form and the list of overrides.
 import { BASE, call } from "./api.js";
-import { cell, element, fill, levelText, pill } from "./format.js";
+import { cell, element, fill, levelText, overridePill } from "./format.js";
 
 const at = (id) => document.getElementById(id);
 const OPEN = ["PENDING", "DELIVERED", "APPLIED"];
@@ -86,7 +86,7 @@ function back(job, row, changed) {
 export function showOverrides(job, rows, { ended, changed }) {
   const newestFirst = [...rows].reverse();
   const line = (row) => element("tr", {},
-    cell("", pill(row.state, row.message), row.message ? element("div", { className: "quiet small" }, row.message) : ""),
+    cell("", overridePill(row.state, row.message), row.message ? element("div", { className: "quiet small" }, row.message) : ""),
     cell("", levelText(row.level)),
     cell("mono", row.layers.join(", "), row.reason ? element("div", { className: "quiet small" }, row.reason) : ""),
     cell("", span(row)),

@@ -1,0 +1,112 @@
+"""The table of job statuses, and that nothing else lists them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.dashboard.assets import STATIC
+from service.domain.job_status import ENDED, STATUS_TABLE, STEPS, Phase, is_transition_allowed
+from service.domain.jobs import Desired, Reason, Status
+from service.domain.override_status import OVERRIDE_TONES, OverrideState
+from workers.contract import EndReason
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+LIST = re.compile(rf"\b({'|'.join(Status)})\b(\W{{1,6}}\b({'|'.join(Status)})\b|[\"']?:)")
+"""Two statuses side by side, or one as a key."""
+
+
+def reachable(start: Status) -> set[Status]:
+    found, edge = {start}, {start}
+    while edge:
+        edge = {new for old in edge for new in STEPS[old]} - found
+        found |= edge
+    return found
+
+
+def test_every_status_is_reached_from_the_queue_and_reaches_every_end() -> None:
+    assert reachable(Status.QUEUED) == set(Status)
+    assert all(
+        reachable(status) >= ENDED - {Status.FAILED, Status.SUCCEEDED}
+        for status in set(Status) - ENDED
+    )
+
+
+@given(st.sampled_from(sorted(ENDED)), st.sampled_from(Status))
+def test_an_ended_job_never_goes_anywhere(ended: Status, other: Status) -> None:
+    assert not is_transition_allowed(ended, other)
+
+
+def test_a_stopping_job_only_ends() -> None:
+    assert STEPS[Status.STOPPING] == ENDED
+
+
+def test_a_paused_job_goes_on_only_through_the_queue() -> None:
+    assert STEPS[Status.PAUSED] == {Status.QUEUED, Status.CANCELLED}
+    assert {old for old in Status if is_transition_allowed(old, Status.PAUSED)} == {
+        Status.QUEUED,
+        Status.PAUSING,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "before"),
+    [
+        (Status.STARTING, {Status.QUEUED}),
+        (Status.RUNNING, {Status.LOST, Status.STARTING, Status.RESIZING, Status.RECOVERING}),
+        (Status.RESIZING, {Status.RUNNING}),
+        (Status.RECOVERING, {Status.STARTING, Status.RUNNING, Status.RESIZING}),
+        (Status.PAUSING, {Status.STARTING, Status.RUNNING, Status.RESIZING, Status.RECOVERING}),
+        (Status.SUCCEEDED, set(Status) - ENDED - {Status.QUEUED, Status.PAUSED}),
+    ],
+)
+def test_a_status_follows_only_the_statuses_that_allow_it(
+    status: Status, before: set[Status]
+) -> None:
+    assert {old for old in Status if is_transition_allowed(old, status)} == before
+
+
+def test_every_reason_that_workers_give_for_an_end_is_known() -> None:
+    assert set(EndReason.__args__) <= {reason.value for reason in Reason}
+
+
+def test_desired_states_and_statuses_have_different_names() -> None:
+    assert not {desired.value for desired in Desired} & {status.value for status in Status}
+
+
+def test_every_status_has_a_row_in_order_and_the_statuses_that_may_follow() -> None:
+    assert list(STATUS_TABLE) == list(Status)
+    assert STEPS.keys() == STATUS_TABLE.keys()
+    assert {traits.phase for traits in STATUS_TABLE.values()} == set(Phase)
+
+
+def test_every_override_state_has_a_tone() -> None:
+    assert list(OVERRIDE_TONES) == list(get_args(OverrideState))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(STATIC.rglob("*.js")), DEPLOY / "grafana/panels.py"],
+    ids=lambda path: path.name,
+)
+def test_pages_and_panels_list_no_statuses(path: Path) -> None:
+    assert not LIST.search(path.read_text())
+
+
+@pytest.mark.parametrize("text", ['["PAUSED", "QUEUED"]', "RUNNING|LOST", 'x = { FAILED: "bad" }'])
+def test_a_planted_list_of_statuses_is_found(text: str) -> None:
+    assert LIST.search(text)
+
+
+def test_alert_rules_select_exactly_the_active_or_training_statuses() -> None:
+    rules = (DEPLOY / "prometheus/rules/accordion.yml").read_text()
+    rows = STATUS_TABLE.items()
+    active = "|".join(status for status, traits in rows if traits.is_active)
+    training = "|".join(status for status, traits in rows if traits.phase is Phase.TRAINING)
+    assert set(re.findall(r'state=~"([^"]+)"', rules)) == {active, training}
+    assert not LIST.search(rules.replace(active, "").replace(training, ""))
