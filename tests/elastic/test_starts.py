@@ -13,7 +13,7 @@ import pytest
 from service.runtime.ray_backend import RayBackend
 from tests.elastic.conftest import everything_is_free, job_spec, processes, wait_for
 from workers.contract import Launch
-from workers.controller import actor_pool as pool_module
+from workers.controller import hang_detection
 from workers.controller.start_failures import FailedStart
 from workers.controller.worker_pool import WorkerPool, create_worker_pool
 from workers.errors import ProcessLost
@@ -45,7 +45,7 @@ def hanging(
         pools.append(create_worker_pool(launch))
         pools[-1].start()
         look_until(pools[-1], (tmp_path / "hangs").exists)
-        monkeypatch.setattr(pool_module, "PREPARING_S", LIMIT_S)
+        monkeypatch.setattr(hang_detection, "PREPARING_S", LIMIT_S)
         return pools[-1]
 
     yield hire

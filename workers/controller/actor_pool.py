@@ -1,7 +1,7 @@
 """Worker pool of plain Ray actors.
 
-Ray places the actors, accounts for their resources and reports deaths; unresponsive processes are
-detected here.
+Ray places the actors, accounts for their resources and reports deaths. `hang_detection.py` decides
+which processes are hung; the pool kills them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from workers.checkpoint.shared_storage import write_token
 from workers.contract import EndRecord, Launch, PausedRecord, ResizeRecord
+from workers.controller.hang_detection import HEARTBEAT_S, HangDetector
 from workers.controller.member import Member
 from workers.controller.ray_nodes import get_draining_nodes
 from workers.controller.scaling_policy import Process
@@ -27,22 +28,13 @@ from workers.errors import (
     ProcessCrashed,
     ProcessLost,
     StorageError,
-    TaskNotReady,
     TaskRaised,
-    WorkerError,
 )
 from workers.training.context import PreviousGroup, RankProgress
 from workers.worker.exit_notes import discard_exit_note, exit_note_path, read_exit_note
 from workers.worker.memory import MemoryGrowth, MemoryUse, read_memory_use
 from workers.worker.process import GroupAssignment, Heartbeat, Worker
 
-HEARTBEAT_S = 1.0
-"""Interval between heartbeat requests to a process."""
-PREPARING_S = 120.0
-"""Minimum silence allowed while a process prepares: code that loads data may hold Python's lock for
-minutes, and would do so again in a replacement."""
-MAX_SILENCE_S = 960.0
-"""Upper bound of the silence limit, which doubles whenever a process is killed for its silence."""
 PEER_TIMEOUT_S = 60.0
 """Minimum timeout of a collective; it is at least twice the silence limit."""
 _MEASURE_S = 0.25
@@ -99,13 +91,7 @@ class ActorPool:
         self._progress: dict[int, RankProgress] = {}
         """Progress of the newest group's members, by process number."""
         self._storage = launch.storage
-        self._limits = launch.spec.limits
-        self._answer_s = self._limits.answer_seconds
-        """Seconds for which a process may leave a heartbeat unanswered."""
-        self._idle_s = 0.0
-        self._num_signs: dict[int, int] = {}
-        """Activity counters of the newest group's members, by process number."""
-        self._polled_at = self._clock()
+        self._hangs = HangDetector(launch.spec.limits, self._clock())
         self._draining_checked_at: float | None = None
 
     @property
@@ -189,7 +175,7 @@ class ActorPool:
                 f"rank 0's process opened no store for its group: {type(error).__name__}"
             ) from error
         self._group, self._results, self._newest, self._progress = tuple(group), {}, None, {}
-        self._num_signs, self._idle_s = {}, 0.0
+        self._hangs.start_group()
         nodes = tuple(
             member.location.node if member.location is not None else "" for member in members
         )
@@ -200,7 +186,7 @@ class ActorPool:
                 world_size=len(group),
                 store=store,
                 previous_group=previous_group,
-                peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._answer_s),
+                peer_timeout_s=max(PEER_TIMEOUT_S, 2 * self._hangs.silence_limit_s),
                 nodes=nodes,
             )
             member.training = member.actor.train.remote(assignment)
@@ -244,7 +230,7 @@ class ActorPool:
 
     def idle_s(self) -> float:
         """Return the seconds without progress, counted only while this process watches."""
-        return self._idle_s
+        return self._hangs.idle_s
 
     def find_user_lines(self) -> dict[int, str]:
         """Ask all members which line of user code they execute."""
@@ -344,8 +330,7 @@ class ActorPool:
                 member.memory.growth.add(heartbeat.step, self._clock(), heartbeat.memory.process)
         if member.number in self._group:
             self._progress[member.number] = heartbeat.progress
-            if self._num_signs.get(member.number) != heartbeat.activity_count:
-                self._num_signs[member.number], self._idle_s = heartbeat.activity_count, 0.0
+            self._hangs.record_activity(member.number, heartbeat.activity_count)
         if heartbeat.stepped_at:
             newest = self._newest or (0, 0.0)
             self._newest = max(
@@ -408,42 +393,14 @@ class ActorPool:
             member.memory.add(self._clock(), self._measure(pid))
 
     def _kill_hung(self) -> None:
-        now = self._clock()
-        # After a pause of the supervisor itself, answers are still unread.
-        watched_s, self._polled_at = min(now - self._polled_at, HEARTBEAT_S), now
-        self._idle_s += watched_s
-        for member in list(self._members.values()):
-            member.silent_s = (
-                member.silent_s + watched_s if member.heartbeat_call is not None else 0.0
-            )
-            member.prepares_s += (
-                watched_s if member.location is not None and member.starting is not None else 0.0
-            )
-            why = self._judge_hang(member)
+        members = list(self._members.values())
+        self._hangs.measure(members, self._clock())
+        for member in members:
+            why = self._hangs.check(member)
             if why is not None:
                 log.warning("killing worker process %d: %s", member.number, why)
                 self._kill_process(member)
                 self._drop_member(member, why)
-
-    def _judge_hang(self, member: Member) -> WorkerError | None:
-        """Return why the process must be killed; None if it need not be."""
-        limit_s = (
-            max(PREPARING_S, self._answer_s) if member.starting is not None else self._answer_s
-        )
-        if member.silent_s >= limit_s:
-            # Its replacement may hold Python's lock for as long.
-            self._answer_s = max(self._answer_s, min(2 * self._answer_s, MAX_SILENCE_S))
-            return ProcessLost(
-                f"the process did not answer for {limit_s:g} s and was killed; raise"
-                " limits.answer_seconds if its code may hold Python's lock that long (limit from"
-                f" now on: {self._answer_s:g} s)"
-            )
-        if member.prepares_s >= (limit_s := self._limits.start_seconds):
-            sentence = (
-                f"task and data were not loaded within {limit_s:g} s; raise limits.start_seconds"
-            )
-            return TaskNotReady(None, None, sentence)
-        return None
 
     def _kill_process(self, member: Member) -> None:
         """Kill the process from its own node: a stopped process does not react to Ray."""

@@ -24,7 +24,6 @@ from workers.contract import (
 )
 from workers.controller.failure_causes import (
     CONTROLLER,
-    describe_hang,
     find_cause,
     find_disagreement,
     find_fatal_reason,
@@ -37,6 +36,7 @@ from workers.controller.failure_policy import (
     Retry,
     decide_retry,
 )
+from workers.controller.hang_detection import describe_hang, select_progress_limit_s
 from workers.controller.scaling_policy import ScalingInput, ScalingPlan, order_nodes, plan_scaling
 from workers.controller.start_failures import (
     AvoidedNodes,
@@ -182,8 +182,10 @@ class Attempt:
             return over
         if (failure := self._lasting_disagreement(group)) is not None:
             return self._end_stuck(group, failure, fatal="TASK_RAISED")
-        if self.pool.idle_s() >= (limit_s := self._limit_s()):
-            failure = describe_hang(self.pool.progress(), self.pool.find_user_lines(), limit_s)
+        progress = self.pool.progress()
+        limit_s = select_progress_limit_s(self.launch.spec.limits, progress)
+        if self.pool.idle_s() >= limit_s:
+            failure = describe_hang(progress, self.pool.find_user_lines(), limit_s)
             return self._end_stuck(group, failure)
         self._publish_wait(group)
         if not results:
@@ -287,12 +289,6 @@ class Attempt:
         if outcome in {"stopped", "unsaved"}:
             return self._end_stopped(self.host.requested_stop(), previous_group.step)
         return None
-
-    def _limit_s(self) -> float:
-        """Return for how many seconds the group may make no progress."""
-        limits = self.launch.spec.limits
-        has_trained = any(one.doing != "starting" for one in self.pool.progress().values())
-        return limits.step_seconds if has_trained else limits.start_seconds
 
     def _lasting_disagreement(self, group: _Group) -> FailureRecord | None:
         """Return why the group's ranks will wait for each other for ever, once that is certain."""

@@ -20,8 +20,6 @@ from workers.error_text import format_error
 from workers.errors import LossNotFinite, ProcessCrashed, StorageError, TaskRaised, WorkerError
 from workers.training.context import RankProgress
 
-_MAX_RANKS = 4
-"""Number of ranks of a hung group that the message lists."""
 CONTROLLER = -1
 """Key of a failure that belongs to no rank: starting or leading the group failed."""
 
@@ -89,34 +87,6 @@ def find_disagreement(progress: Mapping[int, RankProgress]) -> FailureRecord | N
                 cause="job", rank=rank, epoch=here.epoch, step=here.step, message=message
             )
     return None
-
-
-def describe_hang(
-    progress: Mapping[int, RankProgress], places: Mapping[int, str], limit_s: float
-) -> FailureRecord:
-    """Describe a group in which no rank makes progress; `places` holds known lines of code
-    by rank.
-    """
-    first = min(progress, default=0)
-    ranks = [
-        f"rank {rank} is {_at(rank, progress, places)}" for rank in sorted(progress)[:_MAX_RANKS]
-    ]
-    seen = "; ".join(ranks) or "none of them answers"
-    message = (
-        f"no rank has made progress for {limit_s:g} s: {seen}; if that is expected, raise limits."
-    )
-    is_starting = all(one.doing == "starting" for one in progress.values())
-    return FailureRecord(
-        cause="job",
-        rank=first,
-        epoch=progress[first].epoch if progress else None,
-        step=_step_of(first, progress),
-        message=message + ("start_seconds" if is_starting else "step_seconds"),
-    )
-
-
-def _at(rank: int, progress: Mapping[int, RankProgress], places: Mapping[int, str]) -> str:
-    return f"{progress[rank]} ({places[rank]})" if places.get(rank) else str(progress[rank])
 
 
 def _classify_start(error: BaseException) -> FailureRecord:

@@ -26,7 +26,7 @@ class FailureCounts:
     """Failures of this attempt so far."""
 
     own: int = 0
-    """FailureCounts of the job itself."""
+    """Failures of the job itself."""
     lost_in_a_row: int = 0
     """Worker groups lost since the last new checkpoint or epoch."""
     storage_in_a_row: int = 0

@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any
 
 from workers.contract import EndRecord, Launch, PausedRecord
-from workers.controller.actor_pool import HEARTBEAT_S, ActorPool
+from workers.controller.actor_pool import ActorPool
+from workers.controller.hang_detection import HEARTBEAT_S
 from workers.controller.member import Member
 from workers.controller.ray_train_controller import RayTrainController, RunState
 from workers.errors import EngineUnavailable

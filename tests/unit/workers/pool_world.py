@@ -14,7 +14,8 @@ import ray
 from tests.unit.workers.fake_ray import HERE, Actor, FakeRay
 from tests.unit.workers.world import launch
 from workers.controller import actor_pool as pool_module
-from workers.controller.actor_pool import HEARTBEAT_S, ActorPool
+from workers.controller.actor_pool import ActorPool
+from workers.controller.hang_detection import HEARTBEAT_S
 
 
 @dataclass

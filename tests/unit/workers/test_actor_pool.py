@@ -15,7 +15,8 @@ from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE
 from tests.unit.workers.pool_world import World, pool_of
 from workers.contract import ResizeRecord
 from workers.controller import actor_pool as pool_module
-from workers.controller.actor_pool import DRAINING_CHECK_S, HEARTBEAT_S, KILLED, PREPARING_S
+from workers.controller.actor_pool import DRAINING_CHECK_S, KILLED
+from workers.controller.hang_detection import HEARTBEAT_S, PREPARING_S
 from workers.controller.start_failures import FailedStart
 from workers.errors import ProcessCrashed, ProcessLost, TaskRaised
 from workers.spec import LimitsSpec

@@ -16,9 +16,8 @@ from tests.unit.workers.fake_pool import FakePool
 from tests.unit.workers.fake_ray import OPEN
 from tests.unit.workers.pool_world import World, pool_of
 from workers.contract import EndRecord
-from workers.controller import actor_pool as pool_module
-from workers.controller.actor_pool import PREPARING_S
-from workers.controller.failure_causes import describe_hang
+from workers.controller import hang_detection
+from workers.controller.hang_detection import PREPARING_S, describe_hang
 from workers.errors import TaskNotReady, TaskRaised
 from workers.spec import LimitsSpec, WorkersSpec
 from workers.training.context import RankProgress
@@ -42,7 +41,7 @@ def test_a_process_may_be_silent_for_as_long_as_the_job_says(here: Callable[...,
 def test_the_next_process_may_be_silent_for_twice_as_long(
     here: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "MAX_SILENCE_S", 100.0)
+    monkeypatch.setattr(hang_detection, "MAX_SILENCE_S", 100.0)
     world, lived = here(), []
     for _ in range(5):
         [actor] = world.hired(0)

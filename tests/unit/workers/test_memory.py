@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from tests.unit.workers.fake_ray import HERE, THERE, FakeRay
 from tests.unit.workers.world import launch
 from workers.controller import actor_pool as pool_module
-from workers.controller.actor_pool import HEARTBEAT_S, ActorPool
+from workers.controller.actor_pool import ActorPool
 from workers.controller.failure_causes import find_cause
+from workers.controller.hang_detection import HEARTBEAT_S
 from workers.errors import OutOfMemory
 from workers.spec import WorkersSpec
 from workers.training.context import RankProgress
