@@ -1,7 +1,8 @@
 """Detects critical regimes by the relative change of each layer's gradient norm; stdlib only.
 
-    |old - new| / old >= threshold   ->  critical, else stable          (arXiv:2010.16248, algorithm
-    1)
+    |old - new| / old >= threshold   ->  critical, else stable
+
+(arXiv:2010.16248, algorithm 1)
 
 `old` and `new` are the statistics of two consecutive windows. Two differences from the published
 rule: a learning-rate drop counts by its size, because cosine decay lowers the rate in every epoch

@@ -2,6 +2,7 @@
 
 A step stages its new residuals and warm starts; `commit` makes them current and `rollback` drops
 them. A step that is skipped because some worker's gradient is not finite therefore changes nothing.
+When the number of workers changes, `MeanState` in `saved_states.py` averages the residuals.
 """
 
 from __future__ import annotations

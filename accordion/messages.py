@@ -119,19 +119,19 @@ class Decision:
     level_by_layer: Mapping[str, Level]
     """Level in force of each layer whose level is decided; other layers are sent dense."""
     change_by_layer: Mapping[str, float | None]
-    """Relative change of the statistic; None for a layer that was not compared."""
+    """Relative change of the statistic; null for a layer that was not compared."""
     override_by_layer: Mapping[str, str] = field(default_factory=dict)
-    """Id of the override in force, for each layer that has one."""
+    """ID of the override in force, for each layer that has one."""
     policy_level_by_layer: Mapping[str, Level] = field(default_factory=dict)
     """Level that the policy would choose, for each layer with an override."""
     batch_level: BatchLevel | None = None
-    """Level of the global batch; None without batch levels, or with another size by override."""
+    """Level of the global batch; null without batch levels, or with another size by override."""
     global_batch: int | None = None
-    """Samples per step over all workers; None without batch levels."""
+    """Samples per step over all workers; null without batch levels."""
     batch_override: str | None = None
-    """Id of the override of the batch in force, if any."""
+    """ID of the override of the batch in force; null if there is none."""
     policy_batch_level: BatchLevel | None = None
-    """Level that the policy would choose for the batch; None without an override of it."""
+    """Level that the policy would choose for the batch; null without an override of it."""
 
     @property
     def override_ids(self) -> tuple[str, ...]:

@@ -61,14 +61,14 @@ class Position:
 
 
 class StorageUse(Strict):
-    """Where a worker group keeps its checkpoints, and how many workers were shown to see that
-    place.
+    """Where a worker group keeps its checkpoints, and how many workers verified that they can read
+    there.
     """
 
     place: str
     """URL or path."""
     workers: int
-    """Workers that read there what rank 0 had written; a single worker has nothing to prove."""
+    """Workers that read there what rank 0 had written; 1 for a group of one worker."""
     hosts: int
     """Hosts that these workers run on."""
 

@@ -1,4 +1,4 @@
-"""What a person asks for: `JobSpec`, checked and with all defaults filled in.
+"""Specification of a job: `JobSpec`, checked and with all defaults filled in.
 
 Epochs and steps are counted from 0; intervals of epochs are half open. Loads pydantic, but neither
 ray nor torch.
@@ -7,15 +7,11 @@ ray nor torch.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ByteSize,
     ConfigDict,
     Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
@@ -26,43 +22,19 @@ from accordion.messages import OptionValue, StatisticKind
 from accordion.options import check_options
 from accordion.policies import POLICIES
 from workers.plain_text import check_texts
+from workers.spec_types import Label as Label
+from workers.spec_types import Number, Sha256, Whole
+from workers.spec_types import Strict as Strict
 from workers.storage_url import check_storage_url
 from workers.tasks import GUEST, SCRIPT, SCRIPT_ROW, TASKS
-
-Label = Annotated[
-    str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
-]
-
+from workers.workers_spec import WorkersSpec as WorkersSpec
 
 USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """Name of a user's task class: `package.module:Class`."""
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Strict(BaseModel):
-    """A frozen record that refuses unknown fields, and numbers that are not finite."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-Whole = Annotated[int, Field(strict=True)]
-"""A whole number; strings and booleans are refused."""
-Number = Annotated[float, Field(strict=True)]
-"""A number, whole or not; strings and booleans are refused."""
 MAX_SAMPLES = 10_000_000
 """Largest global batch."""
-MIN_SHARE = 0.001
-"""Smallest share of a CPU or GPU; Ray can reserve less, but less is usually a mistake."""
-
-
-MIN_MEMORY_BYTES = 300_000_000
-"""Smallest memory limit: a process with torch loaded takes about 250 MB."""
 _LIBRARY = Config()
 """Settings of the library, whose defaults are those of a spec."""
-MAX_MEMORY_BYTES = 2**50
-"""Largest memory limit of a worker (1 PiB)."""
 
 
 def _task_names(schema: dict[str, Any]) -> None:
@@ -81,8 +53,11 @@ class TaskSpec(Strict):
     name: Annotated[str, Field(max_length=200, json_schema_extra=_task_names)]
     """A built-in task (`GET /api/v1/tasks`), your own class as `package.module:Class`, or `script`.
     """
-    options: dict[str, OptionValue] = {}
-    """Options by name; checked for built-in tasks, passed on unchanged to a class of your own."""
+    options: dict[str, OptionValue] = Field(default={})
+    """Options by name, such as `{"hidden": 128}`; `GET /api/v1/tasks` lists those of
+    built-in tasks. A script takes `file` and `args`. Only options of a class of your own
+    are not checked.
+    """
 
     @property
     def is_user_class(self) -> bool:
@@ -115,67 +90,15 @@ def _check_script(file: str) -> None:
         )
 
 
-class WorkersSpec(Strict):
-    """How many worker processes the job uses, and what each of them reserves."""
-
-    min: Whole = Field(default=1, ge=1, le=1024)
-    """Fewest workers that the job trains with; it starts when they fit into the cluster."""
-    max: Whole = Field(default=2, ge=1, le=1024)
-    """Most workers; between `min` and `max` the job grows and shrinks with the cluster."""
-    cpus: Number = Field(default=1.0, ge=MIN_SHARE, le=1024)
-    """CPUs reserved for each worker; rounded down, also its compute threads (at least one)."""
-    gpus: Number = Field(default=0.0, ge=0, le=64)
-    """GPUs reserved for each worker; less than one only with `max: 1`."""
-    memory: ByteSize | None = Field(default=None, ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)
-    """Memory limit of each worker, in bytes or as text such as `4GB`: reserved on the node, and a
-    worker above it is killed. Null: the largest worker of a node short of memory is killed.
-    """
-    engine: Literal["ray-train", "actors"] = "ray-train"
-    """What runs the worker processes: `ray-train` makes them workers of a Ray Train run; `actors`
-    starts plain Ray actors, which need neither `ray[train]` nor its controller process.
-    """
-
-    @field_validator("memory", mode="wrap")
-    @classmethod
-    def _read_memory(cls, value: Any, read: ValidatorFunctionWrapHandler) -> ByteSize | None:
-        try:
-            return cast("ByteSize | None", read(value))
-        except ValidationError:
-            raise ValueError(
-                "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB"
-            ) from None
-
-    @property
-    def num_threads(self) -> int:
-        """Number of compute threads of a worker: the whole CPUs that it reserves, at least one."""
-        return max(1, int(self.cpus))
-
-    @model_validator(mode="after")
-    def _ordered(self) -> WorkersSpec:
-        if self.min > self.max:
-            raise ValueError(
-                f"workers.min is {self.min}, above workers.max {self.max}; lower min or raise max"
-            )
-        if not (self.gpus.is_integer() or MIN_SHARE <= self.gpus <= 1):
-            raise ValueError(
-                f"workers.gpus is {self.gpus:g}; give a whole number, or a part of one GPU from"
-                f" {MIN_SHARE}"
-            )
-        if 0 < self.gpus < 1 and self.max > 1:
-            raise ValueError(
-                f"workers.gpus is {self.gpus:g} and workers.max is {self.max}; two workers of a job"
-                " could share a GPU, which NCCL refuses: give whole GPUs, or workers.max 1"
-            )
-        return self
-
-
 class OptimizerSpec(Strict):
     """The optimizer of a built-in task or of your own task class; a script creates its own."""
 
     name: Literal["sgd", "adamw"] = "sgd"
     """`sgd` or `adamw`."""
     lr: Number = Field(default=0.1, gt=0, le=100)
-    """Learning rate at the smallest global batch, before decay and warm-up."""
+    """Learning rate at the smallest global batch, before decay and warm-up. The default is meant
+    for `sgd`; for `adamw` give one, such as 0.001.
+    """
     momentum: Number = Field(default=0.9, ge=0, lt=1)
     """Momentum of sgd; adamw has none."""
     nesterov: Annotated[bool, Field(strict=True)] = False
@@ -213,7 +136,9 @@ class LrDecaySpec(Strict):
     at: Annotated[
         tuple[Annotated[Whole, Field(ge=1, le=100_000)], ...], Field(max_length=1000)
     ] = ()
-    """Epochs, counted from 0, at whose start the learning rate drops; empty for a constant rate."""
+    """Epochs, counted from 0, at whose start the learning rate drops, such as `[100, 150]`; empty
+    for a constant rate. An epoch listed twice counts twice; epochs after the last have no effect.
+    """
     factor: Number = Field(default=0.1, gt=0, lt=1)
     """Factor of each drop, between 0 and 1."""
 
@@ -226,7 +151,9 @@ class TrainingSpec(Strict):
     global_batch: Whole = Field(default=64, ge=1, le=MAX_SAMPLES)
     """Samples per step, over all workers; with `batch`, those of the low level."""
     micro_batch: Whole = Field(default=16, ge=1, le=1_000_000)
-    """Samples per forward pass. Each worker takes whole micro-batches of the global batch."""
+    """Samples per forward pass. Each worker takes whole micro-batches of the global batch. Lower it
+    if a worker runs out of memory.
+    """
     seed: Whole = Field(default=0, ge=0, lt=2**32)
     """Seed of weights, sample order, augmentation, dropout and randomized compression."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -249,9 +176,13 @@ class CompressionSpec(Strict):
     method: str = Field(default=_LIBRARY.method, json_schema_extra={"enum": list(COMPRESSORS)})
     """Compression method; `GET /api/v1/methods` lists them with their options."""
     low: dict[str, OptionValue] | None = None
-    """Options of the light level, for critical regimes. Null: the method's defaults."""
+    """Options of the light level, for critical regimes, such as `{"rank": 4}`. Null: the method's
+    defaults.
+    """
     high: dict[str, OptionValue] | None = None
-    """Options of the strong level. Null: the method's defaults."""
+    """Options of the strong level, for stable regimes, such as `{"rank": 1}`. Null: the method's
+    defaults.
+    """
 
     @model_validator(mode="after")
     def _known(self) -> CompressionSpec:
@@ -265,13 +196,13 @@ class BatchSpec(Strict):
     """Two sizes of the global batch, and how the learning rate follows them."""
 
     low: Whole | None = Field(default=None, ge=1, le=MAX_SAMPLES)
-    """Samples per step in critical regimes; equals `training.global_batch`, so give either."""
+    """Samples per step in critical regimes. Null: `training.global_batch`, which it must equal."""
     high: Whole = Field(ge=2, le=MAX_SAMPLES)
-    """Samples per step elsewhere, by accumulation; there is still one exchange per step."""
+    """Samples per step in stable regimes, accumulated for one exchange per step; above `low`."""
     grow_only: Annotated[bool, Field(strict=True)] = True
     """Whether a grown batch keeps its size (arXiv:2010.16248); an override can still shrink it."""
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
-    """Factor of the learning rate: batch / `low` (arXiv:1706.02677), its root, or 1."""
+    """Factor of the learning rate: batch / `low` (arXiv:1706.02677), its square root, or 1."""
     warmup_steps: Whole = Field(default=20, ge=0, le=1_000_000)
     """Steps over which the learning rate rises after the batch has grown; it falls at once."""
 
@@ -280,9 +211,9 @@ class WindowSpec(Strict):
     """Distance between two checks of the regimes; give either epochs or steps."""
 
     epochs: Whole | None = Field(default=None, ge=1)
-    """Length of a window in epochs."""
+    """Length of a window in epochs. Null: `steps` is given."""
     steps: Whole | None = Field(default=None, ge=1)
-    """Length of a window in optimizer steps."""
+    """Length of a window in optimizer steps. Null: `epochs` is given."""
 
     @model_validator(mode="after")
     def _one(self) -> WindowSpec:
@@ -299,15 +230,19 @@ class PolicySpec(Strict):
     name: str = Field(default=_LIBRARY.policy, json_schema_extra={"enum": list(POLICIES)})
     """Policy that picks the levels; `GET /api/v1/policies` lists them with their options."""
     threshold: Number = Field(default=_LIBRARY.detector.threshold, gt=0)
-    """Relative change of a layer's gradient norm from which the layer is critical."""
+    """Relative change of a layer's gradient norm from which the layer is critical: 0.5 is a change
+    of 50 %. A smaller threshold makes more layers critical and sends more bytes.
+    """
     window: WindowSpec = WindowSpec(epochs=2)
     """How often regimes are checked; every 2 epochs by default."""
     lr_drop: Number = Field(default=_LIBRARY.detector.lr_drop, ge=0, le=1)
-    """A drop of the learning rate to this fraction or less makes all layers critical."""
+    """A drop of the learning rate to this fraction or less of the rate at the last check makes all
+    layers critical.
+    """
     statistic: StatisticKind = _LIBRARY.detector.statistic
     """Statistic of the gradient; `paper`, for comparison only, needs a window in epochs."""
-    options: dict[str, Any] = {}
-    """Options of the policy by name."""
+    options: dict[str, Any] = Field(default={})
+    """Options of the policy by name (`GET /api/v1/policies`); `scheduled` needs `table`."""
 
 
 class CheckpointSpec(Strict):
@@ -323,7 +258,8 @@ class CheckpointSpec(Strict):
     """Complete checkpoints to keep; older ones are removed."""
     storage: str | None = Field(default=None, max_length=1000)
     """URL of an fsspec filesystem, such as `s3://bucket/path` or `file:///mnt/shared`; each job
-    gets a directory of its id there. Null: the job's own directory.
+    gets a directory named by its ID there. A plain path is rejected. Null: the job's own directory
+    below `ACCORDION_STORAGE`.
     """
 
     @field_validator("storage")
@@ -338,21 +274,28 @@ class LimitsSpec(Strict):
     start_seconds: Number = Field(default=3600, ge=1, le=10_000_000)
     """Seconds to load the task and its data, then a checkpoint, while the process responds."""
     step_seconds: Number = Field(default=1800, ge=1, le=10_000_000)
-    """Seconds without a step, micro-batch, piece of the evaluation or session call on any worker.
+    """Seconds during which no worker makes progress: a step, micro-batch, piece of the evaluation
+    or session call.
     """
     answer_seconds: Number = Field(default=15, ge=1, le=100_000)
-    """Seconds that a process may be unresponsive; doubles whenever a process is killed for it."""
+    """Seconds that a process may be unresponsive, at least 120 while it starts; doubles whenever a
+    process is killed for it, up to 960.
+    """
 
 
 class JobSpec(Strict):
-    """What a person asks for. Everything except `task` has a default."""
+    """Specification of a job. Everything except `task` has a default."""
 
     name: Label | None = None
-    """Name shown in lists, need not be unique: up to 63 letters, digits and `._/-`."""
+    """Name shown in lists, need not be unique: up to 63 letters, digits and `._/-`. Null: a name
+    made from the task's.
+    """
     task: TaskSpec
     """What is trained."""
     code: Sha256 | None = None
-    """SHA-256 of uploaded code (`POST /api/v1/code`); it comes last on the workers' `sys.path`."""
+    """SHA-256 of uploaded code (`POST /api/v1/code`), appended to the workers' `sys.path`. Required
+    for `script`, and for a class of your own that is not installed on the workers.
+    """
     workers: WorkersSpec = WorkersSpec()
     """Worker processes and what each reserves."""
     training: TrainingSpec = TrainingSpec()
@@ -370,9 +313,13 @@ class JobSpec(Strict):
     priority: Whole = Field(default=50, ge=0, le=100)
     """Place in the queue: higher starts first; equal priorities start in order of submission."""
     max_failures: Whole = Field(default=3, ge=0, le=100)
-    """Failures of the job itself that are retried; lost machines and processes do not count."""
-    labels: dict[Label, Label] = {}
-    """Up to 32 labels as names and values, for filtering lists of jobs."""
+    """Failures of the job itself that are retried; lost machines and processes do not count. With 0
+    the first failure ends the job.
+    """
+    labels: dict[Label, Label] = Field(default={})
+    """Up to 32 labels as names and values, such as `{"team": "vision"}`; lists of jobs filter by
+    `?label=team:vision`.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -107,11 +107,21 @@ class JobView(Answer):
     it.
     """
     status: Status
-    """Current state."""
+    """Current state. `QUEUED`: waits for resources. `STARTING`: worker processes start. `RUNNING`:
+    trains. `RESIZING`: switches to another number of workers. `RECOVERING`: replaces a lost worker
+    group from the newest checkpoint. `PAUSING`, `STOPPING`: saves and frees its workers. `PAUSED`:
+    saved, without workers, until it is resumed. `LOST`: a guest run that does not report.
+    `SUCCEEDED`, `FAILED` and `CANCELLED` are final.
+    """
     desired: Desired
     """State that users asked for: `RUN`, `PAUSE` or `CANCEL`."""
     reason: Reason
-    """Why the job is in this state, as a stable code."""
+    """Why the job is in this state, as a stable code. Of a queued job: `WAITING_FOR_ROOM` (its
+    minimum fits the cluster, but not beside what runs now), `NEVER_FITS` (its minimum is larger
+    than the cluster), `NOT_PLACED` (Ray did not place its processes; no failure), `RETRYING`.
+    `WAITING_FOR_STORAGE`: its workers cannot reach their checkpoints now. `NO_PROGRESS`: several
+    worker groups in a row failed without a new checkpoint or epoch. `message` has the details.
+    """
     message: str
     """Why the job is in this state, in one sentence, with a remedy if there is one."""
     spec: dict[str, Any]

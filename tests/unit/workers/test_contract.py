@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from accordion.config import BatchConfig
 from workers.contract import EndRecord, EpochRecord, JobSpec, Record
 from workers.training.sampler import micro_batches
+from workers.workers_spec import WorkersSpec
 
 JOBS = Path(__file__).parents[3] / "deploy" / "jobs"
 DIGITS = {"task": {"name": "digits-mlp"}}
@@ -58,11 +59,11 @@ def test_a_spec_survives_json():
         ({"task": {"name": "digits-mlp", "options": {"hidden": 0}}}, "is 0; it must be at least 1"),
         (
             {"workers": {"memory": "lots"}},
-            "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB",
+            "memory is a number of bytes or a text such as 4GB, from 300MB to 1PiB",
         ),
         (
             {"workers": {"memory": 4}},
-            "memory is a number of bytes or a text such as 4GB, from 300MB to 1PB",
+            "memory is a number of bytes or a text such as 4GB, from 300MB to 1PiB",
         ),
         (
             {"workers": {"min": 3, "max": 2}},
@@ -205,3 +206,10 @@ def test_every_worker_gets_a_part_from_the_least_batch_on():
         len(micro_batches(range(spec.min_global_batch + more), spec.training.micro_batch))
         for more in (-1, 0)
     ] == [2, 3]
+
+
+def test_the_schema_of_memory_has_the_bounds_that_are_checked() -> None:
+    memory = str(WorkersSpec.model_json_schema()["properties"]["memory"])
+    assert "'minimum': 300000000" in memory
+    assert f"'maximum': {2**50}" in memory
+    assert "'ge'" not in memory

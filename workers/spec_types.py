@@ -1,0 +1,28 @@
+"""Types of the fields of a job's specification, and the base of its parts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Label = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
+]
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Strict(BaseModel):
+    """A frozen record that rejects unknown fields, and numbers that are not finite."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+Whole = Annotated[int, Field(strict=True)]
+"""A whole number; strings and booleans are rejected."""
+Number = Annotated[float, Field(strict=True)]
+"""A number, whole or not; strings and booleans are rejected."""

@@ -1,0 +1,97 @@
+"""Part `workers` of a job's specification."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from pydantic import (
+    ByteSize,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from workers.spec_types import Number, Strict, Whole
+
+MIN_SHARE = 0.001
+"""Smallest share of a CPU or GPU; Ray can reserve less, but less is usually a mistake."""
+
+
+MIN_MEMORY_BYTES = 300_000_000
+"""Smallest memory limit: a process with torch loaded takes about 250 MB."""
+MAX_MEMORY_BYTES = 2**50
+"""Largest memory limit of a worker (1 PiB)."""
+
+
+def _memory_bounds(schema: dict[str, Any]) -> None:
+    """Write the bounds as JSON schema keywords; for a `ByteSize` pydantic writes `ge` and `le`."""
+    for name in ("ge", "le"):
+        schema.pop(name, None)
+    if schema.get("type") == "integer":
+        schema["minimum"], schema["maximum"] = MIN_MEMORY_BYTES, MAX_MEMORY_BYTES
+    for part in schema.get("anyOf", ()):
+        _memory_bounds(part)
+
+
+class WorkersSpec(Strict):
+    """How many worker processes the job uses, and what each of them reserves."""
+
+    min: Whole = Field(default=1, ge=1, le=1024)
+    """Fewest workers that the job trains with; it starts when they fit into the cluster."""
+    max: Whole = Field(default=2, ge=1, le=1024)
+    """Most workers; between `min` and `max` the job grows and shrinks with the cluster. At most one
+    worker for each micro-batch of the global batch: 4 with the default sizes.
+    """
+    cpus: Number = Field(default=1.0, ge=MIN_SHARE, le=1024)
+    """CPUs reserved for each worker. Also sets its compute threads: rounded down, at least one."""
+    gpus: Number = Field(default=0.0, ge=0, le=64)
+    """GPUs reserved for each worker; less than one only with `max: 1`."""
+    memory: ByteSize | None = Field(
+        default=None,
+        ge=MIN_MEMORY_BYTES,
+        le=MAX_MEMORY_BYTES,
+        json_schema_extra=_memory_bounds,
+    )
+    """Memory limit of each worker, in bytes or as text such as `4GB` (4·10^9) or `4GiB` (4·2^30);
+    from 300 MB to 1 PiB. It is reserved on the node, and a worker above it is killed. Null: the
+    largest worker of a node short of memory is killed.
+    """
+    engine: Literal["ray-train", "actors"] = "ray-train"
+    """What runs the worker processes: `ray-train` makes them workers of a Ray Train run; `actors`
+    starts plain Ray actors, which need neither `ray[train]` nor its controller process.
+    """
+
+    @field_validator("memory", mode="wrap")
+    @classmethod
+    def _read_memory(cls, value: Any, read: ValidatorFunctionWrapHandler) -> ByteSize | None:
+        try:
+            return cast("ByteSize | None", read(value))
+        except ValidationError:
+            raise ValueError(
+                "memory is a number of bytes or a text such as 4GB, from 300MB to 1PiB"
+            ) from None
+
+    @property
+    def num_threads(self) -> int:
+        """Number of compute threads of a worker: the whole CPUs that it reserves, at least one."""
+        return max(1, int(self.cpus))
+
+    @model_validator(mode="after")
+    def _ordered(self) -> WorkersSpec:
+        if self.min > self.max:
+            raise ValueError(
+                f"workers.min is {self.min}, above workers.max {self.max}; lower min or raise max"
+            )
+        if not (self.gpus.is_integer() or MIN_SHARE <= self.gpus <= 1):
+            raise ValueError(
+                f"workers.gpus is {self.gpus:g}; give a whole number, or a part of one GPU from"
+                f" {MIN_SHARE}"
+            )
+        if 0 < self.gpus < 1 and self.max > 1:
+            raise ValueError(
+                f"workers.gpus is {self.gpus:g} and workers.max is {self.max}; two workers of a job"
+                " could share a GPU, which NCCL refuses: give whole GPUs, or workers.max 1"
+            )
+        return self
