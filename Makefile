@@ -37,7 +37,7 @@ help:
 	@echo "make format  format the code"
 	@echo "make openapi  write the schema of the REST API to service/api/openapi.json"
 	@echo "make bench-library  time the library against its peers; as root, and alone on the machine"
-	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, two hours (BENCH_ARGS="--rows NAME" for some)"
+	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, two hours (BENCH_ARGS='--rows NAME' for some)"
 	@echo "make venv    install everything into $(VENV)"
 
 venv: $(STAMP)
