@@ -21,22 +21,43 @@ LastEventIdHeader = Annotated[
     str | None,
     Header(alias="Last-Event-ID", max_length=64, description="number of the last event received"),
 ]
-_EVENT = {
-    "type": "object",
-    "description": "one server-sent event; `data` is JSON",
-    "properties": {
-        "data": {
-            "type": "string",
-            "description": "the event as JSON, for `/events` an `EventView`",
-            "contentMediaType": "application/json",
-            "contentSchema": {"$ref": "#/components/schemas/EventView"},
-        },
+_EVENT_DATA = {
+    "type": "string",
+    "description": "the event as JSON; of type `progress`, the job's `progress`",
+    "contentMediaType": "application/json",
+    "contentSchema": {
+        "anyOf": [
+            {"$ref": "#/components/schemas/EventView"},
+            {"$ref": "#/components/schemas/ProgressView"},
+        ]
+    },
+}
+_LOG_DATA = {
+    "type": "string",
+    "description": (
+        "JSON: of type `log`, `number`, `dropped` (lines that were not kept) and `lines`, each with"
+        " `attempt`, `rank` (null for the supervisor), `time` (Unix seconds) and `text`; of type"
+        " `end`, the job's `status`, `reason` and `message`"
+    ),
+    "contentMediaType": "application/json",
+}
+
+
+def _stream_schema(data: dict[str, Any]) -> dict[str, Any]:
+    properties = {
+        "data": data,
         "event": {"type": "string", "description": "type of the event"},
         "id": {"type": "string", "description": "number of the event; pass it as Last-Event-ID"},
         "retry": {"type": "integer", "description": "milliseconds before a client reconnects"},
-    },
-}
-_STREAM = {MEDIA_TYPE: {"schema": _EVENT}}
+    }
+    schema = {
+        "type": "object",
+        "description": "one server-sent event; `data` is JSON",
+        "properties": properties,
+    }
+    return {MEDIA_TYPE: {"schema": schema}}
+
+
 _OVER: dict[int | str, dict[str, Any]] = {
     204: {"description": "the job has ended, and nothing follows that number"}
 }
@@ -73,7 +94,7 @@ class LogsQuery(QueryParams):
     "/events",
     response_class=StreamingResponse,
     responses={
-        200: {"content": _STREAM, "description": "stream of events"},
+        200: {"content": _stream_schema(_EVENT_DATA), "description": "stream of events"},
         **_OVER,
         **problems(404),
     },
@@ -106,7 +127,7 @@ def get_events(
     response_class=StreamingResponse,
     responses={
         200: {
-            "content": {"text/plain": {"schema": {"type": "string"}}, **_STREAM},
+            "content": {"text/plain": {"schema": {"type": "string"}}, **_stream_schema(_LOG_DATA)},
             "description": "log lines",
         },
         **_OVER,

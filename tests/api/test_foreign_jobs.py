@@ -50,7 +50,7 @@ def test_scheduler_with_another_database_leaves_running_jobs_alone(
     world.train(job_id := world.submit(training={"epochs": 300}))
     other = beside()
     world.scheduler.release()
-    other.run_once(20)
+    other.turn(20)
     assert world.runtime.removed == []
     assert "1 job that this database does not know" in other.repository.cluster().message
     world.turn()

@@ -54,7 +54,7 @@ def test_a_link_works_once(browser: TestClient) -> None:
     browser.cookies.clear()
     assert follow(browser, link) == (303, "/login?failed=link")
     assert browser.get("/api/v1/jobs").status_code == 401
-    assert "used already, or is older than 15 minutes" in browser.get("/login?failed=link").text
+    assert "has already been used or has expired" in browser.get("/login?failed=link").text
 
 
 def test_a_used_link_still_redirects_a_logged_in_browser(browser: TestClient) -> None:

@@ -120,7 +120,7 @@ def test_two_services_on_one_host_name_do_not_replace_each_others_login(
         # A browser keeps cookies by host name, whatever the port.
         guarded.cookies.update(answer.cookies)
         assert guarded.get(JOBS).status_code == 200
-    other.state.parts.database.close()
+    other.state.accordion.database.close()
 
 
 def test_a_cookie_from_a_clock_that_was_ahead_does_not_outlive_a_session(

@@ -48,7 +48,8 @@ def packed(folder: Path, sources: dict[str, str]) -> tuple[Path, str]:
     path = folder / "code.zip"
     with zipfile.ZipFile(path, "w") as zipped:
         for name, text in sources.items():
-            zipped.writestr(name, text)
+            # A fixed date (1980) in place of now: equal sources give an equal archive.
+            zipped.writestr(zipfile.ZipInfo(name), text)
     return path, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
