@@ -13,7 +13,7 @@ from accordion_ray.errors import AttachError
 from workers.contract import GUEST_PROTOCOL, Guest
 from workers.hub.actor_client import ActorClient, ActorTimeoutError
 from workers.hub.actor_messages import Fenced, PostResponse
-from workers.names import NAMESPACE, actor_name, installation_of, package_version
+from workers.names import NAMESPACE, find_actor_name, installation_of, package_version
 
 ENLIST_TIMEOUT_S = 5.0
 
@@ -21,12 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def find_installations() -> list[str]:
-    """Return the ids of the installations whose Accordion actor runs on this Ray cluster."""
-    from ray.util import list_named_actors
-
-    actors = list_named_actors(all_namespaces=True)
-    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-    return sorted(found for found in map(installation_of, names) if found is not None)
+    """Return the ids of the installations whose Accordion actor, of any release, runs on this Ray
+    cluster.
+    """
+    return sorted({found for found in map(installation_of, _list_actors()) if found is not None})
 
 
 def check_installations(found: Sequence[str]) -> None:
@@ -44,10 +42,15 @@ class ActorOutdatedError(ActorTimeoutError):
 
 
 class RunningActor:
-    """Calls the Accordion actor of an installation if it runs. Implements `ActorClient`."""
+    """Calls the Accordion actor of an installation if it runs. Implements `ActorClient`.
+
+    The actor may be of another release, so ask for its `guest_protocol` first. Later calls go to
+    the same actor.
+    """
 
     def __init__(self, installation: str) -> None:
-        self._name = actor_name(installation)
+        self._installation = installation
+        self._name = ""
         self._actor: Any = None
 
     def __call__(self, method: str, *arguments: Any, timeout_s: float, **named: Any) -> Any:
@@ -60,6 +63,7 @@ class RunningActor:
         import ray
 
         try:
+            self._name = self._name or find_actor_name(self._installation, _list_actors())
             self._actor = self._actor or ray.get_actor(self._name, namespace=NAMESPACE)
             call = getattr(self._actor, method).remote(*arguments, **named)
             return ray.get(call, timeout=timeout_s)
@@ -71,6 +75,14 @@ class RunningActor:
             raise ActorTimeoutError(
                 f"the Accordion actor gave no answer to {method}: {error}"
             ) from error
+
+
+def _list_actors() -> list[str]:
+    """Return the names of all actors of Accordion on this Ray cluster."""
+    from ray.util import list_named_actors
+
+    actors = list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
 def print_line(sentence: str) -> None:

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 NAMESPACE = "accordion"
-_ACTOR = "accordion-v2"
-"""The version grows when the calls change, so that old and new supervisors use separate actors."""
+_VERSION = 2
+"""Version in the name of the Accordion actor, so that old and new supervisors use separate actors.
+
+It grows when the calls change, together with `GUEST_PROTOCOL`.
+"""
+_ACTOR = re.compile(r"accordion-v(?P<version>[0-9]+)(?:-(?P<installation>.+))?", re.ASCII)
 _SUPERVISOR = re.compile(
     r"(?:accordion-(?P<installation>[0-9a-f]+)-)?job-(?P<job_id>.+)\.(?P<attempt>[0-9]+)", re.ASCII
 )
@@ -38,16 +43,29 @@ def package_version() -> str:
 
 def actor_name(installation: str) -> str:
     """Return the name of the installation's Accordion actor."""
-    return f"{_ACTOR}-{installation}" if installation else _ACTOR
+    return f"accordion-v{_VERSION}-{installation}" if installation else f"accordion-v{_VERSION}"
 
 
 def installation_of(name: str) -> str | None:
-    """Return the installation id in an Accordion actor's name, empty for one without; None for
-    other actors.
+    """Return the installation id in the name of an Accordion actor of any version, empty for one
+    without; None for other actors.
     """
-    if name == _ACTOR:
-        return ""
-    return name.removeprefix(f"{_ACTOR}-") if name.startswith(f"{_ACTOR}-") else None
+    found = _ACTOR.fullmatch(name)
+    return None if found is None else found["installation"] or ""
+
+
+def find_actor_name(installation: str, names: Iterable[str]) -> str:
+    """Return which of the names is that of the installation's Accordion actor: the one of this
+    release if there is one, otherwise the newest; the name of this release if there is none.
+    """
+    here = actor_name(installation)
+    found = [name for name in names if installation_of(name) == installation]
+    return here if here in found else max(found, key=_version_of, default=here)
+
+
+def _version_of(name: str) -> int:
+    found = _ACTOR.fullmatch(name)
+    return int(found["version"]) if found is not None else 0
 
 
 def supervisor_name(name: SupervisorName) -> str:

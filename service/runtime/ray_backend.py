@@ -51,10 +51,6 @@ class RayBackend:
         """`host:port` of Ray's dashboard, whether or not it runs."""
         self._dashboard_probe = DashboardProbe()
         self._ask = RayActorClient(installation)
-        self._ask_unnamed = RayActorClient("")
-        """Client of the Accordion actor of a version without installation ids."""
-        self._unnamed: set[str] = set()
-        """Ids of jobs that such a version started."""
 
     def nodes(self) -> list[Node]:
         """All known nodes, including dead ones."""
@@ -82,7 +78,6 @@ class RayBackend:
                 for name in _supervisor_names()
                 if name.installation in ("", self._installation)
             ]
-            self._unnamed = {name.job_id for name in names if not name.installation}
             calls = {
                 name: actor.state.remote() for name in names if (actor := _find(name)) is not None
             }
@@ -131,20 +126,10 @@ class RayBackend:
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
         """Drain these jobs from the Accordion actor; nothing if it is unresponsive."""
         with self._connected():
-            ours = {
-                job_id: cursor for job_id, cursor in cursors.items() if job_id not in self._unnamed
-            }
             try:
-                found = self._ask("drain_many", ours, timeout_s=CALL_TIMEOUT_S) if ours else {}
+                return dict(self._ask("drain_many", dict(cursors), timeout_s=CALL_TIMEOUT_S))
             except ActorTimeoutError:
-                found = {}
-        return {
-            **found,
-            **{
-                job_id: self.drain(job_id, cursors[job_id])
-                for job_id in cursors.keys() - ours.keys()
-            },
-        }
+                return {}
 
     def guests(self) -> list[Guest]:
         """Guest runs that registered with the Accordion actor; none if it is unresponsive."""
@@ -177,9 +162,8 @@ class RayBackend:
         """Call the Accordion actor about a job, or a scheduler that claims the cluster; None if it
         is unresponsive.
         """
-        ask = self._ask_unnamed if subject in self._unnamed else self._ask
         try:
-            return ask(method, subject, *arguments, timeout_s=CALL_TIMEOUT_S)
+            return self._ask(method, subject, *arguments, timeout_s=CALL_TIMEOUT_S)
         except ActorTimeoutError:
             return None
 
@@ -197,11 +181,7 @@ class RayBackend:
         try:
             _knock(self._gcs)
         except OSError:
-            self._gcs, self._ask, self._ask_unnamed = (
-                self._address,
-                RayActorClient(self._installation),
-                RayActorClient(""),
-            )
+            self._gcs, self._ask = self._address, RayActorClient(self._installation)
             ray.shutdown()
             raise
 

@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
+import ray
 
 from accordion_ray.errors import AttachError
 from accordion_ray.service_connection import (
     ActorOutdatedError,
     ServiceConnection,
     check_installations,
+    find_installations,
     print_line,
 )
 from tests.unit.workers.world import FakeCluster
 from workers.contract import Guest, JobSpec
 from workers.hub.actor_client import ActorTimeoutError
+from workers.names import NAMESPACE, package_version
 
 SPEC = JobSpec.model_validate({"task": {"name": "guest"}, "workers": {"min": 2, "max": 2}})
 
@@ -206,6 +209,35 @@ def test_an_actor_of_an_older_release_is_told(world: World, caplog) -> None:
     )
     connection.refresh()
     assert "the service's actor of an older release (protocol 0)" in caplog.text
+
+
+class OldActor:
+    """Actor of a release with protocol 1, and its handle in Ray."""
+
+    def __init__(self) -> None:
+        self.guest_protocol = self
+
+    def remote(self) -> tuple[int, str]:
+        return 1, "0.9.0"
+
+
+def test_service_of_another_release_is_found_and_both_versions_are_named(
+    monkeypatch, caplog
+) -> None:
+    actors = {"accordion-v1-ab": OldActor()}
+    listed = [{"name": name, "namespace": NAMESPACE} for name in actors]
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: listed)
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: actors[name])
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+    assert find_installations() == ["ab"]
+    connection = ServiceConnection(guest(), installation=None)
+    connection.refresh()
+    assert not connection.is_registered
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert f"their versions do not fit: this script has accordion-train {package_version()}" in (
+        warning
+    )
+    assert "the service's actor 0.9.0 (protocol 1)" in warning
 
 
 def test_a_registration_is_shown_once_with_the_id_and_the_command(world: World) -> None:

@@ -105,21 +105,19 @@ def test_removing_a_job_leaves_the_same_job_of_another_installation_alone(
     assert killed == ["accordion-ab-job-a.1", "accordion-ab-job-a.2"]
 
 
-def test_job_started_before_there_were_ids_is_followed_through_the_actor_it_knows(
-    answers, monkeypatch
-) -> None:
-    asked: list[tuple[str, str]] = []
+def test_jobs_are_drained_from_the_actor_of_the_installation(answers, monkeypatch) -> None:
+    asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
         ray_backend.RayActorClient,
         "__call__",
-        lambda ask, *call, **_: asked.append((ask.installation, call[1])),
+        lambda ask, *call, **_: asked.append((ask.installation, *call)) or {},
     )
     answers |= {"job-old.1": ("running", ""), "accordion-ab-job-new.1": ("running", "")}
     backend = RayBackend(address=None, installation="ab")
     assert {state.job_id for state in backend.supervisors()} == {"old", "new"}
-    for job_id in ("old", "new"):
-        backend.drain(job_id, Cursor())
-    assert asked == [("", "old"), ("ab", "new")]
+    cursors = {"old": Cursor(), "new": Cursor()}
+    assert backend.drain_many(cursors) == {}
+    assert asked == [("ab", "drain_many", cursors)]
 
 
 def test_a_silent_supervisor_is_starting_and_one_whose_end_is_final_is_gone(

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.names import SupervisorName, actor_name, parse_supervisor_name, supervisor_name
+from workers.names import (
+    SupervisorName,
+    actor_name,
+    find_actor_name,
+    installation_of,
+    parse_supervisor_name,
+    supervisor_name,
+)
 
 IDS = st.sampled_from(["", "0", "0123456789ab"])
 
@@ -29,3 +36,16 @@ def test_other_names_are_no_supervisors(name: str) -> None:
 
 def test_every_installation_has_an_actor_of_its_own() -> None:
     assert len({actor_name(installation) for installation in ("", "ab", "cd")}) == 3
+
+
+@pytest.mark.parametrize("name", ["accordion-v1-ab", "accordion-v2-ab", "accordion-v10-ab"])
+def test_actors_of_every_release_tell_their_installation(name: str) -> None:
+    assert installation_of(name) == "ab"
+    assert find_actor_name("ab", ["job-1.1", "accordion-v9-cd", name]) == name
+
+
+def test_actor_of_this_release_is_preferred_then_the_newest() -> None:
+    here, older = actor_name("ab"), ["accordion-v9-ab", "accordion-v10-ab"]
+    assert find_actor_name("ab", [*older, here]) == here
+    assert find_actor_name("ab", older) == "accordion-v10-ab"
+    assert find_actor_name("ab", ["accordion-v1-cd"]) == here
