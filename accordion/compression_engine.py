@@ -55,8 +55,6 @@ class Layer:
 class Stack:
     """Layers of equal shape and level that share one flow."""
 
-    """Layers of equal shape and level that share one flow."""
-
     layers: tuple[Layer, ...]
     level: Level
     owed: Tensor

@@ -29,7 +29,7 @@ State = Mapping[str, Any]
 
 
 def merge_states(payloads: Sequence[bytes | bytearray]) -> dict[str, Any]:
-    """Return one state that contains those of all workers, given serialize_state in rank order."""
+    """Return one state that contains those of all workers, given serialized in rank order."""
     states = [
         torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
         for payload in payloads

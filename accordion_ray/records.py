@@ -120,7 +120,7 @@ class Totals:
     steps: int = 0
     skipped_steps: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """By phase, since `attach`."""
+    """Seconds by phase since `attach`."""
 
     def since(self, before: Totals) -> Totals:
         """Return what was counted after another moment."""
@@ -143,13 +143,13 @@ class EndedEpoch:
 
     epoch: int
     decision: Decision
-    """In force at its end."""
+    """Decision in force at the end of the epoch."""
     switch: Switch
-    """The switch to what is in force from now on."""
+    """The switch to the decision of the next epoch."""
     lr: float
-    """Learning rate of its last step."""
+    """Learning rate of the last step."""
     totals: Totals
-    """What the session had counted at its end."""
+    """Counts of the session at the end of the epoch."""
 
 
 def build_started_record(attached: Attached, before: GuestState) -> Started:

@@ -306,7 +306,7 @@ class Progress(Strict):
     samples_per_s: float
     bytes: Bytes
     seconds_by_phase: dict[str, float]
-    """Both since the job began, work that was rolled back included."""
+    """Seconds since the job began; like `bytes`, rolled-back work included."""
     global_batch: int = 0
     """Samples per step now; 0 if not known."""
     steps: int = 0
@@ -349,7 +349,7 @@ class DesiredState(Strict):
     stop: Literal["cancel", "pause"] | None = None
     """Save and end: the job, or the attempt only."""
     size: Size | None = None
-    """None is the size of the launch."""
+    """Number of workers; None keeps that of the launch."""
 
 
 class Launch(Strict):

@@ -17,7 +17,7 @@ _SIGNS_OF_DEATH = frozenset(
         "OutOfMemoryError",
     }
 )
-"""By name, so that this module loads without Ray."""
+"""Names of error classes, so that this module loads without Ray."""
 _NODE_LOSS = re.compile(r"\bnode (has |was |is )?(died|dead|terminated|removed)", re.IGNORECASE)
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _ENDED = "connection error code 2"

@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+import pytest
+
 from tests.architecture.source import ROOT, functions, module_name, parse, source_files
 from tests.architecture.words_left import ELLIPTICAL_LEFT, HOMONYMS_LEFT, ONE_WORD_LEFT
 
@@ -32,7 +34,12 @@ ONE_WORD_FUNCTIONS = {
 }
 """Functions of one word that may be imported without their module."""
 
-ELLIPTICAL = re.compile(r"(also|and|as|but|likewise|of|or|same|so|the same|those|too)\b", re.I)
+ELLIPTICAL = re.compile(
+    r"(also|and|as|but|by|none|of|or|same|so|the same|those|too)\b"  # Needs the line above it.
+    r"|both( since|,)"
+    r"|((?!\.\s).)*\blikewise\b",  # Anywhere in the first sentence.
+    re.IGNORECASE | re.DOTALL,
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -131,6 +138,21 @@ def test_a_planted_homonym_is_found() -> None:
 def test_planted_elliptical_docstrings_are_found() -> None:
     planted = '"""Of a job."""\nA = 1\n"""Offset."""\nclass B:\n    c: int\n    """Likewise."""\n'
     assert elliptical_docstrings(ast.parse(planted)) == ["Of a job.", "Likewise."]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_elliptical"),
+    [
+        ("By phase.", True),
+        ("None for the first group.", True),
+        ("Both, since the start.", True),
+        ("Seconds without a report, likewise.", True),
+        ("Both ranks return a value.", False),
+        ("Seconds without a report. Likewise for guests.", False),
+    ],
+)
+def test_openings_that_need_the_line_above_are_elliptical(text: str, is_elliptical: bool) -> None:
+    assert bool(elliptical_docstrings(ast.parse(f'"""{text}"""'))) == is_elliptical
 
 
 def test_a_planted_import_of_a_one_word_function_is_found() -> None:

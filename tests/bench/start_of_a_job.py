@@ -83,7 +83,7 @@ def measured(backend: RayBackend, address: str) -> tuple[dict[str, float], dict[
 
 
 def said(drained: Drained) -> Iterator[tuple[str, float]]:
-    """AppState that the job told of, and when they were there."""
+    """Yield the parts of the start that the job reported, with their times."""
     yield from (("loop", line.time) for line in drained.logs if line.text.endswith("trains on cpu"))
     yield from (
         ("started", record.time)

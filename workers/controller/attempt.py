@@ -291,7 +291,7 @@ class Attempt:
         return None
 
     def _lasting_disagreement(self, group: _Group) -> FailureRecord | None:
-        """Return why the group's ranks will wait for each other for ever, once that is certain."""
+        """Return why the group's ranks are deadlocked, once that is certain."""
         failure = find_disagreement(self.pool.progress())
         if failure is None:
             group.disagreed_at = None

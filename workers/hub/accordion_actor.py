@@ -72,9 +72,9 @@ class _Job:
     logs_bytes: int = 0
     logs_dropped: int = 0
     guest: Guest | None = None
-    """None for jobs of the service."""
+    """The guest run; None for a job of the service."""
     enlisted_at: float = 0.0
-    """When the guest run last enlisted; the clock of `AccordionActor`."""
+    """Time of the guest run's last registration, on the clock of `AccordionActor`."""
     has_ended: bool = False
     """Whether this generation of a guest run has recorded the run's end."""
 

@@ -1,4 +1,4 @@
-"""What a task is."""
+"""Interface of tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Task(Protocol):
 
 
 METHODS = ("model", "train_data", "eval_data", "loss", "metrics")
-"""What a task has."""
+"""Members that a task must have."""
 
 
 __all__ = ["METHODS", "Task"]

@@ -198,7 +198,7 @@ class WorkerContext:
     """Device assigned by Ray: `cpu` or `cuda:0`."""
     link: Link
     previous_group: PreviousGroup | None = None
-    """None for the attempt's first group."""
+    """The previous group; None for the attempt's first."""
     control: LoopControl = field(default_factory=LoopControl)
     parts: tuple[Task, Data, Data] | None = None
     """The task, its training data and its held-out data, if the process has loaded them before."""

@@ -59,7 +59,7 @@ class OptimizerWithExtras:
 
     @classmethod
     def of(cls, optimizer: Optimizer, others: Mapping[str, Stateful]) -> Optimizer:
-        """In the optimizer's place, as far as checkpoints and reports ask of one."""
+        """Return a stand-in for the optimizer that saves and loads `others` with it."""
         return cast("Optimizer", cls(optimizer, others))
 
     @property

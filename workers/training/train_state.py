@@ -89,9 +89,7 @@ class ActorDecider:
     """Newest statistic by layer of the open epoch."""
 
     def __call__(self, report: Report, proposal: Decision) -> Decision:
-        """What shall be in force: the actor's answer, or the proposal where it does not answer in
-        time.
-        """
+        """Return the actor's decision, or the proposal if the actor does not answer in time."""
         if report.statistic_by_layer is not None:
             self.statistic = report.statistic_by_layer
         state = self.controller.state_dict() if self.controller else {}

@@ -123,7 +123,7 @@ def list_entries(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
     listed = list(_listed(file.read(end - begin), limits))
     if len(listed) != count:
         raise CodeError(
-            f"the archive says that it holds {count} entries and lists {len(listed)}; make it anew"
+            f"the archive says that it holds {count} entries and lists {len(listed)}; create it again"
         )
     _check_names([entry for entry, _ in listed])
     total = sum(entry.size_bytes for entry, _ in listed)
@@ -177,7 +177,7 @@ def _list_place(file: BinaryIO, limits: Limits) -> tuple[int, int, int]:
         )
     if begin + list_bytes != end or end + _END.size + comment_bytes != size:
         raise CodeError(
-            "the archive has other bytes before, between or after its parts; make it anew with"
+            "the archive has other bytes before, between or after its parts; create it again with"
             " 'zip'"
         )
     return begin, end, count
@@ -188,14 +188,14 @@ def _listed(data: bytes, limits: Limits) -> Iterator[tuple[Entry, bytes]]:
     place = 0
     while place < len(data):
         if place + _CENTRAL.size > len(data) or not data.startswith(_CENTRAL_SIGN, place):
-            raise CodeError("the archive's list of files is damaged; make it anew")
+            raise CodeError("the archive's list of files is damaged; create it again")
         fields = _CENTRAL.unpack_from(data, place)
         name_bytes, extra_bytes, comment_bytes = fields[10:13]
         place += _CENTRAL.size
         raw_name = data[place : place + name_bytes]
         place += name_bytes + extra_bytes + comment_bytes
         if place > len(data):
-            raise CodeError("the archive's list of files is damaged; make it anew")
+            raise CodeError("the archive's list of files is damaged; create it again")
         yield _entry(fields, _name(raw_name, limits), limits), raw_name
 
 
@@ -203,9 +203,7 @@ def _entry(fields: tuple[int, ...], name: str, limits: Limits) -> Entry:
     flags, method, crc, packed_bytes, size_bytes = fields[3], fields[4], *fields[7:10]
     attributes, offset = fields[15], fields[16]
     if flags & _ENCRYPTED:
-        raise CodeError(
-            f"{name!r} is encrypted; nobody here knows the password: make the archive without one"
-        )
+        raise CodeError(f"{name!r} is encrypted; create the archive without a password")
     if method not in (_STORED, _DEFLATED) or flags & _PATCH:
         raise CodeError(
             f"{name!r} is compressed by method {method}; only stored and deflated files are read"
@@ -279,7 +277,7 @@ def _check_kind(entry: Entry, mode: int) -> None:
         stat.S_IFREG if entry.is_folder else stat.S_IFDIR
     ):
         raise CodeError(
-            f"{entry.name!r} is listed as a folder and as a file at once; make the archive anew"
+            f"{entry.name!r} is listed as a folder and as a file at once; create the archive again"
         )
 
 
@@ -333,7 +331,7 @@ def _placed(file: BinaryIO, entry: Entry, raw_name: bytes) -> Entry:
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size or not header.startswith(_LOCAL_SIGN):
         raise CodeError(
-            f"{entry.name!r} is not where the archive's list says; make the archive anew"
+            f"{entry.name!r} is not where the archive's list says; create the archive again"
         )
     _, _, flags, method, _, _, crc, packed_bytes, size_bytes, name_bytes, extra_bytes = (
         _LOCAL.unpack(header)
@@ -346,7 +344,7 @@ def _placed(file: BinaryIO, entry: Entry, raw_name: bytes) -> Entry:
         or not (listed or flags & _SIZES_FOLLOW)
     ):
         raise CodeError(
-            f"{entry.name!r} is described in two ways by the archive; make the archive anew"
+            f"{entry.name!r} is described in two ways by the archive; create the archive again"
         )
     return replace(entry, data=entry.offset + _LOCAL.size + name_bytes + extra_bytes)
 
@@ -377,7 +375,7 @@ def _unpacked(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
         yield piece
     if size != entry.size_bytes or crc != entry.crc:
         raise CodeError(
-            f"{entry.name!r} does not match its size or checksum in the archive; make it anew"
+            f"{entry.name!r} does not match its size or checksum in the archive; create it again"
         )
 
 
@@ -402,14 +400,14 @@ def _inflated(packed: Iterable[bytes], name: str) -> Iterator[bytes]:
                 yield inflate.decompress(rest, _CHUNK_BYTES)
                 rest = inflate.unconsumed_tail
             if inflate.unused_data:
-                raise CodeError(f"{name!r} holds bytes after its end; make the archive anew")
+                raise CodeError(f"{name!r} holds bytes after its end; create the archive again")
         while not inflate.eof:
             last = inflate.decompress(b"", _CHUNK_BYTES)
             if not last and not inflate.eof:
-                raise CodeError(f"{name!r} breaks off; make the archive anew")
+                raise CodeError(f"{name!r} breaks off; create the archive again")
             yield last
     except zlib.error:
-        raise CodeError(f"{name!r} cannot be unpacked; make the archive anew") from None
+        raise CodeError(f"{name!r} cannot be unpacked; create the archive again") from None
 
 
 __all__ = [

@@ -1,5 +1,5 @@
-"""What cluster.py, asking.py and failure.py of the workers take from Ray's insides: fails when Ray
-changes it.
+"""Private names of Ray that ray_nodes.py, actor_client.py and error_kinds.py use: fails when Ray
+changes them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray._private.state import GlobalState, available_resources_per_node
 
 from workers.error_kinds import _SIGNS_OF_DEATH
-from workers.hub import actor_client as asking
+from workers.hub import actor_client
 
 
 @pytest.mark.parametrize("name", sorted(_SIGNS_OF_DEATH))
@@ -27,7 +27,7 @@ def test_the_nodes_that_are_being_drained_can_be_asked_for() -> None:
 
 
 def test_the_heads_node_is_known_by_a_resource() -> None:
-    assert HEAD_NODE_RESOURCE_NAME == asking.HEAD
+    assert HEAD_NODE_RESOURCE_NAME == actor_client.HEAD
 
 
 def test_the_free_resources_of_each_node_can_be_asked_for() -> None:

@@ -22,7 +22,7 @@ from tests.unit.workers.world import (
     until,
 )
 from workers.contract import Record
-from workers.hub import record_sender as outbox_module
+from workers.hub import record_sender
 from workers.hub.journal import read_records
 from workers.hub.record_sender import RecordSender
 
@@ -53,7 +53,7 @@ class DrainedRoad:
 @pytest.fixture
 def opened(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Starts the sender of a new generation."""
-    monkeypatch.setattr(outbox_module, "TICK_S", 0.01)
+    monkeypatch.setattr(record_sender, "TICK_S", 0.01)
     made: list[RecordSender] = []
 
     def start() -> RecordSender:
@@ -116,8 +116,8 @@ def test_an_actor_that_lost_its_memory_gets_all_that_was_not_confirmed_once_more
 def test_no_record_is_lost_or_doubled_wherever_the_actor_is_killed(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(outbox_module, "TICK_S", 0.0)
-    monkeypatch.setattr(outbox_module, "POST_LIMIT", 1)
+    monkeypatch.setattr(record_sender, "TICK_S", 0.0)
+    monkeypatch.setattr(record_sender, "POST_LIMIT", 1)
     older, road = journal(tmp_path), DrainedRoad(cluster, kills)
     for number in range(6):
         older.write(note(number))
@@ -188,7 +188,7 @@ def test_a_group_that_a_newer_one_replaced_stops_sending(
 
 
 def test_a_long_history_travels_in_portions(opened: Open, cluster, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(outbox_module, "POST_LIMIT", 2)
+    monkeypatch.setattr(record_sender, "POST_LIMIT", 2)
     older = journal(tmp_path)
     for number in range(7):
         older.write(note(number))
