@@ -334,10 +334,8 @@ class Engine:
     def _check_residuals(self, residuals: Mapping[str, Tensor]) -> None:
         unexpected = sorted(set(residuals) - set(self._decided))
         if unexpected:
-            raise StateError(
-                f"saved residuals do not match the model: unexpected {unexpected}; was the model"
-                " changed?"
-            )
+            message = f"saved residuals do not match the model: unexpected {unexpected}"
+            raise StateError(f"{message}; was the model changed?")
         for layer, residual in residuals.items():
             if residual.numel() != self._decided[layer]:
                 raise StateError(

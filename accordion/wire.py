@@ -25,8 +25,7 @@ from torch import Tensor
 from accordion.messages import OptionValue
 
 _ALIGNMENT = 8
-"""Payloads are padded to a multiple of this many bytes, so that an answer can be viewed as any dtype.
-"""
+"""Payloads are padded to a multiple of this many bytes; an answer can be viewed as any dtype."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class ClusterState:
 
     nodes: Sequence[Node] = ()
     supervisors: dict[str, SupervisorState] = field(default_factory=dict)
-    """By job id."""
+    """Supervisors by job id."""
     placed_at: dict[str, float] = field(default_factory=dict)
     """When a worker process of the job was last seen placed on a node, by job id; monotonic clock.
     """

@@ -55,8 +55,8 @@ def check_storage_url(url: str) -> str:
         )
     if place.password is not None:
         raise ValueError(
-            f"storage on {place.hostname!r} carries a password, and the spec is visible to all users;"
-            " leave it out and set it in the workers' environment"
+            f"storage on {place.hostname!r} carries a password, and the spec is visible to all"
+            " users; leave it out and set it in the workers' environment"
         )
     if place.scheme == "memory":
         raise ValueError(

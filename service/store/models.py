@@ -67,7 +67,7 @@ class JobRow(Base):
     attempt: Mapped[int] = mapped_column(default=0)
     """Number of the newest attempt; 0 before the first."""
     min_workers: Mapped[int]
-    """Fewest workers allowed now: from the spec or the newest resize; `max_workers` likewise."""
+    """Fewest workers allowed now: from the spec or the newest resize."""
     max_workers: Mapped[int]
     workers: Mapped[int] = mapped_column(default=0)
     """Number of workers allocated and so reserved; 0 if none are."""

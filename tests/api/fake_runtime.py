@@ -68,14 +68,14 @@ class FakeRuntime(FakeGuests):
         self.mute: set[int] = set()
         """Ranks that do not acknowledge."""
         self.draining: set[int] = set()
-        """Nodes that are about to go, by their place in `cpus`; likewise those that are gone."""
+        """Nodes that are about to go, by their place in `cpus`, and those that are gone."""
         self.dead: set[int] = set()
         self.repeats = False
         """Drains send all records again, whatever was confirmed."""
         self.slow_start = 0
         """Drains between a start and its first step."""
         self.ahead_s = 0.0
-        """By how much the workers' clock is ahead of the service's."""
+        """Seconds by which the workers' clock is ahead of the service's."""
         self.started: list[tuple[str, int]] = []
         """(job, attempt) of every start that made a supervisor."""
         self.removed: list[str] = []

@@ -101,7 +101,7 @@ class Recovery:
 
 
 def recovery_after(steps: Iterable[Step], fault: float) -> Recovery | None:
-    """None while no step of a new constellation is complete."""
+    """Return the recovery from the fault; None while no step of a new constellation is complete."""
     old, new = [], []
     pids, world_size = set[int](), 0
     for step in steps:

@@ -28,7 +28,7 @@ class Target:
         return self.reach == "<="
 
     def met_by(self, ratio: float) -> bool | None:
-        """None where nothing has to be reached."""
+        """Return whether the ratio reaches the target; None without a target."""
         if self.ratio is None:
             return None
         return ratio <= self.ratio if self.ours_on_top else ratio >= self.ratio

@@ -56,8 +56,8 @@ class _Counted:
 
 
 def _counts(rank):
-    """By method and level: buckets, in-place reductions, collectives made and rounds asked for in
-    one step.
+    """Counts by method and level: buckets, in-place reductions, collectives made and rounds asked
+    for in one step.
     """
     found = {}
     for method in METHODS:

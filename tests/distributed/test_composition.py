@@ -15,7 +15,7 @@ STEPS = 3
 
 
 def _account(rank, name):
-    """By method: gave and got of every step, and the parameters at the end."""
+    """Values by method: gave and got of every step, and the parameters at the end."""
     accounts = {}
     for method in METHODS:
         worker = trial(rank, WAYS[name], method)

@@ -28,7 +28,7 @@ FOLLOWED = [
 
 
 def _ends(rank, name, mode):
-    """By method: parameters, residuals and bytes at the end."""
+    """Values by method: parameters, residuals and bytes at the end."""
     ends = {}
     for method in METHODS:
         worker = trial(rank, replace(WAYS[name], mode=mode), method)

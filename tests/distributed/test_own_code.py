@@ -123,7 +123,7 @@ STOP_IN_EPOCH_1 = RecordingLink(
 
 
 def read_by(*groups: list[Any]) -> dict[int, list[int]]:
-    """By epoch, the samples that all ranks of these groups have trained on."""
+    """Samples by epoch: those that all ranks of these groups have trained on."""
     seen: dict[int, list[int]] = {}
     for result in (result for group in groups for result in group):
         for epoch, rows in re.findall(r"read (\d+) \[(.*)\]", result.said):

@@ -40,7 +40,7 @@ def _load(worker, saved):
 
 
 def _train_and_save(rank, way, methods):
-    """By method, after three steps: the saved state, and the parameters three steps later."""
+    """Values by method after three steps: the saved state, and the parameters three steps later."""
     found = {}
     for method in methods:
         worker = trial(rank, way, method)
@@ -54,7 +54,7 @@ def _train_and_save(rank, way, methods):
 
 
 def _load_and_train(rank, way, saved_by_method):
-    """By method, how three steps after loading end."""
+    """Results by method: how three steps after loading end."""
     ends = {}
     for method, saved in saved_by_method.items():
         worker = trial(rank, way, method)
@@ -87,8 +87,8 @@ def test_loaded_and_continued_equals_never_stopped_for_every_method(run_group, w
 
 
 def _owed_and_account(rank, way, saved_by_method, target):
-    """By method: what is owed after loading and changing over to the target, and the first step's
-    account.
+    """Values by method: what is owed after loading and changing over to the target, and the first
+    step's account.
     """
     found = {}
     for method, saved in saved_by_method.items():
@@ -206,8 +206,8 @@ def _tensors(state):
 
 
 def _aliases(rank):
-    """By method: whether a state changed while training went on, or training while a loaded state
-    was spoilt.
+    """Values by method: whether a state changed while training went on, or training while a
+    loaded state was spoilt.
     """
     found = {}
     for method in METHODS:

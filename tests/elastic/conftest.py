@@ -119,7 +119,7 @@ class Life:
 
     @property
     def epochs(self) -> dict[int, EpochRecord]:
-        """By number: of an epoch that was trained again, the newest."""
+        """Epochs by number; the newest if one was trained again."""
         return {record.epoch: record for record in self.all(EpochRecord)}
 
     @property

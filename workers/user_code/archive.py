@@ -123,7 +123,8 @@ def list_entries(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
     listed = list(_listed(file.read(end - begin), limits))
     if len(listed) != count:
         raise CodeError(
-            f"the archive says that it holds {count} entries and lists {len(listed)}; create it again"
+            f"the archive says that it holds {count} entries and lists {len(listed)};"
+            " create it again"
         )
     _check_names([entry for entry, _ in listed])
     total = sum(entry.size_bytes for entry, _ in listed)

@@ -32,8 +32,8 @@ class Handle:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """By actor name: a state, an error of the call, or LookupError for an actor that ended before
-    it was looked up.
+    """Answers by actor name: a state, an error of the call, or LookupError for an actor that ended
+    before it was looked up.
     """
     held: dict[str, Any] = {}
 
