@@ -6,6 +6,7 @@ which processes are hung; the pool kills them.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -55,21 +56,40 @@ KILLED = "killed"
 """Result recorded for a member that was killed because it did not return."""
 
 
+def send_sigkill(pid: int) -> None:
+    """Kill a process of this node; one that is gone already is no error."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 class ActorPool:
-    """Implements `WorkerPool`. `clock` is monotonic, `pause` sleeps for the given seconds."""
+    """Implements `WorkerPool`.
+
+    Args:
+        launch: the attempt whose processes these are.
+        ray: the module, or an object with those of its functions that the pool calls; None imports
+            the module.
+        clock: monotonic clock, in seconds.
+        pause: sleeps for the given seconds.
+        measure: reads the memory that a local process uses.
+        draining_nodes: returns the ids of nodes that are being drained.
+        kill_process: sends SIGKILL to a process of this node.
+    """
 
     def __init__(
         self,
         launch: Launch,
         *,
+        ray: Any = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
         measure: Callable[[int], MemoryUse | None] = read_memory_use,
+        draining_nodes: Callable[[], Collection[str]] = get_draining_nodes,
+        kill_process: Callable[[int], object] = send_sigkill,
     ) -> None:
-        import ray
-
-        self._ray = ray
+        self._ray = ray or importlib.import_module("ray")
         self._clock, self._pause = clock, pause
+        self._draining_nodes, self._kill_local_process = draining_nodes, kill_process
         self._launch = launch.model_dump_json()
         self._token = write_token(Path(launch.storage), launch.attempt)
         workers = launch.spec.workers
@@ -409,10 +429,10 @@ class ActorPool:
         if member.location is None:
             return
         if member.location.node == self._ray.get_runtime_context().get_node_id():
-            _kill(member.location.pid)
+            self._kill_local_process(member.location.pid)
             return
         there = NodeAffinitySchedulingStrategy(member.location.node, soft=False)
-        self._ray.remote(_kill).options(
+        self._ray.remote(send_sigkill).options(
             num_cpus=0, scheduling_strategy=there, max_retries=0
         ).remote(member.location.pid)
 
@@ -425,12 +445,7 @@ class ActorPool:
             return
         self._draining_checked_at = self._clock()
         with suppress(self._ray.exceptions.RayError, OSError):
-            leaving = get_draining_nodes()
+            leaving = self._draining_nodes()
             for member in self._members.values():
                 if member.location is not None and member.location.node in leaving:
                     member.leaving_since = member.leaving_since or self._clock()
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

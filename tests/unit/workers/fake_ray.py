@@ -4,12 +4,12 @@ comes back.
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from workers.controller.ray_train_controller import RayTrainController
@@ -79,7 +79,12 @@ class Actor:
 
 @dataclass
 class FakeRay:
-    """What the pool uses of Ray. Time passes where nothing comes back."""
+    """What a pool uses of Ray's module, and its other arguments. Time passes where nothing comes
+    back.
+    """
+
+    exceptions = ray.exceptions
+    __version__ = ray.__version__
 
     now: float = 1000.0
     actors: list[Actor] = field(default_factory=list)
@@ -94,6 +99,12 @@ class FakeRay:
     options: list[dict[str, Any]] = field(default_factory=list)
     """With which worker actors were made."""
     killed: list[Actor] = field(default_factory=list)
+    draining: set[str] = field(default_factory=set)
+    """Nodes that are being drained; a test adds some."""
+    surveys: list[float] = field(default_factory=list)
+    """When the pool asked for them."""
+    is_away: bool = False
+    """Whether the question for draining nodes fails."""
     signals: list[tuple[str, int]] = field(default_factory=list)
     """Who sent a SIGKILL, a task on a node or the pool itself; to which process."""
 
@@ -138,6 +149,24 @@ class FakeRay:
             raise call.answer
         return call.answer
 
-    def end(self, pid: int, how: signal.Signals) -> None:
-        assert how == signal.SIGKILL
-        self.signals.append((ITSELF, pid))
+    def kill(self, actor: Actor) -> None:
+        self.killed.append(actor)
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: HERE)
+
+    def pool_arguments(self) -> dict[str, Any]:
+        """Arguments of a pool over this cluster."""
+        return {
+            "ray": self,
+            "clock": lambda: self.now,
+            "pause": self.pass_time,
+            "draining_nodes": self.get_draining_nodes,
+            "kill_process": lambda pid: self.signals.append((ITSELF, pid)),
+        }
+
+    def get_draining_nodes(self) -> frozenset[str]:
+        self.surveys.append(self.now)
+        if self.is_away:
+            raise ray.exceptions.RaySystemError("the GCS is away")
+        return frozenset(self.draining)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
-import ray
-
-from tests.unit.workers.fake_ray import HERE, Actor, FakeRay
+from tests.unit.workers.fake_ray import Actor, FakeRay
 from tests.unit.workers.world import launch
-from workers.controller import actor_pool as pool_module
 from workers.controller.actor_pool import ActorPool
 from workers.controller.hang_detection import HEARTBEAT_S
 
@@ -59,25 +53,8 @@ class World:
         return [one.number for one in self.pool.processes]
 
 
-def pool_of(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    *,
-    kind: type[ActorPool] = ActorPool,
-    **spec: Any,
-) -> World:
-    """A pool of a job with these parts of a spec; no node of its cluster is drained."""
-    monkeypatch.setattr(pool_module, "get_draining_nodes", frozenset)
+def pool_of(tmp_path: Path, *, kind: type[ActorPool] = ActorPool, **spec: Any) -> World:
+    """A pool of a job with these parts of a spec."""
     fake = FakeRay()
-    context = SimpleNamespace(get_node_id=lambda: HERE)
-    for name, do in {
-        "remote": fake.remote,
-        "wait": fake.wait,
-        "get": fake.get,
-        "kill": fake.killed.append,
-    }.items():
-        monkeypatch.setattr(ray, name, do)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(os, "kill", fake.end)
-    own = {"clock": lambda: fake.now, "pause": fake.pass_time, "measure": lambda _: None}
-    return World(kind(launch(tmp_path, **spec), **own), fake)
+    pool = kind(launch(tmp_path, **spec), measure=lambda _: None, **fake.pool_arguments())
+    return World(pool, fake)

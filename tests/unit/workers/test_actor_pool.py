@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import RayTaskError
 
 from tests.unit.workers.fake_ray import DEAD, HERE, ITSELF, OPEN, THERE
 from tests.unit.workers.pool_world import World, pool_of
 from workers.contract import ResizeRecord
-from workers.controller import actor_pool as pool_module
 from workers.controller.actor_pool import DRAINING_CHECK_S, KILLED
 from workers.controller.hang_detection import HEARTBEAT_S, PREPARING_S
 from workers.controller.start_failures import FailedStart
@@ -29,16 +27,8 @@ NOTE = ResizeRecord(cause="joined", old=1, new=2, step=0, message="one more")
 
 
 @pytest.fixture
-def draining() -> set[str]:
-    """Nodes that are to go; the test adds some."""
-    return set()
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, draining: set[str]) -> World:
-    world = pool_of(monkeypatch, tmp_path)
-    monkeypatch.setattr(pool_module, "get_draining_nodes", lambda: frozenset(draining))
-    return world
+def here(tmp_path: Path) -> World:
+    return pool_of(tmp_path)
 
 
 def raised(error: Exception) -> RayTaskError:
@@ -302,16 +292,14 @@ def test_a_new_group_has_made_no_step_until_it_says_so(here: World) -> None:
     assert here.pool.last_step() is None
 
 
-def test_processes_of_drained_nodes_leave_those_that_prepare_too(
-    here: World, draining: set[str]
-) -> None:
+def test_processes_of_drained_nodes_leave_those_that_prepare_too(here: World) -> None:
     elsewhere = ProcessLocation(node=THERE, host="10.0.0.1", pid=77)
     here.hired(0)
     here.starting(locate=elsewhere)
     here.starting(locate=elsewhere, prepare=OPEN)
     here.poll()
     assert [one.leaving_since for one in here.pool.processes] == [None] * 3
-    draining.add(THERE)
+    here.ray.draining.add(THERE)
     here.poll()
     [stays, *leave] = [one.leaving_since for one in here.pool.processes]
     assert stays is None
@@ -320,22 +308,13 @@ def test_processes_of_drained_nodes_leave_those_that_prepare_too(
     assert [one.leaving_since for one in here.pool.processes] == [stays, *leave]
 
 
-def test_nodes_are_looked_at_twice_a_second(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    surveys: list[float] = []
-    monkeypatch.setattr(
-        pool_module, "get_draining_nodes", lambda: surveys.append(here.ray.now) or frozenset()
-    )
+def test_nodes_are_looked_at_twice_a_second(here: World) -> None:
     here.poll(10.0)
-    assert 15 <= len(surveys) <= 10.0 / DRAINING_CHECK_S
+    assert 15 <= len(here.ray.surveys) <= 10.0 / DRAINING_CHECK_S
 
 
-def test_a_cluster_that_cannot_say_who_leaves_disturbs_nobody(
-    here: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away() -> frozenset[str]:
-        raise ray.exceptions.RaySystemError("the GCS is away")
-
-    monkeypatch.setattr(pool_module, "get_draining_nodes", away)
+def test_a_cluster_that_cannot_say_who_leaves_disturbs_nobody(here: World) -> None:
+    here.ray.is_away = True
     here.hired(0)
     assert here.ready == [0]
 

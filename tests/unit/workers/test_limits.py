@@ -25,8 +25,8 @@ from workers.worker.process import Heartbeat
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., World]:
-    return lambda **limits: pool_of(monkeypatch, tmp_path, limits=LimitsSpec(**limits))
+def here(tmp_path: Path) -> Callable[..., World]:
+    return lambda **limits: pool_of(tmp_path, limits=LimitsSpec(**limits))
 
 
 def test_a_process_may_be_silent_for_as_long_as_the_job_says(here: Callable[..., World]) -> None:

@@ -7,17 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.workers.fake_ray import HERE, THERE, FakeRay
+from tests.unit.workers.fake_ray import THERE, FakeRay
 from tests.unit.workers.world import launch
-from workers.controller import actor_pool as pool_module
 from workers.controller.actor_pool import ActorPool
 from workers.controller.failure_causes import find_cause
 from workers.controller.hang_detection import HEARTBEAT_S
@@ -43,21 +40,8 @@ Make = Callable[..., ActorPool]
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    made = FakeRay()
-    for name, do in {
-        "remote": made.remote,
-        "wait": made.wait,
-        "get": made.get,
-        "kill": made.killed.append,
-    }.items():
-        monkeypatch.setattr(ray, name, do)
-    monkeypatch.setattr(
-        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: HERE)
-    )
-    monkeypatch.setattr(pool_module, "get_draining_nodes", frozenset)
-    monkeypatch.setattr(os, "kill", made.end)
-    return made
+def fake() -> FakeRay:
+    return FakeRay()
 
 
 @pytest.fixture
@@ -66,7 +50,7 @@ def seated(fake: FakeRay, tmp_path: Path) -> Make:
 
     def make(number: int, used: Used, **workers: Any) -> ActorPool:
         spec = launch(tmp_path, workers=WorkersSpec.model_validate(workers))
-        pool = ActorPool(spec, clock=lambda: fake.now, pause=fake.pass_time, measure=used.get)
+        pool = ActorPool(spec, measure=used.get, **fake.pool_arguments())
         for _ in range(number):
             pool.start()
         poll(pool, fake)

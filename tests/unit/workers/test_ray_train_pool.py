@@ -41,8 +41,8 @@ from workers.worker.ray_train_worker import (
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
-    world = pool_of(monkeypatch, tmp_path, kind=RayTrainPool)
+def world(tmp_path: Path) -> World:
+    world = pool_of(tmp_path, kind=RayTrainPool)
     world.ray.must_join = True
     return world
 
@@ -96,12 +96,10 @@ def test_a_process_that_prepares_when_the_controller_dies_joins_the_next_one(wor
 
 @pytest.mark.parametrize(("task", "number"), [("synthetic", 0), ("script", 1)])
 def test_only_a_scripts_controller_starts_before_a_process_is_prepared(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str, number: int
+    tmp_path: Path, task: str, number: int
 ) -> None:
     script = {"task": TaskSpec(name="script", options={"file": "train.py"}), "code": "0" * 64}
-    world = pool_of(
-        monkeypatch, tmp_path, kind=RayTrainPool, **(script if task == "script" else {})
-    )
+    world = pool_of(tmp_path, kind=RayTrainPool, **(script if task == "script" else {}))
     actor = world.starting(prepare=OPEN)
     world.poll()
     assert len(world.ray.controllers) == number
