@@ -73,7 +73,7 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class EngineBackup:
     """State of an engine before another state was loaded."""
 
     residuals: dict[str, Tensor]
@@ -286,9 +286,9 @@ class Engine:
             "steps": self._steps,
         }
 
-    def take_snapshot(self) -> Snapshot:
+    def back_up_state(self) -> EngineBackup:
         """Return the state that `load_state_dict` replaces; only the window's sums are copied."""
-        return Snapshot(
+        return EngineBackup(
             residuals=self.feedback.values,
             warm=self._warm.values,
             window=self.sums.state_dict(),
@@ -296,12 +296,12 @@ class Engine:
             steps=self._steps,
         )
 
-    def restore_snapshot(self, snapshot: Snapshot) -> None:
-        """Restore a snapshot; no step may have been taken since it was taken."""
-        self.feedback.values, self._warm.values = snapshot.residuals, snapshot.warm
-        self.sums.load_state_dict(snapshot.window)
-        self.ledger.restore(Ledger.parse_tables(snapshot.ledger))
-        self._steps = snapshot.steps
+    def restore_backup(self, backup: EngineBackup) -> None:
+        """Restore a backup; no step may have been taken since then."""
+        self.feedback.values, self._warm.values = backup.residuals, backup.warm
+        self.sums.load_state_dict(backup.window)
+        self.ledger.restore(Ledger.parse_tables(backup.ledger))
+        self._steps = backup.steps
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state.

@@ -336,7 +336,7 @@ class Session:
             StateError: on some worker the states are incomplete, out of order, or of another model;
                 raised on all workers, and nothing is changed on any.
         """
-        before = self._engine.take_snapshot(), self.controller.state_dict()
+        before = self._engine.back_up_state(), self.controller.state_dict()
         problem: StateError | None = None
         try:
             chosen = complete_states(states, rank=self.rank, world_size=self.world_size)
@@ -349,7 +349,7 @@ class Session:
         try:
             self._coordinator.require_equal_states(summary)
         except StateError as error:
-            self._engine.restore_snapshot(before[0])
+            self._engine.restore_backup(before[0])
             self.controller.load_state_dict(before[1])
             raise (problem or error) from problem
         self._adopt_decision(parse_decision(loaded["decision"]))

@@ -30,7 +30,7 @@ from accordion_ray.service_connection import (
     check_installations,
     find_installations,
 )
-from accordion_ray.train_context import TrainRun, current_run, follow_reports
+from accordion_ray.train_context import GuestContext, current_run, follow_reports
 from workers.contract import GUEST_ATTEMPT, FailureRecord, Guest, JobSpec
 from workers.hub.journal import Journal
 from workers.training.clock import Clock
@@ -113,7 +113,7 @@ def attach(
 
 
 def _prepare_guest(
-    run: TrainRun, label: str, *, spec: Callable[..., JobSpec], installation: str | None
+    run: GuestContext, label: str, *, spec: Callable[..., JobSpec], installation: str | None
 ) -> GuestRun | None:
     """Return the guest run; None, with a warning, if the run cannot be registered.
 
@@ -175,7 +175,7 @@ def _check_first_start(file: IdentityFile) -> None:
 
 
 def _follow_end(
-    run: TrainRun, label: str, guest: GuestRun | None, *, follower: EpochFollower
+    run: GuestContext, label: str, guest: GuestRun | None, *, follower: EpochFollower
 ) -> None:
     def record_end(failure: FailureRecord | None) -> None:
         if guest is not None:

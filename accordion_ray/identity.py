@@ -23,7 +23,7 @@ from typing import Any
 import uuid_utils
 from pydantic import ValidationError
 
-from accordion_ray.train_context import TrainRun
+from accordion_ray.train_context import GuestContext
 from workers.contract import EndRecord, Record
 from workers.hub.journal import claim_generation, newest_generation
 
@@ -68,7 +68,7 @@ class Identity:
 class IdentityFile:
     """Reads and writes the identity of one guest run in the storage of its Ray Train run."""
 
-    def __init__(self, run: TrainRun, name: str) -> None:
+    def __init__(self, run: GuestContext, name: str) -> None:
         self._filesystem = run.filesystem
         self._folder = f"{run.path}/accordion/{name.replace('/', '-')}"
         self._fit = run.fit

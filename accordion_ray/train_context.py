@@ -16,7 +16,7 @@ from workers.controller.ray_train_pool import RAY_SERIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainRun:
+class GuestContext:
     """Ray Train run of a worker."""
 
     name: str
@@ -35,7 +35,7 @@ class TrainRun:
     """Ray Train's id of this call of `fit`, the same over its restarts."""
 
 
-def current_run() -> TrainRun:
+def current_run() -> GuestContext:
     """Return the run of the training function that calls this.
 
     Raises:
@@ -45,7 +45,7 @@ def current_run() -> TrainRun:
     context = _train_context()
     check_not_in_job(context)
     storage = context.get_storage()
-    return TrainRun(
+    return GuestContext(
         name=str(context.get_experiment_name()),
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),

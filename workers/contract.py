@@ -1,5 +1,5 @@
-"""What workers report (`Record`) and are told (`Launch`, `DesiredState`): pydantic; neither ray nor
-torch.
+"""Messages between workers and the service: reports (`Record`, `Progress`) and instructions
+(`Launch`, `DesiredState`). Loads pydantic, but neither ray nor torch.
 
 Epochs and steps are counted from 0, steps since the start of the job; intervals of epochs are half
 open.
@@ -19,11 +19,10 @@ from workers.spec import JobSpec as JobSpec
 from workers.spec import Label, Strict
 
 GUEST_ATTEMPT = 1
-"""Attempt of a guest run: Ray Train restarts it, so that only its generation grows."""
+"""Attempt of every guest run: Ray Train restarts it, so only its generation grows."""
 GUEST_PROTOCOL = 2
-"""Version of the calls and records between a guest run and the actor, which may be installed apart.
-
-It grows with each change that the other side could not read.
+"""Version of the calls and records between a guest run and the actor, which may be of different
+releases. It grows with each change that the other side could not read.
 """
 
 
@@ -40,15 +39,15 @@ class Bytes(Strict):
     """Bytes of one worker over some steps, all layers."""
 
     payload: int = 0
-    """What the compressors handed to the network."""
+    """Bytes that the compressors passed to the network."""
     wire: int = 0
     """Estimate of what this worker's interface sends: ring all-reduce 2(W-1)/W, all-gather W-1
     times the payload.
     """
     dense: int = 0
-    """Payload that uncompressed gradients in fp32 would have had."""
+    """Payload of the same gradients uncompressed in fp32."""
     fp16: int = 0
-    """Payload that uncompressed gradients in fp16 would have had."""
+    """Payload of the same gradients uncompressed in fp16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,44 +80,44 @@ class Started(Reported):
     epoch: int
     step: int
     resumed_from: str | None
-    """Name of the checkpoint, None at the beginning of the job."""
+    """Name of the checkpoint; None at the beginning of the job."""
     steps_per_epoch: int
-    """Steps of an epoch at the present batch size; 0 if not known."""
+    """Steps of an epoch at the present batch size; 0 if unknown."""
     layers: tuple[LayerInfo, ...]
-    """Layers that decisions speak of, in the model's order."""
+    """Layers whose level is decided, in the model's order."""
     parameters: int
     """Number of trained values."""
     cause: Literal["start", "resize", "recovery"] = "start"
-    """Why this group took over: it is the attempt's first, people or the cluster changed its size,
-    or one was lost.
+    """Why the group started: it is the attempt's first, its size changed, or the previous group was
+    lost.
     """
     previous_world_size: int = 0
     """Workers of the previous group; 0 for the attempt's first group."""
     seconds_lost: float = 0.0
     """Seconds since the previous group's last step."""
     steps_rolled_back: int = 0
-    """Steps of the group before that are trained again, because they came after the checkpoint."""
+    """Steps of the previous group after the checkpoint, which are trained again."""
     storage: StorageUse | None = None
     """Storage of the checkpoints; None in records of older versions."""
     engine: Literal["ray-train", "actors"] | None = None
-    """What runs the worker processes; None in records of older versions and outside of a job."""
+    """Engine of the worker processes; None in records of older versions and outside of a job."""
 
 
 class ResizeRecord(Reported):
-    """A worker group is about to stop at its next step boundary, to go on with other workers; no
-    step is lost.
+    """A worker group will stop at its next step boundary and continue with another number of
+    workers; no step is lost.
     """
 
     kind: Literal["resize"] = "resize"
     cause: Literal["ordered", "joined", "leaving"]
-    """`ordered`: people or the queue asked for another size; `joined`: processes that were missing
-    are there; `leaving`: a node is being drained.
+    """`ordered`: a user or the scheduler changed the size; `joined`: missing processes are ready;
+    `leaving`: a node is being drained.
     """
     old: int
     new: int
-    """Numbers of workers."""
+    """Number of workers after the resize; `old` is the number before."""
     step: int
-    """Last step known."""
+    """Last known step."""
     message: str
 
 
@@ -167,16 +166,14 @@ class DecisionRecord(Reported):
 
 
 class AcksRecord(Reported):
-    """Which plan every rank runs after a switch, each rank speaking for itself; the overrides in
-    force under it.
-    """
+    """The plan that each rank reports to run after a switch, and the overrides in force."""
 
     kind: Literal["acks"] = "acks"
     epoch: int
     step: int
     world_size: int
     digest: str
-    """Digest of the plan that was announced."""
+    """Digest of the announced plan."""
     override_ids: tuple[str, ...]
     acks: tuple[Ack, ...]
 
@@ -190,39 +187,39 @@ class RejectedRecord(Reported):
 
 
 class CheckpointRecord(Reported):
-    """A saved state that can be resumed from."""
+    """A complete checkpoint."""
 
     kind: Literal["checkpoint"] = "checkpoint"
     name: str
     epoch: int
-    """First epoch that is still to be trained."""
+    """Epoch in which training resumes."""
     step: int
     size_bytes: int
     seconds: float
     """Seconds from the step boundary to the manifest."""
     blocked_s: float = 0.0
-    """Seconds of it during which training stood still."""
+    """Part of `seconds` during which training was stopped."""
 
 
 class FailureRecord(Reported):
-    """A worker group ended before its time."""
+    """A worker group failed."""
 
     kind: Literal["failure"] = "failure"
     cause: Literal["job", "infrastructure"]
-    """`job`: an exception with every process alive; only these spend `max_failures`."""
+    """`job`: an exception while every process was alive; only these count for `max_failures`."""
     rank: int | None
     epoch: int | None = None
     step: int | None = None
     message: str
     """One sentence: type and text of the error, never a traceback (that is in the logs)."""
     final: bool = False
-    """No other worker group follows: the job ends with it."""
+    """Whether the job ends with this failure, so that no other worker group follows."""
     is_storage: bool = False
-    """The job's storage was full or unreachable; the job waits for it, and this is not counted as a
-    failure.
+    """Whether the job's storage was full or unreachable; the job waits for it, and `max_failures`
+    does not count it.
     """
     process_died: bool = False
-    """A process died while its node stayed."""
+    """Whether a process died while its node stayed."""
 
 
 class PausedRecord(Strict):
@@ -230,9 +227,9 @@ class PausedRecord(Strict):
 
     kind: Literal["paused"] = "paused"
     step: int | None
-    """Last step known."""
+    """Last known step."""
     saved_step: int | None = None
-    """Steps in the newest checkpoint; later steps are trained again. None if not known."""
+    """Steps in the newest checkpoint; later steps are trained again. None if unknown."""
 
 
 EndReason = Literal[
@@ -248,7 +245,7 @@ EndReason = Literal[
 
 
 class EndRecord(Reported):
-    """The job is over; `message` is one sentence for people."""
+    """The job has ended; `message` is one sentence for users."""
 
     kind: Literal["end"] = "end"
     status: Literal["SUCCEEDED", "FAILED", "CANCELLED"]
@@ -272,11 +269,10 @@ Payload = Annotated[
 
 
 class Record(Strict):
-    """Something that must reach the database: kept and sent again until the database has confirmed
-    it.
+    """Event that must reach the database: kept, and sent until the database has confirmed it.
 
-    Ordered by (attempt, generation, seq). A newer generation starts again at seq 0 and makes older
-    ones void.
+    Records are ordered by (attempt, generation, seq). A new generation starts at seq 0 and voids
+    older generations.
     """
 
     attempt: int
@@ -289,7 +285,7 @@ class Record(Strict):
 
 
 class Progress(Strict):
-    """Where the job is now; only the newest is kept, and one may be lost."""
+    """Current progress of a job; only the newest is kept, and one may be lost."""
 
     attempt: int
     generation: int
@@ -297,26 +293,26 @@ class Progress(Strict):
     epoch: int
     step: int
     steps_per_epoch: int
-    """Steps of an epoch at the present batch size; 0 if not known, as in a guest run."""
+    """Steps of an epoch at the present batch size; 0 if unknown, as in a guest run."""
     epochs: int
-    """Epochs of the whole job; 0 if not known, as in a guest run."""
+    """Epochs of the whole job; 0 if unknown, as in a guest run."""
     world_size: int
     loss: float | None
     lr: float
     samples_per_s: float
     bytes: Bytes
     seconds_by_phase: dict[str, float]
-    """Seconds since the job began; like `bytes`, rolled-back work included."""
+    """Seconds by phase since the job began, including rolled-back work."""
     global_batch: int = 0
-    """Samples per step now; 0 if not known."""
+    """Samples per step now; 0 if unknown."""
     steps: int = 0
-    """Steps of the whole job at the present batch size; 0 if not known."""
+    """Steps of the whole job at the present batch size; 0 if unknown."""
     compute_s_by_rank: tuple[float, ...] = ()
     """Seconds that each rank computed for its newest step; a straggler stands out."""
 
 
 class LogLine(Reported):
-    """One line of output; `rank` None is the supervisor."""
+    """One line of output; the supervisor's has no rank."""
 
     attempt: int
     rank: int | None
@@ -325,15 +321,18 @@ class LogLine(Reported):
 
 
 class Cursor(Strict):
-    """The newest record that the database holds."""
+    """Newest record that the database holds; by default, the position before the first record."""
 
     attempt: int = 0
     generation: int = 0
     seq: int = -1
+    """Sequence number; -1 before the first. A number because cursors are compared with records, are
+    sent between releases, and are columns of the database that cannot be null.
+    """
 
 
 class Size(Strict):
-    """How many workers a job shall have now: granted by the scheduler, within what people allow."""
+    """Number of workers that the scheduler allocated to a job, within the user's limits."""
 
     min: int
     """Fewest workers to train with; the job waits while there are fewer."""
@@ -342,18 +341,18 @@ class Size(Strict):
 
 
 class DesiredState(Strict):
-    """What people want of a running job; the newest version replaces all before it."""
+    """State that users and the scheduler want a job in; a newer version replaces older ones."""
 
     version: int = 0
     overrides: tuple[Override, ...] = ()
     stop: Literal["cancel", "pause"] | None = None
-    """Save and end: the job, or the attempt only."""
+    """Save, then end the job (`cancel`) or only the attempt (`pause`)."""
     size: Size | None = None
     """Number of workers; None keeps that of the launch."""
 
 
 class Launch(Strict):
-    """All that a supervisor has to know to run one attempt."""
+    """Everything that a supervisor needs to run one attempt."""
 
     job_id: str
     attempt: int
@@ -367,8 +366,8 @@ class Launch(Strict):
     launches.
     """
     code: str | None = None
-    """Path of the user's own modules as a zip, where every worker reaches it; None where the spec
-    names none.
+    """Path of the user's modules as a zip file that every worker can read; None if the spec names
+    none.
     """
     retried_attempt: int = 0
     """Newest attempt whose recorded end is ignored because the user retried the job: this attempt
@@ -377,13 +376,11 @@ class Launch(Strict):
 
 
 class Guest(Strict):
-    """A guest run: people started it themselves with Ray Train, and it registers with the
-    service.
-    """
+    """A guest run: a user started it with Ray Train, and it registers with the service."""
 
     job_id: str
-    """UUID that the run chose and keeps in its storage, so that it stays the same when Ray Train
-    restarts the run.
+    """UUID that the run generates and keeps in its storage, so that a restart by Ray Train does not
+    change it.
     """
     name: Label
     """Name to show; the service appends part of the id if an unfinished run has the same name."""
@@ -402,21 +399,20 @@ class Guest(Strict):
 
 
 class Drained(Strict):
-    """What the scheduler takes over from a running job in one call."""
+    """Everything that the scheduler drains from a job in one call."""
 
     records: tuple[Record, ...] = ()
-    """Above the cursor that was given, in order."""
+    """Records above the given cursor, in order."""
     progress: Progress | None = None
     logs: tuple[LogLine, ...] = ()
-    """Handed over once: with an answer that is lost they are gone, and not counted."""
+    """Log lines, returned once: those of a lost answer are gone and not counted."""
     logs_dropped: int = 0
-    """Lines lost since the last call because they came faster than they were taken."""
+    """Lines dropped since the last call because they came faster than they were drained."""
     orders_version: int = 0
-    """Version of the orders held there; below the last one sent after a restart: they are to be
-    sent again.
+    """Version of the desired state that the actor holds; after a restart it is below the last one
+    sent, which must then be sent again.
     """
     silent_s: float | None = None
-    """Seconds since the guest run last enlisted, which its rank 0 does every few seconds, even
-    while it makes no steps. None for a job of the service, and for a guest run that the actor does
-    not list.
+    """Seconds since the guest run last registered; its rank 0 does so every few seconds, even
+    without steps. None for a job of the service, and for a guest run that the actor does not list.
     """

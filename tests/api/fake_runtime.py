@@ -301,7 +301,7 @@ class FakeRuntime(FakeGuests):
     def _resize(self, job: FakeJob) -> None:
         """The group saves at a step boundary; the next one goes on from there."""
         sizes = {"old": job.world_size, "new": job.target}
-        message = f"the group goes from {job.world_size} to {job.target} workers: as was asked for"
+        message = f"the group changes from {job.world_size} to {job.target} workers: as requested"
         self._post(job, ResizeRecord(cause="ordered", **sizes, step=job.step, message=message))
         self._checkpoint(job)
         job.phase, job.starts_in, job.cause = "starting", 0, "resize"

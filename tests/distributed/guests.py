@@ -17,7 +17,7 @@ from ray.train import Checkpoint
 import accordion_ray
 from accordion.config import Config, DetectorConfig, Window
 from accordion.session import Session
-from accordion_ray.train_context import TrainRun
+from accordion_ray.train_context import GuestContext
 from tests.distributed.small import build
 
 CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
@@ -26,7 +26,7 @@ CONFIG = Config(detector=DetectorConfig(window=Window(steps=2)))
 @contextmanager
 def train_worker(rank: int, world_size: int, checkpoint: Path | None) -> Iterator[None]:
     """Be a worker of a run whose newest checkpoint is this directory."""
-    run = TrainRun(
+    run = GuestContext(
         name="r", rank=rank, world_size=world_size, filesystem=None, path="", max_failures=0
     )
     newest = Checkpoint.from_directory(checkpoint) if checkpoint is not None else None

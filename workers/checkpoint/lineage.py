@@ -23,7 +23,7 @@ SurvivorFilter = Callable[[Iterable[str]], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StartedGroup:
     """A worker group that began to train."""
 
     generation: int
@@ -37,7 +37,7 @@ class Lineage:
     used.
     """
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[StartedGroup, ...] = ()
     """Oldest first."""
     epochs: frozenset[int] = frozenset()
     """Epochs that the history holds."""
@@ -49,13 +49,13 @@ class Lineage:
         """Build the lineage from a job's records, in order; a new group voids the epochs it
         repeats.
         """
-        groups: list[Group] = []
+        groups: list[StartedGroup] = []
         epochs: set[int] = set()
         saved_step = 0
         for record in records:
             match record.payload:
                 case Started() as started:
-                    groups.append(Group(record.generation, started.resumed_from))
+                    groups.append(StartedGroup(record.generation, started.resumed_from))
                     epochs = {epoch for epoch in epochs if epoch < started.epoch}
                     saved_step = started.step
                 case EpochRecord(epoch=epoch):
@@ -66,7 +66,9 @@ class Lineage:
 
     def begin(self, generation: int, resumed_from: str | None) -> Lineage:
         """Return the lineage extended by a new group."""
-        return Lineage(groups=(*self.groups, Group(generation, resumed_from)), epochs=self.epochs)
+        return Lineage(
+            groups=(*self.groups, StartedGroup(generation, resumed_from)), epochs=self.epochs
+        )
 
     def survivors(self, names: Iterable[str]) -> list[str]:
         """Return the names of checkpoints on the line, the newest first."""
@@ -105,4 +107,4 @@ def generation_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-__all__ = ["Group", "Lineage", "SurvivorFilter", "generation_of", "newest_first"]
+__all__ = ["Lineage", "StartedGroup", "SurvivorFilter", "generation_of", "newest_first"]

@@ -282,7 +282,7 @@ class ActorPool:
         return {
             call: partial(self._handle_answer, member)
             for member in self._members.values()
-            for call in member.calls()
+            for call in member.open_calls()
         }
 
     def _request_heartbeats(self) -> None:

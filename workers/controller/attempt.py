@@ -23,7 +23,7 @@ from workers.contract import (
     Size,
 )
 from workers.controller.failure_causes import (
-    CONTROLLER,
+    classify_start_failure,
     find_cause,
     find_disagreement,
     find_fatal_reason,
@@ -53,7 +53,7 @@ from workers.training.context import PreviousGroup
 TICK_S = 0.1
 """Longest time between two turns of the attempt."""
 DISAGREEMENT_S = 3.0
-"""How long heartbeats must show a rank that waits for one that left its loop; some may be old."""
+"""How long heartbeats must show a rank waiting for one that left its loop; some may be old."""
 RETURN_S = 5.0
 """How long the other members of a broken group may take to return. A broken collective usually
 raises at once; behind a cut network only its timeout does. A killed process is replaced in two
@@ -126,7 +126,7 @@ class Attempt:
     """Wall clock in seconds since 1970, for records."""
     has_trained: bool = False
     """Whether a worker group of the job has trained, in this attempt or an earlier one."""
-    _last: tuple[int, ...] = ()
+    _last_members: tuple[int, ...] = ()
     """Members of the newest group."""
     _group: _Group | None = None
     _not_before: float = 0.0
@@ -146,50 +146,50 @@ class Attempt:
 
     def run(self) -> EndRecord | PausedRecord:
         """Train until the job or the attempt is over."""
-        over: EndRecord | PausedRecord | None = None
+        end: EndRecord | PausedRecord | None = None
         try:
-            while (over := self._run_once()) is None:
+            while (end := self._run_once()) is None:
                 self.pool.poll(TICK_S)
         finally:
-            self.pool.close(over)
-        return over
+            self.pool.close(end)
+        return end
 
     def _run_once(self) -> EndRecord | PausedRecord | None:
         desired = self.host.desired_state()
         size = desired.size or Size(min=self.launch.spec.workers.min, target=self.launch.workers)
-        unstarted = self._judge_failed_starts()
-        # First of all: the replacement of a lost process needs seconds to start.
-        wanted = self._adjust_processes(size)
+        verdict = self._judge_failed_starts()
+        # The replacement of a lost process takes seconds to start, so processes come first.
+        plan = self._adjust_processes(size)
         if self._group is not None:
-            return self._watch_group(self._group, wanted, size)
-        if unstarted is not None:
-            return self._handle_failure(unstarted.failure, progressed=False, fatal=unstarted.fatal)
+            return self._watch_group(self._group, plan, size)
+        if verdict is not None:
+            return self._handle_failure(verdict.failure, progressed=False, fatal=verdict.fatal)
         if desired.stop is not None:
             return self._end_stopped(
                 desired.stop, self.previous_group.step if self.previous_group else None
             )
-        if wanted.group and self.clock() >= self._not_before:
-            return self._start_group(wanted, size)
+        if plan.group and self.clock() >= self._not_before:
+            return self._start_group(plan, size)
         self._publish_waiting(size)
         return None
 
     def _watch_group(
-        self, group: _Group, wanted: ScalingPlan, size: Size
+        self, group: _Group, plan: ScalingPlan, size: Size
     ) -> EndRecord | PausedRecord | None:
         results = self.pool.results()
-        over = self._handle_results(group, results) if results else None
-        if over is not None or self._group is None or group.broken_at is not None:
-            return over
-        if (failure := self._lasting_disagreement(group)) is not None:
-            return self._end_stuck(group, failure, fatal="TASK_RAISED")
+        end = self._handle_results(group, results) if results else None
+        if end is not None or self._group is None or group.broken_at is not None:
+            return end
+        if (failure := self._find_lasting_disagreement(group)) is not None:
+            return self._kill_stuck_group(group, failure, fatal="TASK_RAISED")
         progress = self.pool.progress()
         limit_s = select_progress_limit_s(self.launch.spec.limits, progress)
         if self.pool.idle_s() >= limit_s:
             failure = describe_hang(progress, self.pool.find_user_lines(), limit_s)
-            return self._end_stuck(group, failure)
+            return self._kill_stuck_group(group, failure)
         self._publish_wait(group)
         if not results:
-            self._resize(group, wanted, size)
+            self._resize_group(group, plan, size)
         return None
 
     def _publish_wait(self, group: _Group) -> None:
@@ -208,58 +208,59 @@ class Attempt:
         if self._avoided.expire(self.clock()):
             for process in [one for one in self.pool.processes if one.node is None]:
                 self.pool.stop(process.number)
-        wanted = plan_scaling(self._scaling_input(size))
-        for number in wanted.to_stop:
+        plan = plan_scaling(self._describe_processes(size))
+        for number in plan.to_stop:
             self.pool.stop(number)
         may_start = self.clock() >= self._start_not_before and not self._undecided
-        for _ in range(wanted.num_to_start if may_start else 0):
+        for _ in range(plan.num_to_start if may_start else 0):
             self.pool.start(self._avoided.until)
-        self.host.publish_placement(order_nodes(self.pool.processes, self._last))
-        return wanted
+        self.host.publish_placement(order_nodes(self.pool.processes, self._last_members))
+        return plan
 
-    def _scaling_input(self, size: Size) -> ScalingInput:
+    def _describe_processes(self, size: Size) -> ScalingInput:
         return ScalingInput(
             processes=self.pool.processes,
             size=size,
-            group=self._last,
+            group=self._last_members,
             training=self._group is not None,
             now=self.clock(),
         )
 
-    def _start_group(self, wanted: ScalingPlan, size: Size) -> EndRecord | None:
+    def _start_group(self, plan: ScalingPlan, size: Size) -> EndRecord | None:
         generation = self.host.claim_generation()
         self.host.publish_status(
-            f"worker group {generation} starts with {len(wanted.group)} of {size.target} workers"
+            f"worker group {generation} starts with {len(plan.group)} of {size.target} workers"
         )
-        self._group = _Group(members=wanted.group, generation=generation, size=size)
+        group = self._group = _Group(members=plan.group, generation=generation, size=size)
         self._failed_starts = 0
-        self._last = wanted.group
+        self._last_members = plan.group
         try:
-            self.pool.start_group(wanted.group, generation, self.previous_group)
+            self.pool.start_group(plan.group, generation, self.previous_group)
         except ProcessLost as error:
-            return self._handle_errors(self._group, {CONTROLLER: error})
+            self._close_group(group, "recovery")
+            return self._handle_group_failure(group, classify_start_failure(error), fatal=None)
         return None
 
-    def _resize(self, group: _Group, wanted: ScalingPlan, size: Size) -> None:
+    def _resize_group(self, group: _Group, plan: ScalingPlan, size: Size) -> None:
         """Stop the group at its next step boundary if another group should train."""
-        if wanted.group == group.members or group.resizing:
+        if plan.group == group.members or group.resizing:
             return
         group.resizing = True
-        note = self._describe_resize(group, wanted, size)
+        note = self._describe_resize(group, plan, size)
         log.info("%s", note.message)
         self.host.publish_status(note.message)
         self.pool.resize(note)
 
-    def _describe_resize(self, group: _Group, wanted: ScalingPlan, size: Size) -> ResizeRecord:
-        old, new = len(group.members), len(wanted.group)
+    def _describe_resize(self, group: _Group, plan: ScalingPlan, size: Size) -> ResizeRecord:
+        old, new = len(group.members), len(plan.group)
         leaving = {one.number for one in self.pool.processes if one.leaving_since is not None}
         cause: Literal["ordered", "joined", "leaving"] = (
             "ordered" if size != group.size else "joined"
         )
-        why = "as was asked for" if cause == "ordered" else "processes that were missing are there"
-        if going := leaving.intersection(group.members):
-            cause, why = "leaving", f"the node of {len(going)} of its processes is being drained"
-        message = f"the group goes from {old} to {new} workers: {why}"
+        why = "as requested" if cause == "ordered" else "missing processes are ready"
+        if lost := leaving.intersection(group.members):
+            cause, why = "leaving", f"the node of {len(lost)} of its processes is being drained"
+        message = f"the group changes from {old} to {new} workers: {why}"
         return ResizeRecord(
             cause=cause,
             old=old,
@@ -290,7 +291,7 @@ class Attempt:
             return self._end_stopped(self.host.requested_stop(), previous_group.step)
         return None
 
-    def _lasting_disagreement(self, group: _Group) -> FailureRecord | None:
+    def _find_lasting_disagreement(self, group: _Group) -> FailureRecord | None:
         """Return why the group's ranks are deadlocked, once that is certain."""
         failure = find_disagreement(self.pool.progress())
         if failure is None:
@@ -299,7 +300,7 @@ class Attempt:
         group.disagreed_at = self.clock() if group.disagreed_at is None else group.disagreed_at
         return failure if self.clock() - group.disagreed_at >= DISAGREEMENT_S else None
 
-    def _end_stuck(
+    def _kill_stuck_group(
         self, group: _Group, failure: FailureRecord, fatal: EndReason | None = None
     ) -> EndRecord | None:
         """Kill all members of a group that makes no progress."""
@@ -317,7 +318,7 @@ class Attempt:
             for rank, number in enumerate(group.members):
                 if rank not in results:
                     log.warning(
-                        "rank %d has not come back from a broken group in %g s and is ended",
+                        "rank %d did not return from a broken group within %g s and is killed",
                         rank,
                         RETURN_S,
                     )
@@ -329,20 +330,27 @@ class Attempt:
         """Record what ended the group; return the job's end if it is over."""
         self._close_group(group, "recovery")
         failure = find_cause(errors, self.pool.progress())
-        progressed = self.host.has_progressed(group.generation)
-        if (lacking := self._blame_members(group, errors)) is not None:
-            return self._handle_failure(lacking.failure, progressed=progressed, fatal=None)
+        if (verdict := self._blame_members(group, errors)) is not None:
+            progressed = self.host.has_progressed(group.generation)
+            return self._handle_failure(verdict.failure, progressed=progressed, fatal=None)
         fatal = find_fatal_reason(errors) if failure.cause == "job" else None
         if fatal in {"TASK_RAISED", "START_FAILED"} and self.has_trained:
-            # The task has been built before: whatever is missing now may come back.
+            # The task was built before, so what is missing now may come back.
             fatal = None
         if failure == find_disagreement(self.pool.progress()):
             # Another group would disagree at the same step.
             fatal = "TASK_RAISED"
+        return self._handle_group_failure(group, failure, fatal=fatal)
+
+    def _handle_group_failure(
+        self, group: _Group, failure: FailureRecord, *, fatal: EndReason | None
+    ) -> EndRecord | None:
+        """Stop processes that the failure may have damaged, then handle it."""
         if failure.cause == "job" or self.launch.spec.workers.gpus:
             # An exception may have left its process broken, and the loss of a peer its GPU.
             for number in group.members:
                 self.pool.stop(number)
+        progressed = self.host.has_progressed(group.generation)
         return self._handle_failure(failure, progressed=progressed, fatal=fatal)
 
     def _blame_members(
@@ -383,15 +391,15 @@ class Attempt:
     def _handle_failure(
         self, failure: FailureRecord, *, progressed: bool, fatal: EndReason | None
     ) -> EndRecord | None:
-        self.failures, move = decide_retry(
+        self.failures, decision = decide_retry(
             self.failures,
             failure,
             progressed=progressed,
             max_failures=self.launch.spec.max_failures,
             fatal=fatal,
         )
-        self.host.record_failure(failure.model_copy(update={"final": isinstance(move, GiveUp)}))
-        match move:
+        self.host.record_failure(failure.model_copy(update={"final": isinstance(decision, GiveUp)}))
+        match decision:
             case Retry(pause_s=pause_s):
                 self._not_before = self.clock() + pause_s
                 follows = f"{failure.message}; {self._describe_recovery()}"
@@ -403,10 +411,10 @@ class Attempt:
                 return EndRecord(status="FAILED", reason=reason, message=message)
 
     def _describe_recovery(self) -> str:
-        """Describe what follows a failure after which the attempt goes on."""
+        """Describe how the attempt continues after a failure."""
         if self.host.saved_step():
-            return "the job goes on from its newest checkpoint"
-        if self._last:
+            return "the job continues from its newest checkpoint"
+        if self._last_members:
             return "no checkpoint yet; the job restarts from the beginning"
         return "starting a replacement process"
 

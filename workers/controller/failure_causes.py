@@ -1,6 +1,4 @@
-"""Classifies the errors of a worker group as the job's or the cluster's, with rank and
-step; pure.
-"""
+"""Attributes the errors of a worker group to the job or the cluster, with rank and step; pure."""
 
 from __future__ import annotations
 
@@ -20,9 +18,6 @@ from workers.error_text import format_error
 from workers.errors import LossNotFinite, ProcessCrashed, StorageError, TaskRaised, WorkerError
 from workers.training.context import RankProgress
 
-CONTROLLER = -1
-"""Key of a failure that belongs to no rank: starting or leading the group failed."""
-
 
 def find_cause(
     by_rank: Mapping[int, BaseException], progress: Mapping[int, RankProgress] | None = None
@@ -34,8 +29,6 @@ def find_cause(
     the rest.
     """
     known = progress or {}
-    if CONTROLLER in by_rank:
-        return _classify_start(by_rank[CONTROLLER])
     if dead := {rank: by_rank[rank] for rank in sorted(by_rank) if is_process_death(by_rank[rank])}:
         return _classify_deaths(dead, known)
     own = {rank: error for rank, error in by_rank.items() if not is_peer_loss(error)}
@@ -89,7 +82,8 @@ def find_disagreement(progress: Mapping[int, RankProgress]) -> FailureRecord | N
     return None
 
 
-def _classify_start(error: BaseException) -> FailureRecord:
+def classify_start_failure(error: BaseException) -> FailureRecord:
+    """Return the failure of a process or group that did not start; it belongs to no rank."""
     if isinstance(error, ProcessCrashed):
         return FailureRecord(
             cause="job", rank=None, message=f"a worker process did not start: {format_error(error)}"
@@ -119,7 +113,7 @@ def _classify_deaths(
     listed, place = ", ".join(map(str, dead)), _describe_place(first, known, seen)
     message = f"the process of rank {listed} is gone{place}{describe_death(dead[first])}"
     died = any(map(is_lone_process_death, dead.values()))
-    step = _step_of(first, known)
+    step = _find_step(first, known)
     return FailureRecord(
         cause="infrastructure", rank=first, step=step, message=message, process_died=died
     )
@@ -131,7 +125,7 @@ def _classify_own(
     rank, error = min(own.items(), key=lambda item: (not isinstance(item[1], WorkerError), item[0]))
     placed = isinstance(error, TaskRaised | LossNotFinite)
     epoch = getattr(error, "epoch", None) if placed or rank not in known else known[rank].epoch
-    step = getattr(error, "step", None) if placed else _step_of(rank, known)
+    step = getattr(error, "step", None) if placed else _find_step(rank, known)
     place = "" if placed else _describe_place(rank, known, seen)
     return FailureRecord(
         cause="job",
@@ -151,7 +145,7 @@ def _classify_collectives(
     silent = [other for other in known if other not in by_rank and known[other].doing != "finished"]
     if silent:
         message += f"; rank {silent[0]} did not come back from it: it stayed {known[silent[0]]}"
-    step = _step_of(rank, known) if rank is not None else None
+    step = _find_step(rank, known) if rank is not None else None
     return FailureRecord(cause="infrastructure", rank=rank, step=step, message=message)
 
 
@@ -159,5 +153,5 @@ def _describe_place(rank: int, known: Mapping[int, RankProgress], seen: str) -> 
     return f", {seen}{known[rank]}" if rank in known else ""
 
 
-def _step_of(rank: int, known: Mapping[int, RankProgress]) -> int | None:
+def _find_step(rank: int, known: Mapping[int, RankProgress]) -> int | None:
     return known[rank].step if rank in known and known[rank].doing != "starting" else None

@@ -39,7 +39,7 @@ class FailureCounts:
     """Step and message of the job's own last failure."""
 
     @classmethod
-    def recorded(cls, payloads: Iterable[Payload]) -> Self:
+    def restore(cls, payloads: Iterable[Payload]) -> Self:
         """Restore the counts from the attempt's records, in order, when a supervisor restarts in
         mid-attempt.
         """
@@ -101,7 +101,7 @@ def decide_retry(
     if failure.cause == "infrastructure":
         before = replace(failures, lost_in_a_row=0, deaths_in_a_row=0) if progressed else failures
         now = before.after_loss(failure)
-        return now, _after_loss(now, failure)
+        return now, _decide_after_loss(now, failure)
     place = (failure.step, failure.message)
     repeated = failure.step is not None and place == failures.last
     now = FailureCounts(own=failures.own + 1, last=place)
@@ -116,7 +116,7 @@ def decide_retry(
     return now, Retry(pause_s=FIRST_PAUSE_S)
 
 
-def _after_loss(failures: FailureCounts, failure: FailureRecord) -> Retry | GiveUp:
+def _decide_after_loss(failures: FailureCounts, failure: FailureRecord) -> Retry | GiveUp:
     lost, deaths = failures.lost_in_a_row, failures.deaths_in_a_row
     if deaths >= MAX_DEATHS:
         message = (

@@ -33,7 +33,7 @@ class Member:
     has_joined: bool = True
     """Whether the process may train; False until it has joined the run of its engine."""
 
-    def calls(self) -> list[Any]:
+    def open_calls(self) -> list[Any]:
         """Return the open calls to the process."""
         return [
             call for call in (self.starting, self.training, self.heartbeat_call) if call is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from workers.train_run import TRAIN_SETTINGS, TrainRun
 
 if TYPE_CHECKING:
-    from workers.controller.ray_train_internals import Controller
+    from workers.controller.ray_train_internals import ExternalWorkersController
 
 RunState = Literal["finished", "aborted", "errored"]
 POLL_S = "1.0"
@@ -30,7 +30,9 @@ class RayTrainController:
     def __init__(self, run: TrainRun) -> None:
         os.environ |= CONTROLLER_SETTINGS
         self._train_run = run
-        self._built: asyncio.Future[Controller] = asyncio.get_event_loop().create_future()
+        self._built: asyncio.Future[ExternalWorkersController] = (
+            asyncio.get_event_loop().create_future()
+        )
 
     async def run(self) -> None:
         """Run until `end_run`.
@@ -40,7 +42,7 @@ class RayTrainController:
             OSError: the job's directory cannot be written.
             TrainingFailedError: the run ended by an error of Ray Train's own.
         """
-        controller = await asyncio.to_thread(self._build)
+        controller = await asyncio.to_thread(self._build_controller)
         self._built.set_result(controller)
         await controller.run()
 
@@ -56,7 +58,7 @@ class RayTrainController:
         """Have the run end in this state."""
         (await asyncio.shield(self._built)).end_run(ending, message)
 
-    def _build(self) -> Controller:
+    def _build_controller(self) -> ExternalWorkersController:
         from workers.controller.ray_train_internals import create_controller
 
         return create_controller(self._train_run)

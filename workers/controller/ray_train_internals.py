@@ -189,7 +189,7 @@ class _ExternalScalingPolicy(ScalingPolicy):
     def before_controller_abort(self) -> None: ...
 
 
-class Controller(TrainController):
+class ExternalWorkersController(TrainController):
     """Ray Train's controller over an `ExternalWorkerGroup`; it runs until `end_run`."""
 
     worker_group_cls = ExternalWorkerGroup
@@ -251,7 +251,7 @@ class Controller(TrainController):
 class _Trainer(DataParallelTrainer):
     """Ray Train's trainer; `fit` makes the controller in this process and does not run it."""
 
-    controller: Controller
+    controller: ExternalWorkersController
 
     def _create_default_callbacks(self) -> list[Any]:
         return [
@@ -262,11 +262,11 @@ class _Trainer(DataParallelTrainer):
 
     def _initialize_and_run_controller(self, **named: Any) -> Any:
         named["scaling_policy"] = _ExternalScalingPolicy(self.scaling_config)
-        self.controller = Controller(**named)
+        self.controller = ExternalWorkersController(**named)
         return SimpleNamespace(error=None)
 
 
-def create_controller(run: TrainRun) -> Controller:
+def create_controller(run: TrainRun) -> ExternalWorkersController:
     """Return the controller of a new Ray Train run; must be called in an actor."""
     resources = {"CPU": run.cpus} | ({"GPU": run.gpus} if run.gpus else {})
     trainer = _Trainer(
@@ -289,4 +289,4 @@ def _train_group() -> None:
     """Placeholder for the training function: workers train in calls of the supervisor."""
 
 
-__all__ = ["POLL_WAIT_S", "Controller", "ExternalWorkerGroup", "create_controller"]
+__all__ = ["POLL_WAIT_S", "ExternalWorkerGroup", "ExternalWorkersController", "create_controller"]

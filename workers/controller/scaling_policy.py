@@ -68,23 +68,23 @@ def plan_scaling(seen: ScalingInput) -> ScalingPlan:
     Survivors keep their order, so rank 0 rarely moves; new processes follow by number.
     """
     staying = [process for process in seen.processes if process.leaving_since is None]
-    least_useful = sorted(staying, key=lambda process: _use(process, seen.group))
+    least_useful = sorted(staying, key=lambda process: _usefulness(process, seen.group))
     kept = least_useful[max(0, len(staying) - seen.size.target) :]
     useless = {process.number for process in seen.processes} - {process.number for process in kept}
     return ScalingPlan(
         num_to_start=max(0, seen.size.target - len(kept)),
         to_stop=tuple(sorted(useless - set(seen.group if seen.training else ()))),
-        group=_group_in_training(seen, kept) if seen.training else _new_group(seen, kept),
+        group=_update_group(seen, kept) if seen.training else _form_group(seen, kept),
     )
 
 
 def order_nodes(processes: Sequence[Process], group: Sequence[int]) -> tuple[str, ...]:
     """Return the nodes of the placed processes; the process to be removed last comes first."""
-    ordered = sorted(processes, key=lambda process: _use(process, group), reverse=True)
+    ordered = sorted(processes, key=lambda process: _usefulness(process, group), reverse=True)
     return tuple(process.node for process in ordered if process.node is not None)
 
 
-def _use(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
+def _usefulness(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
     """Sort key, least useful first: starting processes, then idle ones, then the highest ranks;
     newest first on ties.
     """
@@ -96,8 +96,8 @@ def _use(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
     )
 
 
-def _new_group(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
-    ready = _ready(kept, seen.group)
+def _form_group(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
+    ready = _order_ready(kept, seen.group)
     if len(ready) < seen.size.min:
         return ()
     survived = not set(ready).isdisjoint(seen.group)
@@ -108,8 +108,8 @@ def _new_group(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
     return ready if seen.now - newest >= patience_s else ()
 
 
-def _group_in_training(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
-    ready, group = _ready(kept, seen.group), tuple(seen.group)
+def _update_group(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int, ...]:
+    ready, group = _order_ready(kept, seen.group), tuple(seen.group)
     leaving = [
         one.leaving_since
         for one in seen.processes
@@ -125,7 +125,7 @@ def _group_in_training(seen: ScalingInput, kept: Sequence[Process]) -> tuple[int
     return ready if len(ready) == len(kept) or seen.now - newest >= JOIN_PATIENCE_S else group
 
 
-def _ready(kept: Sequence[Process], group: Sequence[int]) -> tuple[int, ...]:
+def _order_ready(kept: Sequence[Process], group: Sequence[int]) -> tuple[int, ...]:
     numbers = {process.number for process in kept if process.ready_since is not None}
     survivors = [number for number in group if number in numbers]
     return (*survivors, *sorted(numbers - set(survivors)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from workers.contract import EndReason, FailureRecord
-from workers.controller.failure_causes import CONTROLLER, find_cause
+from workers.controller.failure_causes import classify_start_failure
 from workers.controller.scaling_policy import Process
 from workers.error_kinds import is_storage_outage
 from workers.error_text import format_error
@@ -95,7 +95,8 @@ def judge_starts(
         return StartVerdict(
             failure=FailureRecord(cause="job", rank=None, message=message), fatal="START_FAILED"
         )
-    message = f"no worker process could build the task; on {_hosts(unbuilt)}: {format_error(first)}"
+    hosts = _format_hosts(unbuilt)
+    message = f"no worker process could build the task; on {hosts}: {format_error(first)}"
     return StartVerdict(
         failure=FailureRecord(cause="job", rank=None, message=message), fatal="TASK_RAISED"
     )
@@ -104,7 +105,7 @@ def judge_starts(
 def _judge_loss(
     lost: Sequence[FailedStart], ready: Set[str | None], *, has_trained: bool
 ) -> StartVerdict:
-    failure = find_cause({CONTROLLER: lost[0].error})
+    failure = classify_start_failure(lost[0].error)
     if failure.cause != "job":
         return StartVerdict(failure=failure)
     if ready:
@@ -128,7 +129,7 @@ def blame_nodes(unbuilt: Sequence[FailedStart], avoid: frozenset[str]) -> StartV
     """
     first = unbuilt[0].error
     lacks = "build the task" if isinstance(first, TaskRaised) else "take part"
-    message = f"a worker process on {_hosts(unbuilt)} cannot {lacks}: {format_error(first)}"
+    message = f"a worker process on {_format_hosts(unbuilt)} cannot {lacks}: {format_error(first)}"
     if avoid:
         message += f"; no process is started there for the next {AVOID_S / 60:g} min"
     failure = FailureRecord(cause="infrastructure", rank=None, message=message)
@@ -144,7 +145,7 @@ def find_unbuilt_members(
     None if the task itself is to blame: no process built it, or another process on the same node
     did.
     """
-    unbuilt = {rank for rank, error in errors.items() if _is_of_node(error)}
+    unbuilt = {rank for rank, error in errors.items() if _may_be_node_specific(error)}
     nodes = {rank: member.node for rank, member in enumerate(members) if member is not None}
     elsewhere = {node for rank, node in nodes.items() if rank not in unbuilt}
     if (
@@ -161,12 +162,12 @@ def find_unbuilt_members(
     }
 
 
-def _is_of_node(error: BaseException) -> bool:
+def _may_be_node_specific(error: BaseException) -> bool:
     """Return whether an error may be specific to the node."""
     return isinstance(error, StorageError) or (isinstance(error, TaskRaised) and error.step is None)
 
 
-def _hosts(failed: Sequence[FailedStart]) -> str:
+def _format_hosts(failed: Sequence[FailedStart]) -> str:
     return ", ".join(
         f"node {host}" for host in dict.fromkeys(one.host or "unknown" for one in failed)
     )

@@ -92,16 +92,16 @@ class Supervisor:
         source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
         with ship_logs(source, self._client):
             self._watcher.start()
-            while not self._is_over():
+            while not self._finish_attempt():
                 self._pause(TRY_AGAIN_S)
             self._watcher.close()
         self._state = ("ended", "the attempt is over")
 
-    def _is_over(self) -> bool:
+    def _finish_attempt(self) -> bool:
         """Finish what is left of the attempt; return False if that must be retried."""
         try:
             if read_end(self._storage, retried_attempt=self._launch.retried_attempt) is None:
-                self._end(self._recorded_end() or self._train())
+                self._publish_end(self._find_recorded_end() or self._run_attempt())
         except Exception as error:
             # Nothing else would end the job, so the supervisor retries until the storage is back.
             why = f"the supervisor cannot go on: {type(error).__name__}: {error}"
@@ -110,44 +110,44 @@ class Supervisor:
             return False
         return True
 
-    def _train(self) -> EndRecord | PausedRecord:
+    def _run_attempt(self) -> EndRecord | PausedRecord:
         """Run worker groups until the attempt ends; record how it ended."""
         records = list(read_records(self._storage))
-        failures = FailureCounts.recorded(
+        failures = FailureCounts.restore(
             r.payload for r in records if r.attempt == self._launch.attempt
         )
         self._watcher.fetch(ASK_TIMEOUT_S)
         try:
             pool = self._create_pool(self._launch)
         except EngineUnavailable as error:
-            return self._unavailable(error)
+            return self._record_missing_engine(error)
         log.info("engine: %s", self._launch.spec.workers.engine)
         attempt = Attempt(
             launch=self._launch,
             pool=pool,
             host=self,
             failures=failures,
-            previous_group=self._lost_before(),
+            previous_group=self._record_lost_workers(),
             has_trained=any(isinstance(record.payload, Started) for record in records),
         )
         try:
             end = attempt.run()
         except EngineUnavailable as error:
-            return self._unavailable(error)
-        self._journal().write(end)
+            return self._record_missing_engine(error)
+        self._open_journal().write(end)
         return end
 
-    def _unavailable(self, error: EngineUnavailable) -> EndRecord:
+    def _record_missing_engine(self, error: EngineUnavailable) -> EndRecord:
         end = EndRecord(status="FAILED", reason="START_FAILED", message=str(error))
-        self._journal().write(end)
+        self._open_journal().write(end)
         return end
 
-    def _end(self, end: EndRecord | PausedRecord) -> None:
+    def _publish_end(self, end: EndRecord | PausedRecord) -> None:
         """Write the end file and send all records; the end is already in the journal."""
         if isinstance(end, EndRecord):
             write_end(self._storage, end)
             log.info("the job ends: %s %s", end.reason, end.message)
-        self._send(self._journal())
+        self._send_records(self._open_journal())
 
     def claim_generation(self) -> int:
         """Claim a new generation."""
@@ -155,9 +155,9 @@ class Supervisor:
 
     def record_failure(self, failure: FailureRecord) -> None:
         """Record the failure in a generation of its own, which fences off the failed group."""
-        journal = self._journal()
+        journal = self._open_journal()
         journal.write(failure)
-        self._send(journal)
+        self._send_records(journal)
 
     def has_progressed(self, generation: int) -> bool:
         """Return whether the group recorded a checkpoint or epoch beyond those of all earlier
@@ -194,7 +194,7 @@ class Supervisor:
         """Return the request for which a group stopped; a pause if it is no longer known."""
         return self._watcher.fetch(ASK_TIMEOUT_S).stop or "pause"
 
-    def _journal(self) -> Journal:
+    def _open_journal(self) -> Journal:
         return Journal(
             self._storage,
             attempt=self._launch.attempt,
@@ -202,13 +202,13 @@ class Supervisor:
             clock=time.time,
         )
 
-    def _send(self, journal: Journal) -> None:
+    def _send_records(self, journal: Journal) -> None:
         sender = RecordSender(self._launch.job_id, journal, self._client)
         sender.start()
         sender.flush(FLUSH_S)
         sender.close()
 
-    def _lost_before(self) -> PreviousGroup | None:
+    def _record_lost_workers(self) -> PreviousGroup | None:
         """Record the workers lost with an earlier supervisor process; return how far they were."""
         ours = [
             record
@@ -220,9 +220,9 @@ class Supervisor:
             return None
         step = max(getattr(record.payload, "step", None) or 0 for record in ours)
         seen_at = max(record.time for record in ours)
-        told = self._progress()
-        if told is not None and told.attempt == self._launch.attempt:
-            step, seen_at = max(step, told.step), max(seen_at, told.time)
+        progress = self._fetch_progress()
+        if progress is not None and progress.attempt == self._launch.attempt:
+            step, seen_at = max(step, progress.step), max(seen_at, progress.time)
         lost = "the supervisor's process is gone, and its workers with it"
         self.record_failure(
             FailureRecord(cause="infrastructure", rank=None, step=step, message=lost)
@@ -231,24 +231,24 @@ class Supervisor:
             cause="recovery", world_size=groups[-1].world_size, step=step, time=seen_at
         )
 
-    def _progress(self) -> Progress | None:
+    def _fetch_progress(self) -> Progress | None:
         try:
-            told: Progress | None = self._client(
+            progress: Progress | None = self._client(
                 "progress", self._launch.job_id, timeout_s=ASK_TIMEOUT_S
             )
         except ActorTimeoutError:
             return None
-        return told
+        return progress
 
-    def _recorded_end(self) -> EndRecord | PausedRecord | None:
+    def _find_recorded_end(self) -> EndRecord | PausedRecord | None:
         """Return the end that an earlier process recorded but did not publish."""
         ends: list[EndRecord | PausedRecord] = [
-            *self._recorded(EndRecord),
-            *self._recorded(PausedRecord),
+            *self._read_payloads(EndRecord),
+            *self._read_payloads(PausedRecord),
         ]
         return next(iter(ends), None)
 
-    def _recorded(self, kind: type[_Kind]) -> list[_Kind]:
+    def _read_payloads(self, kind: type[_Kind]) -> list[_Kind]:
         """Return this attempt's records of one kind, in order."""
         ours = (
             record

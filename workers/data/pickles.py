@@ -24,7 +24,7 @@ def read_pickle(name: str, content: bytes) -> dict[str, Any]:
             the file `name`.
     """
     try:
-        saved = _Reader(io.BytesIO(content), encoding="bytes").load()
+        saved = _CifarUnpickler(io.BytesIO(content), encoding="bytes").load()
         fields = {_text(key): _plain(value) for key, value in saved.items()}
     except DataError as error:
         raise DataError(f"{name} {error}") from error
@@ -36,7 +36,7 @@ def read_pickle(name: str, content: bytes) -> dict[str, Any]:
     return fields
 
 
-class _Reader(pickle.Unpickler):
+class _CifarUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         known = _KNOWN.get((module, name))
         if known is None:

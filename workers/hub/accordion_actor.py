@@ -53,14 +53,14 @@ GUEST_SILENCE_S = 60.0
 seconds.
 """
 
-_NOBODY = FencingToken(attempt=0, generation=0)
+_NO_TOKEN = FencingToken(attempt=0, generation=0)
 
 
 @dataclass(slots=True)
 class _Job:
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Id of this actor's memory; a new id means that the records held before are lost."""
-    token: FencingToken = _NOBODY
+    token: FencingToken = _NO_TOKEN
     controller: Controller | None = None
     orders: DesiredState = field(default_factory=DesiredState)
     ordered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,13 +85,13 @@ class _Job:
             self.token, self.controller, self.has_ended = token, None, False
         return None
 
-    def confirm(self, cursor: Cursor) -> None:
+    def drop_confirmed(self, cursor: Cursor) -> None:
         if record_key(cursor) > record_key(self.confirmed):
             self.confirmed = cursor
         done = record_key(self.confirmed)
         self.records = {place: record for place, record in self.records.items() if place > done}
 
-    def response(self, pause_s: float = 0.0) -> PostResponse:
+    def make_response(self, pause_s: float = 0.0) -> PostResponse:
         return PostResponse(confirmed=self.confirmed, incarnation=self.incarnation, pause_s=pause_s)
 
 
@@ -116,19 +116,19 @@ class AccordionActor:
         Raises:
             StateError: the state is not one of this job's controller.
         """
-        job = self._job(job_id)
+        job = self._find_or_add_job(job_id)
         if fenced := job.check_token(token):
             return fenced
         controller = Controller(registration.spec.config(), registration.layers)
         controller.load_state_dict(registration.controller_state)
         job.controller = controller
-        return job.response()
+        return job.make_response()
 
     async def decide(
         self, job_id: str, token: FencingToken, request: DecideRequest
     ) -> DecideResponse | NotRegistered | Fenced:
         """Return the decision after the report; a repeated request gets the same decision."""
-        job = self._job(job_id)
+        job = self._find_or_add_job(job_id)
         if fenced := job.check_token(token):
             return fenced
         if job.controller is None or request.number - job.controller.number not in (0, 1):
@@ -153,7 +153,7 @@ class AccordionActor:
         the database's cursor would skip the lost ones. `incarnation` is None if the records begin
         with the first unconfirmed one.
         """
-        job = self._job(job_id)
+        job = self._find_or_add_job(job_id)
         if fenced := job.check_token(token):
             return fenced
         if incarnation in (None, job.incarnation):
@@ -165,13 +165,13 @@ class AccordionActor:
                 isinstance(record.payload, EndRecord) for record in records
             )
         job.progress = progress or job.progress
-        return job.response(pause_s=len(self._jobs) / POSTS_PER_S)
+        return job.make_response(pause_s=len(self._jobs) / POSTS_PER_S)
 
     async def log(self, job_id: str, lines: Sequence[LogLine], dropped: int) -> None:
         """Hold log lines until they are drained; above the limit the oldest are dropped and
         counted.
         """
-        job = self._job(job_id)
+        job = self._find_or_add_job(job_id)
         job.logs_dropped += dropped
         job.logs.extend(lines)
         job.logs_bytes += sum(map(estimate_line_bytes, lines))
@@ -181,7 +181,7 @@ class AccordionActor:
 
     async def watch(self, job_id: str, version: int, timeout_s: float) -> DesiredState:
         """Return the desired state once it is newer than `version`, or after the timeout."""
-        job = self._job(job_id)
+        job = self._find_or_add_job(job_id)
         try:
             async with asyncio.timeout(timeout_s):
                 while job.orders.version <= version:
@@ -192,7 +192,7 @@ class AccordionActor:
 
     async def order(self, job_id: str, orders: DesiredState) -> int:
         """Hold the desired state unless a newer one is held; return the version now held."""
-        job = self._job(job_id)
+        job = self._find_or_add_job(job_id)
         if orders.version > job.orders.version:
             job.orders = orders
             job.ordered.set()
@@ -207,7 +207,7 @@ class AccordionActor:
         job = self._jobs.get(job_id)
         if job is None:
             return Drained()
-        job.confirm(confirmed)
+        job.drop_confirmed(confirmed)
         records = tuple(job.records[place] for place in sorted(job.records)[:DRAIN_LIMIT])
         logs, dropped = tuple(job.logs), job.logs_dropped
         job.logs.clear()
@@ -250,11 +250,11 @@ class AccordionActor:
         """List a guest run until it is forgotten; the run repeats the call every few seconds while
         it is alive.
         """
-        job = self._job(guest.job_id)
+        job = self._find_or_add_job(guest.job_id)
         if fenced := job.check_token(FencingToken(GUEST_ATTEMPT, guest.generation)):
             return fenced
         job.guest, job.enlisted_at = guest, self._clock()
-        return replace(job.response(), namesake=self._find_namesake(guest))
+        return replace(job.make_response(), namesake=self._find_namesake(guest))
 
     async def guests(self) -> tuple[Guest, ...]:
         """Return the guest runs that have enlisted and were not forgotten, ended and silent ones
@@ -294,5 +294,5 @@ class AccordionActor:
                 return job_id
         return None
 
-    def _job(self, job_id: str) -> _Job:
+    def _find_or_add_job(self, job_id: str) -> _Job:
         return self._jobs.setdefault(job_id, _Job())

@@ -44,9 +44,9 @@ def claim_generation(storage: Path) -> int:
     folder = storage / "records"
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        generation = max(_generations(folder), default=0) + 1
+        generation = max(_list_generations(folder), default=0) + 1
         try:
-            _file(folder, generation).touch(exist_ok=False)
+            _generation_file(folder, generation).touch(exist_ok=False)
         except FileExistsError:
             continue
         return generation
@@ -55,7 +55,7 @@ def claim_generation(storage: Path) -> int:
 def newest_generation(storage: Path) -> int:
     """Return the highest generation that was claimed, 0 before the first."""
     folder = storage / "records"
-    return max(_generations(folder), default=0) if folder.is_dir() else 0
+    return max(_list_generations(folder), default=0) if folder.is_dir() else 0
 
 
 def is_superseded(storage: Path, generation: int) -> bool:
@@ -68,14 +68,14 @@ def read_records(storage: Path, above: Cursor | None = None) -> list[Record]:
     least = above or Cursor()
     folder = storage / "records"
     files = (
-        _file(folder, generation)
-        for generation in sorted(_generations(folder))
+        _generation_file(folder, generation)
+        for generation in sorted(_list_generations(folder))
         if generation >= least.generation
     )
     records = [
         record
         for file in files
-        for record in _lines(file)
+        for record in _parse_records(file)
         if record_key(record) > record_key(least)
     ]
     return sorted(records, key=record_key)
@@ -117,7 +117,7 @@ class Journal:
         with self._lock:
             place = {"attempt": self.attempt, "generation": self.generation, "seq": self._seq}
             record = Record(**place, time=self._clock(), payload=payload)
-            with _file(self.storage / "records", self.generation).open("ab") as file:
+            with _generation_file(self.storage / "records", self.generation).open("ab") as file:
                 # The leading newline ends a line that a full disk tore.
                 file.write(b"\n" + record.model_dump_json().encode() + b"\n")
                 if self._is_forced and payload.kind in _FORCED:
@@ -136,9 +136,9 @@ class Journal:
         """
         folder = self.storage / "records"
         with self._lock:
-            for generation in _generations(folder):
+            for generation in _list_generations(folder):
                 if generation <= self.generation:
-                    _keep_lines(_file(folder, generation), kept)
+                    _keep_lines(_generation_file(folder, generation), kept)
 
 
 def write_end(storage: Path, end: EndRecord) -> None:
@@ -175,11 +175,11 @@ def read_end(storage: Path, *, retried_attempt: int = 0) -> tuple[EndRecord, Dra
     return EndRecord.model_validate(content["end"]), Drained(records=records)
 
 
-def _file(folder: Path, generation: int) -> Path:
+def _generation_file(folder: Path, generation: int) -> Path:
     return folder / f"{generation:09d}.jsonl"
 
 
-def _generations(folder: Path) -> list[int]:
+def _list_generations(folder: Path) -> list[int]:
     return [int(file.stem) for file in folder.glob("*.jsonl") if file.stem.isdecimal()]
 
 
@@ -195,7 +195,7 @@ def _keep_lines(file: Path, kept: Container[RecordKey]) -> None:
         draft.replace(file)
 
 
-def _lines(file: Path) -> Iterator[Record]:
+def _parse_records(file: Path) -> Iterator[Record]:
     # Bytes, because a torn line may end inside a character, and str.splitlines splits at more
     # characters than newlines.
     for line in file.read_bytes().split(b"\n"):

@@ -73,7 +73,9 @@ class LogShipper:
         """Add the lines of a text; returns at once."""
         source, now = self._source, self._clock()
         for line in text.splitlines() or [text]:
-            self._take(LogLine(attempt=source.attempt, rank=source.rank, time=now, text=_cut(line)))
+            self._add_line(
+                LogLine(attempt=source.attempt, rank=source.rank, time=now, text=_clean_line(line))
+            )
 
     def flush(self, timeout_s: float) -> bool:
         """Send all lines now; return False if that takes longer than the timeout."""
@@ -91,7 +93,7 @@ class LogShipper:
             self._closed = True
             self._changed.notify_all()
 
-    def _take(self, line: LogLine) -> None:
+    def _add_line(self, line: LogLine) -> None:
         with self._changed:
             if self._bytes + estimate_line_bytes(line) > BUFFER_BYTES:
                 self._dropped += 1
@@ -103,7 +105,7 @@ class LogShipper:
     def _run(self) -> None:
         while batch := self._next_batch():
             try:
-                self._send(batch)
+                self._send_batch(batch)
             except Exception:  # noqa: BLE001  # the job's log itself is broken
                 traceback.print_exc(file=sys.__stderr__)
             with self._changed:
@@ -126,7 +128,7 @@ class LogShipper:
             self._busy = True
             return batch
 
-    def _send(self, batch: list[LogLine]) -> None:
+    def _send_batch(self, batch: list[LogLine]) -> None:
         with self._changed:
             dropped, self._dropped = self._dropped, 0
         lost = dropped + len(batch)
@@ -135,9 +137,9 @@ class LogShipper:
                 self._client("log", self._source.job_id, batch, dropped, timeout_s=SEND_TIMEOUT_S)
                 lost = 0
         finally:
-            self._note(lost)
+            self._finish_batch(lost)
 
-    def _note(self, lost: int) -> None:
+    def _finish_batch(self, lost: int) -> None:
         with self._changed:
             self._dropped += lost
             self._busy = False
@@ -161,7 +163,7 @@ class _Tee(io.TextIOBase):
         # A UTF-8 stream raises on invalid text, and a job must not end because of what it prints.
         self._stream.write(clean_text(text))
         with self._lock:
-            lines = list(self._split(text))
+            lines = list(self._split_lines(text))
         for line in lines:
             self._take(line)
         return len(text)
@@ -169,12 +171,12 @@ class _Tee(io.TextIOBase):
     def flush(self) -> None:
         self._stream.flush()
 
-    def give_rest(self) -> None:
+    def pass_rest(self) -> None:
         """Pass on an unfinished last line."""
         if self._rest:
             self._take(self._rest)
 
-    def _split(self, text: str) -> Iterator[str]:
+    def _split_lines(self, text: str) -> Iterator[str]:
         for piece in _PIECES.findall(text):
             is_end = piece in "\r\n"
             self._rest += "" if is_end else piece
@@ -211,7 +213,7 @@ def capture_output(take: Callable[[str], None]) -> Iterator[None]:
     with ExitStack() as stack:
         for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
             tee = _Tee(stream, take)
-            stack.callback(tee.give_rest)
+            stack.callback(tee.pass_rest)
             stack.enter_context(redirect(tee))
         # Alone: a handler that writes to stderr would bring every line a second time.
         root.handlers = [handler]
@@ -234,7 +236,7 @@ def ship_logs(source: LogSource, client: ActorClient) -> Iterator[LogShipper]:
         shipper.close()
 
 
-def _cut(line: str) -> str:
+def _clean_line(line: str) -> str:
     """Return the line cleaned and cut to the maximum length."""
     return clean_text(line).encode()[:LINE_BYTES].decode(errors="ignore")
 

@@ -28,7 +28,7 @@ class OrderWatcher:
         self._client = client
         self._orders = DesiredState()
         self._callback: Callable[[DesiredState], None] | None = None
-        self._taking = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
 
@@ -44,13 +44,13 @@ class OrderWatcher:
     def close(self) -> None:
         """Stop; an open poll ends by itself."""
         self._closed.set()
-        with self._taking:
+        with self._lock:
             # The callback holds the whole run in a reference cycle through C++ objects.
             self._callback = None
 
     def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
         """Call the function with the desired state known now, if any, and with every newer one."""
-        with self._taking:
+        with self._lock:
             self._callback = callback
             if self._orders.version:
                 callback(self._orders)
@@ -60,14 +60,15 @@ class OrderWatcher:
         answer.
         """
         with suppress(ActorTimeoutError):
-            self._take(self._client("watch", self._job_id, -1, 0.0, timeout_s=timeout_s))
+            version = self._orders.version
+            self._receive(self._client("watch", self._job_id, version, 0.0, timeout_s=timeout_s))
         return self._orders
 
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
                 version = self._orders.version
-                self._take(
+                self._receive(
                     self._client(
                         "watch", self._job_id, version, WATCH_S, timeout_s=WATCH_S + ANSWER_S
                     )
@@ -81,8 +82,8 @@ class OrderWatcher:
                 )
                 self._closed.wait(PAUSE_S)
 
-    def _take(self, orders: DesiredState) -> None:
-        with self._taking:
+    def _receive(self, orders: DesiredState) -> None:
+        with self._lock:
             if orders.version <= self._orders.version:
                 return
             self._orders = orders

@@ -121,17 +121,17 @@ class RecordSender:
             self._on_disk = len(self._pending)
 
     def _run(self) -> None:
-        while self._wait():
+        while self._wait_for_records():
             try:
                 if not self._has_history:
                     self._read_history()
-                self._send()
+                self._post_records()
                 self._limit_records()
             except Exception:
                 log.exception("records could not be sent; retrying")
-            self._pause()
+            self._pause_between_posts()
 
-    def _pause(self) -> None:
+    def _pause_between_posts(self) -> None:
         """Pause so that records gather; a flush shortens the pause."""
         deadline = time.monotonic() + self._pause_s
         with self._changed:
@@ -140,7 +140,7 @@ class RecordSender:
             )
         time.sleep(max(0.0, min(HURRIED_TICK_S, deadline - time.monotonic())))
 
-    def _wait(self) -> bool:
+    def _wait_for_records(self) -> bool:
         """Wait for unsent or unconfirmed records; return False when the sender is closed."""
         with self._changed:
             self._changed.wait_for(
@@ -153,7 +153,7 @@ class RecordSender:
             )
             return not (self._closed or self.superseded)
 
-    def _send(self) -> None:
+    def _post_records(self) -> None:
         with self._changed:
             new, progress = (
                 tuple(self._pending[self._sent : self._sent + POST_LIMIT]),
@@ -167,10 +167,12 @@ class RecordSender:
         except ActorTimeoutError:
             return
         with self._changed:
-            self._note(answer, sent=len(new), progress=progress)
+            self._handle_response(answer, sent=len(new), progress=progress)
             self._changed.notify_all()
 
-    def _note(self, answer: PostResponse | Fenced, *, sent: int, progress: Progress | None) -> None:
+    def _handle_response(
+        self, answer: PostResponse | Fenced, *, sent: int, progress: Progress | None
+    ) -> None:
         if isinstance(answer, Fenced):
             self.superseded = True
             return
@@ -179,9 +181,9 @@ class RecordSender:
         self._pause_s = max(TICK_S, answer.pause_s)
         self._sent = 0 if forgot else self._sent + sent
         self._progress = None if self._progress is progress else self._progress
-        self._drop(answer.confirmed)
+        self._drop_confirmed(answer.confirmed)
 
-    def _drop(self, confirmed: Cursor) -> None:
+    def _drop_confirmed(self, confirmed: Cursor) -> None:
         kept = [record for record in self._pending if record_key(record) > record_key(confirmed)]
         self._sent = max(0, self._sent - (len(self._pending) - len(kept)))
         self._pending = kept

@@ -63,7 +63,7 @@ class TransformerModel(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(length, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
         self.apply(_init_weights)
@@ -80,7 +80,7 @@ class TransformerModel(nn.Module):
         return scores
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then a feed-forward layer, each with a layer norm and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:

@@ -18,7 +18,7 @@ class Mlp(nn.Sequential):
         )
 
 
-class Stack(nn.Module):
+class LinearStack(nn.Module):
     """`depth` linear layers of equal width, with a ReLU between two: [N, width] to [N, width]."""
 
     def __init__(self, width: int, depth: int) -> None:

@@ -29,7 +29,7 @@ class ResNet18(nn.Sequential):
         for number, stride in enumerate(_STRIDES):
             outputs = channels << number
             layers[f"stage{number + 1}"] = nn.Sequential(
-                Block(inputs, outputs, stride), Block(outputs, outputs, 1)
+                ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)
             )
             inputs = outputs
         layers |= OrderedDict(
@@ -38,7 +38,7 @@ class ResNet18(nn.Sequential):
         super().__init__(layers)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions with a residual connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

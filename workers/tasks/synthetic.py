@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from accordion.messages import OptionValue
 from workers.data import Data
-from workers.models.mlp import Stack
+from workers.models.mlp import LinearStack
 
 _EVAL_SAMPLES = 256
 _DISTINCT = 4096
@@ -34,7 +34,7 @@ class Synthetic:
 
     def model(self) -> nn.Module:
         """Square layers."""
-        return Stack(self._width, self._depth)
+        return LinearStack(self._width, self._depth)
 
     def train_data(self) -> Data:
         """Inputs are normal, targets a fixed nonlinear function of them."""

@@ -41,8 +41,8 @@ _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of an archive: code is small, and data belongs into the image or on the shared
+class ArchiveLimits:
+    """Size limits of an archive: code is small, and data belongs in the image or on the shared
     storage.
     """
 
@@ -62,7 +62,7 @@ class Limits:
     """Size of the archive's list of files, which is read as a whole, in bytes."""
 
 
-LIMITS = Limits()
+LIMITS = ArchiveLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Entry:
     """Offset of its bytes."""
 
 
-def check_archive(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
+def check_archive(file: BinaryIO, limits: ArchiveLimits = LIMITS) -> tuple[Entry, ...]:
     """Unpack and check every byte of an archive, and return its entries; nothing is written.
 
     Raises:
@@ -96,7 +96,9 @@ def check_archive(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
     return entries
 
 
-def unpack_archive(file: BinaryIO, folder: Path, limits: Limits = LIMITS) -> tuple[Entry, ...]:
+def unpack_archive(
+    file: BinaryIO, folder: Path, limits: ArchiveLimits = LIMITS
+) -> tuple[Entry, ...]:
     """Write all files into an empty folder that no other process uses.
 
     Raises:
@@ -112,7 +114,7 @@ def unpack_archive(file: BinaryIO, folder: Path, limits: Limits = LIMITS) -> tup
     return entries
 
 
-def list_entries(file: BinaryIO, limits: Limits = LIMITS) -> tuple[Entry, ...]:
+def list_entries(file: BinaryIO, limits: ArchiveLimits = LIMITS) -> tuple[Entry, ...]:
     """Return an archive's entries in its order, from its list of files; their bytes are not read.
 
     Raises:
@@ -150,7 +152,7 @@ def top_level_modules(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _list_place(file: BinaryIO, limits: Limits) -> tuple[int, int, int]:
+def _list_place(file: BinaryIO, limits: ArchiveLimits) -> tuple[int, int, int]:
     """Return where the list of files begins and ends, and how many entries it declares."""
     size = file.seek(0, 2)
     file.seek(max(0, size - _END.size - _MOST_COMMENT_BYTES - _ZIP64_LOCATOR_BYTES))
@@ -184,7 +186,7 @@ def _list_place(file: BinaryIO, limits: Limits) -> tuple[int, int, int]:
     return begin, end, count
 
 
-def _listed(data: bytes, limits: Limits) -> Iterator[tuple[Entry, bytes]]:
+def _listed(data: bytes, limits: ArchiveLimits) -> Iterator[tuple[Entry, bytes]]:
     """Yield the entries of the list of files, each with its name as stored."""
     place = 0
     while place < len(data):
@@ -200,7 +202,7 @@ def _listed(data: bytes, limits: Limits) -> Iterator[tuple[Entry, bytes]]:
         yield _entry(fields, _name(raw_name, limits), limits), raw_name
 
 
-def _entry(fields: tuple[int, ...], name: str, limits: Limits) -> Entry:
+def _entry(fields: tuple[int, ...], name: str, limits: ArchiveLimits) -> Entry:
     flags, method, crc, packed_bytes, size_bytes = fields[3], fields[4], *fields[7:10]
     attributes, offset = fields[15], fields[16]
     if flags & _ENCRYPTED:
@@ -228,7 +230,7 @@ def _entry(fields: tuple[int, ...], name: str, limits: Limits) -> Entry:
     return entry
 
 
-def _name(raw: bytes, limits: Limits) -> str:
+def _name(raw: bytes, limits: ArchiveLimits) -> str:
     try:
         name = raw.decode()
     except UnicodeDecodeError:
@@ -282,7 +284,7 @@ def _check_kind(entry: Entry, mode: int) -> None:
         )
 
 
-def _check_size(entry: Entry, limits: Limits) -> None:
+def _check_size(entry: Entry, limits: ArchiveLimits) -> None:
     size, packed = entry.size_bytes, entry.packed_bytes
     if size > limits.file_bytes:
         raise CodeError(
@@ -413,9 +415,9 @@ def _inflated(packed: Iterable[bytes], name: str) -> Iterator[bytes]:
 
 __all__ = [
     "LIMITS",
+    "ArchiveLimits",
     "CodeError",
     "Entry",
-    "Limits",
     "check_archive",
     "list_entries",
     "top_level_modules",

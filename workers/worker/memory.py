@@ -79,14 +79,14 @@ class MemoryGrowth:
 
     readings: list[tuple[float, int]] = field(default_factory=list)
     """Time in seconds and bytes used, oldest first."""
-    _step: int = -1
-    """Step of the newest reading."""
+    _step: int | None = None
+    """Step of the newest reading; None before the first."""
 
     def add(self, step: int, at_s: float, used: int) -> None:
         """Append a reading unless the step already has one; thin out the older ones if there are
         too many.
         """
-        if step <= self._step:
+        if self._step is not None and step <= self._step:
             return
         self._step = step
         if len(self.readings) == MAX_READINGS:

@@ -11,17 +11,17 @@ import pyarrow.fs
 import pytest
 
 from accordion_ray.identity import KEPT_DAYS, GuestState, Identity, IdentityFile
-from accordion_ray.train_context import TrainRun
+from accordion_ray.train_context import GuestContext
 from workers.contract import GUEST_ATTEMPT, EndRecord, FailureRecord
 from workers.hub.journal import Journal
 
 
-def run_in(storage: Path, *, is_local: bool = True, fit: str = "1") -> TrainRun:
+def run_in(storage: Path, *, is_local: bool = True, fit: str = "1") -> GuestContext:
     """A run whose storage is a directory, or what stands for an object store."""
     local = pyarrow.fs.LocalFileSystem()
     filesystem = local if is_local else pyarrow.fs.SubTreeFileSystem(str(storage), local)
     path = str(storage / "run") if is_local else "run"
-    return TrainRun(
+    return GuestContext(
         name="digits",
         rank=0,
         world_size=2,

@@ -37,9 +37,7 @@ from workers.contract import (
     Started,
 )
 
-RESIZE = ResizeRecord(
-    cause="joined", old=2, new=3, step=9, message="processes that were missing are there"
-)
+RESIZE = ResizeRecord(cause="joined", old=2, new=3, step=9, message="missing processes are ready")
 FAILURE = FailureRecord(cause="job", rank=0, message="ValueError: broken on purpose")
 CHECKPOINT = CheckpointRecord(name="epoch-00001", epoch=1, step=9, size_bytes=1, seconds=0.1)
 WORKING = [Status.RUNNING, Status.RESIZING, Status.RECOVERING]

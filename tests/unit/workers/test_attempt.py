@@ -431,7 +431,7 @@ def test_a_job_that_trained_outlives_processes_that_end_while_they_load(world) -
     ("saved", "told"),
     [
         (0, "no checkpoint yet; the job restarts from the beginning"),
-        (30, "goes on from its newest"),
+        (30, "continues from its newest"),
     ],
 )
 def test_what_follows_a_failure_is_said_as_it_is(world, saved: int, told: str) -> None:

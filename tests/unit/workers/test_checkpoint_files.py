@@ -15,7 +15,7 @@ from workers.checkpoint.checkpoint_files import (
     write_manifest,
     write_part,
 )
-from workers.checkpoint.lineage import Group, Lineage
+from workers.checkpoint.lineage import Lineage, StartedGroup
 from workers.checkpoint.storage import LocalStorage
 from workers.contract import Position
 from workers.errors import CheckpointError
@@ -197,7 +197,7 @@ def test_a_checkpoint_that_says_more_than_the_history_holds_is_refused(tmp_path)
     write(tmp_path, 1)
     write(tmp_path, 2)
     told: list[str] = []
-    lineage = Lineage(groups=(Group(1, None),), epochs=frozenset({0}))
+    lineage = Lineage(groups=(StartedGroup(1, None),), epochs=frozenset({0}))
     offered = find_candidates(LocalStorage(tmp_path), "job-1", told.append, lineage=lineage)
     assert [manifest.epoch for manifest in offered] == [1]
     assert "holds 2 epochs, and the job's records lack epoch 1" in told[0]
@@ -206,7 +206,7 @@ def test_a_checkpoint_that_says_more_than_the_history_holds_is_refused(tmp_path)
 def test_checkpoints_of_a_group_that_was_given_up_neither_count_nor_stay(tmp_path):
     kept = [write(tmp_path, 1, generation=1), write(tmp_path, 2, generation=2)]
     write(tmp_path, 5, generation=1)
-    line = Lineage(groups=(Group(1, None), Group(2, kept[0].name)))
+    line = Lineage(groups=(StartedGroup(1, None), StartedGroup(2, kept[0].name)))
     prune_checkpoints(
         LocalStorage(tmp_path), keep=2, newest_name=kept[1].name, survivors=line.survivors
     )

@@ -12,7 +12,11 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError,
 from torch.distributed import DistBackendError
 
 from workers.contract import CheckpointRecord, FailureRecord
-from workers.controller.failure_causes import CONTROLLER, find_cause, find_fatal_reason
+from workers.controller.failure_causes import (
+    classify_start_failure,
+    find_cause,
+    find_fatal_reason,
+)
 from workers.controller.failure_policy import (
     FIRST_PAUSE_S,
     MAX_DEATHS,
@@ -110,7 +114,7 @@ def test_a_gpu_that_is_full_is_no_dead_process() -> None:
     ("error", "cause"), [(ActorDiedError(), "infrastructure"), (ValueError("no"), "job")]
 )
 def test_a_failure_of_the_controller_names_no_rank(error: Exception, cause: str) -> None:
-    failure = find_cause({CONTROLLER: error})
+    failure = classify_start_failure(error)
     assert (failure.cause, failure.rank) == (cause, None)
     assert type(error).__name__ in failure.message
     assert failure.message.startswith("the worker group did not run: ")
@@ -143,10 +147,10 @@ def test_the_budget_counts_the_jobs_own_failures_only(max_failures: int) -> None
 
 
 def test_a_supervisor_that_starts_again_knows_what_was_spent() -> None:
-    spent = FailureCounts.recorded([own(1), LOST, own(3)])
+    spent = FailureCounts.restore([own(1), LOST, own(3)])
     assert spent == FailureCounts(own=2, last=(3, "it raised"))
-    assert FailureCounts.recorded([LOST, LOST]) == FailureCounts(lost_in_a_row=2)
-    assert FailureCounts.recorded([LOST, saved(10), LOST, saved(10)]) == FailureCounts(
+    assert FailureCounts.restore([LOST, LOST]) == FailureCounts(lost_in_a_row=2)
+    assert FailureCounts.restore([LOST, saved(10), LOST, saved(10)]) == FailureCounts(
         lost_in_a_row=1
     )
 
@@ -243,8 +247,8 @@ def test_a_dead_process_without_a_survivor_is_told_with_its_last_known_step() ->
 
 
 def test_a_process_that_crashes_while_it_starts_is_the_jobs_failure() -> None:
-    failure = find_cause(
-        {CONTROLLER: ProcessCrashed("the process ended itself with os._exit(3) at task.py:9")}
+    failure = classify_start_failure(
+        ProcessCrashed("the process ended itself with os._exit(3) at task.py:9")
     )
     assert (failure.cause, failure.rank) == ("job", None)
     assert "os._exit(3) at task.py:9" in failure.message

@@ -241,7 +241,7 @@ def test_what_the_supervisor_says_is_in_the_jobs_log(run: Run, cluster: FakeClus
     run(LOST, "completed")
     lines = [line.text for line in cluster.drain().logs if line.rank is None]
     assert any(
-        "the process of rank 0 is gone; the job goes on from its newest checkpoint" in line
+        "the process of rank 0 is gone; the job continues from its newest checkpoint" in line
         for line in lines
     )
 
