@@ -8,7 +8,9 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 # How many processes run tests, each a whole file at a time.
 TEST_PROCESSES ?= 2
-IN_PROCESSES = -n $(TEST_PROCESSES) --dist loadfile
+# How many run those with Ray or a browser, which wait half of their time.
+LIVE_PROCESSES ?= 3
+IN_PROCESSES = --dist loadfile -n
 # Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
 ENGINE ?=
 # Which of the tests of test-elastic are run, such as ELASTIC_ARGS='-m both_engines'.
@@ -55,14 +57,14 @@ demo: $(STAMP)
 
 test: lint
 	@rm -rf $(CRASHES); failed=; \
-	for part in "parallel $(IN_PROCESSES)" "live $(IN_PROCESSES)" serial; do \
+	for part in "parallel $(IN_PROCESSES) $(TEST_PROCESSES)" "live $(IN_PROCESSES) $(LIVE_PROCESSES)" serial; do \
 	  $(PYTEST) --part $$part $(PYTEST_ARGS) || { $(CRASHED) failed="$$failed $${part%% *}"; }; \
 	done; \
 	[ -z "$$failed" ] || { $(PYTEST) --cache-show cache/lastfailed; echo "tests failed in:$$failed"; exit 1; }
 
 test-elastic: $(STAMP)
 	@rm -rf $(CRASHES)
-	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) tests/elastic $(ELASTIC_ARGS) $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
+	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) $(LIVE_PROCESSES) tests/elastic $(ELASTIC_ARGS) $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
 
 test-gpu: $(STAMP)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "there is no GPU: nothing is tested")'

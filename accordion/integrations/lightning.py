@@ -26,7 +26,7 @@ from accordion.training_warnings import TrainingWarning
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def _import_lightning() -> Any:
+def import_lightning() -> Any:
     for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)
@@ -38,7 +38,7 @@ def _import_lightning() -> Any:
     ) from reason
 
 
-_Callback: Any = _import_lightning().Callback
+_Callback: Any = import_lightning().Callback
 
 
 class AccordionCallback(_Callback):

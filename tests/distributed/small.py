@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.config import Config, DetectorConfig, Window
+from accordion.controller import Decider
 from accordion.session import Session, attach
 
 WIDTH = 96
@@ -69,8 +70,23 @@ def train(
 
 
 def start(method: str, **settings: Any) -> tuple[DistributedDataParallel, Session]:
+    ddp, session, _ = start_with_optimizer(method, **settings)
+    return ddp, session
+
+
+def start_with_optimizer(
+    method: str, *, decider: Decider | None = None, **settings: Any
+) -> tuple[DistributedDataParallel, Session, torch.optim.SGD]:
+    """Attach to a new model; all settings but `decider`, `window` and the buckets' size are of
+    `Config`.
+    """
     ddp, optimizer = build(settings.pop("bucket_cap_mb", 0.04))
     detector = DetectorConfig(window=Window(epochs=settings.pop("window", 1)))
-    return ddp, attach(
-        ddp, Config(method=method, detector=detector, **settings), optimizer=optimizer
-    )
+    config = Config(method=method, detector=detector, **settings)
+    return ddp, attach(ddp, config, optimizer=optimizer, decider=decider), optimizer
+
+
+def owed(session: Session) -> dict[str, torch.Tensor]:
+    """This worker's residuals by layer."""
+    found: dict[str, torch.Tensor] = session.state_dict()["engine"]["residuals"]
+    return {name: residual.clone() for name, residual in found.items()}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
+from accordion.compression_engine import Engine
 from accordion.compressors import COMPRESSORS
+from accordion.config import Config
 from accordion.errors import HookError
 from accordion.messages import Override
 from accordion.session import attach
@@ -56,14 +60,16 @@ def test_method_none_equals_plain_ddp_within_the_order_of_addition_at_three_work
 def _many_buckets(rank, method, cap):
     ddp, session = small.start(method, bucket_cap_mb=cap, window=1)
     buckets = []
-    inner = session.hook._engine.observe_gradients
-    session.hook._engine.observe_gradients = lambda layers: (
-        buckets.append(session.steps),
-        inner(layers),
-    )
-    for epoch in range(3):
-        small.train(session, ddp, rank, range(4 * epoch, 4 * epoch + 4))
-        session.end_epoch(lr=0.1, next_lr=0.1)
+    inner = Engine.observe_gradients
+
+    def observe(engine, layers):
+        buckets.append(session.steps)
+        return inner(engine, layers)
+
+    with patch.object(Engine, "observe_gradients", observe):
+        for epoch in range(3):
+            small.train(session, ddp, rank, range(4 * epoch, 4 * epoch + 4))
+            session.end_epoch(lr=0.1, next_lr=0.1)
     return (
         small.parameters(ddp),
         max(buckets.count(step) for step in set(buckets)),
@@ -124,10 +130,7 @@ def test_levels_change_live_up_down_and_to_none_at_the_same_step_on_every_rank(r
 def _bad_gradient(rank, method, layer, bad_rank):
     ddp, session = small.start(method, bucket_cap_mb=0.01)
     small.train(session, ddp, rank, range(3))
-    before = [
-        *small.parameters(ddp),
-        *(v.clone() for v in session._engine.feedback.values.values()),
-    ]
+    before = [*small.parameters(ddp), *small.owed(session).values()]
     parameter = dict(ddp.module.named_parameters())[layer]
     handle = parameter.register_hook(
         lambda g: torch.full_like(g, float("nan")) if rank == bad_rank else g
@@ -136,7 +139,7 @@ def _bad_gradient(rank, method, layer, bad_rank):
     result = session.step()
     handle.remove()
     ddp.zero_grad()
-    after = [*small.parameters(ddp), *(v.clone() for v in session._engine.feedback.values.values())]
+    after = [*small.parameters(ddp), *small.owed(session).values()]
     small.train(session, ddp, rank, range(4, 6))
     return result.taken, session.skipped_steps, before, after, small.parameters(ddp)
 
@@ -179,7 +182,7 @@ def _misuse(rank):
     for mistake in (
         session.step,
         lambda: [small.backward(ddp, rank, step) for step in range(2)],
-        lambda: attach(ddp, session._config),
+        lambda: attach(ddp, Config(method="powersgd")),
     ):
         try:
             mistake()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from accordion.compression_engine import Engine
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.config import Config
 from accordion.errors import HookError
@@ -76,19 +79,23 @@ def _fail_on(rank, bad_rank, overlap):
     group = dist.new_group(timeout=GIVE_UP)
     worker = trial(rank, Way(ddp={"process_group": group}), "powersgd", overlap=overlap)
     worker.step(0)
-    if rank == bad_rank:
-        worker.session._engine.build_stacks = _raise
     sentences = []
-    for step in (1, 2):
-        try:
-            worker.step(step)
-        except Exception as error:  # noqa: BLE001
-            sentences.append(f"{type(error).__name__}: {error}")
-            worker.optimizer.zero_grad()
+    with _failing_exchanges() if rank == bad_rank else nullcontext():
+        for step in (1, 2):
+            try:
+                worker.step(step)
+            except Exception as error:  # noqa: BLE001
+                sentences.append(f"{type(error).__name__}: {error}")
+                worker.optimizer.zero_grad()
     return sentences
 
 
-def _raise(layers):
+def _failing_exchanges():
+    """No exchange of this process succeeds meanwhile."""
+    return patch.object(Engine, "build_stacks", _raise)
+
+
+def _raise(_, layers):
     raise ValueError(f"planted in {layers[0].name}")
 
 
@@ -130,9 +137,9 @@ def test_the_thread_ends_when_the_module_and_the_session_are_dropped(run_group):
 def _after_a_failure(rank):
     before = _threads()
     worker = trial(rank, WAYS["as usual"], "powersgd")
-    worker.session._engine.build_stacks = _raise
     try:
-        worker.step(0)
+        with _failing_exchanges():
+            worker.step(0)
     except Exception:  # noqa: BLE001
         own = _threads() - before
         del worker

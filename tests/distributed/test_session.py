@@ -17,14 +17,14 @@ from tests.unit.accordion.lockstep import Cluster
 METHODS = sorted(COMPRESSORS)
 
 
-def _save(session, ddp):
+def _save(session, ddp, optimizer):
     """Serialize: processes that are handed tensors would share their memory."""
     buffer = io.BytesIO()
     torch.save(
         (
             session.state_dict(),
             small.parameters(ddp),
-            session._optimizer_steps.optimizer.state_dict(),
+            optimizer.state_dict(),
         ),
         buffer,
     )
@@ -42,19 +42,19 @@ def _epochs(session, ddp, rank, epochs):
 
 
 def _first_half(rank, method):
-    ddp, session = small.start(method, window=2)
+    ddp, session, optimizer = small.start_with_optimizer(method, window=2)
     _epochs(session, ddp, rank, range(3))
-    saved = _save(session, ddp)
+    saved = _save(session, ddp, optimizer)
     _epochs(session, ddp, rank, range(3, 6))
     return saved, small.parameters(ddp), session.decision, session.ledger.total
 
 
 def _second_half(rank, method, saved):
-    ddp, session = small.start(method, window=2)
+    ddp, session, optimizer = small.start_with_optimizer(method, window=2)
     states, parameters, optimizers = zip(*_load(saved), strict=True)
     for parameter, value in zip(ddp.module.parameters(), parameters[0], strict=True):
         parameter.data.copy_(value)
-    session._optimizer_steps.optimizer.load_state_dict(optimizers[0])
+    optimizer.load_state_dict(optimizers[0])
     session.load_state_dict(states)
     _epochs(session, ddp, rank, range(3, 6))
     return small.parameters(ddp), session.decision, session.ledger.total
@@ -87,7 +87,9 @@ def test_a_state_of_two_workers_continues_on_another_number(run_group, after):
 
 def _gradients_of(rank, method, rung):
     """Raw gradients as DDP saw them, and what came back, for two steps at fixed weights."""
-    ddp, session = small.start(method, policy="fixed", policy_options={"level": rung})
+    ddp, _ = small.build()
+    # Without an optimizer, a step leaves the weights as they are.
+    session = attach(ddp, Config(method=method, policy="fixed", policy_options={"level": rung}))
     names = [name for name, _ in ddp.module.named_parameters()]
     raw, averaged = [], []
     for step in range(2):
@@ -100,7 +102,7 @@ def _gradients_of(rank, method, rung):
         averaged.append(
             {n: p.grad.clone() for n, p in zip(names, ddp.module.parameters(), strict=True)}
         )
-        session._finish_step(taken=True) if session.hook.take_signals() is not None else None
+        assert session.step().taken
         ddp.zero_grad()
     return raw, averaged
 
@@ -256,9 +258,10 @@ def test_a_torn_state_is_refused_and_changes_nothing(run_group):
 
 
 def _empty_window(rank):
-    ddp, session = small.start("none", window=1)
     reports = []
-    session._decider = lambda report, proposal: reports.append(report) or proposal
+    ddp, session, _ = small.start_with_optimizer(
+        "none", window=1, decider=lambda report, proposal: reports.append(report) or proposal
+    )
     small.train(session, ddp, rank, range(2))
     session.end_epoch(lr=0.1, next_lr=0.1)
     session.end_epoch(lr=0.1, next_lr=0.1)

@@ -27,13 +27,13 @@ def _train_and_save(rank):
     """Return states of two steps, the gathered states, and the parameters after three more
     steps.
     """
-    ddp, session = small.start("topk")
+    ddp, session, optimizer = small.start_with_optimizer("topk")
     small.train(session, ddp, rank, range(1))
     early = session.state_dict()
     small.train(session, ddp, rank, range(1, STEPS))
     gathered = session.gather_state_dict()
     saved = [_bytes_of(state) for state in (session.state_dict(), early, gathered)]
-    rest = _bytes_of((small.parameters(ddp), session._optimizer_steps.optimizer.state_dict()))
+    rest = _bytes_of((small.parameters(ddp), optimizer.state_dict()))
     small.train(session, ddp, rank, range(STEPS, 2 * STEPS))
     return *saved, rest, small.parameters(ddp)
 
@@ -113,11 +113,11 @@ def test_states_that_cannot_be_combined_are_refused(run_group, two):
 
 
 def _continue(rank, states_by_rank, rest):
-    ddp, session = small.start("topk")
-    parameters, optimizer = _read(rest)
+    ddp, session, optimizer = small.start_with_optimizer("topk")
+    parameters, optimizer_state = _read(rest)
     for parameter, value in zip(ddp.module.parameters(), parameters, strict=True):
         parameter.data.copy_(value)
-    session._optimizer_steps.optimizer.load_state_dict(optimizer)
+    optimizer.load_state_dict(optimizer_state)
     session.load_state_dict(_read(states_by_rank[rank]))
     small.train(session, ddp, rank, range(STEPS, 2 * STEPS))
     return small.parameters(ddp)

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.config import Config, DetectorConfig, Window
+from accordion.controller import Decider
 from accordion.errors import HookError
 from accordion.session import Session, attach
 from tests.distributed import small
@@ -31,12 +32,18 @@ def _model() -> torch.nn.Module:
 
 
 def _attached(
-    method: str = "powersgd", scaler: torch.amp.GradScaler | None = None
+    method: str = "powersgd",
+    scaler: torch.amp.GradScaler | None = None,
+    decider: Decider | None = None,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer, Session]:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    config = Config(method=method, detector=DetectorConfig(window=Window(epochs=1)))
-    return model, optimizer, attach(model, config, optimizer=optimizer, scaler=scaler)
+    session = attach(model, _config(method), optimizer=optimizer, scaler=scaler, decider=decider)
+    return model, optimizer, session
+
+
+def _config(method: str = "powersgd") -> Config:
+    return Config(method=method, detector=DetectorConfig(window=Window(epochs=1)))
 
 
 def _backward(model: torch.nn.Module, step: int, scaler: Any = None) -> None:
@@ -89,9 +96,10 @@ def test_a_bare_module_without_a_process_group_trains_as_without_us():
 
 
 def test_the_statistic_is_that_of_the_accumulated_raw_gradient_before_it_is_clipped():
-    model, optimizer, session = _attached()
     reports = []
-    session._decider = lambda report, proposal: reports.append(report) or proposal
+    model, optimizer, session = _attached(
+        decider=lambda report, proposal: reports.append(report) or proposal
+    )
     _backward(model, 99)
     optimizer.zero_grad()  # discarded, as a generator's pass leaves gradients in a discriminator
     for step in range(3):
@@ -137,7 +145,7 @@ def test_what_two_workers_owed_is_paid_once_by_one(run_group, unscaled):
     model, optimizer, session = _attached("topk", scaler)
     model.load_state_dict(saved[0][1])
     session.load_state_dict([state for state, _ in saved])
-    owed = {name: value.clone() for name, value in session._engine.feedback.values.items()}
+    owed = small.owed(session)
     assert owed
     twin = copy.deepcopy(model)
     _backward(twin, 7)
@@ -148,7 +156,7 @@ def test_what_two_workers_owed_is_paid_once_by_one(run_group, unscaled):
     for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         expected = other.grad + (owed[name].view_as(other) if name in owed else 0)
         torch.testing.assert_close(parameter.grad, expected)
-    assert not session._engine.feedback.values
+    assert not small.owed(session)
 
 
 def _pair_with_bare(rank: int) -> str:
@@ -194,7 +202,7 @@ def test_a_bare_module_that_is_wrapped_after_attach_is_refused(run_group, tmp_pa
 
 def test_a_bare_module_is_followed_by_one_session_at_a_time():
     model, _, session = _attached()
-    config = session._config
+    config = _config()
     with pytest.raises(HookError, match="has a session already"):
         attach(model, config)
     attach(copy.deepcopy(model), config)
@@ -222,6 +230,8 @@ class _FailingScaler(torch.amp.GradScaler):
 
 
 def test_an_error_while_unscaling_is_raised():
-    _, _, session = _attached(scaler=_FailingScaler("cpu"))
+    scaler = _FailingScaler("cpu")
+    model, _, session = _attached(scaler=scaler)
+    _backward(model, 0, scaler)
     with pytest.raises(RuntimeError, match="CUDA error"):
-        session._optimizer_steps.unscale_gradients()
+        session.step()

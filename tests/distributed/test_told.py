@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import warnings
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from accordion.compression_engine import Engine
 from accordion.config import Config, DetectorConfig, Window
 from accordion.errors import HookError, OverrideError, ReportError
 from accordion.messages import Override
@@ -106,16 +108,16 @@ def test_overlap_that_differs_between_workers_is_refused_on_all_of_them(run_grou
 
 def _exchange_fails(rank):
     ddp, session = small.start("powersgd")
-    session._engine.build_stacks = _raise
     try:
-        small.backward(ddp, rank, 0)
-        session.step()
+        with patch.object(Engine, "build_stacks", _raise):
+            small.backward(ddp, rank, 0)
+            session.step()
     except ValueError as error:
         return str(error), error.__notes__[0]
     return "no error"
 
 
-def _raise(layers):
+def _raise(_, layers):
     raise ValueError(f"planted in {layers[0].name}")
 
 

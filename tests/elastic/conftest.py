@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.elastic.faults import Watched
+    from tests.elastic.nodes import Cluster
 
 from service.errors import RuntimeUnavailable
 from service.runtime.ray_backend import RayBackend
@@ -22,6 +26,7 @@ from workers.contract import (
     Drained,
     EndRecord,
     EpochRecord,
+    FailureRecord,
     JobSpec,
     Launch,
     LogLine,
@@ -180,6 +185,11 @@ def kill(title: str) -> None:
     wait_for(lambda: pid not in processes(title))
 
 
+def find_failures(watched: Watched) -> list[tuple[str, int | None]]:
+    """Cause and rank of each failure that was recorded."""
+    return [(failure.cause, failure.rank) for failure in watched.life.all(FailureRecord)]
+
+
 def everything_is_free() -> bool:
     """Whether nothing is reserved in the cluster: Ray leaves out a resource that nobody has."""
     import ray
@@ -199,6 +209,7 @@ def backend(ray_cluster: str) -> Iterator[RayBackend]:
 
 
 Start = Callable[..., Life]
+Watch = Callable[..., "Watched"]
 
 
 @pytest.fixture
@@ -206,6 +217,34 @@ def start(backend: RayBackend, tmp_path: Path) -> Iterator[Start]:
     """Starts jobs from specs; none of them is left at the end."""
     with started_jobs(backend, tmp_path) as begin:
         yield begin
+
+
+@pytest.fixture
+def watch(start: Start, tmp_path: Path) -> Watch:
+    """Starts a job whose steps are written down."""
+    from tests.elastic.faults import Watched, job
+
+    def begin(**parts: Any) -> Watched:
+        folder = tmp_path / f"steps-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        spec = job(folder, **parts)
+        return Watched(start(spec, workers=spec["workers"]["max"]), folder)
+
+    return begin
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Watch:
+    """Starts a watched job on a cluster whose nodes have room for one worker each."""
+    from tests.elastic.faults import Watched, job
+    from tests.elastic.node_jobs import start_job
+
+    def on(cluster: Cluster, **parts: Any) -> Watched:
+        folder = tmp_path / "steps"
+        folder.mkdir()
+        return Watched(start_job(cluster, tmp_path, job(folder, **parts)), folder)
+
+    return on
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests.elastic.conftest import Life, wait_for
+from tests.elastic.conftest import Life, place, wait_for
 from tests.elastic.watched import Step, let_go, steps
 from workers.contract import Started
 
@@ -207,6 +207,13 @@ class Watched:
         ]
         later = [line.time for line in steps(self.folder) if groups and line.time >= groups[0]]
         return later[0] - self.faults[-1] if later else None
+
+    def has_whole_history(self) -> bool:
+        """Whether the scheduler was given every record once, in order."""
+        life = self.life
+        held = life.backend.history(life.launch.job_id, life.launch.storage).records
+        places = [place(record) for record in life.records]
+        return places == sorted(set(places)) == [place(record) for record in held]
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Parameters of the last checkpoint."""

@@ -45,10 +45,8 @@ def alone(
     try:
         ddp = DistributedDataParallel(Shapes(shapes), gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1) if scaler else None
-        session = attach(
-            ddp, Config(method="none"), optimizer=optimizer, scaler=scaler, overlap=False
-        )
-        session._engine.plan = {layer.name: level for layer in session.layers}
+        config = Config(method=level.method, low=level.options, high=level.options)
+        session = attach(ddp, config, optimizer=optimizer, scaler=scaler, overlap=False)
         yield ddp, session
     finally:
         dist.destroy_process_group()

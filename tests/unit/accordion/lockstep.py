@@ -85,6 +85,7 @@ class Cluster:
         layers = [
             LayerInfo(name=name, shape=shape) for name, shape in shapes.items() if len(shape) > 1
         ]
+        self._layers = [layer.name for layer in layers]
         self.engines = [
             Engine(layers, seed=seed, world_size=world_size, rank=rank)
             for rank in range(world_size)
@@ -92,7 +93,7 @@ class Cluster:
 
     def switch(self, level: Level) -> None:
         for engine in self.engines:
-            engine.plan = dict.fromkeys(engine.sums._shapes, level)
+            engine.plan = dict.fromkeys(self._layers, level)
 
     def exchange(self, gradients: Sequence[Gradients]) -> list[dict[str, torch.Tensor]]:
         """Average by flows; the gradients given stay as they are. Nothing is committed."""

@@ -166,7 +166,7 @@ def test_the_state_of_another_step_than_the_trainers_is_warned_of(tmp_path):
 
 def lightning_fit(callback, *, trainer=None, module=None, epochs=1, skipped=None):
     """Train on one device for epochs of four batches; leave the batch `skipped` out."""
-    lightning = importlib.import_module("accordion.integrations.lightning")._import_lightning()
+    lightning = importlib.import_module("accordion.integrations.lightning").import_lightning()
 
     class Module(lightning.LightningModule):
         def __init__(self):

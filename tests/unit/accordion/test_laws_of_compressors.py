@@ -13,6 +13,7 @@ from accordion.config import Config, DetectorConfig, Window
 from accordion.controller import Controller
 from accordion.messages import LayerInfo, Report
 from accordion.statistics import estimate_norms
+from tests.unit.accordion.compressor_laws import LAWS, sent_and_owed_add_up
 from tests.unit.accordion.lockstep import (
     FEEDBACK_METHODS,
     LEVELS,
@@ -31,15 +32,11 @@ any_level = st.sampled_from(LEVELS)
 seeds = st.integers(0, 2**31)
 
 
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @given(shape=SHAPES, world_size=WORLD_SIZES, level=any_level, seed=seeds)
 @LIGHT
-def test_all_workers_hold_the_same_update(shape, world_size, level, seed):
-    cluster = Cluster({"w": shape, "b": (3,)}, world_size)
-    cluster.switch(level)
-    updates = cluster.step(draw_gradients({"w": shape, "b": (3,)}, world_size, seed))
-    for own in updates[1:]:
-        assert torch.equal(own["w"], updates[0]["w"])
-        assert torch.equal(own["b"], updates[0]["b"])
+def test_every_level_keeps_the_law(law, shape, world_size, level, seed):
+    law(level, shape=shape, world_size=world_size, seed=seed)
 
 
 @pytest.mark.parametrize("method", FEEDBACK_METHODS)
@@ -48,15 +45,8 @@ def test_all_workers_hold_the_same_update(shape, world_size, level, seed):
 def test_what_is_sent_and_what_is_owed_add_up_to_the_gradient_and_the_old_debt(
     method, shape, world_size, seed, rung
 ):
-    cluster = Cluster({"w": shape}, world_size)
-    cluster.switch(ladder_of(method)[rung])
-    cluster.step(draw_gradients({"w": shape}, world_size, seed))
-    gradients = draw_gradients({"w": shape}, world_size, seed + 1)
-    owed = cluster.mean_residual("w", gradients[0]["w"])
-    update = cluster.step(gradients)[0]["w"]
-    left = cluster.mean_residual("w", update)
-    due = mean_of(gradients, "w") + owed
-    torch.testing.assert_close(update + left, due, rtol=0, atol=closeness(due, update, left))
+    level = ladder_of(method)[rung]
+    sent_and_owed_add_up(level, shape=shape, world_size=world_size, seed=seed)
 
 
 @given(
@@ -80,53 +70,6 @@ def test_nothing_is_lost_over_any_sequence_of_level_changes(shape, world_size, l
     )
 
 
-@given(shape=SHAPES, world_size=WORLD_SIZES, level=any_level, seed=seeds)
-@LIGHT
-def test_a_change_to_none_sends_the_whole_debt_once(shape, world_size, level, seed):
-    cluster = Cluster({"w": shape}, world_size)
-    cluster.switch(level)
-    cluster.step(draw_gradients({"w": shape}, world_size, seed))
-    cluster.switch(ladder_of("none")[0])
-    gradients = draw_gradients({"w": shape}, world_size, seed + 1)
-    owed = cluster.mean_residual("w", gradients[0]["w"])
-    update = cluster.step(gradients)[0]["w"]
-    due = mean_of(gradients, "w") + owed
-    torch.testing.assert_close(update, due, rtol=0, atol=closeness(due, owed))
-    assert all(engine.feedback.get("w") is None for engine in cluster.engines)
-
-
-@given(shape=SHAPES, world_size=WORLD_SIZES, level=any_level)
-@LIGHT
-def test_a_zero_layer_stays_zero_and_does_not_stop_later_gradients(shape, world_size, level):
-    cluster = Cluster({"w": shape}, world_size)
-    cluster.switch(level)
-    for _ in range(3):
-        update = cluster.step([{"w": torch.zeros(shape)} for _ in range(world_size)])[0]["w"]
-        assert torch.equal(update, torch.zeros(shape))
-    ones = [{"w": torch.ones(shape)} for _ in range(world_size)]
-    assert cluster.step(ones)[0]["w"].abs().max() > 0.1
-
-
-@given(shape=SHAPES, world_size=WORLD_SIZES, level=any_level, seed=seeds)
-@LIGHT
-def test_a_step_that_is_rolled_back_leaves_no_trace(shape, world_size, level, seed):
-    def train(*, with_bad_step: bool) -> list[torch.Tensor]:
-        cluster = Cluster({"w": shape}, world_size)
-        cluster.switch(level)
-        cluster.step(draw_gradients({"w": shape}, world_size, seed))
-        if with_bad_step:
-            cluster.exchange([{"w": torch.full(shape, 7.0)} for _ in range(world_size)])
-            for engine in cluster.engines:
-                engine.rollback_step()
-        update = cluster.step(draw_gradients({"w": shape}, world_size, seed + 1))[0]["w"]
-        return [update, *(engine.sums.summary(torch.device("cpu")) for engine in cluster.engines)]
-
-    for disturbed, undisturbed in zip(
-        train(with_bad_step=True), train(with_bad_step=False), strict=True
-    ):
-        assert torch.equal(disturbed, undisturbed)
-
-
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.method}-{level.name}")
 def test_no_global_random_state_is_touched(level):
     before = torch.get_rng_state()
@@ -135,15 +78,6 @@ def test_no_global_random_state_is_touched(level):
     cluster.step(draw_gradients({"w": (64, 48)}, 2, 0))
     cluster.engines[0].sums.summary(torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@given(shape=SHAPES, level=any_level, seed=seeds)
-@LIGHT
-def test_gradients_in_64_bits_stay_in_64_bits(shape, level, seed):
-    cluster = Cluster({"w": shape}, 2)
-    cluster.switch(level)
-    gradients = [{"w": own["w"].double()} for own in draw_gradients({"w": shape}, 2, seed)]
-    assert cluster.step(gradients)[0]["w"].dtype == torch.float64
 
 
 def _regimes(method: str, rung: str) -> list[object]:

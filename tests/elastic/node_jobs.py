@@ -1,0 +1,41 @@
+"""Jobs on clusters of several nodes; each ends with its cluster."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from service.runtime.ray_backend import RayBackend
+from tests.elastic.conftest import Life, job_spec
+from tests.elastic.nodes import Cluster
+from workers.contract import Launch
+
+
+def start_job(cluster: Cluster, folder: Path, spec: dict[str, Any]) -> Life:
+    """Start a job on a cluster."""
+    checked = job_spec(spec)
+    job_id = uuid.uuid4().hex
+    storage = str(folder / "jobs" / job_id)
+    launch = Launch(
+        job_id=job_id, attempt=1, workers=checked.workers.max, storage=storage, spec=checked
+    )
+    life = Life(RayBackend(address=cluster.address), launch)
+    life.backend.start(launch)
+    return life
+
+
+@contextmanager
+def connected_cluster(**options: Any) -> Iterator[Cluster]:
+    """A cluster whose nodes have one CPU each, with this process connected to it."""
+    if ray.is_initialized():
+        ray.shutdown()
+    with Cluster(cpus=1, **options) as made, made.driver():
+        try:
+            yield made
+        finally:
+            ray.shutdown()

@@ -1,0 +1,69 @@
+"""Nodes that join a cluster while a job trains there: useful ones, and ones that lack something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Require
+from tests.elastic.conftest import Watch, wait_for
+from tests.elastic.faults import Watched
+from tests.elastic.node_jobs import connected_cluster
+from tests.elastic.nodes import may_mount, with_private
+from tests.elastic.watched import NO_DIGITS
+from workers.contract import FailureRecord, ResizeRecord
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(600)]
+AFTER = 30
+ELASTIC = {"workers": {"min": 1}}
+
+
+def test_a_node_that_joins(begin: Watch) -> None:
+    with connected_cluster(nodes=1) as made:
+        watched = begin(made, **ELASTIC)
+        watched.reach(AFTER)
+        watched.fault()
+        made.add()
+        watched.wait_for_sizes(1, 2)
+        assert watched.survived("node added (from ray start)").rolled_back == 0
+        assert watched.sizes() == [1, 2]
+        assert [resize.cause for resize in watched.life.all(ResizeRecord)] == ["joined"]
+
+
+def test_nodes_that_lack_the_data_or_the_storage_are_avoided(
+    begin: Watch, require: Require, tmp_path: Path
+) -> None:
+    require("unshare")
+    private = [tmp_path / "jobs", tmp_path / "checkpoints"]
+    for folder in private:
+        folder.mkdir()
+        may_mount(folder) or require.missing("this user may not mount a file system")
+    with connected_cluster(nodes=1) as made:
+        storage = {"storage": f"file://{tmp_path}/checkpoints"}
+        # held from early on: three nodes start meanwhile.
+        watched = begin(made, **ELASTIC, options={"hold_from": AFTER + 10}, checkpoint=storage)
+        watched.reach(AFTER)
+        watched.fault()
+        made.add(prefix=["env", f"{NO_DIGITS}=1"])
+        assert "FileNotFoundError: the digits are not on this node" in wait_for_avoided(watched, 1)
+        assert watched.sizes() == [1]
+        assert watched.life.all(FailureRecord) == []
+        for number, folder in enumerate(private, 2):
+            made.add(prefix=with_private(folder))
+            told = wait_for_avoided(watched, number)
+            assert "does not see the storage of this job" in told
+        watched.survived("nodes without data or storage added")
+        assert watched.sizes()[-1] == 1
+
+
+def wait_for_avoided(watched: Watched, number: int) -> str:
+    """Wait until the supervisor avoids so many nodes; what it said of the last one."""
+
+    def told() -> list[str]:
+        lines = [line.text for line in watched.life.logs]
+        return [text for text in lines if "no process is started there" in text]
+
+    wait_for(lambda: watched.life.look() is not None or len(told()) >= number, watched.life.story)
+    assert len(told()) == number, watched.life.story()
+    return told()[-1]
