@@ -72,7 +72,7 @@ class Decider(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LastReport:
-    """Position and digest of the last report, to tell whether another one is equal or newer."""
+    """Position and digest of the last report, to detect whether another one is equal or newer."""
 
     epoch: int
     step: int
@@ -210,7 +210,7 @@ class Controller:
         }
         before = self._detector, self._policy_state
         self._detector = replace(saved.detector, regime_by_layer=regimes)
-        # The state of another policy does not apply to this one, which starts anew.
+        # The state of another policy does not apply to this one, which starts from the beginning.
         self._policy_state = saved.policy_state if saved.policy == self._config.policy else {}
         try:
             self.policy_levels = self._policy_levels(saved.decision.epoch)
@@ -290,13 +290,13 @@ class Controller:
         return {layer: self._level_named(layer, names.get(layer)) for layer in self._layers}
 
     def _level_named(self, layer: str, name: str | None) -> Level:
-        rungs = {level.name: level for level in (*self._ladders[layer], _DENSE)}
-        if name not in rungs:
+        levels = {level.name: level for level in (*self._ladders[layer], _DENSE)}
+        if name not in levels:
             raise ConfigError(
                 f"policy {self._config.policy} chooses {name!r} for layer {layer}; known are"
-                f" {', '.join(rungs)}"
+                f" {', '.join(levels)}"
             )
-        return rungs[name]
+        return levels[name]
 
     def _decision(
         self,

@@ -141,7 +141,7 @@ class Hook:
         module = self._module()
         if module is None or not module.find_unused_parameters or module.static_graph:
             return []
-        # DDP's own map, summed over the workers: a zero gradient does not tell whether it was used.
+        # DDP's own map, summed over the workers: a zero gradient does not show whether it was used.
         used = module.reducer._get_local_used_map().tolist()
         if len(used) != len(self._reduced):
             raise HookError(

@@ -1,4 +1,4 @@
-"""The optimizer's steps in a session: who takes them, and the GradScaler's part."""
+"""The optimizer's steps in a session: which side takes them, and the GradScaler's part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accordion.errors import HookError
 from accordion.step_results import StepResult
 
 StepMode = Literal["session", "optimizer", "caller"]
-"""Who takes the optimizer's step.
+"""Which side takes the optimizer's step.
 
 - `session`: the loop calls `session.step()`, which replaces `optimizer.step()`, and with a scaler
   for `scaler.step(optimizer)` and `scaler.update()`. Without an optimizer the caller takes the

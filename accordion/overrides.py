@@ -83,10 +83,10 @@ def resolve_level(level: str | int | Mapping[str, OptionValue], ladder: Sequence
         return _level_from_options(level, ladder[0].method)
     if isinstance(level, int) and not isinstance(level, bool) and 0 <= level < len(ladder):
         return ladder[level]
-    for rung in ladder:
-        if rung.name == level:
-            return rung
-    known = ", ".join(f"{rung.name} ({index})" for index, rung in enumerate(ladder))
+    for known_level in ladder:
+        if known_level.name == level:
+            return known_level
+    known = ", ".join(f"{one.name} ({index})" for index, one in enumerate(ladder))
     options = dict(ladder[0].options) or {"method": "none"}
     raise OverrideError(
         f"unknown level {level!r}; known are {known}, or options such as {options}", "level"

@@ -82,7 +82,7 @@ def attach(
         config: settings of compression, policy and detector.
         optimizer: the module's optimizer.
         scaler: the GradScaler of the training loop, if it has one.
-        step: who takes the optimizer's step; see `accordion.optimizer_steps.StepMode`.
+        step: which side takes the optimizer's step; see `accordion.optimizer_steps.StepMode`.
         decider: decides on rank 0 in place of the session's own controller.
         global_batch: samples per step over all workers, for the reports; 0 if unknown.
         epochs: length of the run; if it is too short for the detector's window, a warning is issued

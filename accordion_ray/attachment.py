@@ -127,7 +127,7 @@ def _prepare_guest(
         known = spec(world_size=run.world_size, resources=context.get_assigned_resources())
         identity = file.claim()
     except (OSError, ValidationError) as error:
-        logger.warning("the run is not registered with Accordion (%s); training goes on", error)
+        logger.warning("the run is not registered with Accordion (%s); training continues", error)
         return None
     guest = Guest(
         job_id=identity.job_id,
@@ -167,8 +167,10 @@ def _check_first_start(file: IdentityFile) -> None:
     """
     try:
         found, is_restart = find_installations(), file.is_restart()
-    except Exception as error:  # noqa: BLE001  # whatever fails here, training goes on
-        logger.warning("Accordion's installations are not known yet (%s); training goes on", error)
+    except Exception as error:  # noqa: BLE001  # whatever fails here, training continues
+        logger.warning(
+            "Accordion's installations are not known yet (%s); training continues", error
+        )
         return
     if not is_restart:
         check_installations(found)

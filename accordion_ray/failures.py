@@ -1,4 +1,4 @@
-"""How a training function ended, and how rank 0 learns what another rank's function raised."""
+"""Outcome of a training function, and how rank 0 learns what another rank's function raised."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class GuestRun:
         connection: the connection to the service.
         journal: where this generation's records are kept.
         clock: time for records and phases.
-        max_failures: restarts that Ray Train allows; -1 for any number.
+        max_failures: restarts that Ray Train allows, as in its `FailureConfig`: -1 for any number.
         before: state left by the previous worker groups.
         save: saves the state for the next worker group; may raise OSError.
     """
@@ -233,8 +233,8 @@ class GuestRun:
         except OSError as error:
             self._is_broken = True
             logger.warning(
-                "the records of this guest run cannot be written to %s (%s); training goes on, but"
-                " the service gets no more of them",
+                "the records of this guest run cannot be written to %s (%s); training continues,"
+                " but the service gets no more of them",
                 self._journal.storage,
                 error,
             )
@@ -302,7 +302,7 @@ class GuestRun:
         except Exception:
             if what not in self._failed:
                 self._failed.add(what)
-                logger.exception("this guest run could not %s; training goes on", what)
+                logger.exception("this guest run could not %s; training continues", what)
 
     def _apply_orders(self, orders: DesiredState) -> None:
         """Apply the overrides of the newest orders; called by the thread that receives them."""

@@ -105,7 +105,7 @@ class Attached:
     steps_per_epoch: int | None = None
     """Steps after which an epoch ends; None if epochs end with `ray.train.report`."""
     resumed_from: str | None = None
-    """Name of the checkpoint whose state the session has loaded; None if it starts anew."""
+    """Name of the checkpoint whose state the session has loaded; None if it has loaded none."""
 
     def rate(self) -> float:
         """Return the optimizer's learning rate, that of its first group."""

@@ -86,7 +86,7 @@ def _list_actors() -> list[str]:
 
 
 def print_line(sentence: str) -> None:
-    """Print a line for the person who started the script; Ray forwards it to their terminal.
+    """Print a line for the user who started the script; Ray forwards it to their terminal.
 
     Ray hides log messages of this level.
     """
@@ -134,7 +134,7 @@ class ServiceConnection:
         """The last message, which is not repeated."""
 
     def refresh(self) -> None:
-        """Find the service if it is not known, and register again as a sign of life."""
+        """Find the service if it is not known, and register again as a heartbeat."""
         if self.is_superseded:
             return
         try:
@@ -170,7 +170,7 @@ class ServiceConnection:
                 f"the guest run {self.guest.name!r} is not registered with Accordion, since their"
                 f" versions do not fit: this script has accordion-train {package_version()}"
                 f" (protocol {GUEST_PROTOCOL}), the service's actor {version} (protocol"
-                f" {protocol}). Training goes on. Install the service's version where the script"
+                f" {protocol}). Training continues. Install the service's version where the script"
                 " runs; the actor of an older service ends with its Ray cluster"
             )
             return None
@@ -182,7 +182,7 @@ class ServiceConnection:
         if self._given is not None and self._given not in found:
             self._log_once(
                 f"installation {self._given!r} of Accordion is not on this Ray cluster (found:"
-                f" {listed}); training goes on, and the guest run {self.guest.name!r} registers"
+                f" {listed}); training continues, and the guest run {self.guest.name!r} registers"
                 " when it appears. Check attach(..., installation=)"
             )
             return None
@@ -191,7 +191,7 @@ class ServiceConnection:
             return chosen
         if not found:
             self._show_once(
-                "no Accordion service on this Ray cluster; training goes on, and the guest run"
+                "no Accordion service on this Ray cluster; training continues, and the guest run"
                 f" {self.guest.name!r} registers when a service starts"
             )
         elif len(found) > 1:

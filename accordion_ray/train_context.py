@@ -17,7 +17,7 @@ from workers.controller.ray_train_pool import RAY_SERIES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestContext:
-    """Ray Train run of a worker."""
+    """Ray Train run that a worker belongs to, and its rank in it."""
 
     name: str
     """`RunConfig(name=...)`, or what Ray Train chose."""
@@ -28,7 +28,7 @@ class GuestContext:
     path: str
     """Directory of the run in that filesystem."""
     max_failures: int
-    """Restarts that `FailureConfig` allows; -1 for any number."""
+    """Restarts that Ray's `FailureConfig` allows; -1, as there, for any number."""
     node: str = ""
     """Ray's id of the node that this worker runs on."""
     fit: str = ""
@@ -62,7 +62,7 @@ def warn_of_other_ray(version: str) -> None:
     if not version.startswith(f"{RAY_SERIES}."):
         warnings.warn(
             f"Ray {version} is installed, and accordion_ray was tested with Ray {RAY_SERIES}; "
-            f'training goes on. Install "ray[train]=={RAY_SERIES}.*" if something fails',
+            f'training continues. Install "ray[train]=={RAY_SERIES}.*" if something fails',
             TrainingWarning,
             stacklevel=4,
         )

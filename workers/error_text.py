@@ -18,7 +18,7 @@ _OURS = Path(__file__).parent
 
 
 def format_error(error: BaseException) -> str:
-    """One line that every file and database takes."""
+    """Format an error as one line that every file and database accepts."""
     first = (str(error).strip() or "no message").splitlines()[0]
     return clean_text(
         first if isinstance(error, WorkerError) else f"{type(error).__name__}: {first}"
@@ -33,8 +33,8 @@ def clean_raised_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = "".join(traceback.format_exception(error))
-        if clean_text(told) == told:
+        text = "".join(traceback.format_exception(error))
+        if clean_text(text) == text:
             raise
         raise _cleaned(error) from None
 

@@ -1,8 +1,8 @@
 """Text that every file, database and JSON reader takes: Unicode without NUL and without lone
 surrogates.
 
-What people send is refused with its place (`check_texts`). What a job's own code makes is cleaned
-(`clean_texts`), since nobody is there to correct it. A lone surrogate is what Python makes of a
+Other text in a request is refused, with its place (`check_texts`). Text from a job's own code is
+cleaned (`clean_texts`), since no user could correct it. A lone surrogate is what Python makes of a
 byte that is no UTF-8, as in file names.
 """
 

@@ -46,7 +46,7 @@ def check_storage_url(url: str) -> str:
     """Return the URL of a storage if it can be one; nothing is opened.
 
     Raises:
-        ValueError: with the way out.
+        ValueError: the URL cannot be used; the message says what to change.
     """
     place = urlsplit(url)
     if not place.scheme or "://" not in url or "::" in url:

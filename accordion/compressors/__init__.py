@@ -183,7 +183,7 @@ COMPRESSORS: Mapping[str, Compressor] = {
 }
 
 
-RUNGS = ("low", "high")
+LEVEL_NAMES = ("low", "high")
 """Names of every ladder's levels, from the lightest to the strongest compression."""
 _LIGHTER = {"more": "larger", "less": "smaller"}
 """How the option's value at the light level compares, by the direction that compresses less."""
@@ -246,4 +246,4 @@ def _compressor(method: str) -> Compressor:
     return COMPRESSORS[method]
 
 
-__all__ = ["COMPRESSORS", "RUNGS", "Compressor", "ladder_of", "level_of"]
+__all__ = ["COMPRESSORS", "LEVEL_NAMES", "Compressor", "ladder_of", "level_of"]

@@ -80,12 +80,12 @@ def _as_dtype(values: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
 def _select(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
     """Write the positions of each layer's K largest entries, counted over the stack."""
     layers, length = owed_BL.shape
-    hopeless = _rank_in_sample(length, positions_BK.shape[1]) >= _sample_size(length)
+    sample_is_too_small = _rank_in_sample(length, positions_BK.shape[1]) >= _sample_size(length)
     if (
         context.options["select"] == "exact"
         or not owed_BL.is_cpu
         or length < _SAMPLED_FROM
-        or hopeless
+        or sample_is_too_small
     ):
         _select_exactly(owed_BL, positions_BK, context)
     else:

@@ -46,7 +46,7 @@ class AccordionCallback(_Callback):
     checkpoint.
 
     `fit(ckpt_path=...)` restores the state, also with another number of processes. Another `fit` of
-    the same trainer goes on with the state of the one before; a new trainer starts from the
+    the same trainer continues with the state of the one before; a new trainer starts from the
     beginning. `options` are those of `accordion.attach`.
 
     `on_train_start` raises HookError if the strategy is neither DDP nor a single device, or if
@@ -116,7 +116,7 @@ class AccordionCallback(_Callback):
         if self._is_interrupted and session.world_size > 1:
             warnings.warn(
                 "a checkpoint that is saved after an exception has no state of Accordion, because"
-                " other workers may go on training; resume from it starts with residuals of 0",
+                " other workers may continue training; resume from it starts with residuals of 0",
                 TrainingWarning,
                 stacklevel=2,
             )

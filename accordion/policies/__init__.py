@@ -1,7 +1,7 @@
 """The table of policies; loads no torch.
 
-A policy is a pure function from a `PolicyInput` to the name of each layer's level, which is a rung
-of the layer's ladder or `none` for no compression. A policy that learns from reports has a second
+A policy is a pure function from a `PolicyInput` to the name of each layer's level: one of the
+layer's ladder, or `none` for no compression. A policy that learns from reports has a second
 function, `observe_report`, which returns its new state. To add one: a file with a `decide_levels`
 function, a row here, a test.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accordion.compressors import RUNGS
+from accordion.compressors import LEVEL_NAMES
 from accordion.errors import ConfigError
 from accordion.messages import Level, Regime
 from accordion.options import Option, TableOption, check_options
@@ -20,8 +20,8 @@ from accordion.policies import adaqs, fixed, scheduled, two_level
 from accordion.policies.policy_input import PolicyInput
 
 UNCOMPRESSED = "none"
-"""Level that every policy may return besides the rungs."""
-_LADDER = tuple(Level(name=name, method=UNCOMPRESSED) for name in RUNGS)
+"""Level that every policy may return besides those of the ladder."""
+_LADDER = tuple(Level(name=name, method=UNCOMPRESSED) for name in LEVEL_NAMES)
 
 
 def keep_state(policy_input: PolicyInput) -> Mapping[str, Any]:
@@ -35,7 +35,7 @@ class Policy:
 
     summary: str
     decide_levels: Callable[[PolicyInput], Mapping[str, str]]
-    """Returns the name of a rung, or `none`, for every layer."""
+    """Returns the name of a level of the ladder, or `none`, for every layer."""
     options: Mapping[str, Option] = field(default_factory=dict)
     observe_report: Callable[[PolicyInput], Mapping[str, Any]] = keep_state
     """Returns the policy's state after a report, as JSON."""
@@ -62,21 +62,22 @@ POLICIES: Mapping[str, Policy] = {
     "fixed": Policy(
         summary="one level for the whole run",
         decide_levels=fixed.decide_levels,
-        options={"level": Option(default="high", choices=RUNGS, help="level of every layer")},
+        options={"level": Option(default="high", choices=LEVEL_NAMES, help="level of every layer")},
     ),
     "scheduled": Policy(
         summary="a table of levels by epoch",
         decide_levels=scheduled.decide_levels,
         options={
             "table": TableOption(
-                choices=RUNGS, help="first epoch (from 0, as text) to level, beginning at epoch 0"
+                choices=LEVEL_NAMES,
+                help="first epoch (from 0, as text) to level, beginning at epoch 0",
             )
         },
     ),
     "adaqs": Policy(
         summary=(
-            "strong at first, lighter rung by rung as a layer's signal-to-noise ratio falls (AdaQS,"
-            " ICASSP 2020)"
+            "strong at first, lighter level by level as a layer's signal-to-noise ratio falls"
+            " (AdaQS, ICASSP 2020)"
         ),
         decide_levels=adaqs.decide_levels,
         options={
@@ -86,7 +87,7 @@ POLICIES: Mapping[str, Policy] = {
                 maximum=0.99,
                 help=(
                     "fraction of its reference to which a layer's signal-to-noise ratio must fall"
-                    " before the layer is compressed one rung less"
+                    " before the layer moves one level lighter"
                 ),
             )
         },

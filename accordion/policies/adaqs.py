@@ -6,12 +6,12 @@ Guo et al., "Accelerating distributed deep learning by adaptive gradient quantiz
 
 `norm` is the norm of the window's mean gradient and `rms` the root mean square of the norms of
 single gradients, so the ratio is the mean-to-deviation ratio of the whole layer. A layer starts on
-its strongest rung. When its ratio has fallen to `drop` times the reference, the layer moves one
-rung lighter and the ratio becomes the new reference. A higher ratio becomes the reference at once.
-No layer returns to a stronger rung.
+its strongest level. When its ratio has fallen to `drop` times the reference, the layer moves one
+level lighter and the ratio becomes the new reference. A higher ratio becomes the reference at once.
+No layer returns to a stronger level.
 
 If a report has no `rms`, the noise is assumed to be constant, so the ratio falls with the norm. Two
-differences from the paper: rungs may be of any method, not only quantization; and a window after a
+differences from the paper: levels may be of any method, not only quantization; and a window after a
 change of batch or world size, whose noise differs, only sets a new reference.
 """
 
@@ -30,7 +30,9 @@ class _LayerState:
     """State of one layer."""
 
     rungs: int = 0
-    """Number of rungs below the strongest one."""
+    """Number of levels that the layer has moved from the strongest one. The name is part of saved
+    states.
+    """
     reference: float | None = None
     """Ratio that the next one is compared with; None before the first."""
     noise: bool = False
@@ -38,7 +40,7 @@ class _LayerState:
 
 
 def decide_levels(policy_input: PolicyInput) -> dict[str, str]:
-    """Return the level of each layer, by the number of rungs that it has moved."""
+    """Return the level of each layer, by the number of levels that it has moved."""
     return {
         layer: ladder[max(0, len(ladder) - 1 - _layer_state(policy_input.state, layer).rungs)].name
         for layer, ladder in policy_input.ladder_by_layer.items()

@@ -61,9 +61,9 @@ def homonyms(modules: list[str]) -> dict[str, list[str]]:
     return {name: found for name, found in homes.items() if len(found) > 1}
 
 
-def elliptical_docstrings(tree: ast.Module) -> list[str]:
-    """First lines of docstrings, attribute docstrings too, that need the line above them."""
-    texts = [
+def docstrings(tree: ast.Module) -> list[str]:
+    """All docstrings of a module, attribute docstrings too."""
+    return [
         statement.value.value.strip()
         for node in ast.walk(tree)
         for statement in (node.body if isinstance(getattr(node, "body", None), list) else [])
@@ -71,7 +71,11 @@ def elliptical_docstrings(tree: ast.Module) -> list[str]:
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
     ]
-    return [text.splitlines()[0] for text in texts if ELLIPTICAL.match(text)]
+
+
+def elliptical_docstrings(tree: ast.Module) -> list[str]:
+    """First lines of docstrings that need the line above them."""
+    return [text.splitlines()[0] for text in docstrings(tree) if ELLIPTICAL.match(text)]
 
 
 def one_word_functions(module: str, tree: ast.Module) -> set[str]:

@@ -23,7 +23,7 @@ def failure(run_group: Any, folder: Path, body: str) -> FailureRecord:
     return find_cause(errors, {rank: progress for rank, (_, progress) in enumerate(ends)})
 
 
-ON_RANK_1 = "if session.rank == 1 and session.run.session.steps == 2: "
+ON_RANK_1 = "if session.rank == 1 and session.state.session.steps == 2: "
 
 
 @pytest.mark.parametrize("leave", ["break", "sys.exit()"])

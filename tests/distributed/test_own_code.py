@@ -233,7 +233,7 @@ def raised_by(run_group: Any, order: Launch) -> TaskRaised:
 def test_what_a_script_raises_is_told_with_its_place(run_group, tmp_path):
     error = raised_by(
         run_group,
-        order_of(tmp_path, script("if session.run.session.steps == 5: raise ValueError('x')")),
+        order_of(tmp_path, script("if session.state.session.steps == 5: raise ValueError('x')")),
     )
     assert (error.step, error.epoch, error.error) == (5, 1, "ValueError: x (train.py:25)")
 

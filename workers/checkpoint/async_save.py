@@ -1,4 +1,4 @@
-"""Writes a checkpoint while training goes on: one thread per rank; rank 0's thread writes the
+"""Writes a checkpoint while training continues: one thread per rank; rank 0's thread writes the
 manifest when all parts are written.
 
 The threads take part in no collective. They exchange results through the key-value store of the
@@ -32,13 +32,12 @@ from workers.checkpoint.storage import Storage, storage_advice
 SHARED_FILE = "shared.pt"
 """Name of the file in a checkpoint that holds the state shared by all ranks."""
 COLLECT_POLL_S = 0.02
-"""Seconds between two looks for the other ranks' results, on rank 0."""
+"""Interval between checks for the other ranks' results, on rank 0."""
 POLLS_PER_GROUP_CHECK = 50
-"""Looks between two checks whether the group is over; a check reads a directory."""
+"""Checks for results per check whether the group is over, which reads a directory."""
 COLLECT_TIMEOUT_S = 600.0
 """Seconds that rank 0's thread waits for the other ranks' parts after its own. Only a lost worker
-publishes nothing, and then training ends as well; the thread must not stay in a process that goes
-on in another group.
+publishes nothing, and then training ends as well; the thread must not outlive its group.
 """
 
 logger = logging.getLogger(__name__)
@@ -78,8 +77,8 @@ class SaveGroup:
     """A `torch.distributed.Store`."""
     name: str
     number: int
-    """Number of the checkpoint in its group; it tells a retry at the same position from the first
-    try.
+    """Number of the checkpoint in its group; it distinguishes a retry at the same position from the
+    first try.
     """
     rank: int
     world_size: int
@@ -87,7 +86,7 @@ class SaveGroup:
     @classmethod
     def of_group(cls, name: str, number: int) -> SaveGroup:
         """Build it from the default process group."""
-        store = dist.distributed_c10d._get_default_store()  # the one store that every backend has
+        store = dist.distributed_c10d._get_default_store()  # The store that every backend has.
         return cls(
             store=store,
             name=name,
@@ -108,7 +107,7 @@ class SaveGroup:
         """
         keys = [self._key(rank) for rank in range(self.world_size)]
         looks, pause = math.ceil(timeout_s / COLLECT_POLL_S), threading.Event()
-        # looks instead of one wait: that would keep the store from everybody else in this process.
+        # Polling, because one long wait would block the store for the rest of this process.
         while not self.store.check(keys):
             if (looks := looks - 1) < 0:
                 raise TimeoutError(
@@ -161,7 +160,7 @@ class AsyncSave:
         self._superseded = superseded
         self._survivors = survivors
         self._written: PartResult | None = None
-        # a daemon: a worker that ends before its time must not wait for a storage that hangs.
+        # A daemon: a worker that ends early must not wait for a storage that hangs.
         self._thread = threading.Thread(target=self._run, name=f"upload {self.name}", daemon=True)
 
     def start(self) -> None:
@@ -187,7 +186,7 @@ class AsyncSave:
             self._written = PartResult(
                 error=f"checkpoint {self.name} is not complete: {type(error).__name__}: {error}"
             )
-        # the memory is given back now, not with the next checkpoint.
+        # Free the memory now, not with the next checkpoint.
         self._snapshot = replace(self._snapshot, parts={})
         if self._peers.rank == 0 and self._written.error is not None:
             self._failed(self._written.error)
@@ -235,7 +234,7 @@ class AsyncSave:
         except OSError as error:
             return [f"{type(error).__name__}: {error}; {storage_advice(error)}"]
         if self._superseded():
-            # not removed: the newer group may be reading it, and no later group will resume from
+            # Not removed: the newer group may be reading it, and no later group will resume from
             # it.
             raise GroupOverError(
                 f"checkpoint {self.name} came too late: another worker group runs the job"

@@ -36,12 +36,12 @@ class FileChecksum(BaseModel):
 
     @classmethod
     def of(cls, name: str, content: bytes) -> Self:
-        """Compute it from the file's content."""
+        """Compute name, size and checksum from the content."""
         return cls(name=name, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
 
 
 class Manifest(BaseModel):
-    """Table of contents; it exists exactly if the checkpoint is complete."""
+    """Table of contents; it exists if and only if the checkpoint is complete."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -232,7 +232,7 @@ class _ChecksumWriter:
         return len(content)
 
     def flush(self) -> None:
-        """The storage's writer does."""
+        """Do nothing: the storage's writer flushes."""
 
     def check(self) -> None:
         if self._error is not None:

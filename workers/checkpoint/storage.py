@@ -152,7 +152,7 @@ class UrlStorage:
     def names(self) -> list[str]:
         """Return the directories in the root."""
         with self._translate_errors("list"):
-            # listings are kept by some filesystems, and other processes write here too.
+            # Some filesystems cache listings, and other processes write here too.
             self._filesystem.invalidate_cache()
             try:
                 entries = self._filesystem.ls(self._root, detail=True)
@@ -195,7 +195,7 @@ class UrlStorage:
         """Remove a file or a directory."""
         with self._translate_errors(path):
             self._filesystem.invalidate_cache()
-            # a listing that other processes have outdated: it may be gone already.
+            # The listing may be outdated: another process may have removed the file.
             with suppress(FileNotFoundError):
                 self._filesystem.rm(self._path(path), recursive=True)
         self._abort_uploads(self._path(path))
@@ -211,7 +211,7 @@ class UrlStorage:
         if call is None:
             return
         bucket, _, folder = self._root.partition("/")
-        # rights to list uploads are seldom given, and a job goes on without.
+        # The right to list uploads is rarely granted, and a job works without it.
         with suppress(OSError):
             for upload in call("list_multipart_uploads", Bucket=bucket, Prefix=f"{folder}/").get(
                 "Uploads", ()
@@ -240,7 +240,7 @@ class UrlStorage:
         try:
             self._filesystem.mkdir(directory, create_parents=False)
         except Exception:
-            # each library has its own error for what another worker made a moment ago.
+            # Each library has its own error for a directory that another worker just created.
             if not self._filesystem.isdir(directory):
                 raise
 

@@ -108,7 +108,7 @@ def describe_hang(
         f"rank {rank} is {_describe_rank(progress[rank], places.get(rank))}"
         for rank in sorted(progress)[:_MAX_RANKS]
     ]
-    seen = "; ".join(ranks) or "none of them answers"
+    seen = "; ".join(ranks) or "none of them responds"
     message = (
         f"no rank has made progress for {limit_s:g} s: {seen}; if that is expected, raise limits."
     )

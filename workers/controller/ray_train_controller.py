@@ -51,11 +51,11 @@ class RayTrainController:
         await asyncio.shield(self._built)
 
     async def add_worker(self, number: int, actor: Any) -> bytes:
-        """Make a worker process part of the run; return the run's context as the process got it."""
+        """Add a worker process to the run; return the run's context that the process received."""
         return await (await asyncio.shield(self._built)).add_worker(number, actor)
 
     async def end_run(self, ending: RunState, message: str) -> None:
-        """Have the run end in this state."""
+        """End the run in this state."""
         (await asyncio.shield(self._built)).end_run(ending, message)
 
     def _build_controller(self) -> ExternalWorkersController:

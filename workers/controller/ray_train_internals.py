@@ -1,8 +1,7 @@
 """A Ray Train run whose workers come and go one by one; uses Ray Train's private API (2.60).
 
 Ray Train's trainer, controller, worker group, callbacks and state API stay its own. What differs:
-the worker group begins empty, lists workers that the supervisor has started, and drops those that
-are gone.
+the worker group begins empty, lists workers that the supervisor has started, and drops dead ones.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class ExternalWorkerGroup(WorkerGroup):
                 callback.after_worker_group_start(self)
 
     async def add_worker(self, actor: Any) -> None:
-        """Have a worker process join the run, and list it."""
+        """Add a worker process to the run."""
         metadata = ActorMetadata(**await actor.get_metadata.remote())
         await actor.join_run.remote(self.packed_context)
         self._set_workers(
@@ -133,7 +132,7 @@ class ExternalWorkerGroup(WorkerGroup):
         kept = [worker for worker, status in found if not _is_gone(status)]
         if len(kept) < len(found):
             self._set_workers(kept)
-        # an error in a status would make the controller end the whole run.
+        # An error in a status would make the controller end the whole run.
         polled = WorkerGroupPollStatus(
             {rank: WorkerStatus(running=True) for rank in range(len(kept))}, {}
         )
@@ -148,7 +147,7 @@ class ExternalWorkerGroup(WorkerGroup):
         return {name: distributions.version(name) for name in ("ray", "torch")}
 
     def __bool__(self) -> bool:
-        """Return True for an empty group too: the controller asks whether there is one."""
+        """Return True for an empty group too: the controller tests whether it has a group."""
         return True
 
     def _set_workers(self, workers: list[WorkerRecord]) -> None:
@@ -219,7 +218,7 @@ class ExternalWorkersController(TrainController):
             raise error
 
     def end_run(self, ending: RunState, message: str) -> None:
-        """Have the run end in this state at its next turn."""
+        """End the run in this state at its next iteration."""
         self._ending = (ending, message)
 
     async def _poll_workers(self) -> WorkerGroupPollStatus:

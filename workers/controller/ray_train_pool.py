@@ -2,7 +2,7 @@
 
 The supervisor starts and owns the processes, as with plain actors; Ray Train's controller, in an
 actor of its own, adds each of them to its run. It starts once a process is prepared, for scripts at
-once. A controller that dies takes no worker with it: training goes on, and the next controller
+once. A controller that dies takes no worker with it: training continues, and the next controller
 lists the running workers.
 """
 
@@ -30,7 +30,7 @@ from workers.worker.ray_train_worker import WorkerInRayTrain
 RAY_SERIES = "2.60"
 """Versions of Ray, without the last number, whose Ray Train the engine was made for."""
 REQUIRED_MODULES = ("pandas", "pyarrow")
-"""What Ray Train imports beyond Ray itself; `ray[train]` installs them."""
+"""Modules that Ray Train imports beyond Ray itself; `ray[train]` installs them."""
 END_S = 10.0
 """Timeout for Ray Train to record the end of its run."""
 BUILD_S = 120.0
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Join:
-    """How far a process is on its way into the run."""
+    """Progress of a process in joining the run."""
 
     call: Any = None
     """Open call by which it joins; None if there is none."""
@@ -153,7 +153,7 @@ class RayTrainPool(ActorPool):
         """Start a controller where there is none; replace one that does not come up."""
         age_s = self._clock() - self._controller_since
         if self._controller is None:
-            # its imports would take CPU time from processes that load torch; only a script needs it
+            # Its imports would take CPU time from processes that load torch; only a script needs it
             # by then.
             is_needed = self._is_script or any(
                 one.starting is None for one in self._members.values()
@@ -280,7 +280,7 @@ class RayTrainPool(ActorPool):
                 " workers.engine to actors to run the job without Ray Train"
             )
         log.warning(
-            "Ray Train's controller stopped: %s; training goes on, another one starts", reason
+            "Ray Train's controller stopped: %s; training continues, another one starts", reason
         )
 
 

@@ -1,6 +1,4 @@
-"""Decides what worker processes that did not become ready mean for the job, and which nodes to
-avoid; pure.
-"""
+"""Judges worker processes that did not become ready, and which nodes to avoid; pure."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from workers.error_text import format_error
 from workers.errors import ProcessCrashed, StorageError, TaskRaised
 
 AVOID_S = 300.0
-"""How long a node is avoided where the task cannot be built or the storage is not seen; what it
-lacks may be mounted meanwhile.
+"""How long a node is avoided that cannot build the task or see the storage; what it lacks may be
+mounted meanwhile.
 """
 
 
@@ -78,7 +76,7 @@ def judge_starts(
     ready = {process.node for process in processes if process.ready_since is not None}
     unbuilt = [one for one in failed if isinstance(one.error, TaskRaised | StorageError)]
     if ready:
-        # other processes reach the directory of the job, so the node is to blame.
+        # Other processes reach the directory of the job, so the node is to blame.
         unbuilt += [one for one in failed if is_storage_outage(one.error)]
     lost = [one for one in failed if one not in unbuilt]
     if not unbuilt:
@@ -109,7 +107,7 @@ def _judge_loss(
     if failure.cause != "job":
         return StartVerdict(failure=failure)
     if ready:
-        # Code that loads on another node: this node may be to blame.
+        # The code loads on another node, so this node may be to blame.
         avoid = (
             frozenset(
                 one.node for one in lost if one.node and isinstance(one.error, ProcessCrashed)
@@ -118,7 +116,7 @@ def _judge_loss(
         )
         return StartVerdict(failure=failure, avoid=avoid)
     if not has_trained:
-        # Code that ends its process while it loads: the second time at one step ends the job.
+        # Code that ends its process while it loads ends the job the second time at one step.
         failure = failure.model_copy(update={"step": 0})
     return StartVerdict(failure=failure)
 

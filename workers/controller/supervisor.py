@@ -98,15 +98,15 @@ class Supervisor:
         self._state = ("ended", "the attempt is over")
 
     def _finish_attempt(self) -> bool:
-        """Finish what is left of the attempt; return False if that must be retried."""
+        """Run the rest of the attempt; return False if that must be retried."""
         try:
             if read_end(self._storage, retried_attempt=self._launch.retried_attempt) is None:
                 self._publish_end(self._find_recorded_end() or self._run_attempt())
         except Exception as error:
             # Nothing else would end the job, so the supervisor retries until the storage is back.
-            why = f"the supervisor cannot go on: {type(error).__name__}: {error}"
-            self.publish_status(f"{why}; it tries again in {TRY_AGAIN_S:g} s")
-            log.exception("the supervisor cannot go on")
+            why = f"the supervisor cannot continue: {type(error).__name__}: {error}"
+            self.publish_status(f"{why}; it retries in {TRY_AGAIN_S:g} s")
+            log.exception("the supervisor cannot continue")
             return False
         return True
 
@@ -209,7 +209,7 @@ class Supervisor:
         sender.close()
 
     def _record_lost_workers(self) -> PreviousGroup | None:
-        """Record the workers lost with an earlier supervisor process; return how far they were."""
+        """Record the workers lost with an earlier supervisor process; return their last step."""
         ours = [
             record
             for record in read_records(self._storage)

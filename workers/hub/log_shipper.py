@@ -215,7 +215,7 @@ def capture_output(take: Callable[[str], None]) -> Iterator[None]:
             tee = _Tee(stream, take)
             stack.callback(tee.pass_rest)
             stack.enter_context(redirect(tee))
-        # Alone: a handler that writes to stderr would bring every line a second time.
+        # The only handler: another one that writes to stderr would repeat every line.
         root.handlers = [handler]
         stack.callback(setattr, root, "handlers", handlers)
         root.setLevel(min(level, logging.INFO) if level else logging.INFO)

@@ -38,8 +38,8 @@ class RecordSender:
         journal: where records are kept.
         client: client of the Accordion actor.
         limit: number of unconfirmed records above which the oldest epochs and decisions are
-            dropped, from the journal, too, which then holds at most twice as many. With a limit,
-            older records are read by the sending thread. None keeps all.
+            dropped, also from the journal, which then holds at most twice as many. With a limit,
+            the sending thread reads older records. None keeps all.
     """
 
     def __init__(
@@ -159,10 +159,10 @@ class RecordSender:
                 tuple(self._pending[self._sent : self._sent + POST_LIMIT]),
                 self._progress,
             )
-        said = {"progress": progress, "incarnation": self._incarnation}
+        reported = {"progress": progress, "incarnation": self._incarnation}
         try:
             answer = self._client(
-                "post", self._job_id, self.token, new, **said, timeout_s=POST_TIMEOUT_S
+                "post", self._job_id, self.token, new, **reported, timeout_s=POST_TIMEOUT_S
             )
         except ActorTimeoutError:
             return

@@ -1,5 +1,5 @@
-"""Start of training, end of a step, end of an epoch: shared by `loop.py` and the session of a
-user's own script, so that both keep the same records, checks and checkpoints.
+"""Start of training, end of a step and end of an epoch, shared by `loop.py` and user scripts, so
+that both make the same records, checks and checkpoints.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def follow_signals(state: TrainState, signals: frozenset[Signal]) -> Outcome | N
     """Save the state if the signals of a step or the job's spec ask for it; all ranks together.
 
     Returns:
-        How training ends at this step boundary; None if it goes on.
+        How training ends at this step boundary; None if it continues.
     """
     if Signal.SAVE_STOP in signals or Signal.RESIZE in signals:
         outcome: Outcome = "stopped" if Signal.SAVE_STOP in signals else "resized"

@@ -2,8 +2,8 @@
 ranks together.
 
 `shared.pt` is written by rank 0 and holds the state equal on all ranks; `rank-N.pt` holds what
-differs (`snapshot.py`). If the storage fails, saving is retried where training cannot go on without
-the checkpoint; elsewhere the checkpoint is skipped and training goes on.
+differs (`snapshot.py`). If the storage fails, saving is retried if training cannot continue without
+the checkpoint; otherwise the checkpoint is skipped and training continues.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _log_skipped(state: TrainState) -> None:
         state.context.link.log(
             f"warning: the checkpoint that was due after step {state.session.steps} is skipped:"
             f" {state.save_status.upload.name} has been on its way to {_storage(state)} for"
-            f" {seconds:.0f} s; training goes on, and the newest that can be resumed from is"
+            f" {seconds:.0f} s; training continues, and the newest that can be resumed from is"
             f" {_newest_name(state)}"
         )
 

@@ -1,5 +1,5 @@
-"""What a worker's process passes to the training loop on every rank, and the loop's connection to
-the service.
+"""Context of the training loop on every rank: from its process, and its connection to the
+service.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Link(Protocol):
     """
 
     def on_orders(self, callback: Callable[[DesiredState], None]) -> None:
-        """Call `callback` with the orders known now, if any, and with all newer ones from a thread
-        of the link.
+        """Call `callback` with the desired state known now, if any, and with every newer one from a
+        thread of the link.
         """
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviousGroup:
-    """What the worker group before this one was doing when it ended."""
+    """How the previous worker group ended, and at which step."""
 
     cause: Literal["resize", "recovery"]
     world_size: int
@@ -119,7 +119,7 @@ class LoopControl:
         """
         self.progress = RankProgress()
         self.activity_count = 0
-        """Activity counter: a worker whose counter stands still makes no progress."""
+        """Activity counter; it does not change while the worker makes no progress."""
         self._metrics: dict[str, float] = {}
         self._signals: set[Signal] = set()
         self._listener: Callable[[Signal], None] | None = None

@@ -109,7 +109,7 @@ def sync_drifted_parameters(state: TrainState, parts: Sequence[Summary]) -> bool
         dist.broadcast(parameter.detach(), src=0)
     state.context.link.log(
         f"parameters of ranks {drifted} drifted from rank 0's by the end of epoch"
-        f" {state.position.epoch}: all go on with rank 0's; do the machines have different"
+        f" {state.position.epoch}: all continue with rank 0's; do the machines have different"
         " processors?"
     )
     return False

@@ -245,7 +245,8 @@ def _broadcast_merged(state: TrainState, storage: Storage, manifest: Manifest) -
 
 
 def _read_merged(storage: Storage, manifest: Manifest, merged: MergedParts) -> Parts:
-    """Read all parts, one at a time; a second call after an error goes on where the first stopped.
+    """Read all parts, one at a time; a second call after an error continues where the first
+    stopped.
 
     Raises:
         CheckpointError: a part is damaged, or does not fit the others.

@@ -1,6 +1,4 @@
-"""Runs a user's own script in a worker process, and stands in for the parts that only the script
-knows.
-"""
+"""Runs a user's script in a worker process; placeholders replace the parts that only it knows."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScriptExit(SystemExit):
-    """Ends the script; `outcome` says why, and whether everything is saved."""
+    """Ends the script; `outcome` is the reason, and whether everything is saved."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(0)
@@ -206,8 +204,8 @@ def _set_command_line(arguments: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _attribute_errors() -> Iterator[None]:
-    """Turn what the script raised into `TaskRaised`; errors of ours, and of a lost peer, stay as
-    they are.
+    """Turn what the script raised into `TaskRaised`; our own errors, and those of a lost peer, stay
+    as they are.
     """
     from workers.training.script_session import session
 

@@ -1,5 +1,4 @@
-"""A training script of the user's own, run by our workers, by torchrun or inside Ray Train:
-`session`.
+"""`session`: what a user's training script calls, in a job, under torchrun or inside Ray Train.
 
     from workers.session import session
     session.init_process_group("gloo")                      # no-op if a group exists
@@ -7,8 +6,8 @@
     session.attach(model, optimizer, scheduler=scheduler)   # a DDP module; resumes the job
     for epoch in session.epochs(10):
         for inputs, targets in loader:
-            session.backward(loss(model(inputs), targets))  # in place of .backward()
-            session.step()                                  # in place of optimizer.step()
+            session.backward(loss(model(inputs), targets))  # replaces .backward()
+            session.step()                                  # replaces optimizer.step()
         session.end_epoch(accuracy=...)                     # optional
 
 Every worker makes the same calls in the same order. In a job the spec's epochs, batch, seed and
@@ -65,8 +64,8 @@ from workers.training.train_state import TrainState, assemble_train_state
 
 
 class Batches:
-    """This rank's part of each global batch, as a list of indices, for the rest of the epoch: a
-    `batch_sampler`.
+    """A `batch_sampler`: this rank's part of each global batch of the rest of the epoch, as
+    indices.
 
     Which worker reads which sample depends on seed, epoch and position only (`sampler.py`). A rank
     without samples in the last batch of an epoch gets one sample with weight 0, because its peers
@@ -86,14 +85,14 @@ class Batches:
         return num_batches(self.num_samples, self._session.global_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        run = self._session.run
-        training, context = run.spec.training, run.context
-        order = epoch_order(self.num_samples, seed=training.seed, epoch=run.position.epoch)
-        done = run.position.samples
+        state = self._session.state
+        training, context = state.spec.training, state.context
+        order = epoch_order(self.num_samples, seed=training.seed, epoch=state.position.epoch)
+        done = state.position.samples
         self.ahead.clear()
         while done < self.num_samples:
             batch = batch_at(
-                done, num_samples=self.num_samples, global_batch=run.session.global_batch
+                done, num_samples=self.num_samples, global_batch=state.session.global_batch
             )
             pieces = micro_batches(batch, training.micro_batch)
             mine = rank_shard(pieces, rank=context.rank, world_size=context.world_size)
@@ -112,7 +111,7 @@ class ScriptSession:
     def reset(self) -> None:
         """Reset to the initial state, because a process serves one script after the other."""
         self._context: WorkerContext | None = None
-        self._run: TrainState | None = None
+        self._state: TrainState | None = None
         self._batches: Batches | None = None
         self._epochs: int | None = None
         self._leaving: Outcome | None = None
@@ -144,29 +143,31 @@ class ScriptSession:
     @property
     def step_and_epoch(self) -> tuple[int | None, int | None]:
         """Step and epoch; None before `attach`."""
-        return (self._run.session.steps, self._run.position.epoch) if self._run else (None, None)
+        return (
+            (self._state.session.steps, self._state.position.epoch) if self._state else (None, None)
+        )
 
     @property
     def global_batch(self) -> int:
         """Samples per step, over all workers."""
         return (
-            self._run.session.global_batch
-            if self._run
+            self._state.session.global_batch
+            if self._state
             else self._worker_context.launch.spec.training.global_batch
         )
 
     @property
-    def run(self) -> TrainState:
+    def state(self) -> TrainState:
         """Training state that `attach` created.
 
         Raises:
             CodeError: `attach` was not called yet.
         """
-        if self._run is None:
+        if self._state is None:
             raise CodeError(
                 "session.attach(model, optimizer) must come first; call it before the first epoch"
             )
-        return self._run
+        return self._state
 
     def init_process_group(
         self,
@@ -234,28 +235,28 @@ class ScriptSession:
             )
         with self._service_errors():
             parts = (ScriptTask(), SampleCount(count), SampleCount(0))
-            run = assemble_train_state(
+            state = assemble_train_state(
                 self._worker_context, Clock(), parts, ddp=module, optimizer=optimizer, scaler=scaler
             )
-            run.optimizer = OptimizerWithExtras.of(optimizer, kept)
-            self._run = run
-            standalone.log_resume(run, start_training(run))
+            state.optimizer = OptimizerWithExtras.of(optimizer, kept)
+            self._state = state
+            standalone.log_resume(state, start_training(state))
         self._start_lap()
-        return run.session
+        return state.session
 
     def epochs(self, number: int) -> Iterator[int]:
         """Iterate over the remaining epochs, counted from 0; in a job, `training.epochs` replaces
         `number`.
         """
-        run = self.run
-        self._epochs = run.spec.training.epochs if self._in_job else number
-        standalone.log_if_done(run, self._epochs)
-        while run.position.epoch < self._epochs:
-            epoch = run.position.epoch
-            if self._batches is None and run.position.samples:
-                open_epoch(run, epoch)
+        state = self.state
+        self._epochs = state.spec.training.epochs if self._in_job else number
+        standalone.log_if_done(state, self._epochs)
+        while state.position.epoch < self._epochs:
+            epoch = state.position.epoch
+            if self._batches is None and state.position.samples:
+                open_epoch(state, epoch)
             yield epoch
-            if run.position.epoch == epoch:
+            if state.position.epoch == epoch:
                 self.end_epoch()
 
     def backward(self, loss: Tensor) -> None:
@@ -264,18 +265,18 @@ class ScriptSession:
 
         With a scaler given to `attach`, the loss is scaled here; do not scale it before.
         """
-        run = self.run
-        run.context.control.enter_phase(
-            "training", epoch=run.position.epoch, step=run.session.steps
+        state = self.state
+        state.context.control.enter_phase(
+            "training", epoch=state.position.epoch, step=state.session.steps
         )
         batch, own = self._current_batch()
         if own:
-            run.add_loss(loss, own)
+            state.add_loss(loss, own)
         weight = 1.0
         if self._batches is not None:
-            weight = loss_weight(range(own), batch, world_size=run.context.world_size)
+            weight = loss_weight(range(own), batch, world_size=state.context.world_size)
         with self._service_errors():
-            run.backward(loss * weight)
+            state.backward(loss * weight)
 
     def step(self) -> bool:
         """Take the optimizer's step, and follow signals; return False if a gradient was not finite
@@ -290,20 +291,20 @@ class ScriptSession:
         """
         if self._leaving is not None:
             raise ScriptExit(self._leaving)
-        run = self.run
+        state = self.state
         self._count_phase("compute")
-        self._rate = float(run.optimizer.param_groups[0]["lr"])
+        self._rate = float(state.optimizer.param_groups[0]["lr"])
         with self._service_errors():
             batch, _ = self._current_batch()
             if self._batches is not None and self._batches.ahead:
                 self._batches.ahead.popleft()
-            result = run.session.step()
+            result = state.session.step()
             self._count_phase("optimize")
-            finish_step(run, batch, result)
-            self._leaving = follow_signals(run, result.announced)
+            finish_step(state, batch, result)
+            self._leaving = follow_signals(state, result.announced)
             self._start_lap()
             if self._leaving is not None:
-                run.context.link.flush(FLUSH_TIMEOUT_S)
+                state.context.link.flush(FLUSH_TIMEOUT_S)
                 raise ScriptExit(self._leaving)
         return result.taken
 
@@ -313,19 +314,19 @@ class ScriptSession:
 
         A metric becomes its mean over the workers that give it.
         """
-        run = self.run
-        rate = float(run.optimizer.param_groups[0]["lr"])
+        state = self.state
+        rate = float(state.optimizer.param_groups[0]["lr"])
         last_step = self._rate or rate
         totals = {name: float(value) for name, value in metrics.items()}
         sums = MetricSums(totals=totals, samples=1 if totals else 0)
         self._count_phase("evaluate")
         with self._service_errors():
-            standalone.check_not_superseded(run)
+            standalone.check_not_superseded(state)
             is_saved = finish_epoch(
-                run,
+                state,
                 lambda: sums,
                 rates=EpochRates(last_step=last_step, epoch=last_step, next_epoch=rate),
-                is_last=run.position.epoch + 1 == self._epochs,
+                is_last=state.position.epoch + 1 == self._epochs,
             )
             self._start_lap()
             if not is_saved:
@@ -336,7 +337,7 @@ class ScriptSession:
         workers, between two steps.
         """
         with self._service_errors():
-            save_checkpoint(self.run)
+            save_checkpoint(self.state)
             self._start_lap()
 
     def close(self) -> None:
@@ -345,19 +346,19 @@ class ScriptSession:
         Raises:
             CodeError: the script never called `attach`.
         """
-        if self._run is None:
+        if self._state is None:
             raise CodeError(
                 "the script ended without session.attach(model, optimizer); workers/README.md"
                 " shows how"
             )
-        run = self._run
-        run.context.control.enter_phase(
-            "finished", epoch=run.position.epoch, step=run.session.steps
+        state = self._state
+        state.context.control.enter_phase(
+            "finished", epoch=state.position.epoch, step=state.session.steps
         )
         with self._service_errors():
-            if dist.is_initialized() and not save_checkpoint(run, wait=True):
+            if dist.is_initialized() and not save_checkpoint(state, wait=True):
                 raise ScriptExit("unsaved")
-            run.context.link.flush(FLUSH_TIMEOUT_S)
+            state.context.link.flush(FLUSH_TIMEOUT_S)
 
     @property
     def _worker_context(self) -> WorkerContext:
@@ -371,19 +372,22 @@ class ScriptSession:
 
     def _current_batch(self) -> tuple[range, int]:
         """Return the current batch and the number of this rank's samples in it."""
-        run = self.run
+        state = self.state
         if self._batches is not None and self._batches.ahead:
             return self._batches.ahead[0]
-        # of a script's own loader nothing is known but that a step is a step.
-        position = run.position.samples
-        return range(position, position + run.session.global_batch), 1
+        # A script's own loader is unknown: only its steps can be counted.
+        position = state.position.samples
+        return range(position, position + state.session.global_batch), 1
 
     def _start_lap(self) -> None:
-        self._lap, self._waited = self.run.phases.clock.elapsed(), self.run.session.communicate_s
+        self._lap, self._waited = (
+            self.state.phases.clock.elapsed(),
+            self.state.session.communicate_s,
+        )
 
     def _count_phase(self, phase: str) -> None:
         """Count the time since the last call as this phase, except for waiting on collectives."""
-        lap, waited, phases = self._lap, self._waited, self.run.phases.seconds
+        lap, waited, phases = self._lap, self._waited, self.state.phases.seconds
         self._start_lap()
         communicated = self._waited - waited
         phases["communicate"] += communicated

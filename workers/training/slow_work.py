@@ -69,14 +69,14 @@ class SlowWaitNotice:
     """
 
     def __init__(self, state: TrainState, text: str) -> None:
-        self._run, self._text = state, text
+        self._state, self._text = state, text
         self._start = state.phases.clock.elapsed()
         self._next_s = SLOW_STORAGE_S
 
     def show(self) -> str | None:
         """Count as activity if the work is slow; return the text if it is shown now."""
-        waited_s = self._run.phases.clock.elapsed() - self._start
-        control = self._run.context.control
+        waited_s = self._state.phases.clock.elapsed() - self._start
+        control = self._state.context.control
         if waited_s < self._next_s:
             control.activity_count += self._next_s > SLOW_STORAGE_S
             return None
@@ -88,7 +88,7 @@ class SlowWaitNotice:
     def end(self) -> None:
         """Clear the notice."""
         if self._next_s > SLOW_STORAGE_S:
-            self._run.context.control.show_wait("")
+            self._state.context.control.show_wait("")
 
 
 def gather_objects(state: TrainState, own: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Context of a script that torchrun, Ray Train or a person started, outside of a job."""
+"""Context of a script outside of a job: started by torchrun, by Ray Train or by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.training.slow_work import decide_on_rank_0
 from workers.training.train_state import TrainState
 
 NO_JOB = "script"
-"""Stands in for a job's id, also in manifests."""
+"""Placeholder for a job's id, also in manifests."""
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class JournalLink(NoLink):
         self._journal = journal
 
     def started(self, started: Started, controller_state: Mapping[str, Any]) -> None:
-        """Write the record that tells later groups what this one resumed from."""
+        """Write the record by which later groups know what this one resumed from."""
         del controller_state
         self._journal.write(started)
 

@@ -169,14 +169,15 @@ def _list_place(file: BinaryIO, limits: ArchiveLimits) -> tuple[int, int, int]:
     locator = tail[max(0, place - _ZIP64_LOCATOR_BYTES) :].startswith(_ZIP64_SIGN)
     if locator or _FULL_16 in (here, count) or _FULL_32 in (list_bytes, begin):
         raise CodeError(
-            "the archive uses zip64, which only archives above 4 GB need; make it with plain 'zip'"
+            "the archive uses zip64, which only archives above 4 GB need; create it with plain"
+            " 'zip'"
         )
     if disk or first_disk or here != count:
         raise CodeError("the archive is one part of several; upload one that is whole")
     if count > limits.entries or list_bytes > limits.list_bytes:
         raise CodeError(
-            f"the archive holds {count} entries, the limit is {limits.entries}; leave out what is"
-            " no code"
+            f"the archive holds {count} entries, the limit is {limits.entries}; leave out files"
+            " that are not code"
         )
     if begin + list_bytes != end or end + _END.size + comment_bytes != size:
         raise CodeError(
@@ -213,7 +214,7 @@ def _entry(fields: tuple[int, ...], name: str, limits: ArchiveLimits) -> Entry:
         )
     if _FULL_32 in (packed_bytes, size_bytes, offset):
         raise CodeError(
-            f"{name!r} uses zip64, which only files above 4 GB need; make the archive with plain"
+            f"{name!r} uses zip64, which only files above 4 GB need; create the archive with plain"
             " 'zip'"
         )
     entry = Entry(
@@ -235,7 +236,7 @@ def _name(raw: bytes, limits: ArchiveLimits) -> str:
         name = raw.decode()
     except UnicodeDecodeError:
         raise CodeError(
-            f"the name {raw!r} is not in UTF-8; rename the file, or make the archive with 'zip'"
+            f"the name {raw!r} is not in UTF-8; rename the file, or create the archive with 'zip'"
         ) from None
     _check_letters(name)
     parts = name.removesuffix("/").split("/")
@@ -260,7 +261,7 @@ def _check_letters(name: str) -> None:
         raise CodeError(f"the name {name!r} holds control characters; rename the file")
     if "\\" in name:
         raise CodeError(
-            f"the name {name!r} holds a backslash; make the archive with slashes between folders"
+            f"the name {name!r} holds a backslash; create the archive with slashes between folders"
         )
     if ":" in name:
         raise CodeError(
@@ -299,7 +300,7 @@ def _check_size(entry: Entry, limits: ArchiveLimits) -> None:
     if not entry.deflated and size != packed:
         raise CodeError(
             f"{entry.name!r} is stored with {packed} bytes and said to have {size}; make the"
-            " archive anew"
+            " archive again"
         )
 
 
@@ -358,8 +359,8 @@ def _check_apart(entries: Iterable[Entry], end: int) -> None:
     for entry in sorted(entries, key=lambda entry: entry.offset):
         if entry.offset < before or entry.data + entry.packed_bytes > end:
             raise CodeError(
-                f"{entry.name!r} shares bytes with another entry of the archive; make the archive"
-                " anew"
+                f"{entry.name!r} shares bytes with another entry of the archive; create the archive"
+                " again"
             )
         before = entry.data + entry.packed_bytes
 

@@ -100,12 +100,12 @@ def _new_folder() -> tuple[Path, int]:
     """Create a folder for this process, and return it with its lock, which is held until it is
     closed or the process ends.
     """
-    # it gets the name under which it is looked for when it is locked.
+    # Renamed once locked: other workers look for the final name only.
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     lock = _lock(made)
     if lock is None:
         raise OSError(
-            f"{made} was made a moment ago and somebody else has locked it; start the job again"
+            f"{made} was created just now, and another process has locked it; start the job again"
         )
     return made.rename(made.with_name(made.name.removeprefix("."))), lock
 

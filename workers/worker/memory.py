@@ -106,7 +106,7 @@ class MemoryGrowth:
 
 @dataclass(slots=True)
 class MemoryWatch:
-    """What is known of one process's memory, and whether it must be killed for it."""
+    """Memory of one process, and whether the process must be killed for it."""
 
     latest: MemoryUse | None = None
     """Newest reading."""
@@ -122,7 +122,7 @@ class MemoryWatch:
     """Highest use of the node since then."""
 
     def add(self, at_s: float, use: MemoryUse | None) -> None:
-        """Take a reading; None where there was nothing to read."""
+        """Add a reading; None if there was nothing to read."""
         self.read_s = at_s
         if use is None:
             return
@@ -132,8 +132,7 @@ class MemoryWatch:
         elif self._short_since_s is None or self._peak - use.node >= RELIEF_SHARE * use.node_total:
             self._short_since_s, self._peak = at_s, use.node
         else:
-            # Which of several equal ranks is the largest changes with every reading, so that does
-            # not matter here.
+            # The largest of several equal ranks changes with every reading, so it is ignored here.
             self._peak = max(self._peak, use.node)
 
     def expect_relief(self, now_s: float) -> None:
@@ -174,7 +173,7 @@ def _blame(use: MemoryUse, bytes_per_s: float) -> WorkerError:
 
 
 def _in_gb(first: int, second: int) -> tuple[str, str]:
-    """Format two sizes with at least one digit, and as many as it takes to tell them apart."""
+    """Format two sizes with at least one digit, and as many as needed to distinguish them."""
     digits = next((n for n in range(1, 9) if round(first / 1e9, n) != round(second / 1e9, n)), 9)
     return f"{first / 1e9:.{digits}f}", f"{second / 1e9:.{digits}f}"
 

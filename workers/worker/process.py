@@ -191,7 +191,7 @@ class Worker:
         return replace(self.last_step(), memory=read_memory_use(os.getpid()))
 
     def last_step(self) -> Heartbeat:
-        """Return how far this worker is, or was when its group ended."""
+        """Return the last step of this worker, and its time."""
         control = self._control
         return Heartbeat(
             step=control.step,
@@ -324,13 +324,13 @@ def run_training(context: WorkerContext) -> str:
             raise
         log.exception("rank %d ends", context.rank)
         # Ray treats SystemExit as the end of the process and KeyboardInterrupt as a cancelled call.
-        told = explain_damage(error) or (
+        text = explain_damage(error) or (
             None if isinstance(error, Exception) else format_with_line(error)
         )
-        if told is None:
+        if text is None:
             raise
         progress = context.control.progress
-        raise TaskRaised(progress.step, progress.epoch, told) from error
+        raise TaskRaised(progress.step, progress.epoch, text) from error
 
 
 @contextmanager

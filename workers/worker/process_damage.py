@@ -1,6 +1,4 @@
-"""Explains errors that follow from what user code did to its own process: destroyed groups, closed
-descriptors.
-"""
+"""Explains errors caused by user code that destroyed process groups or closed descriptors."""
 
 from __future__ import annotations
 

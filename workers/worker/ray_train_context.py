@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class ScriptContext:
-    """What `ray.train` tells and does in user code; `report` gets its metrics."""
+    """Provides `ray.train` to user code; `report` receives the metrics."""
 
     def __init__(self, run_context: bytes, report: Callable[..., None]) -> None:
         RayTrainWorker().init_train_context(**cloudpickle.loads(run_context))
         set_train_fn_utils(TrainFunctions(report))
 
     def show_ranks(self, rank: int, world_size: int, place: LocalRanks) -> None:
-        """Have `ray.train.get_context()` tell the worker's place in its present group."""
+        """Set the ranks that `ray.train.get_context()` returns to those in the present group."""
         get_train_context().distributed_context = DistributedContext(
             world_rank=rank, world_size=world_size, **asdict(place)
         )

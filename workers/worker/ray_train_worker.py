@@ -41,7 +41,7 @@ class WorkerInRayTrain(Worker):
         self._run_context: bytes | None = None
         """Context of the newest run that this process joined, as Ray Train's controller sent it."""
         self._context: ScriptContext | None = None
-        """What user code sees of the run; None if it does not use Ray Train."""
+        """Context of user code; None if it does not use Ray Train."""
         self._is_prepared = False
         self._joining = threading.Lock()
         self._warned: set[str] = set()
@@ -65,7 +65,7 @@ class WorkerInRayTrain(Worker):
             try:
                 self._show_run()
             except ImportError as error:
-                # a script that needs it raises by itself.
+                # A script that needs it raises an error of its own.
                 log.warning(
                     "ray.train is not available to scripts on this node: %s; pip install"
                     " 'ray[train]' there",
@@ -160,7 +160,7 @@ class LocalRanks:
 
     @classmethod
     def of_assignment(cls, assignment: GroupAssignment) -> LocalRanks:
-        """Return the place of a assignment's rank; nodes are numbered by their lowest rank."""
+        """Return the local ranks of an assignment; nodes are numbered by their lowest rank."""
         here = assignment.nodes[assignment.rank]
         return cls(
             local_rank=assignment.nodes[: assignment.rank].count(here),
@@ -170,7 +170,7 @@ class LocalRanks:
 
 
 def build_torchrun_env(assignment: GroupAssignment, *, gpus: bool) -> dict[str, str]:
-    """Return the environment variables by which torchrun tells a process its place in the group.
+    """Return the environment variables in which torchrun passes a process its ranks.
 
     A worker sees its own GPU only, so with GPUs LOCAL_RANK is 0: scripts use it as a device number.
     """

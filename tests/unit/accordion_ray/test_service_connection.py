@@ -257,7 +257,7 @@ def test_a_missing_service_is_shown_once(world: World) -> None:
     connection.refresh()
     connection.refresh()
     [line] = shown
-    assert line.startswith("no Accordion service on this Ray cluster; training goes on")
+    assert line.startswith("no Accordion service on this Ray cluster; training continues")
 
 
 def test_a_line_is_flushed_to_the_output_of_the_worker(capsys) -> None:

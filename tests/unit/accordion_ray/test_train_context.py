@@ -63,7 +63,7 @@ def test_a_call_in_a_job_of_the_service_names_the_way_out() -> None:
 
 
 def test_another_release_of_ray_is_warned_of() -> None:
-    with pytest.warns(TrainingWarning, match=r"Ray 2\.61\.0 is installed.*training goes on"):
+    with pytest.warns(TrainingWarning, match=r"Ray 2\.61\.0 is installed.*training continues"):
         warn_of_other_ray("2.61.0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
