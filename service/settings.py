@@ -188,7 +188,7 @@ class Settings(BaseSettings):
             self.admin_token,
             self.admin_token_file,
             name="ACCORDION_ADMIN_TOKEN",
-            least=MIN_TOKEN_LENGTH,
+            shortest=MIN_TOKEN_LENGTH,
         )
 
     def scrape_token(self) -> str | None:
@@ -200,7 +200,7 @@ class Settings(BaseSettings):
         """
         name = "ACCORDION_METRICS_TOKEN"
         return _secret(
-            self.metrics_token, self.metrics_token_file, name=name, least=MIN_TOKEN_LENGTH
+            self.metrics_token, self.metrics_token_file, name=name, shortest=MIN_TOKEN_LENGTH
         )
 
     def ray_auth_token(self) -> str | None:
@@ -209,17 +209,17 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: the file cannot be read.
         """
-        return _secret(self.ray_token, self.ray_token_file, name="ACCORDION_RAY_TOKEN", least=1)
+        return _secret(self.ray_token, self.ray_token_file, name="ACCORDION_RAY_TOKEN", shortest=1)
 
 
-def _secret(value: SecretStr | None, path: Path | None, *, name: str, least: int) -> str | None:
+def _secret(value: SecretStr | None, path: Path | None, *, name: str, shortest: int) -> str | None:
     if value is None and path is None:
         return None
     text = value.get_secret_value() if value is not None else _read(path, name)
     text = text.strip()
-    if len(text) < least:
+    if len(text) < shortest:
         raise SettingsError(
-            f"{name} has {len(text)} characters, at least {least} are needed; give a longer one"
+            f"{name} has {len(text)} characters, at least {shortest} are needed; give a longer one"
         )
     if not (text.isascii() and text.isprintable()):
         raise SettingsError(

@@ -204,10 +204,10 @@ class Client:
         """Cancel; repeating is harmless."""
         return self._ask(JobView, "POST", f"/jobs/{job_id}/cancel")
 
-    def resize(self, job_id: str, least: int, most: int) -> JobView:
-        """Allow the job from `least` to `most` workers; repeating is harmless."""
+    def resize(self, job_id: str, min_workers: int, max_workers: int) -> JobView:
+        """Allow the job `min_workers` to `max_workers` workers; repeating is harmless."""
         return self._ask(
-            JobView, "POST", f"/jobs/{job_id}/resize", json={"min": least, "max": most}
+            JobView, "POST", f"/jobs/{job_id}/resize", json={"min": min_workers, "max": max_workers}
         )
 
     def pause(self, job_id: str) -> JobView:

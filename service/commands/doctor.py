@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 DISTRIBUTION = "accordion-train"
-LEAST_PYTHON = (3, 11)
-LEAST_DISK_BYTES = 2_000_000_000
+MIN_PYTHON = (3, 11)
+MIN_DISK_BYTES = 2_000_000_000
 """Disk space for logs, the database and some checkpoints of a small model."""
-LEAST_MEMORY_BYTES = 2_000_000_000
+MIN_MEMORY_BYTES = 2_000_000_000
 """Approximate memory of Ray's head, the api, the scheduler and a job with two workers
 (workers/README.md).
 """
-LEAST_SHARED_BYTES = 300_000_000
+MIN_SHARED_BYTES = 300_000_000
 """Shared memory for the object store of a one-machine service, with overhead."""
 RAY_TRAIN_PACKAGES = ("ray", "pandas", "pyarrow")
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
@@ -85,13 +85,13 @@ def examine(url: str) -> Iterator[Finding]:
 
 
 def _python() -> Finding:
-    version, least = sys.version.split()[0], ".".join(str(part) for part in LEAST_PYTHON)
-    if sys.version_info >= LEAST_PYTHON:
+    version, oldest = sys.version.split()[0], ".".join(str(part) for part in MIN_PYTHON)
+    if sys.version_info >= MIN_PYTHON:
         return Finding(name="python", state="ok", message=version)
     return Finding(
         name="python",
         state="bad",
-        message=f"{version}; at least {least} is needed, install a newer one",
+        message=f"{version}; at least {oldest} is needed, install a newer one",
     )
 
 
@@ -207,26 +207,26 @@ def _room(home: Path) -> Iterator[Finding]:
     existing = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     yield _enough(
-        "disk", free, LEAST_DISK_BYTES, way_out=f"at {existing}; free some, or set ACCORDION_HOME"
+        "disk", free, MIN_DISK_BYTES, way_out=f"at {existing}; free some, or set ACCORDION_HOME"
     )
     memory = _available_memory()
     if memory is not None:
         way_out = "available; end other programs, or use a larger machine"
-        yield _enough("memory", memory, LEAST_MEMORY_BYTES, way_out=way_out)
+        yield _enough("memory", memory, MIN_MEMORY_BYTES, way_out=way_out)
     shared = Path("/dev/shm")  # noqa: S108 - read only
     if shared.exists():
         way_out = f"at {shared}; enlarge it (docker: --shm-size=1g), or Ray is slow"
-        yield _enough("shared", shutil.disk_usage(shared).free, LEAST_SHARED_BYTES, way_out=way_out)
+        yield _enough("shared", shutil.disk_usage(shared).free, MIN_SHARED_BYTES, way_out=way_out)
 
 
-def _enough(name: str, free: int, least: int, *, way_out: str) -> Finding:
+def _enough(name: str, free: int, min_bytes: int, *, way_out: str) -> Finding:
     """Check one resource; `way_out` is the place that was checked, a semicolon, and the fix if it
     is too little.
     """
     where, _, remedy = way_out.partition("; ")
-    if free >= least:
+    if free >= min_bytes:
         return Finding(name=name, state="ok", message=f"{free / 1e9:.1f} GB {where}")
-    message = f"{free / 1e9:.1f} GB {where}, at least {least / 1e9:.1f} GB are needed; {remedy}"
+    message = f"{free / 1e9:.1f} GB {where}, at least {min_bytes / 1e9:.1f} GB are needed; {remedy}"
     return Finding(name=name, state="bad", message=message)
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from service.api.schemas import JobView
     from service.client import Client
 
-OPEN_STATES = frozenset({"PENDING", "DELIVERED"})
 LEVEL_HELP = (
     "compression level: low, high, a number (0 is the lightest), or options such as rank=2 or"
     " method=none"
@@ -139,10 +138,10 @@ def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -
 
 def resize(
     job: JobArgument,
-    least: Annotated[
+    min_workers: Annotated[
         int, typer.Argument(metavar="MIN", min=1, help="fewest workers; the job waits for them")
     ],
-    most: Annotated[
+    max_workers: Annotated[
         int, typer.Argument(metavar="MAX", min=1, help="most workers; more are never allocated")
     ],
     *,
@@ -155,7 +154,7 @@ def resize(
     from service.commands.format import format_workers
 
     with connect(url) as client:
-        found = client.resize(client.find(job).id, least, most)
+        found = client.resize(client.find(job).id, min_workers, max_workers)
     if json:
         print_json(found)
     else:
@@ -296,8 +295,10 @@ def _tell_wait(job: JobView, made: OverrideView) -> None:
 
 def _settled(client: Client, job_id: str, made: OverrideView) -> OverrideView:
     """Wait until the override is applied or has ended, and return it."""
+    from service.domain.override_status import UNAPPLIED
+
     for event in client.events(job_id):
         data = getattr(event, "data", {})
-        if data.get("id") == made.id and data.get("state") not in OPEN_STATES:
+        if data.get("id") == made.id and data.get("state") not in UNAPPLIED:
             break
     return next(item for item in client.overrides(job_id).items if item.id == made.id)

@@ -24,7 +24,7 @@ from service.api.views import job_view
 from service.dashboard.assets import assets, fingerprint
 from service.domain.job_status import STATUS_TABLE
 from service.domain.jobs import Kind
-from service.domain.override_status import OVERRIDE_TONES
+from service.domain.override_status import OVERRIDE_TABLE
 from service.domain.ray_links import link_to_workers
 from service.errors import NotFound
 from service.store.stored_documents import stored_ray_run
@@ -37,6 +37,10 @@ _STATUSES = {
     for status, traits in STATUS_TABLE.items()
 }
 """The table of statuses as the scripts of the pages read it."""
+_OVERRIDE_STATES = {
+    state: {"tone": traits.tone, "isLive": traits.is_live}
+    for state, traits in OVERRIDE_TABLE.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +129,7 @@ def _page(
             signed_in=state.cookie in request.cookies,
             page=page,
             statuses=_STATUSES,
-            override_tones=OVERRIDE_TONES,
+            override_states=_OVERRIDE_STATES,
             **values,
         )
     )

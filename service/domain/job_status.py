@@ -72,7 +72,7 @@ UNFINISHED = tuple(status for status in STATUS_TABLE if status not in ENDED)
 
 _EXITS = ENDED | LEAVING | {Status.QUEUED}
 """Statuses that can follow at any time while an attempt runs: it ends, is asked to, or is lost."""
-STEPS: Mapping[Status, frozenset[Status]] = {
+ALLOWED_TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     Status.QUEUED: frozenset({Status.STARTING, Status.PAUSED, Status.CANCELLED, Status.FAILED}),
     Status.STARTING: frozenset({Status.RUNNING, Status.RECOVERING}) | _EXITS,
     Status.RUNNING: frozenset({Status.RESIZING, Status.RECOVERING, Status.LOST}) | _EXITS,
@@ -86,9 +86,11 @@ STEPS: Mapping[Status, frozenset[Status]] = {
     Status.FAILED: frozenset(),
     Status.CANCELLED: frozenset(),
 }
-"""Statuses that may follow each status."""
+"""Statuses that may follow each status. `change_status` in `store/status_changes.py` enforces
+the table.
+"""
 
 
 def is_transition_allowed(old: Status, new: Status) -> bool:
-    """Return whether a job may change from one status to the other in one step."""
-    return new in STEPS[old]
+    """Return whether `new` may follow `old`."""
+    return new in ALLOWED_TRANSITIONS[old]

@@ -1,4 +1,8 @@
-"""Kinds, statuses, desired states and reasons of a job; pure."""
+"""Kinds, statuses, desired states and reasons of a job; pure.
+
+`ALLOWED_TRANSITIONS` in `job_status.py` says which status may follow which, and `change_status` in
+`store/status_changes.py` enforces it.
+"""
 
 from __future__ import annotations
 

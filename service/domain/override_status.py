@@ -12,16 +12,30 @@ from service.domain.job_status import Tone
 OverrideState = Literal[
     "PENDING", "DELIVERED", "APPLIED", "REJECTED", "SUPERSEDED", "EXPIRED", "CANCELLED"
 ]
-OVERRIDE_TONES: Mapping[OverrideState, Tone] = {
-    "PENDING": "wait",
-    "DELIVERED": "run",
-    "APPLIED": "good",
-    "REJECTED": "bad",
-    "SUPERSEDED": "idle",
-    "EXPIRED": "idle",
-    "CANCELLED": "idle",
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverrideTraits:
+    """One row of the table."""
+
+    tone: Tone
+    is_live: bool = False
+    """Whether the override applies or may still apply; until then it can be cancelled."""
+
+
+OVERRIDE_TABLE: Mapping[OverrideState, OverrideTraits] = {
+    "PENDING": OverrideTraits(tone="wait", is_live=True),
+    "DELIVERED": OverrideTraits(tone="run", is_live=True),
+    "APPLIED": OverrideTraits(tone="good", is_live=True),
+    "REJECTED": OverrideTraits(tone="bad"),
+    "SUPERSEDED": OverrideTraits(tone="idle"),
+    "EXPIRED": OverrideTraits(tone="idle"),
+    "CANCELLED": OverrideTraits(tone="idle"),
 }
-LIVE = frozenset({"PENDING", "DELIVERED", "APPLIED"})
+"""What each state of an override means: the table that the pages and the command line read."""
+LIVE = frozenset(state for state, traits in OVERRIDE_TABLE.items() if traits.is_live)
+UNAPPLIED = LIVE - {"APPLIED"}
+"""Live states in which some rank has not confirmed the override."""
 ORDERED = LIVE | {"EXPIRED", "SUPERSEDED"}
 """States that are part of the orders; the controller checks the intervals, so repeated steps see
 the same overrides.

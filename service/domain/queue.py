@@ -1,6 +1,8 @@
 """Decides which job starts next and what the others wait for; pure, from the rows and the cluster's
 totals.
 
+The order of the queue comes from `Repository.queue`: priority, then age.
+
 Ray's free resources lag behind, so they only tell what other programs use
 (`service/foreign_use.py`). A running worker counts on its real node, since Ray places processes by
 its own rules; the others are packed onto the rest, largest first. A pending job can use what

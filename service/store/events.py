@@ -1,24 +1,12 @@
-"""Changes a job's row and appends the event of the change, in one transaction."""
+"""Appends numbered events to a job's history."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from accordion.messages import Ack
-from service.domain.job_status import ENDED, is_transition_allowed
-from service.domain.jobs import Reason, Status
-from service.domain.override_status import OverrideStatus
-from service.store.models import AckRow, EventRow, JobRow, OverrideRow
-from service.store.stored_documents import override_columns
-from workers.plain_text import clean_text
-
-
-class ForbiddenTransition(Exception):
-    """A job cannot change to that state: a bug of the service; nothing is written."""
+from service.store.models import EventRow, JobRow
 
 
 def append_event(
@@ -31,125 +19,7 @@ def append_event(
     session.add(EventRow(job_id=job.id, seq=job.event_seq, type=kind, time=time, data=data))
 
 
-def change_status(
-    session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
-) -> None:
-    """Change the state of a job, and append an event if anything changed.
-
-    Raises:
-        ForbiddenTransition: the table of transitions does not allow it.
-    """
-    old, message = Status(job.status), clean_text(message)
-    if (old, job.reason, job.message) == (status, reason, message):
-        return
-    if old != status and not is_transition_allowed(old, status):
-        raise ForbiddenTransition(f"job {job.id} cannot go from {old} to {status}")
-    job.status, job.reason, job.message = status.value, reason.value, message
-    if status in ENDED:
-        job.ended_at = max(now, job.started_at or job.created_at)
-        job.workers, job.world_size, job.deadline = 0, 0, None
-    append_event(session, job, "status", data=status_data(job), now=now)
-
-
-def status_data(job: JobRow) -> dict[str, Any]:
-    """Data of a status event."""
-    return {
-        "status": job.status,
-        "desired": job.desired,
-        "reason": job.reason,
-        "message": job.message,
-        "attempt": job.attempt,
-        "world_size": job.world_size,
-        "workers": job.workers,
-    }
-
-
 def append_end_event(session: Session, job: JobRow, now: float) -> None:
     """Append the last event of a job."""
     data = {"status": job.status, "reason": job.reason, "message": job.message}
     append_event(session, job, "end", data=data, now=now)
-
-
-def load_override_statuses(
-    session: Session, job: JobRow
-) -> dict[str, tuple[OverrideRow, OverrideStatus]]:
-    """Read all overrides of the job by id, in order of arrival."""
-    rows = list(
-        session.scalars(
-            select(OverrideRow).where(OverrideRow.job_id == job.id).order_by(OverrideRow.number)
-        )
-    )
-    acks: dict[str, list[Ack]] = {row.id: [] for row in rows}
-    query = (
-        select(AckRow).join(OverrideRow).where(OverrideRow.job_id == job.id).order_by(AckRow.rank)
-    )
-    for ack in session.scalars(query):
-        acks[ack.override_id].append(Ack(rank=ack.rank, step=ack.step, digest=ack.digest))
-    return {row.id: (row, _standing(row, acks[row.id])) for row in rows}
-
-
-def _standing(row: OverrideRow, acks: list[Ack]) -> OverrideStatus:
-    return OverrideStatus(
-        id=row.id,
-        number=row.number,
-        target=row.target,  # type: ignore[arg-type]
-        layers=tuple(override_columns(row)["layers"]),
-        until=row.until,
-        orders_version=row.orders_version,
-        state=row.state,  # type: ignore[arg-type]
-        message=row.message,
-        epoch=row.epoch,
-        step=row.step,
-        world_size=row.world_size,
-        acks=tuple(acks),
-    )
-
-
-def store_override_status(
-    session: Session,
-    job: JobRow,
-    *,
-    row: OverrideRow,
-    old: OverrideStatus,
-    new: OverrideStatus,
-    now: float,
-) -> None:
-    """Store the changed override, and append an event."""
-    if old == new:
-        return
-    row.state, row.message = new.state, new.message
-    row.epoch, row.step, row.world_size = new.epoch, new.step, new.world_size
-    if new.step != old.step:
-        row.applied_at = None if new.step is None else now
-    if old.acks != new.acks:
-        session.execute(delete(AckRow).where(AckRow.override_id == row.id))
-        # If a rank answered twice, its last answer is kept; the message says so.
-        by_rank = {ack.rank: ack for ack in new.acks}
-        session.add_all(
-            AckRow(override_id=row.id, rank=ack.rank, step=ack.step, digest=ack.digest)
-            for ack in by_rank.values()
-        )
-    # Every switch is acknowledged again while the override is active: only visible changes are
-    # events.
-    if replace(old, acks=()) != replace(new, acks=()) or len(old.acks) != len(new.acks):
-        append_event(session, job, "override", data=override_data(row, new), now=now)
-
-
-def override_data(row: OverrideRow, standing: OverrideStatus) -> dict[str, Any]:
-    """Data of an override event."""
-    return {
-        "id": row.id,
-        "number": row.number,
-        "target": row.target,
-        "level": row.level,
-        "layers": row.layers,
-        "apply_at": row.apply_at,
-        "until": row.until,
-        "reason": row.reason,
-        "state": standing.state,
-        "message": standing.message,
-        "epoch": standing.epoch,
-        "step": standing.step,
-        "world_size": standing.world_size,
-        "acks": len(standing.acks),
-    }

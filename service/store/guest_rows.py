@@ -12,8 +12,9 @@ from service.domain.guests import name_guest
 from service.domain.job_status import UNFINISHED
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.ray_run import RayRun
-from service.store.events import append_event, status_data
+from service.store.events import append_event
 from service.store.models import AttemptRow, JobRow
+from service.store.status_changes import status_data
 from workers.contract import GUEST_ATTEMPT, Guest
 
 _MESSAGE = "registered by its Ray Train script; waits for its first report"

@@ -12,14 +12,10 @@ from service.domain.job_status import ENDED, HELD
 from service.domain.jobs import Desired, Kind, Reason, Status
 from service.errors import Conflict, Invalid, NotFound
 from service.store.database import Database
-from service.store.events import (
-    append_end_event,
-    append_event,
-    change_status,
-    load_override_statuses,
-    store_override_status,
-)
+from service.store.events import append_end_event, append_event
 from service.store.models import AttemptRow, JobRow
+from service.store.override_changes import load_override_statuses, store_override_status
+from service.store.status_changes import change_status
 from service.store.stored_documents import stored_ray_run
 from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
@@ -42,21 +38,26 @@ class JobLifecycle:
         self._database = database
         self._clock = clock
 
-    def resize(self, job_id: str, least: int, most: int, *, check: CheckJob) -> JobRow:
-        """Allow the job from `least` to `most` workers; the scheduler allocates a number between
+    def resize(self, job_id: str, min_workers: int, max_workers: int, *, check: CheckJob) -> JobRow:
+        """Allow the job `min_workers` to `max_workers`; the scheduler allocates a number between
         them.
 
         Raises:
-            Invalid: `least` exceeds `most`, or the global batch cannot be divided among so many
-                workers.
+            Invalid: `min_workers` exceeds `max_workers`, or the global batch cannot be divided
+                among so many workers.
         """
         now = self._clock()
 
         def change(session: Session, job: JobRow) -> None:
-            _check_limits(job, least, most)
-            job.min_workers, job.max_workers = least, most
+            _check_limits(job, min_workers, max_workers)
+            job.min_workers, job.max_workers = min_workers, max_workers
             job.orders_version += 1
-            data = {"what": "allowed", "min": least, "max": most, "world_size": job.world_size}
+            data = {
+                "what": "allowed",
+                "min": min_workers,
+                "max": max_workers,
+                "world_size": job.world_size,
+            }
             append_event(session, job, "workers", data=data, now=now)
 
         return self._ask(
@@ -64,7 +65,7 @@ class JobLifecycle:
             change,
             what="resized",
             check=check,
-            is_asked=lambda job: (job.min_workers, job.max_workers) == (least, most),
+            is_asked=lambda job: (job.min_workers, job.max_workers) == (min_workers, max_workers),
         )
 
     def pause(self, job_id: str, check: CheckJob, *, grace_s: float) -> JobRow:
@@ -74,7 +75,7 @@ class JobLifecycle:
         def change(session: Session, job: JobRow) -> None:
             job.desired = Desired.PAUSE.value
             if job.status == Status.QUEUED:
-                message = "paused while it waited; resume it and it goes on"
+                message = "paused in the queue; resume it to queue it again"
                 change_status(
                     session,
                     job,
@@ -87,7 +88,7 @@ class JobLifecycle:
             if job.status != Status.PAUSING:
                 job.orders_version += 1
                 job.deadline = now + grace_s
-            message = "the workers save their state; then it stands still until it is resumed"
+            message = "saving a checkpoint; paused after that until you resume it"
             change_status(
                 session,
                 job,
@@ -112,12 +113,12 @@ class JobLifecycle:
         def change(session: Session, job: JobRow) -> None:
             job.desired = Desired.RUN.value
             if job.status == Status.PAUSED:
-                message = "resumed; waits for the scheduler to look at it"
+                message = "resumed; waits for the scheduler"
                 change_status(
                     session, job, Status.QUEUED, reason=Reason.RESUMED, message=message, now=now
                 )
                 return
-            message = "resumed while its workers save their state; it goes on as soon as they have"
+            message = "resumed while saving a checkpoint; continues from it when it is saved"
             change_status(
                 session, job, Status.PAUSING, reason=Reason.RESUMED, message=message, now=now
             )
@@ -228,7 +229,7 @@ def refuse_guest(job: JobRow, what: str) -> None:
         )
 
 
-def _check_limits(job: JobRow, least: int, most: int) -> None:
+def _check_limits(job: JobRow, min_workers: int, max_workers: int) -> None:
     """Check the spec with the new numbers.
 
     Raises:
@@ -237,7 +238,9 @@ def _check_limits(job: JobRow, least: int, most: int) -> None:
     """
     spec = spec_of(job).model_dump(mode="json")
     try:
-        JobSpec.model_validate({**spec, "workers": {**spec["workers"], "min": least, "max": most}})
+        JobSpec.model_validate(
+            {**spec, "workers": {**spec["workers"], "min": min_workers, "max": max_workers}}
+        )
     except ValidationError as error:
         item = error.errors(include_url=False)[0]
         pointer = "/min" if item["loc"][-1:] == ("min",) else "/max"

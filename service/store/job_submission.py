@@ -19,15 +19,15 @@ from service.domain.override_checks import invalid_fields
 from service.domain.override_status import OverrideStatus
 from service.errors import Conflict, Invalid, NotFound
 from service.store.database import Database
-from service.store.events import (
-    append_event,
-    load_override_statuses,
-    override_data,
-    status_data,
-    store_override_status,
-)
+from service.store.events import append_event
 from service.store.job_lifecycle import CheckJob, lock_job, raise_versions, refuse_ended
 from service.store.models import IdempotencyRow, JobRow, OverrideRow
+from service.store.override_changes import (
+    load_override_statuses,
+    override_data,
+    store_override_status,
+)
+from service.store.status_changes import status_data
 from service.store.stored_documents import layer_names, stored_progress
 from service.store.stored_spec import spec_of
 from workers.contract import JobSpec
@@ -211,7 +211,7 @@ def _new_job(spec: JobSpec, now: float) -> JobRow:
         status=Status.QUEUED.value,
         desired=Desired.RUN.value,
         reason=Reason.SUBMITTED.value,
-        message="waits for the scheduler to look at it",
+        message="waits for the scheduler",
         spec=spec.model_dump(mode="json"),
         labels=dict(spec.labels),
         priority=spec.priority,

@@ -18,12 +18,7 @@ from service.domain.job_status import LEAVING
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.override_status import OverrideStatus, SwitchReport
 from service.domain.ray_run import RayRun
-from service.store.events import (
-    append_event,
-    change_status,
-    load_override_statuses,
-    store_override_status,
-)
+from service.store.events import append_event
 from service.store.models import (
     AttemptRow,
     CheckpointRow,
@@ -33,6 +28,8 @@ from service.store.models import (
     JobRow,
     LogChunkRow,
 )
+from service.store.override_changes import load_override_statuses, store_override_status
+from service.store.status_changes import change_status
 from service.store.stored_documents import layer_names, stored_elasticity, stored_progress
 from service.store.stored_spec import spec_value
 from workers.contract import (

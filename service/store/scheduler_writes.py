@@ -22,12 +22,13 @@ from service.domain.jobs import Desired, Kind, Reason, Status
 from service.domain.override_status import ORDERED
 from service.runtime.protocol import Node
 from service.store.database import Database
-from service.store.events import append_end_event, append_event, change_status
+from service.store.events import append_end_event, append_event
 from service.store.guest_rows import insert_guest, update_guest
 from service.store.leases import is_newest_token
 from service.store.models import AttemptRow, ClusterRow, JobRow, OverrideRow
 from service.store.record_ingest import ingest_records, mark_training, update_overrides
 from service.store.repository import Repository
+from service.store.status_changes import change_status
 from service.store.stored_documents import is_override_readable
 from service.store.stored_spec import spec_value
 from workers.contract import DesiredState, Drained, EndRecord, Guest, PausedRecord, Size
@@ -43,8 +44,12 @@ _STOPS: Mapping[Status, Literal["cancel", "pause"]] = {
 one continues.
 """
 _AFTER_PAUSE = {
-    Desired.PAUSE: (Status.PAUSED, Reason.PAUSED_BY_USER, "resume it and it goes on from there"),
-    Desired.RUN: (Status.QUEUED, Reason.RESUMED, "it goes on from there as soon as there is room"),
+    Desired.PAUSE: (Status.PAUSED, Reason.PAUSED_BY_USER, "resume it to continue from there"),
+    Desired.RUN: (
+        Status.QUEUED,
+        Reason.RESUMED,
+        "it continues from there once its workers fit",
+    ),
 }
 _log = structlog.get_logger()
 
@@ -187,7 +192,7 @@ class SchedulerWrites:
                 _end(session, job, Status.FAILED, reason=failed, message=text, now=now)
                 return
             job.workers, job.world_size, job.deadline = 0, 0, None
-            text = f"{message}; attempt {job.attempt + 1} starts as soon as there is room"
+            text = f"{message}; attempt {job.attempt + 1} starts as soon as there is capacity"
             change_status(session, job, Status.QUEUED, reason=reason, message=text, now=now)
 
         return self._decide(seen, token, change)
@@ -388,7 +393,7 @@ def _message_of(job: JobRow, end: EndRecord) -> str:
         epochs = spec_value(job, "training.epochs", 0)
         return f"all {epochs} epochs are trained" if epochs else "all epochs are trained"
     return (
-        "cancelled by a person"
+        "cancelled by a user"
         if end.status == "CANCELLED"
         else "it ended without a message; its logs say more"
     )

@@ -294,7 +294,7 @@ class FakeRuntime(FakeGuests):
             job.phase = "ended"
             return
         end = EndRecord(
-            status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled by a person"
+            status="CANCELLED", reason="CANCELLED_BY_USER", message="cancelled by a user"
         )
         self._finish(job, end)
 

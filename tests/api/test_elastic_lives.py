@@ -321,18 +321,18 @@ def test_asking_again_for_what_is_asked_changes_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "sentence"),
+    ("min_workers", "max_workers", "sentence"),
     [
         (3, 2, "workers.min is 3, above workers.max 2; lower min or raise max"),
         (1, 5, "gives 4 shares for workers.max 5; lower micro_batch or workers.max"),
     ],
 )
 def test_numbers_that_no_spec_could_hold_are_refused(
-    world: World, least: int, most: int, sentence: str
+    world: World, min_workers: int, max_workers: int, sentence: str
 ) -> None:
     job_id = world.submit()
     with pytest.raises(Invalid) as refused:
-        world.resize(job_id, least, most)
+        world.resize(job_id, min_workers, max_workers)
     assert sentence in str(refused.value)
     assert world.job(job_id).etag_version == 1
 

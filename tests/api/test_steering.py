@@ -65,7 +65,7 @@ def test_a_paused_job_is_resumed(client: TestClient, world: World, job_id: str) 
     assert steer(client, job_id, "pause").json()["status"] == "PAUSING"
     world.reach(job_id, Status.PAUSED)
     assert client.get(f"{JOBS}/{job_id}").json()["message"] == (
-        "paused; its state is saved; resume it and it goes on from there"
+        "paused; its state is saved; resume it to continue from there"
     )
     assert client.get("/api/v1/queue").json()["items"] == []
     answer = steer(client, job_id, "resume")

@@ -104,8 +104,8 @@ class World:
     def resume(self, job_id: str) -> None:
         self.lifecycle.resume(job_id, lambda _: None)
 
-    def resize(self, job_id: str, least: int, most: int) -> None:
-        self.lifecycle.resize(job_id, least, most, check=lambda _: None)
+    def resize(self, job_id: str, min_workers: int, max_workers: int) -> None:
+        self.lifecycle.resize(job_id, min_workers, max_workers, check=lambda _: None)
 
     def override(self, job_id: str, **wish: Any) -> str:
         whole = {

@@ -50,8 +50,8 @@ def grants(
     return [job.allocated_workers for job in after(list(jobs), waiting or [], nodes)]
 
 
-def job(name: str, least: int, most: int, granted: int) -> AllocatedJob:
-    return AllocatedJob(id=name, request=asked(least, most), allocated_workers=granted)
+def job(name: str, min_workers: int, max_workers: int, granted: int) -> AllocatedJob:
+    return AllocatedJob(id=name, request=asked(min_workers, max_workers), allocated_workers=granted)
 
 
 @given(HOLDING, WAITING, NODES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import get_args
@@ -11,22 +12,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.dashboard.assets import STATIC
-from service.domain.job_status import ENDED, STATUS_TABLE, STEPS, Phase, is_transition_allowed
+from service.domain.job_status import (
+    ALLOWED_TRANSITIONS,
+    ENDED,
+    STATUS_TABLE,
+    Phase,
+    is_transition_allowed,
+)
 from service.domain.jobs import Desired, Reason, Status
-from service.domain.override_status import OVERRIDE_TONES, OverrideState
+from service.domain.override_status import OVERRIDE_TABLE, OverrideState
 from workers.contract import EndReason
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-LIST = re.compile(rf"\b({'|'.join(Status)})\b(\W{{1,6}}\b({'|'.join(Status)})\b|[\"']?:)")
-"""Two statuses side by side, or one as a key."""
+SERVICE = Path(__file__).parents[3] / "service"
+NAMES = "|".join([*Status, *get_args(OverrideState)])
+LIST = re.compile(rf"\b({NAMES})\b(\W{{1,6}}\b({NAMES})\b|[\"']?:)")
+"""Two statuses side by side, or one as a key; of jobs or of overrides."""
 
 
 def reachable(start: Status) -> set[Status]:
     found, edge = {start}, {start}
     while edge:
-        edge = {new for old in edge for new in STEPS[old]} - found
+        edge = {new for old in edge for new in ALLOWED_TRANSITIONS[old]} - found
         found |= edge
     return found
+
+
+def assigns_status(path: Path) -> bool:
+    """Whether a module assigns the attribute `status` of something other than `self`."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and node.attr == "status"
+        and ast.unparse(node.value) != "self"
+        for node in ast.walk(ast.parse(path.read_text()))
+    )
+
+
+def test_only_one_module_changes_the_status_of_a_row() -> None:
+    found = [path for path in SERVICE.rglob("*.py") if assigns_status(path)]
+    assert found == [SERVICE / "store/status_changes.py"]
 
 
 def test_every_status_is_reached_from_the_queue_and_reaches_every_end() -> None:
@@ -43,11 +68,11 @@ def test_an_ended_job_never_goes_anywhere(ended: Status, other: Status) -> None:
 
 
 def test_a_stopping_job_only_ends() -> None:
-    assert STEPS[Status.STOPPING] == ENDED
+    assert ALLOWED_TRANSITIONS[Status.STOPPING] == ENDED
 
 
 def test_a_paused_job_goes_on_only_through_the_queue() -> None:
-    assert STEPS[Status.PAUSED] == {Status.QUEUED, Status.CANCELLED}
+    assert ALLOWED_TRANSITIONS[Status.PAUSED] == {Status.QUEUED, Status.CANCELLED}
     assert {old for old in Status if is_transition_allowed(old, Status.PAUSED)} == {
         Status.QUEUED,
         Status.PAUSING,
@@ -81,12 +106,12 @@ def test_desired_states_and_statuses_have_different_names() -> None:
 
 def test_every_status_has_a_row_in_order_and_the_statuses_that_may_follow() -> None:
     assert list(STATUS_TABLE) == list(Status)
-    assert STEPS.keys() == STATUS_TABLE.keys()
+    assert ALLOWED_TRANSITIONS.keys() == STATUS_TABLE.keys()
     assert {traits.phase for traits in STATUS_TABLE.values()} == set(Phase)
 
 
-def test_every_override_state_has_a_tone() -> None:
-    assert list(OVERRIDE_TONES) == list(get_args(OverrideState))
+def test_every_override_state_has_a_row_in_order() -> None:
+    assert list(OVERRIDE_TABLE) == list(get_args(OverrideState))
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,10 @@ NODES = st.lists(
 HELD = st.lists(st.builds(Resources, cpus=SHARES, gpus=st.sampled_from([0.0, 1.0])), max_size=6)
 
 
-def asked(least: int, most: int, cpus: float = 1.0, gpus: float = 0.0) -> ResourceRequest:
-    return ResourceRequest(min=least, max=most, cpus=cpus, gpus=gpus)
+def asked(
+    min_workers: int, max_workers: int, cpus: float = 1.0, gpus: float = 0.0
+) -> ResourceRequest:
+    return ResourceRequest(min=min_workers, max=max_workers, cpus=cpus, gpus=gpus)
 
 
 ASKED = st.builds(

@@ -62,10 +62,10 @@ export const ago = (text) => (text ? `${duration((Date.now() - Date.parse(text))
 
 export const clock = (text) => new Date(text).toLocaleTimeString([], { hour12: false });
 
-// The server's tables: phase, tone and activity of each job status, and the tone of each override state.
+// The server's tables: phase, tone and activity of each job status, and tone and activity of each override state.
 const table = (name) => JSON.parse(document.documentElement.dataset[name]);
 const STATUSES = table("statuses");
-const OVERRIDE_TONES = table("overrideTones");
+const OVERRIDE_STATES = table("overrideStates");
 
 const tone = (status) => STATUSES[status]?.tone ?? "";
 
@@ -86,7 +86,9 @@ const pill = (name, text, title) => element("span", { className: `pill ${name}`,
 
 export const statusPill = (status, title = "") => pill(tone(status), status, title);
 
-export const overridePill = (state, title = "") => pill(OVERRIDE_TONES[state] ?? "", state, title);
+export const overridePill = (state, title = "") => pill(OVERRIDE_STATES[state]?.tone ?? "", state, title);
+
+export const isLive = (state) => OVERRIDE_STATES[state]?.isLive ?? false;
 
 export const repaint = (node, status) => {
   node.className = `pill ${tone(status)}`;

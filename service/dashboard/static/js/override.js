@@ -1,9 +1,8 @@
 // The override form and the list of overrides.
 import { BASE, call } from "./api.js";
-import { cell, element, fill, levelText, overridePill } from "./format.js";
+import { cell, element, fill, isLive, levelText, overridePill } from "./format.js";
 
 const at = (id) => document.getElementById(id);
-const OPEN = ["PENDING", "DELIVERED", "APPLIED"];
 
 function optionValue(text) {
   if (text === "true" || text === "false") return text === "true";
@@ -91,7 +90,7 @@ export function showOverrides(job, rows, { ended, changed }) {
     cell("mono", row.layers.join(", "), row.reason ? element("div", { className: "quiet small" }, row.reason) : ""),
     cell("", span(row)),
     cell("", acknowledged(row)),
-    cell("num", !ended && OPEN.includes(row.state) ? back(job, row, changed) : ""));
+    cell("num", !ended && isLive(row.state) ? back(job, row, changed) : ""));
   const none = element("tr", {}, element("td", { className: "quiet", colSpan: 6 }, "No overrides: the policy decides."));
   fill(at("overrides"), ...(rows.length ? newestFirst.map(line) : [none]));
 }

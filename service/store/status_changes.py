@@ -1,0 +1,50 @@
+"""Changes the status of a job: the only place that writes `JobRow.status` after the insert."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from service.domain.job_status import ENDED, is_transition_allowed
+from service.domain.jobs import Reason, Status
+from service.store.events import append_event
+from service.store.models import JobRow
+from workers.plain_text import clean_text
+
+
+class ForbiddenTransition(Exception):
+    """The table of transitions forbids the change: a bug of the service; nothing is written."""
+
+
+def change_status(
+    session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
+) -> None:
+    """Change the status of a job, and append an event if anything changed.
+
+    Raises:
+        ForbiddenTransition: `ALLOWED_TRANSITIONS` does not contain the change.
+    """
+    old, message = Status(job.status), clean_text(message)
+    if (old, job.reason, job.message) == (status, reason, message):
+        return
+    if old != status and not is_transition_allowed(old, status):
+        raise ForbiddenTransition(f"job {job.id} cannot go from {old} to {status}")
+    job.status, job.reason, job.message = status.value, reason.value, message
+    if status in ENDED:
+        job.ended_at = max(now, job.started_at or job.created_at)
+        job.workers, job.world_size, job.deadline = 0, 0, None
+    append_event(session, job, "status", data=status_data(job), now=now)
+
+
+def status_data(job: JobRow) -> dict[str, Any]:
+    """Data of a status event."""
+    return {
+        "status": job.status,
+        "desired": job.desired,
+        "reason": job.reason,
+        "message": job.message,
+        "attempt": job.attempt,
+        "world_size": job.world_size,
+        "workers": job.workers,
+    }
