@@ -1,4 +1,4 @@
-"""The api process: `create_app` builds the application, `serve` runs it until a signal."""
+"""The api process: `create_app` builds the application, `serve_api` runs it until a signal."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _state(settings: Settings, clock: Clock) -> AppState:
     )
 
 
-def serve(settings: Settings) -> None:
+def serve_api(settings: Settings) -> None:
     """Run the api until SIGTERM or SIGINT; while it stops, streams end and writes are refused.
 
     Raises:

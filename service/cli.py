@@ -15,7 +15,7 @@ OURS = frozenset({"accordion", "service", "workers"})
 def main() -> None:
     """Run the command line; a missing package is reported in one line."""
     try:
-        from service.commands.cli_app import run
+        from service.commands.cli_app import run_command
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in OURS:
             raise
@@ -24,7 +24,7 @@ def main() -> None:
             "install the service with: pip install 'accordion-train[service]'\n"
         )
         sys.exit(2)
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_command(sys.argv[1:]))
 
 
 if __name__ == "__main__":

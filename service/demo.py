@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from service.child_processes import Program, end_process, inherit_environment, start_process
 from service.client import Client, ClientError
 from service.commands.format import format_bytes, format_metric
-from service.commands.spec_file import parse
-from service.commands.watch import follow
+from service.commands.spec_file import parse_spec
+from service.commands.watch import follow_job
 from service.connection import service_token
 from service.errors import StartError
 from service.home import Home
@@ -72,7 +72,7 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
             ):
                 watch.first_step = watch.now() - submitted
 
-        state = follow(client, job, out, see=see)
+        state = follow_job(client, job, out, see=see)
         result = _figures(client, client.job(job.id), watch)
         ended = f"the service stops with the demo; run 'accordion up' and open /jobs/{job.id}"
         for line in _summary(
@@ -86,7 +86,9 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
 
 def packaged_spec() -> dict[str, Any]:
     """The job of the demo; the same file as `deploy/jobs/digits.yaml`."""
-    return parse(resources.files("service").joinpath("demo_job.yaml").read_text(), "demo_job.yaml")
+    return parse_spec(
+        resources.files("service").joinpath("demo_job.yaml").read_text(), "demo_job.yaml"
+    )
 
 
 @dataclass(slots=True)

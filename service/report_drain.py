@@ -11,7 +11,7 @@ from service.errors import RuntimeUnavailable
 from service.pending_logs import PendingLogs
 from service.runtime.protocol import Runtime
 from service.store.models import JobRow
-from service.store.record_ingest import cursor_of, place
+from service.store.record_ingest import cursor_of, record_position
 from workers.contract import Cursor, Drained
 
 _log = structlog.get_logger()
@@ -70,7 +70,7 @@ class ReportDrain:
         """Return all that is known of the job, with records from its storage that were lost."""
         kept = self.unstored(job)
         history = self._runtime.history(job.id, self._storage_of(job.id))
-        records = {place(record): record for record in (*history.records, *kept.records)}
+        records = {record_position(record): record for record in (*history.records, *kept.records)}
         return kept.model_copy(update={"records": tuple(records[key] for key in sorted(records))})
 
     def mark_stored(self, job_id: str) -> None:

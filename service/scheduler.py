@@ -400,7 +400,7 @@ def run(
     _log.info("scheduler ended")
 
 
-def serve(settings: Settings) -> None:
+def serve_scheduler(settings: Settings) -> None:
     """Run the scheduler on Ray until SIGTERM or SIGINT.
 
     Raises:
@@ -433,4 +433,4 @@ def _installation(url: str) -> str:
 
 
 if __name__ == "__main__":
-    serve(load_settings())
+    serve_scheduler(load_settings())

@@ -9,13 +9,13 @@ from accordion.options import options_schema
 from accordion.policies import POLICIES
 from service.api.cluster_schemas import ClusterView, Named, NamedList, QueueEntry, QueueView
 from service.api.deps import NO_QUERY, RepositoryDep
-from service.api.problems import problems
+from service.api.problems import describe_problems
 from service.api.views import cluster_view
 from service.domain.waiting_message import format_waiting_message
 from service.store.models import JobRow
 from workers.tasks import SCRIPT, SCRIPT_ROW, TASKS
 
-router = APIRouter(tags=["catalog"], dependencies=[NO_QUERY], responses=problems())
+router = APIRouter(tags=["catalog"], dependencies=[NO_QUERY], responses=describe_problems())
 
 
 @router.get("/tasks")

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from service.api.app_state import AppState
 from service.api.deps import NO_QUERY, WRITES, StateDep
-from service.api.problems import problems
+from service.api.problems import describe_problems
 from service.api.schemas import CodeView
 from service.code_store import CodeStore
 from service.errors import Invalid, NotFound, UnsupportedMediaType
@@ -33,7 +33,7 @@ _LOCATION = {"Location": {"description": "URL of the code", "schema": {"type": "
     status_code=201,
     dependencies=[WRITES],
     openapi_extra=_BODY,
-    responses={201: {"headers": _LOCATION}, **problems(415)},
+    responses={201: {"headers": _LOCATION}, **describe_problems(415)},
 )
 async def upload_code(request: Request, response: Response, state: StateDep) -> CodeView:
     """Upload your own Python modules as a zip file. Put the `sha256` of the response into the field
@@ -59,7 +59,7 @@ async def upload_code(request: Request, response: Response, state: StateDep) -> 
     return CodeView.model_validate(code)
 
 
-@router.get("/{sha256}", responses=problems(404))
+@router.get("/{sha256}", responses=describe_problems(404))
 def get_code(sha256: CodeSha, state: StateDep) -> CodeView:
     """Show the size of an upload."""
     return CodeView.model_validate(store_of(state).get(sha256))

@@ -31,7 +31,7 @@ ETAG = {
 """OpenAPI declaration of the ETag header of a response."""
 
 
-def etag(job: JobRow) -> str:
+def format_etag(job: JobRow) -> str:
     """Return the strong ETag of the requested state of a job. Progress does not change it."""
     return f'"{job.etag_version}"'
 
@@ -44,9 +44,9 @@ def check_if_match(given: str | None, job: JobRow) -> None:
     """
     if given is None or given.strip() == "*":
         return
-    if etag(job) not in [part.strip() for part in given.split(",")]:
+    if format_etag(job) not in [part.strip() for part in given.split(",")]:
         raise PreconditionFailed(
-            f"If-Match is {given}, the job is at {etag(job)}; read it again and repeat"
+            f"If-Match is {given}, the job is at {format_etag(job)}; read it again and repeat"
         )
 
 

@@ -186,7 +186,7 @@ def _read_safely(feed: Feed) -> Snapshot | None:
         return None
 
 
-async def follow(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIterator[str]:
+async def follow_feed(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIterator[str]:
     """Yield the frames after a number until the job has ended or the feed is closed."""
     yield f"retry: {RETRY_MS}\n\n"
     progress = ""
@@ -206,11 +206,11 @@ async def follow(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIterator
         if feed.snapshot.progress != progress:
             progress = feed.snapshot.progress
             yield progress
-        if not frames and not await _wait(changed, keepalive_s):
+        if not frames and not await _wait_for_change(changed, keepalive_s):
             yield ": keep-alive\n\n"
 
 
-async def _wait(changed: asyncio.Event, limit_s: float) -> bool:
+async def _wait_for_change(changed: asyncio.Event, limit_s: float) -> bool:
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await changed.wait()

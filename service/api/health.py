@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.api.app_state import AppState
 from service.api.deps import NO_QUERY, StateDep
-from service.api.problems import problems
+from service.api.problems import describe_problems
 from service.api.schemas import CheckResult, Ready
 from service.errors import Unavailable
 from service.metrics import metrics_response
@@ -19,7 +19,7 @@ router = APIRouter(tags=["health"], dependencies=[NO_QUERY])
 _HEAD = head()
 
 
-@router.get("/livez", responses=problems())
+@router.get("/livez", responses=describe_problems())
 async def livez() -> dict[str, bool]:
     """Check that the process responds; nothing else is checked."""
     return {"alive": True}
@@ -27,7 +27,7 @@ async def livez() -> dict[str, bool]:
 
 @router.get(
     "/readyz",
-    responses={503: {"model": Ready}, **{k: v for k, v in problems().items() if k != 503}},
+    responses={503: {"model": Ready}, **{k: v for k, v in describe_problems().items() if k != 503}},
 )
 def readyz(state: StateDep, response: Response) -> Ready:
     """Check whether jobs can be accepted and run: service, database, migrations, scheduler, Ray."""
@@ -45,7 +45,10 @@ def readyz(state: StateDep, response: Response) -> Ready:
 
 @router.get(
     "/metrics",
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **problems()},
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+        **describe_problems(),
+    },
     response_class=Response,
 )
 def metrics(state: StateDep) -> Response:

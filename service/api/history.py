@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from service.api.conditions import etag
+from service.api.conditions import format_etag
 from service.api.deps import NO_QUERY, JobDep, QueryParams, RepositoryDep
 from service.api.history_schemas import DecisionPage, EpochPage
-from service.api.problems import problems
+from service.api.problems import describe_problems
 from service.api.schemas import AttemptList, CheckpointList, ScheduleView
 from service.api.views import (
     attempt_view,
@@ -74,13 +74,13 @@ class HistoryQuery(QueryParams):
         return position
 
 
-@router.get("/attempts", dependencies=[NO_QUERY], responses=problems(404))
+@router.get("/attempts", dependencies=[NO_QUERY], responses=describe_problems(404))
 def get_attempts(job: JobDep, repository: RepositoryDep) -> AttemptList:
     """List the attempts of a job, oldest first; another one follows if the nodes are lost."""
     return AttemptList(items=[attempt_view(row) for row in repository.attempts(job.id)])
 
 
-@router.get("/epochs", responses=problems(404))
+@router.get("/epochs", responses=describe_problems(404))
 def get_epochs(
     job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep
 ) -> EpochPage:
@@ -96,7 +96,7 @@ def get_epochs(
     )
 
 
-@router.get("/decisions", responses=problems(404))
+@router.get("/decisions", responses=describe_problems(404))
 def get_decisions(
     job: JobDep, query: Annotated[HistoryQuery, Query()], repository: RepositoryDep
 ) -> DecisionPage:
@@ -112,14 +112,14 @@ def get_decisions(
     )
 
 
-@router.get("/checkpoints", dependencies=[NO_QUERY], responses=problems(404))
+@router.get("/checkpoints", dependencies=[NO_QUERY], responses=describe_problems(404))
 def get_checkpoints(job: JobDep, repository: RepositoryDep) -> CheckpointList:
     """List all checkpoints that the job reported, oldest first."""
     return CheckpointList(items=[checkpoint_view(row) for row in repository.checkpoints(job.id)])
 
 
-@router.get("/schedule", dependencies=[NO_QUERY], responses=problems(404))
+@router.get("/schedule", dependencies=[NO_QUERY], responses=describe_problems(404))
 def get_schedule(job: JobDep, repository: RepositoryDep, response: Response) -> ScheduleView:
     """Show the level of each layer, who decided it, and what the policy would choose."""
-    response.headers["ETag"] = etag(job)
+    response.headers["ETag"] = format_etag(job)
     return schedule_view(job, repository.newest_decision(job.id))

@@ -12,9 +12,9 @@ from pydantic import Field
 
 from service.api.app_state import AppState
 from service.api.code import check_code
-from service.api.conditions import ETAG, IdempotencyKey, etag
+from service.api.conditions import ETAG, IdempotencyKey, format_etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, QueryParams, RepositoryDep, StateDep
-from service.api.problems import problems
+from service.api.problems import describe_problems
 from service.api.schemas import PLAIN, DryRun, JobPage, JobView
 from service.api.views import job_view
 from service.domain.cluster_snapshot import read_cluster_snapshot
@@ -78,7 +78,7 @@ class ListQuery(QueryParams):
             "description": "result of a dry run, or the job created earlier with this key",
         },
         201: {"headers": ETAG | _LOCATION},
-        **problems(400, 415),
+        **describe_problems(400, 415),
     },
 )
 def submit(
@@ -103,11 +103,11 @@ def submit(
     job, replayed = JobSubmission(state.database, state.clock).submit(spec, key)
     response.status_code = 200 if replayed else 201
     response.headers["Location"] = request.app.url_path_for("get_one", job_id=job.id)
-    response.headers["ETag"] = etag(job)
+    response.headers["ETag"] = format_etag(job)
     return job_view(job)
 
 
-@router.get("", responses=problems())
+@router.get("", responses=describe_problems())
 def get_list(query: Annotated[ListQuery, Query()], state: StateDep) -> JobPage:
     """List jobs, newest first, in pages. Pass `next_cursor` as `cursor` to get the next page."""
     labels = [_label(text, index) for index, text in enumerate(query.label)]
@@ -129,11 +129,13 @@ def get_list(query: Annotated[ListQuery, Query()], state: StateDep) -> JobPage:
 
 
 @router.get(
-    "/{job_id}", dependencies=[NO_QUERY], responses={200: {"headers": ETAG}, **problems(404)}
+    "/{job_id}",
+    dependencies=[NO_QUERY],
+    responses={200: {"headers": ETAG}, **describe_problems(404)},
 )
 def get_one(job: JobDep, repository: RepositoryDep, response: Response) -> JobView:
     """Show one job: spec, state and its reason, progress, newest metrics."""
-    response.headers["ETag"] = etag(job)
+    response.headers["ETag"] = format_etag(job)
     return job_view(job, repository.first_without_capacity([job]))
 
 

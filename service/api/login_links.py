@@ -9,14 +9,14 @@ from fastapi import APIRouter
 
 from service.api.deps import NO_QUERY, WRITES_ROWS, StateDep
 from service.api.login_schemas import LoginLinkRequest, LoginLinkView
-from service.api.problems import problems
+from service.api.problems import describe_problems
 from service.security.tokens import digest_of, new_link_secret
 from service.store.login_links import add_login_link
 
 router = APIRouter(prefix="/login-links", tags=["login"], dependencies=[NO_QUERY])
 
 
-@router.post("", status_code=201, dependencies=WRITES_ROWS, responses=problems(400, 415))
+@router.post("", status_code=201, dependencies=WRITES_ROWS, responses=describe_problems(400, 415))
 def add_link(body: LoginLinkRequest, state: StateDep) -> LoginLinkView:
     """Create a link that logs in one browser. It works once, expires after 15 minutes, and does not
     contain the token.

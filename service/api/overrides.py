@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from service.api.conditions import IdempotencyKey, IfMatch, check_if_match, etag
+from service.api.conditions import IdempotencyKey, IfMatch, check_if_match, format_etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, RepositoryDep, StateDep
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
-from service.api.problems import problems
+from service.api.problems import describe_problems
 from service.api.views import override_view
 from service.store.job_submission import Idempotency, JobSubmission, RequestedOverride, body_hash
 
@@ -20,18 +20,21 @@ OverrideId = Annotated[
 ]
 
 
-@router.get("", responses=problems(404))
+@router.get("", responses=describe_problems(404))
 def get_overrides(job: JobDep, repository: RepositoryDep, response: Response) -> OverrideList:
     """List all overrides of a job, oldest first, with their states."""
     acks = repository.acks(job.id)
-    response.headers["ETag"] = etag(job)
+    response.headers["ETag"] = format_etag(job)
     return OverrideList(
         items=[override_view(row, acks.get(row.id, [])) for row in repository.overrides(job.id)]
     )
 
 
 @router.post(
-    "", status_code=202, dependencies=WRITES_ROWS, responses=problems(400, 404, 409, 412, 415)
+    "",
+    status_code=202,
+    dependencies=WRITES_ROWS,
+    responses=describe_problems(400, 404, 409, 412, 415),
 )
 def add_override(
     job_id: JobId,
@@ -66,7 +69,9 @@ def add_override(
     return override_view(row, state.repository.acks(job_id).get(row.id, []))
 
 
-@router.delete("/{override_id}", dependencies=WRITES_ROWS, responses=problems(404, 409, 412))
+@router.delete(
+    "/{override_id}", dependencies=WRITES_ROWS, responses=describe_problems(404, 409, 412)
+)
 def cancel_override(
     job_id: JobId, override_id: OverrideId, *, state: StateDep, if_match: IfMatch = None
 ) -> OverrideView:

@@ -38,7 +38,7 @@ _CODES = {
 _log = structlog.get_logger()
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def describe_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the `responses=` of a route: these statuses, and those that every route may return."""
     every = {401, 403, 413, 422, 500, 503, *statuses}
     return {
@@ -47,7 +47,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def problem(scope: Any, status: int, detail: str, **more: Any) -> Response:
+def problem_response(scope: Any, status: int, detail: str, **more: Any) -> Response:
     """Build an error response; optional keywords are `code`, `errors` and `headers`."""
     body = Problem(
         title=HTTPStatus(status).phrase,
@@ -62,7 +62,7 @@ def problem(scope: Any, status: int, detail: str, **more: Any) -> Response:
     )
 
 
-def api_problem(scope: Any, error: ApiError) -> Response:
+def api_error_response(scope: Any, error: ApiError) -> Response:
     """Build the response to an error of this service."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(error.status)
     items = (
@@ -70,14 +70,16 @@ def api_problem(scope: Any, error: ApiError) -> Response:
         if isinstance(error, Invalid)
         else []
     )
-    return problem(scope, error.status, str(error), code=error.code, errors=items, headers=headers)
+    return problem_response(
+        scope, error.status, str(error), code=error.code, errors=items, headers=headers
+    )
 
 
-def crash_problem(scope: Any, error: Exception) -> Response:
+def crash_response(scope: Any, error: Exception) -> Response:
     """Build the response to an unexpected error; the traceback goes only to the log."""
     _log.error("crash", path=scope["path"], exc_info=error)
     request_id = scope.get("state", {}).get("request_id", "")
-    return problem(
+    return problem_response(
         scope,
         500,
         f"the service failed; see its log for request {request_id}",
@@ -96,7 +98,7 @@ def install_problems(app: FastAPI) -> None:
 
 
 def _api_error(request: Request, error: Exception) -> Response:
-    return api_problem(
+    return api_error_response(
         request.scope, error if isinstance(error, ApiError) else ApiError(str(error))
     )
 
@@ -105,12 +107,12 @@ def _invalid(request: Request, error: Exception) -> Response:
     found = error.errors() if isinstance(error, RequestValidationError) else []
     if any(item["loc"] == ("body",) and isinstance(item.get("input"), bytes) for item in found):
         given = request.headers.get("content-type", "missing")
-        return problem(
+        return problem_response(
             request.scope, 415, f"Content-Type is {given}; send the body as application/json"
         )
     if any(item["type"] == "json_invalid" for item in found):
         reason = found[0].get("ctx", {}).get("error", "it cannot be read")
-        return problem(
+        return problem_response(
             request.scope, 400, f"the body is not valid JSON: {reason}", code="invalid_json"
         )
     kind = body_type(request)
@@ -121,7 +123,7 @@ def _invalid(request: Request, error: Exception) -> Response:
         f"{item.pointer}: {item.detail}" if item.pointer else item.detail for item in items[:3]
     )
     more = f" (and {len(items) - 3} more)" if len(items) > 3 else ""
-    return problem(request.scope, 422, detail + more, code="invalid", errors=items)
+    return problem_response(request.scope, 422, detail + more, code="invalid", errors=items)
 
 
 def _pointer(loc: tuple[Any, ...]) -> str:
@@ -160,7 +162,7 @@ def _http_error(request: Request, error: Exception) -> Response:
     if known.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["allow"] = ", ".join(_methods_of(request.app, path)) or headers.get("allow", "")
         detail = f"{path} does not allow {method}; it allows {headers['allow']}"
-    return problem(request.scope, known.status_code, detail, headers=headers)
+    return problem_response(request.scope, known.status_code, detail, headers=headers)
 
 
 def _methods_of(app: FastAPI, path: str) -> list[str]:
@@ -183,14 +185,14 @@ def database_problem(scope: Scope, error: Exception) -> Response:
     damaged = is_damage(getattr(error, "orig", None))
     away = isinstance(error, OperationalError | PoolTimeout) and code != sqlite3.SQLITE_ERROR
     if not (damaged or away or (isinstance(error, InternalError) and broke_off)):
-        return crash_problem(scope, error)
+        return crash_response(scope, error)
     _log.error("database", error=str(error))
     detail = "the database does not respond; try again in a moment"
     if damaged:
         detail = "the database is damaged; stop the service, restore a backup, and start it again"
     if code == sqlite3.SQLITE_FULL:
         detail = "the disk of the database is full; free some space, and try again"
-    return problem(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
+    return problem_response(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

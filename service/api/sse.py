@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 
 from service.api.app_state import AppState
-from service.api.feeds import Frame, Reader, Snapshot, follow
+from service.api.feeds import Frame, Reader, Snapshot, follow_feed
 from service.api.views import event_document, progress_view
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
@@ -23,18 +23,18 @@ _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _GONE = Snapshot(version=None, newest=0, has_ended=True)
 
 
-def stream(state: AppState, reader: Reader, *, now: Snapshot, after: int) -> StreamingResponse:
+def stream_feed(state: AppState, reader: Reader, *, now: Snapshot, after: int) -> StreamingResponse:
     """Stream what follows a number, until the job ends, the client leaves or the service stops."""
 
     async def frames() -> AsyncIterator[str]:
         with state.feeds.subscribe(reader, now) as feed:
-            async for text in follow(feed, after, keepalive_s=state.settings.sse_keepalive_s):
+            async for text in follow_feed(feed, after, keepalive_s=state.settings.sse_keepalive_s):
                 yield text
 
     return StreamingResponse(frames(), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 
-def frame(kind: str, data: Any, number: int | None = None) -> str:
+def format_frame(kind: str, data: Any, number: int | None = None) -> str:
     """Format one event; without a number it does not change `Last-Event-ID`."""
     head = f"id: {number}\n" if number is not None else ""
     return f"{head}event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
@@ -64,7 +64,7 @@ class EventReader:
     def snapshot(self, job: JobRow, rows: Sequence[EventRow] = ()) -> Snapshot:
         """Build the snapshot of a job from its row and these events."""
         frames = tuple(
-            Frame(number=row.seq, text=frame(row.type, event_document(row), row.seq))
+            Frame(number=row.seq, text=format_frame(row.type, event_document(row), row.seq))
             for row in rows
         )
         progress, has_ended = progress_view(job), Status(job.status) in ENDED
@@ -73,7 +73,7 @@ class EventReader:
             newest=max(job.event_seq, rows[-1].seq if rows else 0),
             frames=frames,
             has_ended=has_ended,
-            progress=frame("progress", progress.model_dump(mode="json"))
+            progress=format_frame("progress", progress.model_dump(mode="json"))
             if progress and not has_ended
             else "",
         )
@@ -110,7 +110,7 @@ class LogReader:
             newest=max(job.log_number, rows[-1].number if rows else 0),
             frames=tuple(Frame(number=row.number, text=self._frame(row)) for row in rows),
             has_ended=Status(job.status) in ENDED,
-            closing=frame(
+            closing=format_frame(
                 "end", {"status": job.status, "reason": job.reason, "message": job.message}
             ),
         )
@@ -124,7 +124,7 @@ class LogReader:
 
     def _frame(self, row: LogChunkRow) -> str:
         data = {"number": row.number, "lines": self._of_attempt(row.lines), "dropped": row.dropped}
-        return frame("log", data, row.number)
+        return format_frame("log", data, row.number)
 
     def _of_attempt(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [line for line in lines if self._attempt is None or line["attempt"] == self._attempt]

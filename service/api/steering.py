@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from fastapi import APIRouter, Response
 
-from service.api.conditions import ETAG, IfMatch, check_if_match, etag
+from service.api.conditions import ETAG, IfMatch, check_if_match, format_etag
 from service.api.deps import NO_QUERY, WRITES_ROWS, JobId, StateDep
-from service.api.problems import problems
+from service.api.problems import describe_problems
 from service.api.schemas import JobView, ResizeRequest
 from service.api.views import job_view
 from service.store.job_lifecycle import JobLifecycle
@@ -18,11 +18,11 @@ router = APIRouter(
     prefix="/jobs/{job_id}",
     tags=["jobs"],
     dependencies=[NO_QUERY, *WRITES_ROWS],
-    responses={202: {"headers": ETAG}, **problems(404, 409, 412)},
+    responses={202: {"headers": ETAG}, **describe_problems(404, 409, 412)},
 )
 
 
-@router.post("/resize", status_code=202, responses=problems(400, 415))
+@router.post("/resize", status_code=202, responses=describe_problems(400, 415))
 def resize(
     job_id: JobId,
     wish: ResizeRequest,
@@ -86,5 +86,5 @@ def _check(if_match: str | None) -> Callable[[JobRow], None]:
 
 
 def _answer(job: JobRow, response: Response) -> JobView:
-    response.headers["ETag"] = etag(job)
+    response.headers["ETag"] = format_etag(job)
     return job_view(job)

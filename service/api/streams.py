@@ -10,8 +10,8 @@ from starlette.responses import StreamingResponse
 
 from service.api.conditions import last_event_id
 from service.api.deps import JobDep, QueryParams, StateDep
-from service.api.problems import problems
-from service.api.sse import MEDIA_TYPE, EventReader, LogReader, stream
+from service.api.problems import describe_problems
+from service.api.sse import MEDIA_TYPE, EventReader, LogReader, stream_feed
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
 from service.errors import Invalid
@@ -96,7 +96,7 @@ class LogsQuery(QueryParams):
     responses={
         200: {"content": _stream_schema(_EVENT_DATA), "description": "stream of events"},
         **_OVER,
-        **problems(404),
+        **describe_problems(404),
     },
 )
 def get_events(
@@ -119,7 +119,7 @@ def get_events(
     if Status(job.status) in ENDED and after >= job.event_seq:
         return Response(status_code=204)
     reader = EventReader(state, job.id)
-    return stream(state, reader, now=reader.snapshot(job), after=after)
+    return stream_feed(state, reader, now=reader.snapshot(job), after=after)
 
 
 @router.get(
@@ -131,7 +131,7 @@ def get_events(
             "description": "log lines",
         },
         **_OVER,
-        **problems(404),
+        **describe_problems(404),
     },
 )
 def get_logs(
@@ -150,4 +150,4 @@ def get_logs(
     after = last_event_id(last_event_id_, job.log_number)
     if after is not None and Status(job.status) in ENDED and after >= job.log_number:
         return Response(status_code=204)
-    return stream(state, reader, now=reader.snapshot(job), after=after or 0)
+    return stream_feed(state, reader, now=reader.snapshot(job), after=after or 0)

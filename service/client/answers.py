@@ -40,7 +40,7 @@ def translate_errors(url: str) -> Iterator[None]:
         ) from error
 
 
-def check(response: httpx2.Response) -> None:
+def raise_for_status(response: httpx2.Response) -> None:
     """Raise an error for a response other than success.
 
     Raises:

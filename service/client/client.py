@@ -40,9 +40,9 @@ from service.api.schemas import (
     Ready,
     ScheduleView,
 )
-from service.client.answers import check, translate_errors
+from service.client.answers import raise_for_status, translate_errors
 from service.client.errors import AmbiguousJob, NotFound, Unreachable
-from service.client.stream import LogChunk, Stream, Waiter, follow
+from service.client.stream import LogChunk, Stream, Waiter, follow_stream
 from service.domain.job_status import UNFINISHED
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -305,7 +305,7 @@ class Client:
         with translate_errors(self.url):
             response = self._http.get("/readyz")
         if response.status_code not in (200, 503):
-            check(response)
+            raise_for_status(response)
         return self._parsed(Ready, response)
 
     def events(self, job_id: str, *, after: int = 0) -> Iterator[EventView | ProgressView]:
@@ -320,7 +320,7 @@ class Client:
         stream = Stream(
             http=self._http, path=f"/api/v1/jobs/{job_id}/events", last_id=after or None
         )
-        for item in follow(stream, self._waiter):
+        for item in follow_stream(stream, self._waiter):
             record = ProgressView if item.event == "progress" else EventView
             yield record.model_validate_json(item.data)
 
@@ -331,7 +331,7 @@ class Client:
             translate_errors(self.url),
             self._http.stream("GET", f"/api/v1/jobs/{job_id}/logs", params=params) as response,
         ):
-            check(response)
+            raise_for_status(response)
             yield from response.iter_lines()
 
     def follow_logs(self, job_id: str, *, attempt: int | None = None) -> Iterator[LogChunk]:
@@ -341,7 +341,7 @@ class Client:
             Unreachable: the service was unreachable for longer than the waiter's patience.
         """
         params = {"follow": "true"} | ({"attempt": str(attempt)} if attempt else {})
-        for item in follow(
+        for item in follow_stream(
             Stream(http=self._http, path=f"/api/v1/jobs/{job_id}/logs", params=params), self._waiter
         ):
             if item.event == "log":
@@ -350,7 +350,7 @@ class Client:
     def _ask(self, record: type[Answer], method: str, path: str, **more: Any) -> Answer:
         with translate_errors(self.url):
             response = self._http.request(method, f"/api/v1{path}", **more)
-        check(response)
+        raise_for_status(response)
         return self._parsed(record, response)
 
     def _parsed(self, record: type[Answer], response: httpx2.Response) -> Answer:

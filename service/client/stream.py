@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import httpx2
 from pydantic import BaseModel
 
-from service.client.answers import check, translate_errors
+from service.client.answers import raise_for_status, translate_errors
 from service.client.errors import ClientError, ServiceFailed, Unreachable
 
 SILENCE_S = 45.0
@@ -68,7 +68,7 @@ class Stream:
     """Whether the stream has ended."""
 
 
-def follow(stream: Stream, waiter: Waiter) -> Iterator[httpx2.ServerSentEvent]:
+def follow_stream(stream: Stream, waiter: Waiter) -> Iterator[httpx2.ServerSentEvent]:
     """Yield every event up to and including `end`.
 
     Raises:
@@ -79,16 +79,16 @@ def follow(stream: Stream, waiter: Waiter) -> Iterator[httpx2.ServerSentEvent]:
     lost_at: float | None = None
     while not stream.ended:
         try:
-            for item in _of_one_connection(stream):
+            for item in _receive_once(stream):
                 lost_at = None
                 yield item
         except (Unreachable, ServiceFailed) as error:
-            lost_at = _bear(error, lost_at, waiter)
+            lost_at = _check_patience(error, lost_at, waiter)
         if not stream.ended:
             waiter.sleep(waiter.retry_s)
 
 
-def _bear(error: ClientError, lost_at: float | None, waiter: Waiter) -> float:
+def _check_patience(error: ClientError, lost_at: float | None, waiter: Waiter) -> float:
     """Return when the service was lost.
 
     Raises:
@@ -103,18 +103,18 @@ def _bear(error: ClientError, lost_at: float | None, waiter: Waiter) -> float:
     return lost_at
 
 
-def _of_one_connection(stream: Stream) -> Iterator[httpx2.ServerSentEvent]:
+def _receive_once(stream: Stream) -> Iterator[httpx2.ServerSentEvent]:
     headers = {"Last-Event-ID": str(stream.last_id)} if stream.last_id is not None else {}
     timeout = httpx2.Timeout(10.0, read=SILENCE_S)
     url = str(stream.http.base_url).rstrip("/")
     request = stream.http.sse(stream.path, params=stream.params, headers=headers, timeout=timeout)
     with translate_errors(url), request as source:
-        check(source.response)
+        raise_for_status(source.response)
         stream.ended = source.response.status_code == 204
-        yield from () if stream.ended else _numbered(stream, source)
+        yield from () if stream.ended else _keep_last_id(stream, source)
 
 
-def _numbered(stream: Stream, source: httpx2.EventSource) -> Iterator[httpx2.ServerSentEvent]:
+def _keep_last_id(stream: Stream, source: httpx2.EventSource) -> Iterator[httpx2.ServerSentEvent]:
     """Yield events without connection hints, and keep the last number for the next connection."""
     for item in source:
         if item.id.isdecimal():

@@ -1,4 +1,4 @@
-"""The table of commands; `run` returns the exit code. Commands import heavy modules themselves."""
+"""The table of commands; `run_command` returns the exit code. Commands import slow modules later."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ app.command("api")(processes.api)
 app.command("scheduler")(processes.scheduler)
 
 
-def run(arguments: Sequence[str]) -> int:
+def run_command(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; errors are printed as one line on standard error."""
     try:
         result = app(list(arguments), standalone_mode=False, prog_name="accordion")
@@ -57,19 +57,19 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - users see one line, never a traceback
-        return _told(error)
+        return _print_error(error)
     return result if isinstance(result, int) else DONE
 
 
-def _told(error: Exception) -> int:
+def _print_error(error: Exception) -> int:
     """Print the error and return its exit code."""
-    message, code = _sentence(error)
+    message, code = _describe_error(error)
     if message:
         sys.stderr.write(f"accordion: {message}\n")
     return code
 
 
-def _sentence(error: Exception) -> tuple[str, int]:
+def _describe_error(error: Exception) -> tuple[str, int]:
     from service.client import ClientError, ServiceFailed, Unreachable
     from service.errors import RuntimeUnavailable, ServiceError, StartError
 
@@ -82,10 +82,10 @@ def _sentence(error: Exception) -> tuple[str, int]:
             return str(error), UNREACHABLE
         case ClientError() | StartError() | ServiceError():
             return str(error), USAGE
-    return _of_the_command_line(error)
+    return _describe_usage_error(error)
 
 
-def _of_the_command_line(error: Exception) -> tuple[str, int]:
+def _describe_usage_error(error: Exception) -> tuple[str, int]:
     """Show a usage error of typer; anything else is a bug of the service."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):

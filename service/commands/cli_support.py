@@ -37,7 +37,7 @@ PIPE_WIDTH = 240
 """Width of tables in columns when standard output is not a terminal."""
 
 
-def connect(url: str) -> Client:
+def connect_client(url: str) -> Client:
     """Create a client of the service that the option, the settings or the home directory names.
 
     Raises:
@@ -46,7 +46,7 @@ def connect(url: str) -> Client:
     from service import connection
     from service.client import Waiter
 
-    return connection.connect(url, waiter=Waiter(tell=_tell_away))
+    return connection.connect(url, waiter=Waiter(tell=_report_reconnect))
 
 
 def find_to_read(client: Client, reference: str) -> JobView:
@@ -72,7 +72,7 @@ def find_to_read(client: Client, reference: str) -> JobView:
         return client.job(newest)
 
 
-def console() -> Console:
+def create_console() -> Console:
     """Create a console whose colors and width follow the terminal; markup in texts is not
     interpreted.
     """
@@ -83,7 +83,7 @@ def console() -> Console:
     return Console(highlight=False, markup=False, soft_wrap=True, width=PIPE_WIDTH)
 
 
-def _tell_away(error: Exception) -> None:
+def _report_reconnect(error: Exception) -> None:
     """Report that a stream lost the service, so that waiting does not look like hanging."""
     typer.echo(f"accordion: {error}; trying to reconnect", err=True)
 
@@ -95,6 +95,6 @@ def print_json(data: BaseModel | dict[str, Any] | list[Any], *, indent: int | No
     sys.stdout.flush()
 
 
-def outcome(status: str) -> int:
+def get_exit_code(status: str) -> int:
     """Return the exit code for the final status of a job."""
     return 0 if status == "SUCCEEDED" else FAILED

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from service.commands.cli_support import FAILED, JsonOption, UrlOption, console, print_json
+from service.commands.cli_support import FAILED, JsonOption, UrlOption, create_console, print_json
 
 if TYPE_CHECKING:
     from service.api.schemas import JobView
@@ -54,7 +54,7 @@ def doctor(url: UrlOption = "", json: JsonOption = False) -> None:
             }
         )
     else:
-        out = console()
+        out = create_console()
         for item in found:
             out.print(f"{_MARKS[item.state]}  {item.name:<12} {item.message}")
     if any(item.state == "bad" for item in found):

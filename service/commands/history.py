@@ -8,8 +8,8 @@ from service.commands.cli_support import (
     JobArgument,
     JsonOption,
     UrlOption,
-    connect,
-    console,
+    connect_client,
+    create_console,
     find_to_read,
     print_json,
 )
@@ -48,7 +48,7 @@ SHOWN_EPOCHS = 50
 
 def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Show a job: state, levels per layer, overrides, decisions, epochs."""
-    with connect(url) as client:
+    with connect_client(url) as client:
         found = find_to_read(client, job)
         dashboard = None if found.ray_run is None else client.cluster().dashboard_url
         schedule, overrides = client.schedule(found.id), client.overrides(found.id).items
@@ -72,7 +72,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
             return
         decisions = client.decisions(found.id, limit=1, newest_first=True)
         epochs = client.epochs(found.id, limit=SHOWN_EPOCHS, newest_first=True)
-    out = console()
+    out = create_console()
     for line in _summary(found):
         out.print(line)
     if dashboard is not None:

@@ -14,7 +14,7 @@ from service.commands.cli_support import (
     JobArgument,
     JsonOption,
     UrlOption,
-    connect,
+    connect_client,
     print_json,
 )
 
@@ -78,7 +78,7 @@ def override(
         apply_at=apply_at,
         reason=reason,
     )
-    with connect(url) as client:
+    with connect_client(url) as client:
         found = client.find(job)
         made = client.override(found.id, wish)
         if wait:
@@ -109,7 +109,7 @@ def hand_back(
     """
     from service.commands.format import format_override
 
-    with connect(url) as client:
+    with connect_client(url) as client:
         found = client.find(job)
         before = client.overrides(found.id).items
         chosen = _chosen(found, before, numbers or [])
@@ -132,7 +132,7 @@ def hand_back(
 
 def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Cancel a job: its workers save a checkpoint and stop. A LOST guest run ends at once."""
-    with connect(url) as client:
+    with connect_client(url) as client:
         _tell(client.cancel(client.find(job).id), json=json)
 
 
@@ -153,7 +153,7 @@ def resize(
     """
     from service.commands.format import format_workers
 
-    with connect(url) as client:
+    with connect_client(url) as client:
         found = client.resize(client.find(job).id, min_workers, max_workers)
     if json:
         print_json(found)
@@ -163,13 +163,13 @@ def resize(
 
 def pause(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Pause a job: its workers save a checkpoint and stop; 'accordion resume' continues it."""
-    with connect(url) as client:
+    with connect_client(url) as client:
         _tell(client.pause(client.find(job).id), json=json)
 
 
 def resume(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Resume a paused job from its checkpoint as soon as there is capacity."""
-    with connect(url) as client:
+    with connect_client(url) as client:
         _tell(client.resume(client.find(job).id), json=json)
 
 
@@ -228,9 +228,9 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
         return _options(text)
     if "=" not in text:
         return text
-    from service.commands.spec_file import once, set_value
+    from service.commands.spec_file import check_unique, set_value
 
-    once([part.partition("=")[0].strip() for part in text.split(",")], f"--level {text}")
+    check_unique([part.partition("=")[0].strip() for part in text.split(",")], f"--level {text}")
     options: dict[str, Any] = {}
     for part in text.split(","):
         set_value(options, part)
@@ -243,12 +243,12 @@ def _options(text: str) -> dict[str, Any]:
     Raises:
         SettingsError: the text is not JSON, or gives an option twice.
     """
-    from service.commands.spec_file import mapping_once
+    from service.commands.spec_file import build_unique_mapping
     from service.errors import SettingsError
 
     try:
         options: dict[str, Any] = loads(
-            text, object_pairs_hook=partial(mapping_once, name=f"--level {text}")
+            text, object_pairs_hook=partial(build_unique_mapping, name=f"--level {text}")
         )
     except ValueError as error:
         raise SettingsError(

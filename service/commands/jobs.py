@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.cli_support import JsonOption, UrlOption, connect, console, print_json
+from service.commands.cli_support import (
+    JsonOption,
+    UrlOption,
+    connect_client,
+    create_console,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -58,7 +64,7 @@ def submit(
 
     spec = read_spec(file, changes or [])
     archive = pack_code(spec, file, code)
-    with connect(url) as client:
+    with connect_client(url) as client:
         if archive is not None:
             spec["code"] = client.upload(archive).sha256
         if dry_run:
@@ -99,14 +105,14 @@ def list_jobs(
     json: JsonOption = False,
 ) -> None:
     """List jobs, newest first."""
-    with connect(url) as client:
+    with connect_client(url) as client:
         page = client.jobs(
             status=[name.upper() for name in status or []], label=label or [], limit=limit
         )
     if json:
         print_json(page)
         return
-    console().print(_table(page.items))
+    create_console().print(_table(page.items))
     if page.next_cursor:
         typer.echo(f"more jobs exist; 'accordion list --limit {min(200, 2 * limit)}' shows them")
 

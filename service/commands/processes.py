@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.commands.cli_support import UrlOption, connect
+from service.commands.cli_support import UrlOption, connect_client
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -44,9 +44,9 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
 
 def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:
     """Run the api and the dashboard on the database. They can be restarted at any time."""
-    from service.app import serve
+    from service.app import serve_api
 
-    serve(_settings(host, port, no_auth=no_auth))
+    serve_api(_settings(host, port, no_auth=no_auth))
 
 
 def login(
@@ -55,16 +55,16 @@ def login(
     url: UrlOption = "",
 ) -> None:
     """Print a link that logs in one browser. It works once, within 15 minutes."""
-    with connect(url) as client:
+    with connect_client(url) as client:
         typer.echo(client.login_link(page))
 
 
 def scheduler() -> None:
     """Run the scheduler on the Ray cluster at ACCORDION_RAY_ADDRESS."""
-    from service.scheduler import serve
+    from service.scheduler import serve_scheduler
     from service.settings import load_settings
 
-    serve(load_settings())
+    serve_scheduler(load_settings())
 
 
 def env() -> None:
@@ -103,12 +103,12 @@ def demo(
     url: UrlOption = "",
 ) -> None:
     """Train a small job from start to end on this machine, and show it live."""
-    from service.commands.cli_support import console
+    from service.commands.cli_support import create_console
     from service.demo import demo as run_demo
     from service.settings import load_settings
 
     given = {"url": url} if url else {}
-    raise typer.Exit(run_demo(load_settings(**given), console(), figures=json, keep=keep))
+    raise typer.Exit(run_demo(load_settings(**given), create_console(), figures=json, keep=keep))
 
 
 def _settings(host: str | None, port: int | None, *, no_auth: bool) -> Settings:

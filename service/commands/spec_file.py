@@ -23,26 +23,27 @@ def read_spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
         SettingsError: the file cannot be read, is neither YAML nor JSON, has a duplicate key, is
             not a mapping, or has a value that JSON cannot express; or a change is malformed.
     """
-    spec = parse(_text(name), name)
+    spec = parse_spec(_read_text(name), name)
     for change in changes:
         set_value(spec, change)
     _check_json(spec, name)
     return spec
 
 
-def parse(text: str, name: str) -> dict[str, Any]:
+def parse_spec(text: str, name: str) -> dict[str, Any]:
     """Parse JSON or YAML as a mapping; JSON first, since YAML reads some of its numbers as text.
 
     Raises:
         SettingsError: the text is neither, is not a mapping, or has a duplicate key.
     """
     try:
-        value = json.loads(text, object_pairs_hook=partial(mapping_once, name=name))
+        value = json.loads(text, object_pairs_hook=partial(build_unique_mapping, name=name))
     except (ValueError, RecursionError):
-        value = _yaml(text, name)
+        value = _parse_yaml(text, name)
     if not isinstance(value, dict):
         raise SettingsError(
-            f"{name} holds {_kind(value)}; a spec is a mapping such as 'task: {{name: digits-mlp}}'"
+            f"{name} holds {_describe_type(value)}; a spec is a mapping such as"
+            " 'task: {name: digits-mlp}'"
         )
     return value
 
@@ -68,20 +69,20 @@ def set_value(spec: dict[str, Any], change: str) -> None:
                 f"--set {path}: {folder!r} is {inner!r} in the file, which has no {last!r}"
             )
         place = inner
-    place[last] = _yaml(text, f"--set {path}")
+    place[last] = _parse_yaml(text, f"--set {path}")
 
 
-def mapping_once(pairs: Sequence[tuple[str, Any]], *, name: str) -> dict[str, Any]:
+def build_unique_mapping(pairs: Sequence[tuple[str, Any]], *, name: str) -> dict[str, Any]:
     """Build a mapping from JSON pairs with distinct keys.
 
     Raises:
         SettingsError: a key is given twice; JSON's parser would silently use the last value.
     """
-    once([key for key, _ in pairs], name)
+    check_unique([key for key, _ in pairs], name)
     return dict(pairs)
 
 
-def once(keys: Iterable[Any], name: str) -> None:
+def check_unique(keys: Iterable[Any], name: str) -> None:
     """Check that all keys are different.
 
     Raises:
@@ -92,11 +93,11 @@ def once(keys: Iterable[Any], name: str) -> None:
         raise SettingsError(f"{name} gives {', '.join(map(repr, twice))} more than once; keep one")
 
 
-def _line(node: Any) -> int:
+def _line_number(node: Any) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _text(name: str) -> str:
+def _read_text(name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -106,7 +107,7 @@ def _text(name: str) -> str:
         ) from error
 
 
-def _yaml(text: str, name: str) -> Any:
+def _parse_yaml(text: str, name: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -119,9 +120,9 @@ def _yaml(text: str, name: str) -> Any:
                 for key, _ in node.value
                 if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE
             ]
-            once(
+            check_unique(
                 [self.construct_object(key) for key in keys],
-                f"{name}, in the mapping of line {_line(node)},",
+                f"{name}, in the mapping of line {_line_number(node)},",
             )
             return node
 
@@ -150,6 +151,6 @@ def _check_json(spec: dict[str, Any], name: str) -> None:
         ) from error
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     names = {list: "a list", str: "a text", type(None): "nothing"}
     return names.get(type(value), f"the value {value!r}")

@@ -12,10 +12,10 @@ from service.commands.cli_support import (
     JobArgument,
     JsonOption,
     UrlOption,
-    connect,
-    console,
+    connect_client,
+    create_console,
     find_to_read,
-    outcome,
+    get_exit_code,
     print_json,
 )
 from service.domain.jobs import Kind
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REFRESH_PER_S = 4
 """Redraws per second; progress events have about the same rate."""
-See = Callable[["WatchState", "EventView | ProgressView"], None]
+EventCallback = Callable[["WatchState", "EventView | ProgressView"], None]
 """Called with every event and the state after it."""
 
 
@@ -38,7 +38,7 @@ def watch(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) ->
 
     Exit code 0 if it succeeded, otherwise 1. Ctrl-C does not stop the job.
     """
-    with connect(url) as client:
+    with connect_client(url) as client:
         raise typer.Exit(follow_to_exit_code(client, find_to_read(client, job), json=json))
 
 
@@ -55,7 +55,7 @@ def logs(
     json: JsonOption = False,
 ) -> None:
     """Print the output of the workers and their supervisor."""
-    with connect(url) as client:
+    with connect_client(url) as client:
         found = find_to_read(client, job)
         if follow_:
             _follow_logs(client, found.id, attempt=attempt, json=json)
@@ -78,10 +78,14 @@ def _why_silent(job: JobView) -> str:
 
 def follow_to_exit_code(client: Client, job: JobView, *, json: bool) -> int:
     """Show the job until it ends, as JSON lines or as text, and return the exit code."""
-    return outcome(_print_events(client, job) if json else follow(client, job, console()).status)
+    return get_exit_code(
+        _print_events(client, job) if json else follow_job(client, job, create_console()).status
+    )
 
 
-def follow(client: Client, job: JobView, out: Console, *, see: See | None = None) -> WatchState:
+def follow_job(
+    client: Client, job: JobView, out: Console, *, see: EventCallback | None = None
+) -> WatchState:
     """Show the job until it ends, live on a terminal, else as lines; return the final state."""
     from rich.live import Live
 

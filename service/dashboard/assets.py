@@ -27,7 +27,7 @@ class Asset:
 
 
 @cache
-def assets() -> Mapping[str, Asset]:
+def list_assets() -> Mapping[str, Asset]:
     """Return all files by their name in the URL.
 
     Raises:
@@ -38,23 +38,23 @@ def assets() -> Mapping[str, Asset]:
         for path in STATIC.rglob("*")
         if path.suffix in MEDIA_TYPES
     }
-    found["plotly.min.js"] = _plotly()
+    found["plotly.min.js"] = _find_plotly()
     return {
         name: Asset(path=path, media_type=MEDIA_TYPES[path.suffix]) for name, path in found.items()
     }
 
 
 @cache
-def fingerprint() -> str:
+def compute_fingerprint() -> str:
     """Return a digest of all files. It is part of every URL, so that browsers can cache files."""
     digest = hashlib.sha256(version("plotly").encode())
-    for name, asset in sorted(assets().items()):
+    for name, asset in sorted(list_assets().items()):
         if asset.path.is_relative_to(STATIC):
             digest.update(name.encode() + asset.path.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def _plotly() -> Path:
+def _find_plotly() -> Path:
     # Importing plotly would take longer than the whole start of the API.
     found = find_spec("plotly")
     if found is None or found.origin is None:

@@ -21,7 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from service.api.app_state import AppState
 from service.api.deps import RepositoryDep
 from service.api.views import job_view
-from service.dashboard.assets import assets, fingerprint
+from service.dashboard.assets import compute_fingerprint, list_assets
 from service.domain.job_status import STATUS_TABLE
 from service.domain.jobs import Kind
 from service.domain.override_status import OVERRIDE_TABLE
@@ -111,7 +111,7 @@ def serve_asset(name: str) -> Response:
     Raises:
         NotFound: the pages have no such file.
     """
-    asset = assets().get(name)
+    asset = list_assets().get(name)
     if asset is None:
         raise NotFound(f"there is no file {name!r}")
     return FileResponse(asset.path, media_type=asset.media_type, headers=FOR_EVER)
@@ -125,7 +125,7 @@ def _page(
         _templates()
         .get_template(template)
         .render(
-            static=f"/static/pages/{fingerprint()}",
+            static=f"/static/pages/{compute_fingerprint()}",
             signed_in=state.cookie in request.cookies,
             page=page,
             statuses=_STATUSES,

@@ -23,17 +23,19 @@ class ElasticityStats:
     """Steps repeated because they followed the checkpoint."""
 
 
-def resized(tally: ElasticityStats, cause: str) -> ElasticityStats:
+def count_resize(tally: ElasticityStats, cause: str) -> ElasticityStats:
     """Count a group that replaced one of another size."""
-    return replace(tally, resizes=_one_more(tally.resizes, cause))
+    return replace(tally, resizes=_increment(tally.resizes, cause))
 
 
-def recovered(tally: ElasticityStats, cause: str) -> ElasticityStats:
+def count_recovery(tally: ElasticityStats, cause: str) -> ElasticityStats:
     """Count a group that replaced a failed one."""
-    return replace(tally, recoveries=_one_more(tally.recoveries, cause))
+    return replace(tally, recoveries=_increment(tally.recoveries, cause))
 
 
-def cost(tally: ElasticityStats, seconds_lost: float, steps_rolled_back: int) -> ElasticityStats:
+def add_cost(
+    tally: ElasticityStats, seconds_lost: float, steps_rolled_back: int
+) -> ElasticityStats:
     """Add the cost that a new group reported."""
     return replace(
         tally,
@@ -42,5 +44,5 @@ def cost(tally: ElasticityStats, seconds_lost: float, steps_rolled_back: int) ->
     )
 
 
-def _one_more(counts: dict[str, int], cause: str) -> dict[str, int]:
+def _increment(counts: dict[str, int], cause: str) -> dict[str, int]:
     return {**counts, cause: counts.get(cause, 0) + 1}

@@ -17,7 +17,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.problems import api_problem, crash_problem, database_problem, problem
+from service.api.problems import (
+    api_error_response,
+    crash_response,
+    database_problem,
+    problem_response,
+)
 from service.errors import ApiError, Unauthorized
 from service.security.guards import Access, check_host, check_origin, check_token, session_cookie
 from service.security.request_texts import check_request_texts
@@ -77,7 +82,7 @@ class GuardMiddleware:
             try:
                 await self._serve(scope, receive, exchange)
             except Exception as error:  # noqa: BLE001  # the one catch-all of a request
-                await exchange.answer(crash_problem(scope, error))
+                await exchange.answer(crash_response(scope, error))
             exchange.log()
 
     async def _serve(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
@@ -94,7 +99,7 @@ class GuardMiddleware:
             return
         except _TooLarge:
             detail = f"the body is larger than {self._max_body_bytes} bytes; send less"
-            await exchange.answer(problem(scope, 413, detail))
+            await exchange.answer(problem_response(scope, 413, detail))
             return
         await self._app(scope, receive, exchange.send)
 
@@ -108,7 +113,7 @@ class GuardMiddleware:
         except Unauthorized as error:
             return _ask_to_log_in(scope, error)
         except ApiError as error:
-            return api_problem(scope, error)
+            return api_error_response(scope, error)
         return None
 
     async def _refusal_of_session(self, scope: Scope) -> Response | None:
@@ -119,7 +124,7 @@ class GuardMiddleware:
         try:
             ended = await run_in_threadpool(is_session_ended, self._database, digest_of(cookie))
         except ApiError as error:
-            return api_problem(scope, error)
+            return api_error_response(scope, error)
         except (DatabaseError, PoolTimeout) as error:
             return database_problem(scope, error)
         if not ended:
@@ -133,7 +138,7 @@ def _ask_to_log_in(scope: Scope, error: Unauthorized) -> Response:
     wants_page = "text/html" in Headers(scope=scope).get("accept", "") and not scope[
         "path"
     ].startswith("/api/")
-    return RedirectResponse("/login", 303) if wants_page else api_problem(scope, error)
+    return RedirectResponse("/login", 303) if wants_page else api_error_response(scope, error)
 
 
 class _Exchange:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from accordion.messages import to_json
 from service.domain import overrides
-from service.domain.elasticity import ElasticityStats, cost, recovered, resized
+from service.domain.elasticity import ElasticityStats, add_cost, count_recovery, count_resize
 from service.domain.job_status import LEAVING
 from service.domain.jobs import Kind, Reason, Status
 from service.domain.override_status import OverrideStatus, SwitchReport
@@ -91,13 +91,13 @@ def ingest_records(session: Session, job: JobRow, drained: Drained, *, now: floa
     if drained.progress is not None:
         intake.take_progress(drained.progress, now=now)
     for record in drained.records:
-        if place(record) > place(cursor_of(job)):
+        if record_position(record) > record_position(cursor_of(job)):
             # A worker's clock may be ahead, but every record describes the past.
             intake.take_record(record.model_copy(update={"time": min(record.time, now)}))
-            job.cursor_attempt, job.cursor_generation, job.cursor_seq = place(record)
+            job.cursor_attempt, job.cursor_generation, job.cursor_seq = record_position(record)
 
 
-def place(item: Record | Cursor) -> tuple[int, int, int]:
+def record_position(item: Record | Cursor) -> tuple[int, int, int]:
     """Sort key of records."""
     return (item.attempt, item.generation, item.seq)
 
@@ -351,9 +351,9 @@ def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
 
 def _tally(kept: ElasticityStats, started: Started, cause: str) -> dict[str, Any]:
     """Add the cost of this change of group; `cause` is the announced one."""
-    tally = cost(kept, started.seconds_lost, started.steps_rolled_back)
+    tally = add_cost(kept, started.seconds_lost, started.steps_rolled_back)
     if started.cause != "start":
-        tally = (resized if started.cause == "resize" else recovered)(tally, cause)
+        tally = (count_resize if started.cause == "resize" else count_recovery)(tally, cause)
     return asdict(tally)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.app import serve
+from service.app import serve_api
 from service.errors import SettingsError
 from service.scheduler import run
 from service.settings import load_settings
@@ -111,4 +111,4 @@ def test_a_taken_port_is_named_with_the_way_out(api: Process, tmp_path: Path) ->
     with pytest.raises(
         SettingsError, match=f"port {api.port} on 127.0.0.1 cannot be had .*choose another"
     ):
-        serve(load_settings(home=tmp_path, port=api.port))
+        serve_api(load_settings(home=tmp_path, port=api.port))

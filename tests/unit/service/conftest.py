@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from service.commands.cli_app import run
+from service.commands.cli_app import run_command
 from tests.api.conftest import Live, serve_live
 
 SPEC = "name: NAME\ntask: {name: digits-mlp}\ntraining: {epochs: 3}\n"
@@ -54,7 +54,7 @@ def alone(
     monkeypatch.delenv("ACCORDION_URL", raising=False)
 
     def call(*arguments: object) -> Said:
-        code = run([str(argument) for argument in arguments])
+        code = run_command([str(argument) for argument in arguments])
         said = capfd.readouterr()
         return Said(code, said.out, said.err)
 

@@ -16,7 +16,7 @@ import pytest
 
 from service.client import Client
 from service.commands.format import format_metrics
-from service.commands.spec_file import parse, set_value
+from service.commands.spec_file import parse_spec, set_value
 from service.demo import packaged_spec
 from service.errors import SettingsError
 from tests.api.conftest import Live
@@ -382,13 +382,13 @@ def test_a_malformed_change_is_refused(change: str) -> None:
 
 
 def test_json_numbers_stay_numbers() -> None:
-    assert parse('{"lr": 1e-4}', "x") == {"lr": 0.0001}
+    assert parse_spec('{"lr": 1e-4}', "x") == {"lr": 0.0001}
 
 
 def test_the_job_of_the_demo_is_a_valid_spec_and_the_one_of_deploy() -> None:
     deploy = Path(__file__).parents[3] / "deploy" / "jobs" / "digits.yaml"
     assert JobSpec.model_validate(packaged_spec()).task.name == "digits-mlp"
-    assert packaged_spec() == parse(deploy.read_text(), "digits.yaml")
+    assert packaged_spec() == parse_spec(deploy.read_text(), "digits.yaml")
 
 
 @pytest.mark.parametrize(

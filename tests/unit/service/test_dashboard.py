@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.dashboard.assets import MEDIA_TYPES, assets, fingerprint
+from service.dashboard.assets import MEDIA_TYPES, compute_fingerprint, list_assets
 from service.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
@@ -29,15 +29,17 @@ def test_all_that_a_page_loads_is_served(client, path):
 
 
 def test_modules_import_only_modules_that_are_served():
-    names = {Path(name).name for name in assets()}
-    modules = [asset.path.read_text() for name, asset in assets().items() if name.startswith("js/")]
+    names = {Path(name).name for name in list_assets()}
+    modules = [
+        asset.path.read_text() for name, asset in list_assets().items() if name.startswith("js/")
+    ]
     imported = {name for text in modules for name in re.findall(r'from "\./([^"]+)"', text)}
     assert imported
     assert imported <= names
 
 
 def test_files_may_be_kept_for_ever_since_their_address_changes_with_them(client):
-    answer = client.get(f"/static/pages/{fingerprint()}/style.css")
+    answer = client.get(f"/static/pages/{compute_fingerprint()}/style.css")
     assert "immutable" in answer.headers["cache-control"]
     assert client.get("/").headers["cache-control"] == "no-store"
 
@@ -46,7 +48,7 @@ def test_files_may_be_kept_for_ever_since_their_address_changes_with_them(client
     "name", ["../router.py", "..%2Frouter.py", "/etc/passwd", "js", "unknown.js"]
 )
 def test_no_other_file_can_be_had(client, name):
-    assert client.get(f"/static/pages/{fingerprint()}/{name}").status_code == 404
+    assert client.get(f"/static/pages/{compute_fingerprint()}/{name}").status_code == 404
 
 
 def test_pages_hold_no_inline_script_and_no_handler(client):

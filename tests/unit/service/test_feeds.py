@@ -7,7 +7,7 @@ from contextlib import aclosing
 from threading import Event
 from typing import cast
 
-from service.api.feeds import Feed, FeedHub, Frame, Snapshot, follow
+from service.api.feeds import Feed, FeedHub, Frame, Snapshot, follow_feed
 from service.store.repository import Repository
 
 
@@ -55,7 +55,7 @@ def test_a_job_that_cannot_be_read_ends_only_its_own_streams() -> None:
 def test_progress_of_a_stream_that_catches_up_does_not_run_back() -> None:
     async def read() -> list[str]:
         feed = Feed(_Job("good"), Snapshot(version=1, newest=2, progress="older"))
-        async with aclosing(follow(feed, 0, keepalive_s=0.01)) as stream:
+        async with aclosing(follow_feed(feed, 0, keepalive_s=0.01)) as stream:
             return [await anext(stream) for _ in range(5)]
 
     found = asyncio.run(read())

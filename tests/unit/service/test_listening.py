@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from service.app import serve
+from service.app import serve_api
 from service.settings import load_settings
 
 
@@ -36,5 +36,5 @@ def test_answers_are_sent_at_once_and_do_not_wait_for_an_acknowledgement(
     monkeypatch.setattr(uvicorn.Server, "run", lambda _, sockets: listeners.extend(sockets))
     # It configures logging of the whole process, and later tests would keep that.
     monkeypatch.setattr("service.app.configure_logs", lambda *_: None)
-    serve(load_settings(home=tmp_path, host=host, port=0))
+    serve_api(load_settings(home=tmp_path, host=host, port=0))
     assert asyncio.run(_accept(listeners[0])) != 0

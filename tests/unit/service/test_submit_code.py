@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from service.commands.cli_app import run
+from service.commands.cli_app import run_command
 from service.commands.pack import pack
 from tests.api.conftest import Live, serve_live
 from workers.user_code.archive import check_archive
@@ -43,7 +43,7 @@ def names(archive: bytes) -> list[str]:
 
 
 def submitted(capfd: pytest.CaptureFixture[str], *arguments: object) -> dict:
-    assert run(["submit", *map(str, arguments), "--json"]) == 0
+    assert run_command(["submit", *map(str, arguments), "--json"]) == 0
     return json.loads(capfd.readouterr().out)
 
 
@@ -110,7 +110,7 @@ def test_code_that_is_none_is_told_with_the_way_out(
     sentence: str,
 ) -> None:
     monkeypatch.chdir(folder)
-    assert run(["submit", "job.yaml", "--code", path]) == 2
+    assert run_command(["submit", "job.yaml", "--code", path]) == 2
     said = capfd.readouterr().err
     assert sentence in said
     assert "Traceback" not in said
