@@ -42,7 +42,7 @@ class Program:
 
 
 @dataclass(slots=True)
-class _Child:
+class _ChildProcess:
     program: Program
     process: subprocess.Popen[bytes]
     started_at: float
@@ -61,7 +61,7 @@ class ProcessManager:
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    _children: dict[str, _Child] = field(default_factory=dict)
+    _children: dict[str, _ChildProcess] = field(default_factory=dict)
     _strangers: frozenset[int] = field(default_factory=lambda: _living_children())
     """Process ids of children started by other code."""
 
@@ -73,7 +73,9 @@ class ProcessManager:
         """
         _adopt_orphans(adopt=True)
         for program in programs:
-            self._children[program.name] = _Child(program, start_process(program), self.clock())
+            self._children[program.name] = _ChildProcess(
+                program, start_process(program), self.clock()
+            )
 
     def pids(self) -> dict[str, int]:
         """Process ids by name."""
@@ -88,9 +90,9 @@ class ProcessManager:
         now = self.clock()
         for child in self._children.values():
             if child.next_start_at is None and child.process.poll() is not None:
-                self._bury(child, now)
+                self._record_exit(child, now)
         self._reap_adopted()
-        return [name for name, child in self._children.items() if self._revive(child, now)]
+        return [name for name, child in self._children.items() if self._restart_if_due(child, now)]
 
     def stop(self, order: Sequence[str]) -> None:
         """Stop the named programs one after the other, then the processes they left behind."""
@@ -101,14 +103,14 @@ class ProcessManager:
         self._end_adopted()
         _adopt_orphans(adopt=False)
 
-    def _bury(self, child: _Child, now: float) -> None:
+    def _record_exit(self, child: _ChildProcess, now: float) -> None:
         child.deaths = 1 if now - child.started_at >= _STEADY_S else child.deaths + 1
         child.next_start_at = now + restart_delay_s(child.deaths)
         for other in self._children.values():
             if child.program.name in other.program.needs and other.process.poll() is None:
                 other.process.terminate()
 
-    def _revive(self, child: _Child, now: float) -> bool:
+    def _restart_if_due(self, child: _ChildProcess, now: float) -> bool:
         if child.next_start_at is None or now < child.next_start_at:
             return False
         child.process = start_process(child.program)
@@ -118,27 +120,27 @@ class ProcessManager:
     def _end_adopted(self) -> None:
         """Stop adopted workers, whose parents were killed, after a moment to exit by themselves."""
         deadline = self.clock() + END_GRACE_S / 2
-        while (left := self._adopted()) and self.clock() < deadline:
+        while (left := self._list_adopted()) and self.clock() < deadline:
             self.sleep(_POLL_S)
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        while self._adopted() and self.clock() < deadline + END_GRACE_S:
+        while self._list_adopted() and self.clock() < deadline + END_GRACE_S:
             self.sleep(_POLL_S)
 
-    def _adopted(self) -> list[int]:
+    def _list_adopted(self) -> list[int]:
         self._reap_adopted()
-        return self._not_started()
+        return self._list_not_started()
 
     def _reap_adopted(self) -> None:
         """Reap adopted children that ended; the `Popen` that started them reaps all others."""
         with suppress(ChildProcessError):
             # A single call if no child ended: this runs ten times a second.
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                for pid in self._not_started():
+                for pid in self._list_not_started():
                     os.waitpid(pid, os.WNOHANG)
 
-    def _not_started(self) -> list[int]:
+    def _list_not_started(self) -> list[int]:
         return sorted(_living_children() - self._strangers - set(self.pids().values()))
 
 

@@ -54,7 +54,7 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
     """
     watch = _StopWatch()
     with (
-        _service(settings, out, keep=keep) as (url, stays),
+        _running_service(settings, out, keep=keep) as (url, stays),
         Client(url, service_token(settings, url)) as client,
     ):
         watch.ready = watch.now()
@@ -66,16 +66,16 @@ def demo(settings: Settings, out: Console, *, figures: Path | None, keep: bool) 
         # A link that is wrapped over two lines cannot be clicked.
         out.print(client.login_link(f"/jobs/{job.id}"), soft_wrap=True)
 
-        def see(state: WatchState, _event: EventView | ProgressView) -> None:
+        def note_first_step(state: WatchState, _event: EventView | ProgressView) -> None:
             if watch.first_step is None and (
                 state.epoch or (state.progress is not None and state.progress.step > 0)
             ):
                 watch.first_step = watch.now() - submitted
 
-        state = follow_job(client, job, out, see=see)
-        result = _figures(client, client.job(job.id), watch)
+        state = follow_job(client, job, out, on_event=note_first_step)
+        result = _collect_figures(client, client.job(job.id), watch)
         ended = f"the service stops with the demo; run 'accordion up' and open /jobs/{job.id}"
-        for line in _summary(
+        for line in _summarize_figures(
             result, state, f"{url}/jobs/{job.id} (it keeps running)" if stays else ended
         ):
             out.print(line, soft_wrap=True)
@@ -107,7 +107,7 @@ class _StopWatch:
 
 
 @contextmanager
-def _service(settings: Settings, out: Console, *, keep: bool) -> Iterator[tuple[str, bool]]:
+def _running_service(settings: Settings, out: Console, *, keep: bool) -> Iterator[tuple[str, bool]]:
     """Yield the address of a ready service: the given one, the one of this home directory, or a new
     one.
 
@@ -122,8 +122,8 @@ def _service(settings: Settings, out: Console, *, keep: bool) -> Iterator[tuple[
         yield known, True
         return
     out.print(f"starting Ray, the api and the scheduler in {home.path} ...")
-    port = _port(settings)
-    process = start_process(_up(settings, home, port, keep=keep))
+    port = _choose_port(settings)
+    process = start_process(_up_program(settings, home, port, keep=keep))
     try:
         url = f"http://{settings.host}:{port}"
         _wait_until_ready(url, process, home)
@@ -136,7 +136,7 @@ def _service(settings: Settings, out: Console, *, keep: bool) -> Iterator[tuple[
         end_process(process, grace_s=STOP_TIMEOUT_S)
 
 
-def _port(settings: Settings) -> int:
+def _choose_port(settings: Settings) -> int:
     """Return the default port, or a free one if it is taken."""
     try:
         return free_port(settings.host, settings.port)
@@ -144,7 +144,7 @@ def _port(settings: Settings) -> int:
         return free_port(settings.host, 0)
 
 
-def _up(settings: Settings, home: Home, port: int, *, keep: bool) -> Program:
+def _up_program(settings: Settings, home: Home, port: int, *, keep: bool) -> Program:
     command = (
         sys.executable,
         "-P",
@@ -193,7 +193,7 @@ def _is_ready(client: Client) -> bool:
         return False
 
 
-def _figures(client: Client, job: JobView, watch: _StopWatch) -> Figures:
+def _collect_figures(client: Client, job: JobView, watch: _StopWatch) -> Figures:
     """Summarize the run; bytes are those of one worker over all epochs."""
     epochs = client.epochs(job.id).items
     names = ("accordion-train", "ray", "torch")
@@ -215,7 +215,7 @@ def _figures(client: Client, job: JobView, watch: _StopWatch) -> Figures:
     }
 
 
-def _summary(figures: Figures, state: WatchState, page: str) -> Iterator[str]:
+def _summarize_figures(figures: Figures, state: WatchState, page: str) -> Iterator[str]:
     seconds, bytes_ = figures["seconds"], figures["bytes"]
     yield ""
     yield f"{state.name}: {state.status}{f' ({state.message})' if state.message else ''}"
@@ -232,12 +232,12 @@ def _summary(figures: Figures, state: WatchState, page: str) -> Iterator[str]:
         f"  time       ready after {seconds['ready']:.1f} s, {first}{seconds['total']:.1f} s in all"
     )
     yield f"  engine     {_ENGINES[figures['engine']]}"
-    yield f"  sent       {_sent(bytes_)}"
+    yield f"  sent       {_describe_sent_bytes(bytes_)}"
     yield f"  decisions  {figures['decisions']}"
     yield f"  page       {page}"
 
 
-def _sent(bytes_: dict[str, int]) -> str:
+def _describe_sent_bytes(bytes_: dict[str, int]) -> str:
     payload = bytes_["payload"]
     if not payload:
         return "nothing"

@@ -55,7 +55,7 @@ class GuestRuns:
         self._monotonic = monotonic
         self._limits = SilenceLimits(lost_s=settings.guest_lost_s, closed_s=settings.guest_closed_s)
         self._silence = SilenceTimer(settings.lease_s)
-        """Seconds without a sign of life: a run enlists every few seconds, whatever it does."""
+        """Seconds without a heartbeat: a run enlists every few seconds, whatever it does."""
         self._idleness = SilenceTimer(settings.lease_s)
         """Seconds without a report."""
         self._deadlines = Deadlines(
@@ -126,7 +126,7 @@ class GuestRuns:
         )
 
     def _is_found(self, job: JobRow, drained: Drained) -> bool:
-        """Return whether a run that was lost gives a sign of life."""
+        """Return whether a run that was lost gives a heartbeat."""
         silent_s = drained.silent_s
         is_alive = silent_s is not None and silent_s < self._limits.lost_s
         return is_alive and job.status == Status.LOST

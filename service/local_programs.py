@@ -120,7 +120,7 @@ class LocalInstance:
 def build_programs(instance: LocalInstance) -> tuple[Program, ...]:
     """Define Ray, api and scheduler. They can start together: each waits for what it needs."""
     for name in STOP_ORDER:
-        _put_aside(instance.home.logs / f"{name}.log")
+        _rotate_log(instance.home.logs / f"{name}.log")
     return (
         Program(
             name="ray",
@@ -133,13 +133,13 @@ def build_programs(instance: LocalInstance) -> tuple[Program, ...]:
         ),
         Program(
             name="api",
-            command=_own("api"),
+            command=_own_command("api"),
             environment=_api_environment(instance),
             log=instance.home.logs / "api.log",
         ),
         Program(
             name="scheduler",
-            command=_own("scheduler"),
+            command=_own_command("scheduler"),
             environment=_scheduler_environment(instance),
             log=instance.home.logs / "scheduler.log",
             # A process stays bound to its Ray cluster even if another one takes the address.
@@ -167,7 +167,7 @@ def free_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _own(command: str) -> tuple[str, ...]:
+def _own_command(command: str) -> tuple[str, ...]:
     # -P: a folder named like one of ours in the current directory is not ours.
     return (sys.executable, "-P", "-m", "service.cli", command)
 
@@ -225,7 +225,7 @@ def _ray_environment(instance: LocalInstance) -> dict[str, str]:
 def _api_environment(instance: LocalInstance) -> dict[str, str]:
     seen = inherit_environment(lambda name: not name.startswith(_RAY_OWN))
     token = {"ACCORDION_ADMIN_TOKEN_FILE": str(instance.token_file)} if instance.token_file else {}
-    return {**seen, **_where(instance), **token}
+    return {**seen, **_address_variables(instance), **token}
 
 
 def _scheduler_environment(instance: LocalInstance) -> dict[str, str]:
@@ -233,7 +233,7 @@ def _scheduler_environment(instance: LocalInstance) -> dict[str, str]:
         lambda name: not name.startswith((*_RAY_OWN, "ACCORDION_ADMIN_TOKEN"))
     )
     ray = driver_environment(instance.home, instance.ray_address)
-    return {**seen, **_where(instance), **ray}
+    return {**seen, **_address_variables(instance), **ray}
 
 
 def driver_environment(home: Home, ray_address: str) -> dict[str, str]:
@@ -242,7 +242,7 @@ def driver_environment(home: Home, ray_address: str) -> dict[str, str]:
     return {**own, **{name: _RAY_ENVIRONMENT[name] for name in _DRIVER_NEEDS}}
 
 
-def _where(instance: LocalInstance) -> dict[str, str]:
+def _address_variables(instance: LocalInstance) -> dict[str, str]:
     return {
         "ACCORDION_HOME": str(instance.home.path),
         "ACCORDION_HOST": instance.host,
@@ -250,6 +250,6 @@ def _where(instance: LocalInstance) -> dict[str, str]:
     }
 
 
-def _put_aside(log: Path) -> None:
+def _rotate_log(log: Path) -> None:
     if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
         log.replace(log.with_suffix(".log.old"))

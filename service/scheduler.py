@@ -37,7 +37,7 @@ from service.domain.actions import (
 )
 from service.domain.job_status import HELD
 from service.domain.jobs import Kind, Reason, Status
-from service.domain.reconcile import ObservedJob, Supervisor, next_action
+from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
 from service.errors import NotFound, RuntimeUnavailable, Unavailable
 from service.foreign_jobs import ClusterClaim, ForeignJobs
 from service.guests import GuestRuns
@@ -254,8 +254,8 @@ class Scheduler:
             case _:
                 self._end_attempt(job, action, end=end or _CANCELLED, token=token)
 
-    def _supervisor(self, job: JobRow, state: SupervisorState) -> Supervisor:
-        return Supervisor(
+    def _supervisor(self, job: JobRow, state: SupervisorState) -> ObservedSupervisor:
+        return ObservedSupervisor(
             attempt=state.attempt, phase=state.phase, unplaced=self._cluster.unplaced(job)
         )
 

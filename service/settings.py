@@ -99,12 +99,12 @@ class Settings(BaseSettings):
     counts as lost.
     """
     guest_lost_s: float = Field(default=60.0, gt=0)
-    """Seconds without a sign of life until a guest run is LOST, and without a step until that is
+    """Seconds without a heartbeat until a guest run is LOST, and without a step until that is
     shown. It gives one every few seconds; Ray Train takes 12 s to replace a worker, and about 70 s
     to replace a node.
     """
     guest_closed_s: float = Field(default=86_400.0, gt=0)
-    """Seconds without a sign of life until a LOST guest run counts as FAILED; until then it may
+    """Seconds without a heartbeat until a LOST guest run counts as FAILED; until then it may
     come back.
     """
     lease_s: float = Field(default=3.0, gt=0)
@@ -184,7 +184,7 @@ class Settings(BaseSettings):
             SettingsError: the file cannot be read, or the token is too short or not of ASCII
                 characters.
         """
-        return _secret(
+        return _read_secret(
             self.admin_token,
             self.admin_token_file,
             name="ACCORDION_ADMIN_TOKEN",
@@ -199,7 +199,7 @@ class Settings(BaseSettings):
                 characters.
         """
         name = "ACCORDION_METRICS_TOKEN"
-        return _secret(
+        return _read_secret(
             self.metrics_token, self.metrics_token_file, name=name, shortest=MIN_TOKEN_LENGTH
         )
 
@@ -209,13 +209,17 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: the file cannot be read.
         """
-        return _secret(self.ray_token, self.ray_token_file, name="ACCORDION_RAY_TOKEN", shortest=1)
+        return _read_secret(
+            self.ray_token, self.ray_token_file, name="ACCORDION_RAY_TOKEN", shortest=1
+        )
 
 
-def _secret(value: SecretStr | None, path: Path | None, *, name: str, shortest: int) -> str | None:
+def _read_secret(
+    value: SecretStr | None, path: Path | None, *, name: str, shortest: int
+) -> str | None:
     if value is None and path is None:
         return None
-    text = value.get_secret_value() if value is not None else _read(path, name)
+    text = value.get_secret_value() if value is not None else _read_file(path, name)
     text = text.strip()
     if len(text) < shortest:
         raise SettingsError(
@@ -228,7 +232,7 @@ def _secret(value: SecretStr | None, path: Path | None, *, name: str, shortest: 
     return text
 
 
-def _read(path: Path | None, name: str) -> str:
+def _read_file(path: Path | None, name: str) -> str:
     try:
         return path.read_text() if path else ""
     except (OSError, UnicodeDecodeError) as error:
@@ -248,11 +252,11 @@ def load_settings(**given: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         raise SettingsError(
-            "; ".join(_sentence(item) for item in error.errors(include_url=False))
+            "; ".join(_describe_error(item) for item in error.errors(include_url=False))
         ) from None
 
 
-def _sentence(item: Any) -> str:
+def _describe_error(item: Any) -> str:
     where = "_".join(str(part) for part in item["loc"])
     name = where if where.isupper() else f"ACCORDION_{where.upper()}"
     message = item["msg"].removeprefix("Value error, ")

@@ -69,7 +69,7 @@ def up(settings: Settings, say: Say) -> None:
         access_of(settings)
     home = Home(settings.home)
     home.make()
-    with home.locked(), _signals() as signals, ExitStack() as at_end:
+    with home.locked(), _catch_signals() as signals, ExitStack() as at_end:
         home.make_secrets()
         access_of(settings)
         _clean_up(home)
@@ -77,9 +77,9 @@ def up(settings: Settings, say: Say) -> None:
         manager = ProcessManager()
         at_end.callback(_clean_up, home)
         at_end.callback(manager.stop, STOP_ORDER)
-        _write(instance, manager)
+        _write_state(instance, manager)
         manager.start(build_programs(instance))
-        _write(instance, manager)
+        _write_state(instance, manager)
         if _wait_until_ready(instance, manager, signals):
             seconds = time.monotonic() - started_at
             say(
@@ -87,7 +87,7 @@ def up(settings: Settings, say: Say) -> None:
                 f" {home.logs}; Ctrl-C stops it"
             )
             say(_how_to_open(instance.url, settings.token()))
-        _keep(instance, manager, signals, say=say)
+        _keep_running(instance, manager, signals, say=say)
         say("stopping; unfinished jobs continue from their checkpoints at the next 'accordion up'")
 
 
@@ -163,7 +163,7 @@ class Signals:
 
 
 @contextmanager
-def _signals() -> Iterator[Signals]:
+def _catch_signals() -> Iterator[Signals]:
     """Record stop signals until the end of the block, so that a second Ctrl-C leaves nothing
     behind.
     """
@@ -190,11 +190,11 @@ def _wait_until_ready(instance: LocalInstance, manager: ProcessManager, signals:
     deadline = time.monotonic() + READY_TIMEOUT_S
     with Client(instance.url) as client:
         while not signals.stop:
-            waiting_for = _unready(client)
+            waiting_for = _list_unready(client)
             if not waiting_for:
                 return True
             if manager.look():
-                _write(instance, manager)
+                _write_state(instance, manager)
             _refuse_deaths(instance, manager)
             if time.monotonic() > deadline:
                 raise StartError(
@@ -205,7 +205,7 @@ def _wait_until_ready(instance: LocalInstance, manager: ProcessManager, signals:
     return False
 
 
-def _unready(client: Client) -> str:
+def _list_unready(client: Client) -> str:
     """Describe what is not ready; empty if all is."""
     try:
         ready = client.ready()
@@ -246,15 +246,17 @@ def last_log_line(log: Path) -> str:
         return lines[-1].strip()
 
 
-def _keep(instance: LocalInstance, manager: ProcessManager, signals: Signals, *, say: Say) -> None:
+def _keep_running(
+    instance: LocalInstance, manager: ProcessManager, signals: Signals, *, say: Say
+) -> None:
     while not signals.stop:
         for name in manager.look():
             say(f"{name} exited and was restarted; see {instance.home.logs / name}.log")
-            _write(instance, manager)
+            _write_state(instance, manager)
         time.sleep(LOOK_INTERVAL_S)
 
 
-def _write(instance: LocalInstance, manager: ProcessManager) -> None:
+def _write_state(instance: LocalInstance, manager: ProcessManager) -> None:
     running = Running(
         pid=os.getpid(),
         url=instance.url,

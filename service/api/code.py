@@ -40,7 +40,7 @@ async def upload_code(request: Request, response: Response, state: StateDep) -> 
     `code` of a spec.
 
     Uploading the same archive again changes nothing. An upload is deleted if no job refers to it
-    and nobody requested it for `ACCORDION_CODE_RETENTION_S` seconds (default: one day). An archive
+    and no request named it for `ACCORDION_CODE_RETENTION_S` seconds (default: one day). An archive
     is rejected if it contains anything but plain files and folders, or a module whose name is
     already used by Python, by this service or by an installed distribution.
     """

@@ -40,7 +40,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class StreamPage:
     """Result of one read of a job's stream."""
 
     version: int | None
@@ -67,16 +67,16 @@ class Reader(Protocol):
     def key(self) -> Hashable:
         """Key that is equal for two readers whose streams have the same frames."""
 
-    def read(self, after: int) -> Snapshot:
+    def read(self, after: int) -> StreamPage:
         """Read the items above a number; runs in a thread."""
 
 
 class Feed:
     """Newest frames of one stream; used only on the event loop."""
 
-    def __init__(self, reader: Reader, first: Snapshot) -> None:
+    def __init__(self, reader: Reader, first: StreamPage) -> None:
         self.reader = reader
-        self.snapshot = first
+        self.newest_page = first
         self.num_streams = 0
         self.is_closed = False
         self.changed = asyncio.Event()
@@ -91,10 +91,10 @@ class Feed:
         """Number of the newest frame."""
         return self._frames[-1].number if self._frames else self._base
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, page: StreamPage) -> None:
         """Append frames that follow `position`, and wake the streams."""
-        self.snapshot = snapshot
-        for frame in snapshot.frames:
+        self.newest_page = page
+        for frame in page.frames:
             self._frames.append(frame)
             self._num_chars += len(frame.text)
         while self._num_chars > MAX_FEED_CHARS:
@@ -130,7 +130,7 @@ class FeedHub:
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
-    def subscribe(self, reader: Reader, now: Snapshot) -> Iterator[Feed]:
+    def subscribe(self, reader: Reader, now: StreamPage) -> Iterator[Feed]:
         """Provide the feed of a reader inside the block. `now` is the state from which a new feed
         starts.
         """
@@ -151,19 +151,19 @@ class FeedHub:
         while self._feeds and not self._draining.is_set():
             try:
                 news = await anyio.to_thread.run_sync(self._read_news, list(self._feeds.values()))
-            except Exception:  # noqa: BLE001  # clients reconnect and are told what is wrong
+            except Exception:  # noqa: BLE001  # clients reconnect and get the error
                 _log.exception("streams")
                 break
-            for feed, snapshot in news:
-                if snapshot is None:
+            for feed, page in news:
+                if page is None:
                     feed.close()
                 else:
-                    feed.add(snapshot)
+                    feed.add(page)
             await anyio.sleep(POLL_S)
         for feed in self._feeds.values():
             feed.close()
 
-    def _read_news(self, feeds: Sequence[Feed]) -> list[tuple[Feed, Snapshot | None]]:
+    def _read_news(self, feeds: Sequence[Feed]) -> list[tuple[Feed, StreamPage | None]]:
         """Read all feeds that have changed; None for a job that cannot be read."""
         versions = self._repository.versions({feed.reader.job_id for feed in feeds})
         return [
@@ -171,17 +171,17 @@ class FeedHub:
             for feed in feeds
             if not feed.is_closed
             and (
-                versions.get(feed.reader.job_id) != feed.snapshot.version
-                or feed.position < feed.snapshot.newest
+                versions.get(feed.reader.job_id) != feed.newest_page.version
+                or feed.position < feed.newest_page.newest
             )
         ]
 
 
-def _read_safely(feed: Feed) -> Snapshot | None:
-    """Read the new items of a feed; None on failure, so that the streams of other jobs go on."""
+def _read_safely(feed: Feed) -> StreamPage | None:
+    """Read the new items of a feed; None on failure, so that the streams of other jobs continue."""
     try:
         return feed.reader.read(feed.position)
-    except Exception:  # noqa: BLE001  # clients reconnect and are told what is wrong
+    except Exception:  # noqa: BLE001  # clients reconnect and get the error
         _log.exception("stream", job=feed.reader.job_id)
         return None
 
@@ -191,20 +191,20 @@ async def follow_feed(feed: Feed, after: int, *, keepalive_s: float) -> AsyncIte
     yield f"retry: {RETRY_MS}\n\n"
     progress = ""
     while not feed.is_closed:
-        changed, snapshot, frames = feed.changed, feed.snapshot, feed.since(after)
+        changed, page, frames = feed.changed, feed.newest_page, feed.since(after)
         if frames is None:
-            snapshot = await anyio.to_thread.run_sync(feed.reader.read, after)
-            frames = snapshot.frames
+            page = await anyio.to_thread.run_sync(feed.reader.read, after)
+            frames = page.frames
         for frame in frames:
             yield frame.text
             after = frame.number
-        if snapshot.has_ended and after >= snapshot.newest:
-            if snapshot.closing:
-                yield snapshot.closing
+        if page.has_ended and after >= page.newest:
+            if page.closing:
+                yield page.closing
             return
         # A page is newer than the feed: sending its progress could put newer progress before older.
-        if feed.snapshot.progress != progress:
-            progress = feed.snapshot.progress
+        if feed.newest_page.progress != progress:
+            progress = feed.newest_page.progress
             yield progress
         if not frames and not await _wait_for_change(changed, keepalive_s):
             yield ": keep-alive\n\n"

@@ -38,7 +38,7 @@ def get_overrides(job: JobDep, repository: RepositoryDep, response: Response) ->
 )
 def add_override(
     job_id: JobId,
-    wish: OverrideRequest,
+    request: OverrideRequest,
     *,
     state: StateDep,
     if_match: IfMatch = None,
@@ -52,7 +52,7 @@ def add_override(
     Repeating a request with the same `Idempotency-Key` returns the override that the first one
     created.
     """
-    body = wish.model_dump(mode="json")
+    body = request.model_dump(mode="json")
     key = (
         Idempotency(
             key=idempotency_key, scope=f"POST overrides of {job_id}", body_hash=body_hash(body)
@@ -62,7 +62,7 @@ def add_override(
     )
     row, _ = JobSubmission(state.database, state.clock).add_override(
         job_id,
-        RequestedOverride(**wish.model_dump()),
+        RequestedOverride(**request.model_dump()),
         check=lambda job: check_if_match(if_match, job),
         idempotency=key,
     )

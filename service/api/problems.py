@@ -90,11 +90,11 @@ def crash_response(scope: Any, error: Exception) -> Response:
 def install_problems(app: FastAPI) -> None:
     """Return every error in one format, and declare it in the schema."""
     app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     for kind in (DatabaseError, PoolTimeout):
         app.add_exception_handler(kind, _database_error)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
 
 
 def _api_error(request: Request, error: Exception) -> Response:
@@ -103,7 +103,7 @@ def _api_error(request: Request, error: Exception) -> Response:
     )
 
 
-def _invalid(request: Request, error: Exception) -> Response:
+def _validation_error(request: Request, error: Exception) -> Response:
     found = error.errors() if isinstance(error, RequestValidationError) else []
     if any(item["loc"] == ("body",) and isinstance(item.get("input"), bytes) for item in found):
         given = request.headers.get("content-type", "missing")
@@ -117,7 +117,8 @@ def _invalid(request: Request, error: Exception) -> Response:
         )
     kind = body_type(request)
     items = [
-        ProblemItem(pointer=_pointer(item["loc"]), detail=_detail(item, kind)) for item in found
+        ProblemItem(pointer=_json_pointer(item["loc"]), detail=_describe_item(item, kind))
+        for item in found
     ]
     detail = "; ".join(
         f"{item.pointer}: {item.detail}" if item.pointer else item.detail for item in items[:3]
@@ -126,14 +127,14 @@ def _invalid(request: Request, error: Exception) -> Response:
     return problem_response(request.scope, 422, detail + more, code="invalid", errors=items)
 
 
-def _pointer(loc: tuple[Any, ...]) -> str:
+def _json_pointer(loc: tuple[Any, ...]) -> str:
     """Return a JSON pointer into the body, or a path such as `query/limit` or `header/if-match`."""
     if loc and loc[0] == "body":
         return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in loc[1:])
     return "/".join(str(part) for part in loc)
 
 
-def _detail(item: dict[str, Any], kind: Any) -> str:
+def _describe_item(item: dict[str, Any], kind: Any) -> str:
     """Describe what is wrong with one value; `kind` is the type of the body."""
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
@@ -167,7 +168,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 def _methods_of(app: FastAPI, path: str) -> list[str]:
     """Return all methods of a path; the framework names only those of its first route."""
-    for template, operations in _openapi(app)["paths"].items():
+    for template, operations in _build_openapi(app)["paths"].items():
         if re.fullmatch(re.sub(r"\\{[^}]+\\}", "[^/]+", re.escape(template)), path):
             return sorted(name.upper() for name in operations)
     return []
@@ -195,7 +196,7 @@ def database_problem(scope: Scope, error: Exception) -> Response:
     return problem_response(scope, 503, detail, code="unavailable", headers={"Retry-After": "2"})
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _build_openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes

@@ -1,4 +1,4 @@
-"""Server-sent events from the outbox: numbered without gaps, resumable, with a terminal event.
+"""Server-sent events of a job and of its logs: numbered without gaps, resumable, with a last event.
 
 Progress events have no number: only the newest value matters, so that clients may miss some.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 
 from service.api.app_state import AppState
-from service.api.feeds import Frame, Reader, Snapshot, follow_feed
+from service.api.feeds import Frame, Reader, StreamPage, follow_feed
 from service.api.views import event_document, progress_view
 from service.domain.job_status import ENDED
 from service.domain.jobs import Status
@@ -20,10 +20,12 @@ from service.store.models import EventRow, JobRow, LogChunkRow
 
 MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-_GONE = Snapshot(version=None, newest=0, has_ended=True)
+_GONE = StreamPage(version=None, newest=0, has_ended=True)
 
 
-def stream_feed(state: AppState, reader: Reader, *, now: Snapshot, after: int) -> StreamingResponse:
+def stream_feed(
+    state: AppState, reader: Reader, *, now: StreamPage, after: int
+) -> StreamingResponse:
     """Stream what follows a number, until the job ends, the client leaves or the service stops."""
 
     async def frames() -> AsyncIterator[str]:
@@ -52,23 +54,23 @@ class EventReader:
         """Identify the stream."""
         return ("events", self.job_id)
 
-    def read(self, after: int) -> Snapshot:
+    def read(self, after: int) -> StreamPage:
         """Read the events above that number, and the newest progress."""
         job = self._repository.job(self.job_id)
         if job is None:
             return _GONE
-        return self.snapshot(
+        return self.build_page(
             job, self._repository.events(self.job_id, after=after) if job.event_seq > after else ()
         )
 
-    def snapshot(self, job: JobRow, rows: Sequence[EventRow] = ()) -> Snapshot:
-        """Build the snapshot of a job from its row and these events."""
+    def build_page(self, job: JobRow, rows: Sequence[EventRow] = ()) -> StreamPage:
+        """Build the page of a job from its row and these events."""
         frames = tuple(
             Frame(number=row.seq, text=format_frame(row.type, event_document(row), row.seq))
             for row in rows
         )
         progress, has_ended = progress_view(job), Status(job.status) in ENDED
-        return Snapshot(
+        return StreamPage(
             version=job.version,
             newest=max(job.event_seq, rows[-1].seq if rows else 0),
             frames=frames,
@@ -92,20 +94,20 @@ class LogReader:
         """Identify the stream."""
         return ("logs", self.job_id, self._attempt)
 
-    def read(self, after: int) -> Snapshot:
+    def read(self, after: int) -> StreamPage:
         """Read the chunks above that number."""
         job = self._repository.job(self.job_id)
         return (
             _GONE
             if job is None
-            else self.snapshot(job, self._repository.logs(self.job_id, after=after))
+            else self.build_page(job, self._repository.logs(self.job_id, after=after))
         )
 
-    def snapshot(self, job: JobRow, rows: Sequence[LogChunkRow] = ()) -> Snapshot:
-        """Build the snapshot of a job from its row and these chunks; the end follows after all of
+    def build_page(self, job: JobRow, rows: Sequence[LogChunkRow] = ()) -> StreamPage:
+        """Build the page of a job from its row and these chunks; the end follows after all of
         them.
         """
-        return Snapshot(
+        return StreamPage(
             version=job.version,
             newest=max(job.log_number, rows[-1].number if rows else 0),
             frames=tuple(Frame(number=row.number, text=self._frame(row)) for row in rows),

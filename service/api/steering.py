@@ -25,7 +25,7 @@ router = APIRouter(
 @router.post("/resize", status_code=202, responses=describe_problems(400, 415))
 def resize(
     job_id: JobId,
-    wish: ResizeRequest,
+    request: ResizeRequest,
     *,
     response: Response,
     state: StateDep,
@@ -38,7 +38,9 @@ def resize(
     limits.
     """
     lifecycle = JobLifecycle(state.database, state.clock)
-    return _answer(lifecycle.resize(job_id, wish.min, wish.max, check=_check(if_match)), response)
+    return _answer(
+        lifecycle.resize(job_id, request.min, request.max, check=_check(if_match)), response
+    )
 
 
 @router.post("/pause", status_code=202)

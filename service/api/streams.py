@@ -119,7 +119,7 @@ def get_events(
     if Status(job.status) in ENDED and after >= job.event_seq:
         return Response(status_code=204)
     reader = EventReader(state, job.id)
-    return stream_feed(state, reader, now=reader.snapshot(job), after=after)
+    return stream_feed(state, reader, now=reader.build_page(job), after=after)
 
 
 @router.get(
@@ -150,4 +150,4 @@ def get_logs(
     after = last_event_id(last_event_id_, job.log_number)
     if after is not None and Status(job.status) in ENDED and after >= job.log_number:
         return Response(status_code=204)
-    return stream_feed(state, reader, now=reader.snapshot(job), after=after or 0)
+    return stream_feed(state, reader, now=reader.build_page(job), after=after or 0)

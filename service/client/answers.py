@@ -66,20 +66,20 @@ def raise_for_status(response: httpx2.Response) -> None:
         if response.status_code == 404
         else Refused
     )
-    raise kind(_sentence(problem), problem.status, problem.code)
+    raise kind(_describe_problem(problem), problem.status, problem.code)
 
 
-def _sentence(problem: Problem) -> str:
+def _describe_problem(problem: Problem) -> str:
     """List each invalid value with its field; if none is named, the general message."""
     if problem.status == 401:
         return f"{problem.detail}; set ACCORDION_ADMIN_TOKEN_FILE or ACCORDION_ADMIN_TOKEN"
     items = [
-        f"{_dotted(item.pointer)}: {item.detail}" if item.pointer else item.detail
+        f"{_dotted_path(item.pointer)}: {item.detail}" if item.pointer else item.detail
         for item in problem.errors
     ]
     return "\n".join(items) or problem.detail
 
 
-def _dotted(pointer: str) -> str:
+def _dotted_path(pointer: str) -> str:
     """Convert a JSON pointer to a dotted path: `/training/epochs` is `training.epochs`."""
     return pointer.strip("/").replace("/", ".").replace("~1", "/").replace("~0", "~")

@@ -77,7 +77,7 @@ class Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Proxies from the environment would intercept requests to this machine.
         self._http = httpx2.Client(
-            base_url=_address(self.url),
+            base_url=_base_url(self.url),
             headers=headers,
             transport=transport,
             timeout=REQUEST_TIMEOUT_S,
@@ -104,25 +104,28 @@ class Client:
         """Create a URL that logs one browser in and opens `page`; it works once, within 15
         minutes.
         """
-        return self.url + self._ask(LoginLinkView, "POST", "/login-links", json={"next": page}).path
+        return (
+            self.url
+            + self._request(LoginLinkView, "POST", "/login-links", json={"next": page}).path
+        )
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> JobView:
         """Submit a job; with a key, a repeated request returns the same job."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        return self._ask(JobView, "POST", "/jobs", json=dict(spec), headers=headers)
+        return self._request(JobView, "POST", "/jobs", json=dict(spec), headers=headers)
 
     def upload(self, archive: bytes) -> CodeView:
         """Upload your own modules as a zip file; name the returned `sha256` in the field `code` of
         a spec.
         """
         headers = {"Content-Type": "application/zip"}
-        return self._ask(
+        return self._request(
             CodeView, "POST", "/code", content=archive, headers=headers, timeout=UPLOAD_TIMEOUT_S
         )
 
     def dry_run(self, spec: Mapping[str, Any]) -> DryRun:
         """Validate a spec: returns it with defaults, and whether the job would wait."""
-        return self._ask(DryRun, "POST", "/jobs", json=dict(spec), params={"dry_run": "true"})
+        return self._request(DryRun, "POST", "/jobs", json=dict(spec), params={"dry_run": "true"})
 
     def jobs(
         self,
@@ -142,7 +145,7 @@ class Client:
             "label": list(label),
         }
         params |= {"limit": limit, "cursor": cursor}
-        return self._ask(
+        return self._request(
             JobPage, "GET", "/jobs", params={key: value for key, value in params.items() if value}
         )
 
@@ -152,7 +155,7 @@ class Client:
 
     def job(self, job_id: str) -> JobView:
         """Get one job by its id."""
-        return self._ask(JobView, "GET", f"/jobs/{job_id}")
+        return self._request(JobView, "GET", f"/jobs/{job_id}")
 
     def find(self, reference: str) -> JobView:
         """Find a job by id, id prefix or name; if several match, the unfinished one.
@@ -165,10 +168,10 @@ class Client:
                 return self.job(reference)
             except NotFound:
                 pass  # A name can be as long as an id.
-        found = self._matching(reference)
+        found = self._find_matching(reference)
         going = [job for job in found if job.ended_at is None]
         if not going and len(found) >= PAGE_JOBS:
-            going = self._matching(reference, status=UNFINISHED)
+            going = self._find_matching(reference, status=UNFINISHED)
         if len(found) == 1 or len(going) == 1:
             return (going or found)[0]
         if not found:
@@ -185,7 +188,7 @@ class Client:
         more = " ..." if len(found) > 5 else ""
         raise AmbiguousJob(f"{reference!r} fits {count} jobs: {shown}{more}; give more of the id")
 
-    def _matching(self, reference: str, status: Sequence[str] = ()) -> list[JobView]:
+    def _find_matching(self, reference: str, status: Sequence[str] = ()) -> list[JobView]:
         """Newest jobs with that name or id prefix, at most one page of each."""
         found: dict[str, JobView] = {}
         if len(reference) <= MAX_NAME and reference.isprintable():
@@ -202,25 +205,25 @@ class Client:
 
     def cancel(self, job_id: str) -> JobView:
         """Cancel; repeating is harmless."""
-        return self._ask(JobView, "POST", f"/jobs/{job_id}/cancel")
+        return self._request(JobView, "POST", f"/jobs/{job_id}/cancel")
 
     def resize(self, job_id: str, min_workers: int, max_workers: int) -> JobView:
         """Allow the job `min_workers` to `max_workers` workers; repeating is harmless."""
-        return self._ask(
+        return self._request(
             JobView, "POST", f"/jobs/{job_id}/resize", json={"min": min_workers, "max": max_workers}
         )
 
     def pause(self, job_id: str) -> JobView:
         """Pause a job after saving a checkpoint; repeating is harmless."""
-        return self._ask(JobView, "POST", f"/jobs/{job_id}/pause")
+        return self._request(JobView, "POST", f"/jobs/{job_id}/pause")
 
     def resume(self, job_id: str) -> JobView:
         """Resume a paused job; repeating is harmless."""
-        return self._ask(JobView, "POST", f"/jobs/{job_id}/resume")
+        return self._request(JobView, "POST", f"/jobs/{job_id}/resume")
 
     def attempts(self, job_id: str) -> AttemptList:
         """Get all attempts of the job."""
-        return self._ask(AttemptList, "GET", f"/jobs/{job_id}/attempts")
+        return self._request(AttemptList, "GET", f"/jobs/{job_id}/attempts")
 
     def epochs(
         self,
@@ -232,7 +235,7 @@ class Client:
     ) -> EpochPage:
         """Get one page of finished epochs."""
         params = _page_params(limit, cursor, newest_first=newest_first)
-        return self._ask(EpochPage, "GET", f"/jobs/{job_id}/epochs", params=params)
+        return self._request(EpochPage, "GET", f"/jobs/{job_id}/epochs", params=params)
 
     def all_epochs(self, job_id: str) -> Iterator[EpochView]:
         """Iterate over all finished epochs, oldest first."""
@@ -248,7 +251,7 @@ class Client:
     ) -> DecisionPage:
         """Get one page of decisions."""
         params = _page_params(limit, cursor, newest_first=newest_first)
-        return self._ask(DecisionPage, "GET", f"/jobs/{job_id}/decisions", params=params)
+        return self._request(DecisionPage, "GET", f"/jobs/{job_id}/decisions", params=params)
 
     def all_decisions(self, job_id: str) -> Iterator[DecisionView]:
         """Iterate over all decisions, oldest first."""
@@ -256,49 +259,49 @@ class Client:
 
     def checkpoints(self, job_id: str) -> CheckpointList:
         """Get all checkpoints."""
-        return self._ask(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints")
+        return self._request(CheckpointList, "GET", f"/jobs/{job_id}/checkpoints")
 
     def schedule(self, job_id: str) -> ScheduleView:
         """Get the state of each layer."""
-        return self._ask(ScheduleView, "GET", f"/jobs/{job_id}/schedule")
+        return self._request(ScheduleView, "GET", f"/jobs/{job_id}/schedule")
 
     def overrides(self, job_id: str) -> OverrideList:
         """Get all overrides of the job."""
-        return self._ask(OverrideList, "GET", f"/jobs/{job_id}/overrides")
+        return self._request(OverrideList, "GET", f"/jobs/{job_id}/overrides")
 
     def override(
-        self, job_id: str, wish: OverrideRequest, *, idempotency_key: str | None = None
+        self, job_id: str, request: OverrideRequest, *, idempotency_key: str | None = None
     ) -> OverrideView:
         """Override levels or the global batch."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        body = wish.model_dump(mode="json")
-        return self._ask(
+        body = request.model_dump(mode="json")
+        return self._request(
             OverrideView, "POST", f"/jobs/{job_id}/overrides", json=body, headers=headers
         )
 
     def cancel_override(self, job_id: str, override_id: str) -> OverrideView:
         """Cancel an override; its layers return to the policy."""
-        return self._ask(OverrideView, "DELETE", f"/jobs/{job_id}/overrides/{override_id}")
+        return self._request(OverrideView, "DELETE", f"/jobs/{job_id}/overrides/{override_id}")
 
     def tasks(self) -> NamedList:
         """Get the tasks that a spec can name."""
-        return self._ask(NamedList, "GET", "/tasks")
+        return self._request(NamedList, "GET", "/tasks")
 
     def methods(self) -> NamedList:
         """Get the compression methods that a spec can name."""
-        return self._ask(NamedList, "GET", "/methods")
+        return self._request(NamedList, "GET", "/methods")
 
     def policies(self) -> NamedList:
         """Get the policies that a spec can name."""
-        return self._ask(NamedList, "GET", "/policies")
+        return self._request(NamedList, "GET", "/policies")
 
     def cluster(self) -> ClusterView:
         """Get the nodes of the cluster."""
-        return self._ask(ClusterView, "GET", "/cluster")
+        return self._request(ClusterView, "GET", "/cluster")
 
     def queue(self) -> QueueView:
         """Get the queued jobs, and why they wait."""
-        return self._ask(QueueView, "GET", "/queue")
+        return self._request(QueueView, "GET", "/queue")
 
     def ready(self) -> Ready:
         """Check whether the service can accept and run jobs; not being ready is no error."""
@@ -306,7 +309,7 @@ class Client:
             response = self._http.get("/readyz")
         if response.status_code not in (200, 503):
             raise_for_status(response)
-        return self._parsed(Ready, response)
+        return self._parse_events(Ready, response)
 
     def events(self, job_id: str, *, after: int = 0) -> Iterator[EventView | ProgressView]:
         """Follow the job's events above number `after`, each once, over lost connections, until the
@@ -347,13 +350,13 @@ class Client:
             if item.event == "log":
                 yield LogChunk.model_validate_json(item.data)
 
-    def _ask(self, record: type[Answer], method: str, path: str, **more: Any) -> Answer:
+    def _request(self, record: type[Answer], method: str, path: str, **more: Any) -> Answer:
         with translate_errors(self.url):
             response = self._http.request(method, f"/api/v1{path}", **more)
         raise_for_status(response)
-        return self._parsed(record, response)
+        return self._parse_events(record, response)
 
-    def _parsed(self, record: type[Answer], response: httpx2.Response) -> Answer:
+    def _parse_events(self, record: type[Answer], response: httpx2.Response) -> Answer:
         try:
             return record.model_validate_json(response.content)
         except ValidationError as error:
@@ -380,7 +383,7 @@ def _every_item(read: Callable[[str | None], Any]) -> Iterator[Any]:
             return
 
 
-def _address(url: str) -> httpx2.URL:
+def _base_url(url: str) -> httpx2.URL:
     """Normalize the address.
 
     Raises:

@@ -36,7 +36,7 @@ class Waiter:
     sleep: Callable[[float], None] = time.sleep
 
 
-class LogLine(BaseModel):
+class LogChunkLine(BaseModel):
     """One line of output; `rank` None is the supervisor."""
 
     attempt: int
@@ -50,7 +50,7 @@ class LogChunk(BaseModel):
     """A batch of output lines, in order."""
 
     number: int
-    lines: list[LogLine]
+    lines: list[LogChunkLine]
     dropped: int
     """Number of lines lost before these because they were written faster than they can be stored.
     """

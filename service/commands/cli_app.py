@@ -1,4 +1,4 @@
-"""The table of commands; `run_command` returns the exit code. Commands import slow modules later."""
+"""The table of commands, which import heavy modules themselves; `run_command` runs one of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from service.commands import doctor, history, jobs, processes
 from service.commands import job_control as control
@@ -16,8 +19,31 @@ from service.commands import watch as live
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED = 128 + int(signal.SIGINT)
 
+
+class _Command(TyperCommand):
+    """A command whose help shows flags without `<bool>`: no value follows them."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_flag_types(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """The commands together; their flags are shown in the same way."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_flag_types(super().get_params(ctx))
+
+
+def _hide_flag_types(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
 app = typer.Typer(
     name="accordion",
+    cls=_Group,
     help="Elastic training on Ray with gradient compression that adapts while the job runs.",
     epilog=(
         "Exit codes: 0 done, 1 the job or a check failed, 2 usage, 3 the service is unreachable."
@@ -26,24 +52,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("up")(processes.up)
-app.command("demo")(processes.demo)
-app.command("env")(processes.env)
-app.command("submit")(jobs.submit)
-app.command("list")(jobs.list_jobs)
-app.command("show")(history.show)
-app.command("watch")(live.watch)
-app.command("logs")(live.logs)
-app.command("override")(control.override)
-app.command("hand-back")(control.hand_back)
-app.command("resize")(control.resize)
-app.command("pause")(control.pause)
-app.command("resume")(control.resume)
-app.command("cancel")(control.cancel)
-app.command("doctor")(doctor.doctor)
-app.command("login")(processes.login)
-app.command("api")(processes.api)
-app.command("scheduler")(processes.scheduler)
+_add = partial(app.command, cls=_Command)
+_add("up")(processes.up)
+_add("demo")(processes.demo)
+_add("env")(processes.env)
+_add("submit")(jobs.submit)
+_add("list")(jobs.list_jobs)
+_add("show")(history.show)
+_add("watch")(live.watch)
+_add("logs")(live.logs)
+_add("override")(control.override)
+_add("hand-back")(control.hand_back)
+_add("resize")(control.resize)
+_add("pause")(control.pause)
+_add("resume")(control.resume)
+_add("cancel")(control.cancel)
+_add("doctor")(doctor.doctor)
+_add("login")(processes.login)
+_add("api")(processes.api)
+_add("scheduler")(processes.scheduler)
 
 
 def run_command(arguments: Sequence[str]) -> int:

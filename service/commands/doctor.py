@@ -45,7 +45,7 @@ class Finding:
 
 def doctor(url: UrlOption = "", json: JsonOption = False) -> None:
     """Check for missing, unreachable or misconfigured parts; exit code 1 if a check fails."""
-    found = list(examine(url))
+    found = list(run_checks(url))
     if json:
         print_json(
             {
@@ -61,13 +61,13 @@ def doctor(url: UrlOption = "", json: JsonOption = False) -> None:
         raise typer.Exit(FAILED)
 
 
-def examine(url: str) -> Iterator[Finding]:
+def run_checks(url: str) -> Iterator[Finding]:
     """Run all checks, from installed packages to running processes."""
     from service.errors import SettingsError
     from service.settings import load_settings
 
-    yield _python()
-    yield from _packages()
+    yield _check_python()
+    yield from _check_packages()
     try:
         settings = load_settings()
         settings.token()
@@ -77,14 +77,14 @@ def examine(url: str) -> Iterator[Finding]:
     yield Finding(
         name="settings",
         state="ok",
-        message=f"home is {settings.home}, database is {_database(settings)}",
+        message=f"home is {settings.home}, database is {_database_url(settings)}",
     )
-    yield from _private(settings)
-    yield from _room(settings.home)
-    yield from _service(settings, url)
+    yield from _check_permissions(settings)
+    yield from _check_resources(settings.home)
+    yield from _check_service(settings, url)
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     version, oldest = sys.version.split()[0], ".".join(str(part) for part in MIN_PYTHON)
     if sys.version_info >= MIN_PYTHON:
         return Finding(name="python", state="ok", message=version)
@@ -95,7 +95,7 @@ def _python() -> Finding:
     )
 
 
-def _packages() -> Iterator[Finding]:
+def _check_packages() -> Iterator[Finding]:
     """Compare installed packages with the versions that the service requires."""
     from packaging.requirements import Requirement
 
@@ -111,7 +111,11 @@ def _packages() -> Iterator[Finding]:
     needed = [
         item for item in asked if item.marker is None or item.marker.evaluate({"extra": "service"})
     ]
-    wrong = [sentence for item in needed if (sentence := _wrong(item.name, str(item.specifier)))]
+    wrong = [
+        sentence
+        for item in needed
+        if (sentence := _describe_mismatch(item.name, str(item.specifier)))
+    ]
     for sentence in wrong:
         yield Finding(
             name="packages",
@@ -122,13 +126,13 @@ def _packages() -> Iterator[Finding]:
         shown = ", ".join(
             f"{name} {metadata.version(name)}" for name in (DISTRIBUTION, "torch", "ray")
         )
-        yield _ray_train()
+        yield _check_ray_train()
         yield Finding(name="packages", state="ok", message=f"{shown}, and {len(needed) - 2} more")
 
 
-def _ray_train() -> Finding:
+def _check_ray_train() -> Finding:
     """Check whether jobs can run on Ray Train, the default engine."""
-    missing = [name for name in RAY_TRAIN_PACKAGES if _wrong(name, "")]
+    missing = [name for name in RAY_TRAIN_PACKAGES if _describe_mismatch(name, "")]
     if missing:
         message = (
             f"{', '.join(missing)} is missing, which Ray Train needs, so jobs end before they"
@@ -143,7 +147,7 @@ def _ray_train() -> Finding:
     )
 
 
-def _wrong(name: str, wanted: str) -> str:
+def _describe_mismatch(name: str, wanted: str) -> str:
     """Describe what is wrong with an installed package; empty if nothing is."""
     from packaging.specifiers import SpecifierSet
 
@@ -158,14 +162,14 @@ def _wrong(name: str, wanted: str) -> str:
     )
 
 
-def _database(settings: Settings) -> str:
+def _database_url(settings: Settings) -> str:
     """Check the database; its URL is shown without the password."""
     from sqlalchemy.engine import make_url
 
     return make_url(settings.database).render_as_string(hide_password=True)
 
 
-def _private(settings: Settings) -> Iterator[Finding]:
+def _check_permissions(settings: Settings) -> Iterator[Finding]:
     """Check that only the owner can read the home directory and the token files."""
     from service.home import OWNER_ONLY_DIR, OWNER_ONLY_FILE, Home
 
@@ -202,24 +206,26 @@ def _private(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _room(home: Path) -> Iterator[Finding]:
+def _check_resources(home: Path) -> Iterator[Finding]:
     """Check disk space, memory and shared memory."""
     existing = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    yield _enough(
+    yield _check_amount(
         "disk", free, MIN_DISK_BYTES, way_out=f"at {existing}; free some, or set ACCORDION_HOME"
     )
     memory = _available_memory()
     if memory is not None:
         way_out = "available; end other programs, or use a larger machine"
-        yield _enough("memory", memory, MIN_MEMORY_BYTES, way_out=way_out)
+        yield _check_amount("memory", memory, MIN_MEMORY_BYTES, way_out=way_out)
     shared = Path("/dev/shm")  # noqa: S108 - read only
     if shared.exists():
         way_out = f"at {shared}; enlarge it (docker: --shm-size=1g), or Ray is slow"
-        yield _enough("shared", shutil.disk_usage(shared).free, MIN_SHARED_BYTES, way_out=way_out)
+        yield _check_amount(
+            "shared", shutil.disk_usage(shared).free, MIN_SHARED_BYTES, way_out=way_out
+        )
 
 
-def _enough(name: str, free: int, min_bytes: int, *, way_out: str) -> Finding:
+def _check_amount(name: str, free: int, min_bytes: int, *, way_out: str) -> Finding:
     """Check one resource; `way_out` is the place that was checked, a semicolon, and the fix if it
     is too little.
     """
@@ -237,7 +243,7 @@ def _available_memory() -> int | None:
     return next((int(row[1]) * 1024 for row in rows if row[0] == "MemAvailable:"), None)
 
 
-def _service(settings: Settings, url: str) -> Iterator[Finding]:
+def _check_service(settings: Settings, url: str) -> Iterator[Finding]:
     """Check whether the service is ready or, if none is expected, whether one could start."""
     from service.client import Client, ClientError
     from service.connection import service_token, service_url
@@ -253,16 +259,16 @@ def _service(settings: Settings, url: str) -> Iterator[Finding]:
         yield (
             Finding(name="service", state="bad", message=str(error))
             if expected
-            else _could_start(settings)
+            else _check_port(settings)
         )
         return
     yield Finding(name="api", state="ok", message=f"answers at {address}")
     for name, check in checks.items():
         yield Finding(name=name, state="ok" if check.ok else "bad", message=check.message)
-    yield _storage(newest)
+    yield _describe_storage(newest)
 
 
-def _storage(newest: Sequence[JobView]) -> Finding:
+def _describe_storage(newest: Sequence[JobView]) -> Finding:
     """Show what the workers of the newest job found out about their storage."""
     from service.commands.format import format_storage
 
@@ -274,7 +280,7 @@ def _storage(newest: Sequence[JobView]) -> Finding:
     return Finding(name="storage", state="ok", message=message)
 
 
-def _could_start(settings: Settings) -> Finding:
+def _check_port(settings: Settings) -> Finding:
     from service.errors import StartError
     from service.local_programs import free_port
 

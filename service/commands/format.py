@@ -107,8 +107,8 @@ def format_override(override: Mapping[str, Any]) -> str:
         else " from the next epoch"
     )
     about = "the batch" if override.get("target") == "batch" else ", ".join(override["layers"])
-    wish = f"#{override['number']}: {format_level(override['level'])} for {about}{start}{until}"
-    return f"{wish}: {override['state']}{_how_far(override)}"
+    text = f"#{override['number']}: {format_level(override['level'])} for {about}{start}{until}"
+    return f"{text}: {override['state']}{_how_far(override)}"
 
 
 def _how_far(override: Mapping[str, Any]) -> str:
@@ -178,7 +178,7 @@ def format_ray_run(run: RayRunView) -> str:
 def format_elasticity(cost: ElasticityStats) -> str:
     """Describe what worker group changes have cost so far."""
     parts = [
-        f"{_counted(sum(by.values()), *nouns)} "
+        f"{_format_count(sum(by.values()), *nouns)} "
         f"({', '.join(f'{_CAUSES.get(name, name)} {count}' for name, count in by.items())})"
         for by, nouns in (
             (cost.resizes, ("resize", "resizes")),
@@ -186,10 +186,10 @@ def format_elasticity(cost: ElasticityStats) -> str:
         )
         if by
     ]
-    return ", ".join([*parts, _cost(cost.steps_rolled_back, cost.seconds_lost)])
+    return ", ".join([*parts, _format_cost(cost.steps_rolled_back, cost.seconds_lost)])
 
 
-def _counted(count: int, one: str, more: str) -> str:
+def _format_count(count: int, one: str, more: str) -> str:
     return f"{count} {one if count == 1 else more}"
 
 
@@ -204,7 +204,7 @@ def format_worker_event(data: Mapping[str, Any]) -> str:
             return f"{count} from epoch {data['epoch']}{resumed}"
         case "started":
             cause = _CAUSES.get(data["why"], data["why"])
-            cost = _cost(data["steps_rolled_back"], data["seconds_lost"])
+            cost = _format_cost(data["steps_rolled_back"], data["seconds_lost"])
             return f"{data['previous_world_size']} → {data['world_size']} workers: {cause}, {cost}"
         case "resizing":
             return f"at the next step {data['message']}"
@@ -215,7 +215,7 @@ def format_worker_event(data: Mapping[str, Any]) -> str:
     return f"workers ended: {data['message']}"
 
 
-def _cost(steps: int, seconds: float) -> str:
+def _format_cost(steps: int, seconds: float) -> str:
     return f"{steps} step{'' if steps == 1 else 's'} rolled back, {seconds:.1f} s lost"
 
 

@@ -73,7 +73,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         decisions = client.decisions(found.id, limit=1, newest_first=True)
         epochs = client.epochs(found.id, limit=SHOWN_EPOCHS, newest_first=True)
     out = create_console()
-    for line in _summary(found):
+    for line in _summarize_job(found):
         out.print(line)
     if dashboard is not None:
         out.print(f"dashboard  {dashboard}/#/actors")
@@ -82,13 +82,17 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         newest = decisions.items[0].decision
         reason = replace_override_ids(newest.reason, numbers)
         out.print(f"decisions  {decisions.total}, the newest for epoch {newest.epoch}: {reason}")
-    for table in (_schedule(schedule, numbers), _overrides(overrides), _epochs(epochs)):
+    for table in (
+        _schedule_table(schedule, numbers),
+        _override_table(overrides),
+        _epoch_table(epochs),
+    ):
         if table.row_count:
             out.print()
             out.print(table)
 
 
-def _summary(job: JobView) -> list[str]:
+def _summarize_job(job: JobView) -> list[str]:
     from service.domain.documents import value_at
 
     now = job.progress
@@ -129,7 +133,7 @@ def _summary(job: JobView) -> list[str]:
     return lines
 
 
-def _table(title: str, *columns: str) -> Table:
+def _new_table(title: str, *columns: str) -> Table:
     from rich.table import Table
 
     table = Table(
@@ -145,18 +149,24 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _schedule(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
-    def speaker(said_by: str) -> str:
+def _schedule_table(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
+    def decided_by(said_by: str) -> str:
         return f"override #{numbers[said_by]}" if said_by in numbers else said_by
 
-    table = _table(
-        "in force", "LAYER", "SHAPE", "REGIME", "LEVEL", "METHOD", "POLICY WOULD PICK", "SAID BY"
+    table = _new_table(
+        "in force", "LAYER", "SHAPE", "REGIME", "LEVEL", "METHOD", "POLICY WOULD PICK", "DECIDED BY"
     )
     for row in schedule.layers:
         shape = "x".join(str(length) for length in row.shape)
         method = f"{row.method} {format_level(row.options)}".rstrip()
         table.add_row(
-            row.layer, shape, row.regime, row.level, method, row.policy_level, speaker(row.said_by)
+            row.layer,
+            shape,
+            row.regime,
+            row.level,
+            method,
+            row.policy_level,
+            decided_by(row.said_by),
         )
     if schedule.batch is not None:
         batch = schedule.batch
@@ -168,19 +178,19 @@ def _schedule(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table:
             batch.level or "by hand",
             size,
             batch.policy_level,
-            speaker(batch.said_by),
+            decided_by(batch.said_by),
         )
     return table
 
 
-def _overrides(overrides: list[OverrideView]) -> Table:
-    table = _table("overrides", "WISH", "REASON")
+def _override_table(overrides: list[OverrideView]) -> Table:
+    table = _new_table("overrides", "OVERRIDE", "REASON")
     for override in overrides:
         table.add_row(format_override(override.model_dump(mode="json")), override.reason)
     return table
 
 
-def _epochs(page: EpochPage) -> Table:
+def _epoch_table(page: EpochPage) -> Table:
     epochs = page.items[::-1]
     names = list_metric_names(row.metrics for row in epochs)
     title = (
@@ -189,7 +199,7 @@ def _epochs(page: EpochPage) -> Table:
         else f"epochs, the newest {len(epochs)} of {page.total}"
     )
     columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS AT ITS END")
-    table = _table(title, "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
+    table = _new_table(title, "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
     for row in epochs:
         bytes_ = row.bytes.model_dump()
         table.add_row(

@@ -41,7 +41,12 @@ def override(
     ] = None,
     until: Annotated[
         int | None,
-        typer.Option("--until", min=1, help="first epoch after the override (default: no end)"),
+        typer.Option(
+            "--until",
+            metavar="EPOCH",
+            min=1,
+            help="first epoch after the override (default: no end)",
+        ),
     ] = None,
     apply_at: Annotated[
         str,
@@ -51,7 +56,9 @@ def override(
             help="when it starts: next_step, next_epoch or an epoch number",
         ),
     ] = "next_step",
-    reason: Annotated[str, typer.Option("--reason", help="stored with the override")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="stored with the override")
+    ] = "",
     wait: Annotated[
         bool,
         typer.Option(
@@ -70,7 +77,7 @@ def override(
             "give either --level, for the compression of layers, or --batch, for the global batch"
         )
     target = "batch" if batch else "compression"
-    wish = _wish(
+    request = _build_request(
         target,
         level or batch,
         layers=layers or ["*"],
@@ -80,10 +87,10 @@ def override(
     )
     with connect_client(url) as client:
         found = client.find(job)
-        made = client.override(found.id, wish)
+        made = client.override(found.id, request)
         if wait:
-            _tell_wait(found, made)
-            made = _settled(client, found.id, made)
+            _report_wait(found, made)
+            made = _wait_until_applied(client, found.id, made)
     if json:
         print_json(made)
     else:
@@ -112,9 +119,9 @@ def hand_back(
     with connect_client(url) as client:
         found = client.find(job)
         before = client.overrides(found.id).items
-        chosen = _chosen(found, before, numbers or [])
+        chosen = _choose_overrides(found, before, numbers or [])
         for override_id in chosen:
-            _hand_back(client, found.id, override_id)
+            _cancel_override(client, found.id, override_id)
         after = client.overrides(found.id).items
     held = {row.id for row in before if row.state != "CANCELLED"}
     went = [
@@ -133,7 +140,7 @@ def hand_back(
 def cancel(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Cancel a job: its workers save a checkpoint and stop. A LOST guest run ends at once."""
     with connect_client(url) as client:
-        _tell(client.cancel(client.find(job).id), json=json)
+        _print_job(client.cancel(client.find(job).id), json=json)
 
 
 def resize(
@@ -164,16 +171,16 @@ def resize(
 def pause(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Pause a job: its workers save a checkpoint and stop; 'accordion resume' continues it."""
     with connect_client(url) as client:
-        _tell(client.pause(client.find(job).id), json=json)
+        _print_job(client.pause(client.find(job).id), json=json)
 
 
 def resume(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
     """Resume a paused job from its checkpoint as soon as there is capacity."""
     with connect_client(url) as client:
-        _tell(client.resume(client.find(job).id), json=json)
+        _print_job(client.resume(client.find(job).id), json=json)
 
 
-def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> list[str]:
+def _choose_overrides(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> list[str]:
     """Find the ids of the overrides with these numbers; without numbers, of all active ones.
 
     Raises:
@@ -196,7 +203,7 @@ def _chosen(job: JobView, overrides: list[OverrideView], numbers: list[str]) -> 
     return list(dict.fromkeys(row.id for row in chosen))
 
 
-def _hand_back(client: Client, job_id: str, override_id: str) -> None:
+def _cancel_override(client: Client, job_id: str, override_id: str) -> None:
     """Cancel one override; one that ended by itself meanwhile is ignored."""
     from service.client import Refused
 
@@ -207,7 +214,7 @@ def _hand_back(client: Client, job_id: str, override_id: str) -> None:
             raise
 
 
-def _tell(job: JobView, *, json: bool) -> None:
+def _print_job(job: JobView, *, json: bool) -> None:
     if json:
         print_json(job)
     else:
@@ -225,7 +232,7 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
     if text.isdecimal():
         return int(text)
     if text.startswith("{"):
-        return _options(text)
+        return _parse_options(text)
     if "=" not in text:
         return text
     from service.commands.spec_file import check_unique, set_value
@@ -237,7 +244,7 @@ def parse_level(text: str) -> str | int | dict[str, Any]:
     return options
 
 
-def _options(text: str) -> dict[str, Any]:
+def _parse_options(text: str) -> dict[str, Any]:
     """Parse options in JSON, as in the REST API.
 
     Raises:
@@ -257,7 +264,7 @@ def _options(text: str) -> dict[str, Any]:
     return options
 
 
-def _wish(target: str, level: str, **others: Any) -> OverrideRequest:
+def _build_request(target: str, level: str, **others: Any) -> OverrideRequest:
     """Build the request of an override.
 
     Raises:
@@ -286,14 +293,14 @@ def _wish(target: str, level: str, **others: Any) -> OverrideRequest:
         ) from None
 
 
-def _tell_wait(job: JobView, made: OverrideView) -> None:
+def _report_wait(job: JobView, made: OverrideView) -> None:
     """Tell what the command waits for; a paused job applies no override until it is resumed."""
     way_out = f"; '{job.name}' is paused; continue it with 'accordion resume {job.name}'"
     told = f"waiting until every rank has applied override #{made.number}"
     typer.echo(f"accordion: {told}{way_out if job.status == 'PAUSED' else ''}", err=True)
 
 
-def _settled(client: Client, job_id: str, made: OverrideView) -> OverrideView:
+def _wait_until_applied(client: Client, job_id: str, made: OverrideView) -> OverrideView:
     """Wait until the override is applied or has ended, and return it."""
     from service.domain.override_status import UNAPPLIED
 

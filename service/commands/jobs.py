@@ -100,7 +100,9 @@ def list_jobs(
             "--label", metavar="KEY:VALUE", help="only jobs with this label; may be repeated"
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=200)] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="NUMBER", min=1, max=200, help="most jobs to list")
+    ] = 20,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -112,7 +114,7 @@ def list_jobs(
     if json:
         print_json(page)
         return
-    create_console().print(_table(page.items))
+    create_console().print(_job_table(page.items))
     if page.next_cursor:
         typer.echo(f"more jobs exist; 'accordion list --limit {min(200, 2 * limit)}' shows them")
 
@@ -128,7 +130,7 @@ def _show_dry_run(answer: DryRun, *, json: bool) -> None:
     typer.echo(f"# {verdict}{f': {answer.message}' if answer.message else ''}")
 
 
-def _table(jobs: list[JobView]) -> Table:
+def _job_table(jobs: list[JobView]) -> Table:
     from rich.table import Table
 
     from service.commands.format import format_metrics, format_number
@@ -157,8 +159,8 @@ def _table(jobs: list[JobView]) -> Table:
             job.name,
             *([job.kind.value] if has_guests else []),
             job.status.value,
-            _epochs(now) if now else "-",
-            _workers(job),
+            _format_epochs(now) if now else "-",
+            _format_workers(job),
             format_number(now.loss) if now else "-",
             format_metrics(job.metrics),
             f"{job.created_at:%Y-%m-%d %H:%M}",
@@ -167,11 +169,11 @@ def _table(jobs: list[JobView]) -> Table:
     return table
 
 
-def _epochs(now: ProgressView) -> str:
+def _format_epochs(now: ProgressView) -> str:
     return str(now.epoch) if now.epochs is None else f"{now.epoch} of {now.epochs}"
 
 
-def _workers(job: JobView) -> str:
+def _format_workers(job: JobView) -> str:
     if job.workers:
         return f"{job.world_size} of {job.workers}"
     return str(job.world_size) if job.world_size else "-"

@@ -36,7 +36,7 @@ def pack_code(spec: Mapping[str, Any], file: str, code: str = "") -> bytes | Non
     if not code and file != "-":
         place = Path(file).parent / place
     try:
-        return pack(place) if place.is_dir() else place.read_bytes()
+        return pack_folder(place) if place.is_dir() else place.read_bytes()
     except OSError as error:
         raise SettingsError(
             f"code {place} cannot be read ({error.strerror}); name a folder of Python files or a"
@@ -44,7 +44,7 @@ def pack_code(spec: Mapping[str, Any], file: str, code: str = "") -> bytes | Non
         ) from error
 
 
-def pack(folder: Path) -> bytes:
+def pack_folder(folder: Path) -> bytes:
     """Pack a folder's files without hidden files, caches and virtual environments.
 
     Raises:
@@ -52,7 +52,9 @@ def pack(folder: Path) -> bytes:
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped:
-        for path in sorted(_files(folder), key=lambda path: path.relative_to(folder).as_posix()):
+        for path in sorted(
+            _list_files(folder), key=lambda path: path.relative_to(folder).as_posix()
+        ):
             info = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _OLDEST)
             # The same on every machine; the format stores the packing system and each file's mode.
             info.create_system, info.external_attr = 3, _MODE << 16
@@ -60,7 +62,7 @@ def pack(folder: Path) -> bytes:
     return buffer.getvalue()
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.name.startswith("."):
             continue
@@ -71,7 +73,7 @@ def _files(folder: Path) -> Iterator[Path]:
             and not path.is_symlink()
             and not (path / _VENV_MARK).exists()
         ):
-            yield from _files(path)
+            yield from _list_files(path)
 
 
-__all__ = ["pack", "pack_code"]
+__all__ = ["pack_code", "pack_folder"]

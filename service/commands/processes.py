@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 HostOption = Annotated[
-    str | None, typer.Option("--host", help="address to bind; other than loopback requires a token")
+    str | None,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="address to bind; other than loopback requires a token"
+    ),
 ]
 NoAuthOption = Annotated[
     bool,
@@ -24,7 +27,11 @@ NoAuthOption = Annotated[
 PortOption = Annotated[
     int | None,
     typer.Option(
-        "--port", min=0, max=65535, help="port of the service; 0 for any free one (default: 8080)"
+        "--port",
+        metavar="NUMBER",
+        min=0,
+        max=65535,
+        help="port of the service; 0 for any free one (default: 8080)",
     ),
 ]
 
@@ -39,14 +46,14 @@ def up(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOptio
     """
     from service.up import up as run_all
 
-    run_all(_settings(host, port, no_auth=no_auth), say=_say)
+    run_all(_load_settings(host, port, no_auth=no_auth), say=_print_line)
 
 
 def api(host: HostOption = None, port: PortOption = None, *, no_auth: NoAuthOption = False) -> None:
     """Run the api and the dashboard on the database. They can be restarted at any time."""
     from service.app import serve_api
 
-    serve_api(_settings(host, port, no_auth=no_auth))
+    serve_api(_load_settings(host, port, no_auth=no_auth))
 
 
 def login(
@@ -111,7 +118,7 @@ def demo(
     raise typer.Exit(run_demo(load_settings(**given), create_console(), figures=json, keep=keep))
 
 
-def _settings(host: str | None, port: int | None, *, no_auth: bool) -> Settings:
+def _load_settings(host: str | None, port: int | None, *, no_auth: bool) -> Settings:
     """Load the settings and apply the given options.
 
     Raises:
@@ -130,6 +137,6 @@ def _settings(host: str | None, port: int | None, *, no_auth: bool) -> Settings:
     return settings
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Print one line and flush it, for readers of a pipe."""
     typer.echo(line)

@@ -49,7 +49,7 @@ def logs(
         bool, typer.Option("--follow", "-f", help="follow the output until the job ends")
     ] = False,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="only this attempt")
+        int | None, typer.Option("--attempt", metavar="NUMBER", min=1, help="only this attempt")
     ] = None,
     url: UrlOption = "",
     json: JsonOption = False,
@@ -84,7 +84,7 @@ def follow_to_exit_code(client: Client, job: JobView, *, json: bool) -> int:
 
 
 def follow_job(
-    client: Client, job: JobView, out: Console, *, see: EventCallback | None = None
+    client: Client, job: JobView, out: Console, *, on_event: EventCallback | None = None
 ) -> WatchState:
     """Show the job until it ends, live on a terminal, else as lines; return the final state."""
     from rich.live import Live
@@ -94,19 +94,19 @@ def follow_job(
 
     state = initial_state(job)
     live = (
-        Live(screen.panel(state), console=out, refresh_per_second=REFRESH_PER_S)
+        Live(screen.render_panel(state), console=out, refresh_per_second=REFRESH_PER_S)
         if out.is_terminal
         else None
     )
     with live or nullcontext():
         for event in client.events(job.id):
             state = apply_event(state, event)
-            for line in screen.lines(state, event):
+            for line in screen.describe_event(state, event):
                 out.print(line)
             if live:
-                live.update(screen.panel(state))
-            if see:
-                see(state, event)
+                live.update(screen.render_panel(state))
+            if on_event:
+                on_event(state, event)
     return state if state.ended else initial_state(client.job(job.id))
 
 

@@ -63,40 +63,40 @@ def apply_event(state: WatchState, event: EventView | ProgressView) -> WatchStat
     return change(state, event.data) if change else state
 
 
-def _status(state: WatchState, data: Mapping[str, Any]) -> WatchState:
+def _apply_status(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     known = {name: data[name] for name in ("status", "reason", "message", "attempt", "world_size")}
     return replace(state, workers=data["workers"], **known)
 
 
-def _workers(state: WatchState, data: Mapping[str, Any]) -> WatchState:
+def _apply_workers(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     wanted = data["new"] if data["what"] == "granted" else state.workers
     return replace(state, world_size=data["world_size"], workers=wanted)
 
 
-def _epoch(state: WatchState, data: Mapping[str, Any]) -> WatchState:
+def _apply_epoch(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     return replace(state, epoch=data)
 
 
-def _decision(state: WatchState, data: Mapping[str, Any]) -> WatchState:
+def _apply_decision(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     old, new = state.decision, data["decision"]
     switched = new["level_by_layer"] != old["level_by_layer"] if old else new["cause"] != "hold"
     return replace(state, decision=new, switched=switched)
 
 
-def _override(state: WatchState, data: Mapping[str, Any]) -> WatchState:
+def _apply_override(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     return replace(state, overrides={**state.overrides, data["id"]: data})
 
 
-def _end(state: WatchState, data: Mapping[str, Any]) -> WatchState:
+def _apply_end(state: WatchState, data: Mapping[str, Any]) -> WatchState:
     known = {name: data[name] for name in ("status", "reason", "message")}
     return replace(state, ended=True, world_size=0, **known)
 
 
 _CHANGES = {
-    "status": _status,
-    "workers": _workers,
-    "epoch": _epoch,
-    "decision": _decision,
-    "override": _override,
-    "end": _end,
+    "status": _apply_status,
+    "workers": _apply_workers,
+    "epoch": _apply_epoch,
+    "decision": _apply_decision,
+    "override": _apply_override,
+    "end": _apply_end,
 }

@@ -40,17 +40,17 @@ _COLOURS: Mapping[str, str] = {
 }
 
 
-def panel(state: WatchState) -> RenderableType:
+def render_panel(state: WatchState) -> RenderableType:
     """Render the state as one frame."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    for name, value in _rows(state):
+    for name, value in _panel_rows(state):
         grid.add_row(name, value)
     status = Text(state.status, style=f"bold {_COLOURS.get(state.status, 'white')}")
     title = Text.assemble(state.name, "  ", status)
     return Panel(
-        Group(_bar(state), grid),
+        Group(_progress_bar(state), grid),
         title=title,
         subtitle=state.id,
         title_align="left",
@@ -58,16 +58,16 @@ def panel(state: WatchState) -> RenderableType:
     )
 
 
-def lines(state: WatchState, event: EventView | ProgressView) -> Iterator[str]:
+def describe_event(state: WatchState, event: EventView | ProgressView) -> Iterator[str]:
     """Return the line for an event, given the state after it; empty for most."""
-    if isinstance(event, ProgressView) or event.type not in _TOLD:
+    if isinstance(event, ProgressView) or event.type not in _DESCRIBE_BY_TYPE:
         return
-    text = _TOLD[event.type](state, event.data)
+    text = _DESCRIBE_BY_TYPE[event.type](state, event.data)
     if text:
         yield text
 
 
-def epoch_line(state: WatchState) -> str:
+def describe_epoch(state: WatchState) -> str:
     """Describe a finished epoch in one line."""
     epoch = state.epoch
     parts = [
@@ -81,36 +81,36 @@ def epoch_line(state: WatchState) -> str:
     return "  ".join(parts).rstrip()
 
 
-def _standing(state: WatchState, _data: Mapping[str, Any]) -> str:
+def _describe_status(state: WatchState, _data: Mapping[str, Any]) -> str:
     return "" if state.status in ENDED else f"{state.status}: {state.message or state.reason}"
 
 
-def _decision(state: WatchState, data: Mapping[str, Any]) -> str:
+def _describe_decision(state: WatchState, data: Mapping[str, Any]) -> str:
     """Return the line for a decision that changes something; the panel and `show` list all."""
     decision = data["decision"]
     return (
-        f"decision for epoch {decision['epoch']}: {_reason(state, decision)}"
+        f"decision for epoch {decision['epoch']}: {_decision_reason(state, decision)}"
         if state.switched
         else ""
     )
 
 
-def _reason(state: WatchState, decision: Mapping[str, Any]) -> str:
+def _decision_reason(state: WatchState, decision: Mapping[str, Any]) -> str:
     numbers = {override_id: int(row["number"]) for override_id, row in state.overrides.items()}
     return replace_override_ids(decision["reason"], numbers)
 
 
-_TOLD: Mapping[str, Callable[[WatchState, Mapping[str, Any]], str]] = {
-    "status": _standing,
+_DESCRIBE_BY_TYPE: Mapping[str, Callable[[WatchState, Mapping[str, Any]], str]] = {
+    "status": _describe_status,
     "workers": lambda _, data: format_worker_event(data),
-    "epoch": lambda state, _: epoch_line(state),
-    "decision": _decision,
+    "epoch": lambda state, _: describe_epoch(state),
+    "decision": _describe_decision,
     "override": lambda _, data: f"override {format_override(data)}",
     "end": lambda state, _: f"{state.status}{f': {state.message}' if state.message else ''}",
 }
 
 
-def _count(state: WatchState) -> str:
+def _describe_workers(state: WatchState) -> str:
     """Describe the number of training workers, and the allocated number if it differs."""
     wanted = f" of {state.workers}" if state.workers not in {0, state.world_size} else ""
     return (
@@ -119,7 +119,7 @@ def _count(state: WatchState) -> str:
     )
 
 
-def _bar(state: WatchState) -> RenderableType:
+def _progress_bar(state: WatchState) -> RenderableType:
     progress = state.progress
     if progress is not None and progress.steps is None:
         return Text(f"{format_epochs(progress)}  {format_step(progress)}")
@@ -137,15 +137,17 @@ def _bar(state: WatchState) -> RenderableType:
     return grid
 
 
-def _rate(progress: ProgressView) -> str:
+def _describe_rate(progress: ProgressView) -> str:
     return "" if progress.samples_per_s is None else f"{progress.samples_per_s:.0f} samples/s "
 
 
-def _rows(state: WatchState) -> Iterator[tuple[str, RenderableType]]:
+def _panel_rows(state: WatchState) -> Iterator[tuple[str, RenderableType]]:
     progress, epoch = state.progress, state.epoch
     if progress is not None:
         quality = format_metrics(epoch["metrics"] if epoch else {})
-        rate = f"  {_rate(progress)}on {_count(state)}" if state.world_size else ""
+        rate = (
+            f"  {_describe_rate(progress)}on {_describe_workers(state)}" if state.world_size else ""
+        )
         loss = format_number(progress.loss)
         yield "training", Text(f"loss {loss}  {quality}  lr {format_number(progress.lr, 3)}{rate}")
         yield "bytes", Text(format_sent_bytes(progress.bytes.model_dump()))
@@ -156,7 +158,7 @@ def _rows(state: WatchState) -> Iterator[tuple[str, RenderableType]]:
             "layers",
             Text(format_layers(decision["regime_by_layer"], levels, decision["override_by_layer"])),
         )
-        yield "decision", Text(f"epoch {decision['epoch']}: {_reason(state, decision)}")
+        yield "decision", Text(f"epoch {decision['epoch']}: {_decision_reason(state, decision)}")
     for override in state.overrides.values():
         yield "override", Text(format_override(override))
     if state.message:

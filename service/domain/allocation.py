@@ -1,7 +1,7 @@
 """Plans how many workers each job may hold, from current allocations, the queue and the nodes;
 pure.
 
-    every group has room                    -> nobody shrinks
+    every group has room                    -> no job shrinks
     no pending job could ever be placed     -> jobs grow in queue order while every group has room
     a node is gone or being drained         -> jobs shrink in reverse queue order, never below their
                                                minimum, and only where the room helps a group

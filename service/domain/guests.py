@@ -15,7 +15,7 @@ _MAX_NAME = 63 - _ID_CHARS - 1
 
 @dataclass(frozen=True, slots=True)
 class MarkGuestLost:
-    """Set the run to LOST: it gave no sign of life for too long."""
+    """Set the run to LOST: it gave no heartbeat for too long."""
 
     message: str
 
@@ -37,9 +37,9 @@ class SilenceLimits:
     """How long a guest run may be silent."""
 
     lost_s: float
-    """Seconds without a sign of life until it is LOST, and without a step until that is shown."""
+    """Seconds without a heartbeat until it is LOST, and without a step until that is shown."""
     closed_s: float
-    """Seconds without a sign of life until it is FAILED."""
+    """Seconds without a heartbeat until it is FAILED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ObservedGuest:
     status: Status
     reason: Reason
     silent_s: float
-    """Seconds without a sign of life; 0 when this scheduler first looks at the run."""
+    """Seconds without a heartbeat; 0 when this scheduler first looks at the run."""
     idle_s: float
     """Seconds without a report; 0 when this scheduler first looks at the run."""
     is_overdue: bool
@@ -62,7 +62,7 @@ def next_guest_action(
     """Decide what to do about a guest run that has not ended."""
     is_silent = seen.silent_s >= limits.lost_s
     if seen.status is Status.LOST:
-        # A scheduler that was away when the time ran out first looks for a sign of life.
+        # A scheduler that was away when the time ran out first looks for a heartbeat.
         return CloseGuest(_describe_close(limits)) if seen.is_overdue and is_silent else Follow()
     if is_silent:
         return MarkGuestLost(_describe_loss(limits))
@@ -72,15 +72,15 @@ def next_guest_action(
 
 def _describe_loss(limits: SilenceLimits) -> str:
     return (
-        f"no sign of life for {limits.lost_s:g} s (ACCORDION_GUEST_LOST_S); look where its script "
-        "was started: it is RUNNING again with its next sign of life. If it is gone, cancel it to "
+        f"no heartbeat for {limits.lost_s:g} s (ACCORDION_GUEST_LOST_S); look where its script "
+        "was started: it is RUNNING again with its next heartbeat. If it is gone, cancel it to "
         "close it now"
     )
 
 
 def _describe_close(limits: SilenceLimits) -> str:
     return (
-        f"no sign of life for {limits.closed_s:g} s (ACCORDION_GUEST_CLOSED_S), so it counts as "
+        f"no heartbeat for {limits.closed_s:g} s (ACCORDION_GUEST_CLOSED_S), so it counts as "
         "failed; a script that still runs trains on and is not followed any more"
     )
 

@@ -35,7 +35,7 @@ class Status(StrEnum):
     """Saved, without workers, until a user resumes it."""
     STOPPING = "STOPPING"
     LOST = "LOST"
-    """A guest run without a sign of life for a while; it is RUNNING again with the next one."""
+    """A guest run without a heartbeat for a while; it is RUNNING again with the next one."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"

@@ -80,16 +80,19 @@ def plan_queue(
     admissions: dict[str, Admission] = {}
     taken = list(reserved)
     foreign = resources_on_nodes(nodes, foreign)
-    capacity = {
+    num_in_empty_cluster = {
         size: count_fitting(size, nodes, ())
         for size in {worker_resources(job.request) for job in pending}
     }
     blocked_by: str | None = None
     for job in pending:
-        room = _Capacity(
-            nodes=nodes, taken=taken, foreign=foreign, empty=capacity[worker_resources(job.request)]
+        capacity = _Capacity(
+            nodes=nodes,
+            taken=taken,
+            foreign=foreign,
+            empty=num_in_empty_cluster[worker_resources(job.request)],
         )
-        admission = _decide_admission(job.request, room, blocked_by=blocked_by)
+        admission = _decide_admission(job.request, capacity, blocked_by=blocked_by)
         admissions[job.id] = admission
         taken += [worker_resources(job.request)] * admission.workers
         if admission.reason is Reason.WAITING_FOR_ROOM and blocked_by is None:
@@ -99,35 +102,37 @@ def plan_queue(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Capacity:
-    """Inputs of one job's admission: nodes, workers on them, and how many of its workers an empty
-    cluster holds.
-    """
+    """Capacity for one job: nodes, workers on them, and use by other programs."""
 
     nodes: Sequence[Resources]
     taken: Sequence[Resources]
     foreign: Sequence[Resources]
     empty: int
+    """Number of the job's workers that an empty cluster holds."""
 
 
 def _decide_admission(
-    request: ResourceRequest, room: _Capacity, *, blocked_by: str | None
+    request: ResourceRequest, capacity: _Capacity, *, blocked_by: str | None
 ) -> Admission:
-    nodes, most = room.nodes, room.empty
+    nodes, limit = capacity.nodes, capacity.empty
     if not nodes:
         message = "the cluster has no live node yet; it starts as soon as one joins"
         return Admission(reason=Reason.CLUSTER_UNREACHABLE, workers=0, message=message)
-    if most < request.min:
+    if limit < request.min:
         message = (
-            f"needs {_group(request)}, but the whole cluster ({_total(nodes)})"
-            f"{_memory(request, nodes)} holds at most {most}; {_way_to_fit(request, nodes, most)}"
+            f"needs {_describe_group(request)}, but the whole cluster ({_describe_total(nodes)})"
+            f"{_describe_memory(request, nodes)} holds at most {limit};"
+            f" {_suggest_change(request, nodes, limit)}"
         )
         return Admission(reason=Reason.NEVER_FITS, workers=0, message=message)
     if blocked_by is not None:
         return Admission(reason=Reason.WAITING_FOR_ROOM, workers=0, message=WAITS_ITS_TURN)
-    now = _placeable(request, room)
+    now = _count_placeable(request, capacity)
     if now < request.min:
         return Admission(
-            reason=Reason.WAITING_FOR_ROOM, workers=0, message=_shortage(request, now, room)
+            reason=Reason.WAITING_FOR_ROOM,
+            workers=0,
+            message=_describe_shortage(request, now, capacity),
         )
     workers = min(now, request.max)
     return Admission(
@@ -137,20 +142,24 @@ def _decide_admission(
     )
 
 
-def _shortage(request: ResourceRequest, now: int, room: _Capacity) -> str:
+def _describe_shortage(request: ResourceRequest, now: int, capacity: _Capacity) -> str:
     """Explain why a job does not fit now: because of other jobs, or of other programs."""
-    foreign = f"other programs use {_parts_of(room.foreign, room.nodes)}" if room.foreign else ""
-    if foreign and _placeable(request, replace(room, foreign=())) >= request.min:
-        return f"needs {_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
+    foreign = (
+        f"other programs use {_describe_foreign_use(capacity.foreign, capacity.nodes)}"
+        if capacity.foreign
+        else ""
+    )
+    if foreign and _count_placeable(request, replace(capacity, foreign=())) >= request.min:
+        return f"needs {_describe_group(request)}, and {foreign}; {_WAIT_FOR_OTHERS}"
     message = (
-        f"needs {_group(request)}, and only {now} fit beside the jobs that run now"
-        f" ({_total(room.nodes)} in all); it starts when one of them"
+        f"needs {_describe_group(request)}, and only {now} fit beside the jobs that run now"
+        f" ({_describe_total(capacity.nodes)} in all); it starts when one of them"
         f" ends{', or lower workers.min' if now else ''}"
     )
     return f"{message}; {foreign}" if foreign else message
 
 
-def _parts_of(used: Sequence[Resources], nodes: Sequence[Resources]) -> str:
+def _describe_foreign_use(used: Sequence[Resources], nodes: Sequence[Resources]) -> str:
     kinds = [("CPU", [size.cpus for size in used], [node.cpus for node in nodes])]
     kinds.append(("GPU", [size.gpus for size in used], [node.gpus for node in nodes]))
     parts = [
@@ -161,14 +170,14 @@ def _parts_of(used: Sequence[Resources], nodes: Sequence[Resources]) -> str:
     return " and ".join(parts)
 
 
-def _placeable(request: ResourceRequest, room: _Capacity) -> int:
+def _count_placeable(request: ResourceRequest, capacity: _Capacity) -> int:
     """Number of workers that can start without displacing one that is already counted."""
-    taken = [*room.taken, *room.foreign]
-    num_unplaced_before = num_unplaced(taken, room.nodes)
-    count = min(request.max, count_fitting(worker_resources(request), room.nodes, taken))
+    taken = [*capacity.taken, *capacity.foreign]
+    num_unplaced_before = num_unplaced(taken, capacity.nodes)
+    count = min(request.max, count_fitting(worker_resources(request), capacity.nodes, taken))
     while (
         count
-        and num_unplaced([*taken, *list_worker_resources(request, count)], room.nodes)
+        and num_unplaced([*taken, *list_worker_resources(request, count)], capacity.nodes)
         > num_unplaced_before
     ):
         count -= 1
@@ -177,8 +186,8 @@ def _placeable(request: ResourceRequest, room: _Capacity) -> int:
 
 def count_fitting(worker: Resources, nodes: Sequence[Resources], taken: Iterable[Resources]) -> int:
     """Return how many such workers fit beside the present ones; a worker never spans nodes."""
-    free, _ = _pack(taken, nodes)
-    return sum(room.count(worker) for room in free)
+    free, _ = _pack_workers(taken, nodes)
+    return sum(node.count_fitting(worker) for node in free)
 
 
 def resources_on_nodes(nodes: Sequence[Resources], used: Sequence[Resources]) -> list[Resources]:
@@ -189,37 +198,39 @@ def resources_on_nodes(nodes: Sequence[Resources], used: Sequence[Resources]) ->
 
 def num_unplaced(taken: Iterable[Resources], nodes: Sequence[Resources]) -> int:
     """Count the workers that do not fit: their node is gone."""
-    return _pack(taken, nodes)[1]
+    return _pack_workers(taken, nodes)[1]
 
 
-def _pack(taken: Iterable[Resources], nodes: Sequence[Resources]) -> tuple[list[_Room], int]:
-    """Free capacity of each node, and the number of workers that do not fit.
+def _pack_workers(
+    taken: Iterable[Resources], nodes: Sequence[Resources]
+) -> tuple[list[_NodeCapacity], int]:
+    """Return the free capacity of each node, and the number of workers that do not fit.
 
     A worker with a known node counts on that node; if the node accepts no workers, it is packed
     elsewhere.
     """
-    free = [_Room(node.cpus, node.gpus, node.memory) for node in nodes]
-    rooms = {node.node: room for node, room in zip(nodes, free, strict=True) if node.node}
+    free = [_NodeCapacity(node.cpus, node.gpus, node.memory) for node in nodes]
+    free_by_node = {node.node: one for node, one in zip(nodes, free, strict=True) if node.node}
     unplaced: list[Resources] = []
     for held in taken:
-        room = rooms.get(held.node)
-        if room is None:
+        node = free_by_node.get(held.node)
+        if node is None:
             unplaced.append(held)
         else:
-            room.take(held)
+            node.take(held)
     unplaced.sort(key=lambda size: (size.gpus, size.cpus, size.memory), reverse=True)
-    return free, sum(not _place(held, free) for held in unplaced)
+    return free, sum(not _place_worker(held, free) for held in unplaced)
 
 
 @dataclass(slots=True)
-class _Room:
+class _NodeCapacity:
     """Free capacity of a node."""
 
     cpus: float
     gpus: float
     memory: float
 
-    def holds(self, worker: Resources) -> bool:
+    def fits(self, worker: Resources) -> bool:
         enough = self.cpus >= worker.cpus - _ROUNDING and self.gpus >= worker.gpus - _ROUNDING
         return enough and self.memory >= worker.memory
 
@@ -228,18 +239,18 @@ class _Room:
         self.gpus -= worker.gpus
         self.memory -= worker.memory
 
-    def count(self, worker: Resources) -> int:
+    def count_fitting(self, worker: Resources) -> int:
         """Return how many such workers fit."""
         parts = [(self.cpus, worker.cpus), (self.gpus, worker.gpus), (self.memory, worker.memory)]
         return max(0, min(int(left / each + _ROUNDING) for left, each in parts if each > 0))
 
 
-def _place(held: Resources, free: list[_Room]) -> bool:
+def _place_worker(held: Resources, free: list[_NodeCapacity]) -> bool:
     """Reserve capacity on the fullest node that has enough."""
-    fits = [room for room in free if room.holds(held)]
+    fits = [node for node in free if node.fits(held)]
     if not fits:
         return False
-    min(fits, key=lambda room: (room.gpus, room.cpus)).take(held)
+    min(fits, key=lambda node: (node.gpus, node.cpus)).take(held)
     return True
 
 
@@ -251,21 +262,19 @@ def worker_resources(request: ResourceRequest) -> Resources:
 def list_worker_resources(
     request: ResourceRequest, workers: int, placed: Sequence[str] = ()
 ) -> list[Resources]:
-    """Sizes of a group's workers, one entry each; `placed` are the nodes of its placed
-    processes.
-    """
+    """List the resources of each worker of a group; `placed` are the nodes of placed processes."""
     one = worker_resources(request)
     known = [replace(one, node=node) for node in placed[:workers]]
     return [*known, *[one] * (workers - len(known))]
 
 
-def _group(request: ResourceRequest) -> str:
+def _describe_group(request: ResourceRequest) -> str:
     each = f"{request.cpus:g} CPU" + (f" and {request.gpus:g} GPU" if request.gpus else "")
     each += f" and {request.memory / 1e9:.1f} GB" if request.memory else ""
     return f"{request.min} workers of {each} each" if request.min > 1 else f"1 worker of {each}"
 
 
-def _memory(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
+def _describe_memory(request: ResourceRequest, nodes: Sequence[Resources]) -> str:
     """Describe the memory of the largest node, if the job limits its memory."""
     return (
         f", whose largest node has {_largest_memory(nodes) / 1e9:.1f} GB," if request.memory else ""
@@ -276,15 +285,15 @@ def _largest_memory(nodes: Sequence[Resources]) -> float:
     return max(node.memory for node in nodes)
 
 
-def _way_to_fit(request: ResourceRequest, nodes: Sequence[Resources], most: int) -> str:
+def _suggest_change(request: ResourceRequest, nodes: Sequence[Resources], limit: int) -> str:
     """Suggest a change to a job that does not fit the whole cluster."""
     if request.memory > _largest_memory(nodes):
         return "lower workers.memory, or add larger nodes"
-    fewer = "workers.min or " if most else ""
+    fewer = "workers.min or " if limit else ""
     return f"lower {fewer}what each worker takes, or add nodes"
 
 
-def _total(nodes: Sequence[Resources]) -> str:
+def _describe_total(nodes: Sequence[Resources]) -> str:
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     return (
         f"{cpus:g} CPU"

@@ -36,7 +36,7 @@ class ObservedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supervisor:
+class ObservedSupervisor:
     """Processes of the job in the cluster."""
 
     attempt: int
@@ -46,7 +46,7 @@ class Supervisor:
 
 
 def next_action(
-    seen: ObservedJob, supervisor: Supervisor | None, *, has_ended: bool, now: float
+    seen: ObservedJob, supervisor: ObservedSupervisor | None, *, has_ended: bool, now: float
 ) -> Action:
     """Choose the action. `has_ended` checks for an end file; called only if no process runs."""
     if seen.status in HELD:
@@ -62,7 +62,7 @@ def next_action(
 
 def _without_supervisor(seen: ObservedJob, now: float) -> Action:
     if seen.status is Status.STARTING:
-        return _timed_out(seen) if _is_over(seen, now) else StartAttempt()
+        return _mark_timed_out(seen) if _is_over(seen, now) else StartAttempt()
     if not seen.is_missing:
         return Wait()
     if seen.status is Status.STOPPING:
@@ -73,7 +73,7 @@ def _without_supervisor(seen: ObservedJob, now: float) -> Action:
     return MarkLost(reason=Reason.WORKERS_LOST, message=message)
 
 
-def _with_supervisor(seen: ObservedJob, supervisor: Supervisor, now: float) -> Action:
+def _with_supervisor(seen: ObservedJob, supervisor: ObservedSupervisor, now: float) -> Action:
     is_over = _is_over(seen, now)
     if seen.status is Status.STARTING and supervisor.unplaced and (is_over or seen.unplaceable):
         few = f"{supervisor.unplaced} worker process{'es' if supervisor.unplaced > 1 else ''}"
@@ -82,10 +82,10 @@ def _with_supervisor(seen: ObservedJob, supervisor: Supervisor, now: float) -> A
         return Follow()
     if seen.status in LEAVING:
         return Remove("it did not stop in time")
-    return _timed_out(seen) if seen.status is Status.STARTING else Follow()
+    return _mark_timed_out(seen) if seen.status is Status.STARTING else Follow()
 
 
-def _timed_out(seen: ObservedJob) -> MarkLost:
+def _mark_timed_out(seen: ObservedJob) -> MarkLost:
     message = f"attempt {seen.attempt} did not begin to train in time"
     return MarkLost(reason=Reason.START_TIMED_OUT, message=message)
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from service.store.columns import dump_document, load_document
 from service.store.file_guard import FileGuard, count_change, num_changes
-from service.store.postgres import Limits, create_reader, create_writer, lift_limits
+from service.store.postgres import SessionLimits, create_reader, create_writer, lift_limits
 
 _BUSY_S = 30.0
 """Longest wait of a writer, in seconds."""
@@ -32,7 +32,7 @@ _DOCUMENTS: dict[str, Any] = {"json_serializer": dump_document, "json_deserializ
 class Database:
     """Database of one process, shared by its threads. `limits` apply to PostgreSQL."""
 
-    def __init__(self, url: str, *, limits: Limits | None = None) -> None:
+    def __init__(self, url: str, *, limits: SessionLimits | None = None) -> None:
         self.url = url
         if make_url(url).get_backend_name() == "sqlite":
             path = make_url(url).database
@@ -44,8 +44,8 @@ class Database:
             self._writer: Engine = one.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         else:
             self._guard = None
-            self.engine = create_reader(url, limits or Limits(), **_DOCUMENTS)
-            self._writer = create_writer(url, limits or Limits(), **_DOCUMENTS)
+            self.engine = create_reader(url, limits or SessionLimits(), **_DOCUMENTS)
+            self._writer = create_writer(url, limits or SessionLimits(), **_DOCUMENTS)
 
     @contextmanager
     def read(self) -> Iterator[Session]:

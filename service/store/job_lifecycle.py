@@ -60,7 +60,7 @@ class JobLifecycle:
             }
             append_event(session, job, "workers", data=data, now=now)
 
-        return self._ask(
+        return self._change_job(
             job_id,
             change,
             what="resized",
@@ -98,7 +98,7 @@ class JobLifecycle:
                 now=now,
             )
 
-        return self._ask(
+        return self._change_job(
             job_id,
             change,
             what="paused",
@@ -123,7 +123,7 @@ class JobLifecycle:
                 session, job, Status.PAUSING, reason=Reason.RESUMED, message=message, now=now
             )
 
-        return self._ask(
+        return self._change_job(
             job_id,
             change,
             what="resumed",
@@ -164,7 +164,7 @@ class JobLifecycle:
             )
             return job
 
-    def _ask(
+    def _change_job(
         self,
         job_id: str,
         change: Change,

@@ -1,4 +1,4 @@
-"""Requests to submit, override and hand back, each as one transaction."""
+"""Submits jobs, adds overrides and cancels them, each in one transaction."""
 
 from __future__ import annotations
 
@@ -91,20 +91,20 @@ class JobSubmission:
     def _submit(self, spec: JobSpec, idempotency: Idempotency | None) -> tuple[JobRow, bool]:
         now = self._clock()
         with self._database.write() as session:
-            known = _replayed(session, idempotency)
+            known = _find_replay(session, idempotency)
             if known is not None:
                 return session.get_one(JobRow, known), True
             job = _new_job(spec, now)
             session.add(job)
             session.flush()
             append_event(session, job, "status", data=status_data(job), now=now)
-            _remember(session, idempotency, job.id, now=now)
+            _store_key(session, idempotency, job.id, now=now)
             return job, False
 
     def add_override(
         self,
         job_id: str,
-        wish: RequestedOverride,
+        request: RequestedOverride,
         *,
         check: CheckJob,
         idempotency: Idempotency | None,
@@ -120,20 +120,20 @@ class JobSubmission:
         now = self._clock()
         with self._database.write() as session:
             job = lock_job(session, job_id)
-            known = _replayed(session, idempotency)
+            known = _find_replay(session, idempotency)
             if known is not None:
                 return session.get_one(OverrideRow, known), True
             check(job)
-            _check_wish(job, wish)
+            _check_override(job, request)
             raise_versions(job)
             job.orders_version += 1
             job.override_number += 1
-            row = _new_override(job, wish, now)
+            row = _new_override(job, request, now)
             session.add(row)
             session.flush()
-            standing = load_override_statuses(session, job)[row.id][1]
-            append_event(session, job, "override", data=override_data(row, standing), now=now)
-            _remember(session, idempotency, row.id, now=now)
+            status = load_override_statuses(session, job)[row.id][1]
+            append_event(session, job, "override", data=override_data(row, status), now=now)
+            _store_key(session, idempotency, row.id, now=now)
             return row, False
 
     def cancel_override(self, job_id: str, override_id: str, check: CheckJob) -> OverrideRow:
@@ -159,18 +159,22 @@ class JobSubmission:
                 raise Conflict(f"override #{old.number} is {old.state} already: {old.message}")
             raise_versions(job)
             job.orders_version += 1
-            _hand_back(session, job, old, now=now)
+            _cancel_with_superseded(session, job, old, now=now)
             return row
 
 
-def _hand_back(session: Session, job: JobRow, cancelled: OverrideStatus, *, now: float) -> None:
+def _cancel_with_superseded(
+    session: Session, job: JobRow, cancelled: OverrideStatus, *, now: float
+) -> None:
     found = load_override_statuses(session, job)
-    for new in overrides.hand_back([old for _, old in found.values()], cancelled, layer_names(job)):
+    for new in overrides.cancel_with_superseded(
+        [old for _, old in found.values()], cancelled, layer_names(job)
+    ):
         row, old = found[new.id]
         store_override_status(session, job, row=row, old=old, new=new, now=now)
 
 
-def _replayed(session: Session, idempotency: Idempotency | None) -> str | None:
+def _find_replay(session: Session, idempotency: Idempotency | None) -> str | None:
     """Return the id of what the key created before.
 
     The key is stored in the transaction of what it created, so both become visible together.
@@ -187,7 +191,7 @@ def _replayed(session: Session, idempotency: Idempotency | None) -> str | None:
     return row.answer_id if row else None
 
 
-def _remember(
+def _store_key(
     session: Session, idempotency: Idempotency | None, answer_id: str, *, now: float
 ) -> None:
     if idempotency is None:
@@ -221,7 +225,7 @@ def _new_job(spec: JobSpec, now: float) -> JobRow:
     )
 
 
-def _check_wish(job: JobRow, wish: RequestedOverride) -> None:
+def _check_override(job: JobRow, request: RequestedOverride) -> None:
     refuse_ended(job, "overridden")
     if job.desired == Desired.CANCEL:
         raise Conflict(f"job {job.id} is being cancelled and cannot be overridden any more")
@@ -232,7 +236,7 @@ def _check_wish(job: JobRow, wish: RequestedOverride) -> None:
         )
     spec = spec_of(job)
     is_guest = job.kind == Kind.GUEST
-    if wish.target == "batch" and is_guest and spec.batch is None:
+    if request.target == "batch" and is_guest and spec.batch is None:
         raise Invalid(
             "this is a guest run, and its batch belongs to its script; change the script", "/target"
         )
@@ -240,28 +244,28 @@ def _check_wish(job: JobRow, wish: RequestedOverride) -> None:
     epoch, epochs = progress["epoch"] if progress else 0, None if is_guest else spec.training.epochs
     config = spec.config()
     with invalid_fields():
-        if wish.target == "batch":
+        if request.target == "batch":
             resolve_batch(
-                wish.level, wish.layers, batch=config.batch, minimum=spec.min_global_batch
+                request.level, request.layers, batch=config.batch, minimum=spec.min_global_batch
             )
         else:
-            resolve_level(wish.level, config.ladder())
-        check_interval(wish.apply_at, wish.until, epoch=epoch, epochs=epochs)
+            resolve_level(request.level, config.ladder())
+        check_interval(request.apply_at, request.until, epoch=epoch, epochs=epochs)
         if names:
-            check_layers(wish.layers, names)
+            check_layers(request.layers, names)
 
 
-def _new_override(job: JobRow, wish: RequestedOverride, now: float) -> OverrideRow:
+def _new_override(job: JobRow, request: RequestedOverride, now: float) -> OverrideRow:
     return OverrideRow(
         id=str(uuid_utils.uuid7()),
         job_id=job.id,
         number=job.override_number,
-        target=wish.target,
-        level=wish.level,
-        layers=wish.layers,
-        apply_at=wish.apply_at,
-        until=wish.until,
-        reason=wish.reason,
+        target=request.target,
+        level=request.level,
+        layers=request.layers,
+        apply_at=request.apply_at,
+        until=request.until,
+        reason=request.reason,
         orders_version=job.orders_version,
         state="PENDING",
         message="waits to be sent to the workers",

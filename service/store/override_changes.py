@@ -30,10 +30,10 @@ def load_override_statuses(
     )
     for ack in session.scalars(query):
         acks[ack.override_id].append(Ack(rank=ack.rank, step=ack.step, digest=ack.digest))
-    return {row.id: (row, _standing(row, acks[row.id])) for row in rows}
+    return {row.id: (row, _build_status(row, acks[row.id])) for row in rows}
 
 
-def _standing(row: OverrideRow, acks: list[Ack]) -> OverrideStatus:
+def _build_status(row: OverrideRow, acks: list[Ack]) -> OverrideStatus:
     return OverrideStatus(
         id=row.id,
         number=row.number,
@@ -80,7 +80,7 @@ def store_override_status(
         append_event(session, job, "override", data=override_data(row, new), now=now)
 
 
-def override_data(row: OverrideRow, standing: OverrideStatus) -> dict[str, Any]:
+def override_data(row: OverrideRow, status: OverrideStatus) -> dict[str, Any]:
     """Data of an override event."""
     return {
         "id": row.id,
@@ -91,10 +91,10 @@ def override_data(row: OverrideRow, standing: OverrideStatus) -> dict[str, Any]:
         "apply_at": row.apply_at,
         "until": row.until,
         "reason": row.reason,
-        "state": standing.state,
-        "message": standing.message,
-        "epoch": standing.epoch,
-        "step": standing.step,
-        "world_size": standing.world_size,
-        "acks": len(standing.acks),
+        "state": status.state,
+        "message": status.message,
+        "epoch": status.epoch,
+        "step": status.step,
+        "world_size": status.world_size,
+        "acks": len(status.acks),
     }

@@ -22,7 +22,7 @@ _UNBOUNDED = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SessionLimits:
     """Timeouts of a database session, in seconds."""
 
     connect_s: float = 10.0
@@ -38,13 +38,13 @@ class Limits:
     """Idle time before the first keepalive probe; three probes follow at half this interval."""
 
 
-def create_reader(url: str, limits: Limits, **options: Any) -> Engine:
+def create_reader(url: str, limits: SessionLimits, **options: Any) -> Engine:
     """Create the engine for reading; each session reads one snapshot."""
     engine = _create(url, limits, pool_size=_NUM_READERS, max_overflow=_EXTRA_READERS, **options)
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
-def create_writer(url: str, limits: Limits, **options: Any) -> Engine:
+def create_writer(url: str, limits: SessionLimits, **options: Any) -> Engine:
     """Create the engine for writing."""
     return _create(url, limits, pool_size=_NUM_WRITERS, max_overflow=0, **options)
 
@@ -55,14 +55,14 @@ def lift_limits(connection: Connection) -> None:
         connection.execute(text(f"SET LOCAL {name} = 0"))
 
 
-def _create(url: str, limits: Limits, **options: Any) -> Engine:
+def _create(url: str, limits: SessionLimits, **options: Any) -> Engine:
     arguments = _connect_args(make_url(url), limits)
     return create_engine(
         url, connect_args=arguments, pool_pre_ping=True, pool_timeout=_POOL_WAIT_S, **options
     )
 
 
-def _connect_args(url: URL, limits: Limits) -> dict[str, Any]:
+def _connect_args(url: URL, limits: SessionLimits) -> dict[str, Any]:
     """Arguments of the driver; parameters of the URL take precedence."""
     repeat_s, silent_s = limits.keepalive_s / 2, limits.keepalive_s * 2.5
     of_session = {

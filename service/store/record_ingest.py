@@ -168,7 +168,7 @@ class _Intake:
         if self._job.reason in {Reason.WAITING_FOR_STORAGE, Reason.NO_STEPS}:
             mark_training(self._session, self._job, now=now)
         if old is None or old["epoch"] != progress.epoch:
-            self._change(lambda standing: overrides.expire(standing, progress.epoch), now)
+            self._update_overrides(lambda status: overrides.expire(status, progress.epoch), now)
 
     def _take_started(self, record: Record, started: Started) -> None:
         self._job.layers = [to_json(layer) for layer in started.layers]
@@ -177,45 +177,45 @@ class _Intake:
             self._job.storage = {**started.storage.model_dump(mode="json"), "seen_at": record.time}
         if self._job.kind == Kind.JOB:
             self._job.ray_run = _ray_run(self._job, record.attempt, started)
-        self._void(record, started)
-        cause = self._announced(record)
-        self._job.tally = _tally(stored_elasticity(self._job), started, cause)
+        self._delete_repeated_work(record, started)
+        cause = self._find_announced_cause(record)
+        self._job.tally = _add_change(stored_elasticity(self._job), started, cause)
         attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
         if attempt is not None:
             attempt.generation = record.generation
             attempt.started_at = attempt.started_at or record.time
-            attempt.tally = _tally(stored_elasticity(attempt), started, cause)
+            attempt.tally = _add_change(stored_elasticity(attempt), started, cause)
         if record.attempt == self._job.attempt:
-            self._train(record, started)
+            self._start_training(record, started)
         why = "start" if started.cause == "start" else cause
         data = started.model_dump(mode="json", exclude={"kind", "layers"})
-        self._tell(record, "workers", {"what": "started", "why": why, **data})
-        self._change(
-            lambda standing: overrides.restart(standing, started.epoch, started.step), record.time
+        self._append_event(record, "workers", {"what": "started", "why": why, **data})
+        self._update_overrides(
+            lambda status: overrides.restart(status, started.epoch, started.step), record.time
         )
 
-    def _announced(self, record: Record) -> str:
+    def _find_announced_cause(self, record: Record) -> str:
         """The cause of the attempt's newest resize or failure."""
-        told = select(EventRow.data).where(
+        data_of_changes = select(EventRow.data).where(
             EventRow.job_id == self._job.id, EventRow.type == "workers"
         )
-        for data in self._session.scalars(told.order_by(EventRow.seq.desc())):
+        for data in self._session.scalars(data_of_changes.order_by(EventRow.seq.desc())):
             if data.get("attempt") == record.attempt and data.get("what") in {"resizing", "failed"}:
                 return str(data.get("cause", "unknown"))
         return "unknown"
 
-    def _train(self, record: Record, started: Started) -> None:
+    def _start_training(self, record: Record, started: Started) -> None:
         self._job.world_size = started.world_size
         if self._job.status in LEAVING:
             return
         self._job.deadline = None
         message = _train_message(started)
-        self._step(Status.RUNNING, Reason.TRAINING, message=message, now=record.time)
+        self._change_status(Status.RUNNING, Reason.TRAINING, message=message, now=record.time)
         attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
         if attempt is not None:
             attempt.reason, attempt.message = Reason.TRAINING.value, message
 
-    def _void(self, record: Record, started: Started) -> None:
+    def _delete_repeated_work(self, record: Record, started: Started) -> None:
         """Remove decisions and epochs of repeated work from the history; their events remain."""
         tables: tuple[type[DecisionRow | EpochRow], ...] = (DecisionRow, EpochRow)
         for table in tables:
@@ -232,7 +232,9 @@ class _Intake:
     def _take_epoch(self, record: Record, epoch: EpochRecord) -> None:
         content = epoch.model_dump(mode="json")
         self._session.merge(
-            EpochRow(job_id=self._job.id, epoch=epoch.epoch, record=content, **_origin(record))
+            EpochRow(
+                job_id=self._job.id, epoch=epoch.epoch, record=content, **_origin_columns(record)
+            )
         )
         self._job.metrics = dict(epoch.metrics)
         progress = stored_progress(self._job)
@@ -244,16 +246,18 @@ class _Intake:
                 "time": record.time,
             }
             self._job.progress = {**progress, **at_end}
-        self._tell(record, "epoch", content)
-        self._change(lambda standing: overrides.expire(standing, epoch.epoch + 1), record.time)
+        self._append_event(record, "epoch", content)
+        self._update_overrides(
+            lambda status: overrides.expire(status, epoch.epoch + 1), record.time
+        )
 
     def _take_decision(self, record: Record, taken: DecisionRecord) -> None:
         where = {"epoch": taken.decision.epoch, "step": taken.decision.step}
         decision = to_json(taken.decision)
         self._session.merge(
-            DecisionRow(job_id=self._job.id, decision=decision, **where, **_origin(record))
+            DecisionRow(job_id=self._job.id, decision=decision, **where, **_origin_columns(record))
         )
-        self._tell(record, "decision", {"decision": decision})
+        self._append_event(record, "decision", {"decision": decision})
 
     def _take_acks(self, record: Record, acks: AcksRecord) -> None:
         switched = SwitchReport(
@@ -278,14 +282,16 @@ class _Intake:
 
     def _take_checkpoint(self, record: Record, checkpoint: CheckpointRecord) -> None:
         content = checkpoint.model_dump(mode="json", exclude={"kind"})
-        self._session.merge(CheckpointRow(job_id=self._job.id, **content, **_origin(record)))
+        self._session.merge(
+            CheckpointRow(job_id=self._job.id, **content, **_origin_columns(record))
+        )
         # Progress beyond the previous attempt ends a series of losses.
         self._job.lost_attempts = 0
-        self._tell(record, "checkpoint", content)
+        self._append_event(record, "checkpoint", content)
 
     def _take_resize(self, record: Record, resize: ResizeRecord) -> None:
         data = resize.model_dump(mode="json", exclude={"kind"})
-        self._tell(
+        self._append_event(
             record, "workers", {"what": "resizing", **data, "world_size": self._job.world_size}
         )
         if record.attempt == self._job.attempt and self._job.status in {
@@ -293,32 +299,36 @@ class _Intake:
             Status.RESIZING,
         }:
             reason, message = _REASONS[resize.cause], resize.message[:_MAX_TEXT]
-            self._step(Status.RESIZING, reason, message=message, now=record.time)
+            self._change_status(Status.RESIZING, reason, message=message, now=record.time)
 
     def _take_failure(self, record: Record, failure: FailureRecord) -> None:
         # The job waits for a storage that is full or unreachable; neither workers nor user code
         # failed.
         self._job.failures += not failure.is_storage
         data = failure.model_dump(mode="json", exclude={"kind"})
-        self._tell(record, "workers", {"what": "failed", **data, "world_size": 0})
+        self._append_event(record, "workers", {"what": "failed", **data, "world_size": 0})
         if record.attempt != self._job.attempt:
             return
         self._job.world_size = 0
         if self._job.status not in LEAVING and not failure.final:
             message = f"the worker group ended: {failure.message[:_MAX_TEXT]}"
-            self._step(Status.RECOVERING, _REASONS[failure.cause], message=message, now=record.time)
+            self._change_status(
+                Status.RECOVERING, _REASONS[failure.cause], message=message, now=record.time
+            )
 
-    def _step(self, status: Status, reason: Reason, *, message: str, now: float) -> None:
+    def _change_status(self, status: Status, reason: Reason, *, message: str, now: float) -> None:
         change_status(self._session, self._job, status, reason=reason, message=message, now=now)
 
     def _take_end(self, record: Record, end: EndRecord | PausedRecord) -> None:
         """Ignore end records: `SchedulerWrites` stores the end after all earlier records."""
 
-    def _tell(self, record: Record, kind: str, data: dict[str, Any]) -> None:
+    def _append_event(self, record: Record, kind: str, data: dict[str, Any]) -> None:
         stamped = {"attempt": record.attempt, "generation": record.generation, **data}
         append_event(self._session, self._job, kind, data=stamped, now=record.time)
 
-    def _change(self, change: Callable[[OverrideStatus], OverrideStatus], now: float) -> None:
+    def _update_overrides(
+        self, change: Callable[[OverrideStatus], OverrideStatus], now: float
+    ) -> None:
         update_overrides(self._session, self._job, change, now=now)
 
 
@@ -349,7 +359,7 @@ def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
     return new_place > old_place or (new_place == old_place and progress.time != old["time"])
 
 
-def _tally(kept: ElasticityStats, started: Started, cause: str) -> dict[str, Any]:
+def _add_change(kept: ElasticityStats, started: Started, cause: str) -> dict[str, Any]:
     """Add the cost of this change of group; `cause` is the announced one."""
     tally = add_cost(kept, started.seconds_lost, started.steps_rolled_back)
     if started.cause != "start":
@@ -359,7 +369,7 @@ def _tally(kept: ElasticityStats, started: Started, cause: str) -> dict[str, Any
 
 def _train_message(started: Started) -> str:
     """Describe the size of the group, its checkpoint, and the cost of the change."""
-    parts = [f"{_workers(started.world_size)} train{'s' if started.world_size == 1 else ''}"]
+    parts = [f"{_format_workers(started.world_size)} train{'s' if started.world_size == 1 else ''}"]
     if started.cause != "start":
         done = {"resize": "resized", "recovery": "recovered"}[started.cause]
         parts.append(
@@ -372,9 +382,9 @@ def _train_message(started: Started) -> str:
     return ", ".join(parts)
 
 
-def _workers(count: int) -> str:
+def _format_workers(count: int) -> str:
     return f"{count} worker{'' if count == 1 else 's'}"
 
 
-def _origin(record: Record) -> dict[str, Any]:
+def _origin_columns(record: Record) -> dict[str, Any]:
     return {"attempt": record.attempt, "generation": record.generation, "time": record.time}

@@ -84,7 +84,7 @@ class SchedulerWrites:
             attempt.created_at = now
             session.add(attempt)
 
-        return self._decide(seen, token, change)
+        return self._write_if_unchanged(seen, token, change)
 
     def record_wait_reason(self, seen: JobRow, token: int, *, reason: Reason, message: str) -> bool:
         """Store why a queued job does not start yet."""
@@ -92,7 +92,7 @@ class SchedulerWrites:
         if (seen.reason, seen.message) == (reason, message):
             return True
         now = self._clock()
-        return self._decide(
+        return self._write_if_unchanged(
             seen,
             token,
             lambda session, job: change_status(
@@ -112,7 +112,7 @@ class SchedulerWrites:
                 session, job, "workers", data={**data, "world_size": job.world_size}, now=now
             )
 
-        return self._decide(seen, token, change)
+        return self._write_if_unchanged(seen, token, change)
 
     def record_wait_message(
         self, seen: JobRow, token: int, message: str, *, waits: bool = False
@@ -124,7 +124,7 @@ class SchedulerWrites:
         if status not in _WAITING_FOR_WORKERS or not message or seen.message == message:
             return True
         now, reason = self._clock(), Reason(seen.reason)
-        return self._decide(
+        return self._write_if_unchanged(
             seen,
             token,
             lambda session, job: change_status(
@@ -144,7 +144,7 @@ class SchedulerWrites:
             else:
                 mark_training(session, job, now=now)
 
-        return self._decide(seen, token, change)
+        return self._write_if_unchanged(seen, token, change)
 
     def ingest(self, seen: JobRow, token: int, drained: Drained) -> bool:
         """Store what a running job reported.
@@ -163,7 +163,7 @@ class SchedulerWrites:
         def change(session: Session, job: JobRow) -> None:
             job.orders_confirmed = version
             update_overrides(
-                session, job, lambda standing: overrides.deliver(standing, version), now=now
+                session, job, lambda status: overrides.deliver(status, version), now=now
             )
 
         return self._write(seen.id, token, change)
@@ -189,13 +189,13 @@ class SchedulerWrites:
                     f"{message}; {job.lost_attempts} in a row were lost without a checkpoint, the"
                     f" limit is {budget}"
                 )
-                _end(session, job, Status.FAILED, reason=failed, message=text, now=now)
+                _end_job(session, job, Status.FAILED, reason=failed, message=text, now=now)
                 return
             job.workers, job.world_size, job.deadline = 0, 0, None
             text = f"{message}; attempt {job.attempt + 1} starts as soon as there is capacity"
             change_status(session, job, Status.QUEUED, reason=reason, message=text, now=now)
 
-        return self._decide(seen, token, change)
+        return self._write_if_unchanged(seen, token, change)
 
     def requeue(self, seen: JobRow, token: int, *, message: str, history: Drained) -> bool:
         """Return a job whose processes were not placed to the queue; the attempt does not count as
@@ -212,10 +212,10 @@ class SchedulerWrites:
                 session, job, Status.QUEUED, reason=Reason.NOT_PLACED, message=text, now=now
             )
 
-        return self._decide(seen, token, change)
+        return self._write_if_unchanged(seen, token, change)
 
     def mark_guest_lost(self, seen: JobRow, token: int, *, message: str, left_s: float) -> bool:
-        """Set a guest run to LOST; unless it gives a sign of life, it is closed after `left_s`
+        """Set a guest run to LOST; unless it gives a heartbeat, it is closed after `left_s`
         seconds.
         """
         now = self._clock()
@@ -224,7 +224,7 @@ class SchedulerWrites:
             job.world_size, job.deadline = 0, now + left_s
             change_status(session, job, Status.LOST, reason=Reason.LOST, message=message, now=now)
 
-        return self._decide(seen, token, change)
+        return self._write_if_unchanged(seen, token, change)
 
     def mark_guest_stalled(self, seen: JobRow, token: int, *, idle_s: float) -> bool:
         """Show that a guest run is alive and has made no step for `idle_s` seconds."""
@@ -240,7 +240,7 @@ class SchedulerWrites:
                 session, job, Status.RUNNING, reason=Reason.NO_STEPS, message=message, now=now
             )
 
-        return self._decide(seen, token, change)
+        return self._write_if_unchanged(seen, token, change)
 
     def register_guest(self, guest: Guest, token: int) -> bool:
         """Insert or update the row of a guest run; False if the lease is lost or the run
@@ -270,7 +270,7 @@ class SchedulerWrites:
             _close_attempt(session, job, Reason.PAUSED_BY_USER, message=message, now=now)
             if job.desired == Desired.CANCEL:
                 message = "cancelled while it paused"
-                _end(
+                _end_job(
                     session,
                     job,
                     Status.CANCELLED,
@@ -293,9 +293,9 @@ class SchedulerWrites:
 
         def change(session: Session, job: JobRow) -> None:
             ingest_records(session, job, drained, now=now)
-            message = end.message or _message_of(job, end)
+            message = end.message or _end_message(job, end)
             _close_attempt(session, job, Reason(end.reason), message=message, now=now)
-            _end(
+            _end_job(
                 session,
                 job,
                 Status(end.status),
@@ -304,7 +304,7 @@ class SchedulerWrites:
                 now=now,
             )
 
-        return self._decide(seen, token, change)
+        return self._write_if_unchanged(seen, token, change)
 
     def record_cluster(
         self,
@@ -333,15 +333,15 @@ class SchedulerWrites:
     def orders_of(self, job: JobRow) -> DesiredState:
         """Desired state of the job according to its row."""
         rows = [row for row in self._repository.overrides(job.id) if row.state in ORDERED]
-        ordered = [_ordered(row) for row in rows if is_override_readable(row)]
+        ordered = [_build_override(row) for row in rows if is_override_readable(row)]
         return DesiredState(
             version=job.orders_version,
             overrides=tuple(ordered),
             stop=_STOPS.get(Status(job.status)),
-            size=_size(job),
+            size=_group_size(job),
         )
 
-    def _decide(self, seen: JobRow, token: int, change: Change) -> bool:
+    def _write_if_unchanged(self, seen: JobRow, token: int, change: Change) -> bool:
         return self._write(seen.id, token, change, version=seen.version)
 
     def _write(
@@ -359,7 +359,7 @@ class SchedulerWrites:
             return True
 
 
-def _size(job: JobRow) -> Size | None:
+def _group_size(job: JobRow) -> Size | None:
     """Allocation and limits for the workers; a minimum above the allocation does not block
     training.
     """
@@ -374,7 +374,7 @@ def _close_attempt(
         attempt.reason, attempt.message, attempt.ended_at = reason.value, message, now
 
 
-def _end(
+def _end_job(
     session: Session, job: JobRow, status: Status, *, reason: Reason, message: str, now: float
 ) -> None:
     update_overrides(session, job, overrides.end, now=now)
@@ -382,7 +382,7 @@ def _end(
     append_end_event(session, job, now)
 
 
-def _message_of(job: JobRow, end: EndRecord) -> str:
+def _end_message(job: JobRow, end: EndRecord) -> str:
     if job.kind == Kind.GUEST:
         return (
             "its script ended"
@@ -413,7 +413,7 @@ def _pause_message(drained: Drained) -> str:
     )
 
 
-def _ordered(row: OverrideRow) -> Override:
+def _build_override(row: OverrideRow) -> Override:
     return Override(
         id=row.id,
         level=row.level,

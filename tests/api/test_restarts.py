@@ -26,8 +26,8 @@ pytestmark = pytest.mark.each_database
 
 JOBS = "/api/v1/jobs"
 CODE = (
-    "from service.app import serve; from service.settings import load_settings;"
-    " serve(load_settings())"
+    "from service.app import serve_api; from service.settings import load_settings;"
+    " serve_api(load_settings())"
 )
 LIMIT_S = 60.0
 """A loaded machine needs up to ten seconds for an api process to start."""

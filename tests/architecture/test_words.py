@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.architecture.source import ROOT, functions, module_name, parse, source_files
-from tests.architecture.words_left import ELLIPTICAL_LEFT, HOMONYMS_LEFT, ONE_WORD_LEFT
 
 TEST_NAME_LENGTH = 80
 SHARED_MODULE_NAMES = {
@@ -108,24 +107,19 @@ def long_test_names(tree: ast.Module) -> list[str]:
 
 def test_modules_of_one_name_deal_with_one_thing() -> None:
     found = homonyms([module_name(path) for path in source_files() if path.stem != "__init__"])
-    allowed = SHARED_MODULE_NAMES.keys() | HOMONYMS_LEFT
-    assert {name: modules for name, modules in found.items() if name not in allowed} == {}
+    unexpected = {name: found[name] for name in found.keys() - SHARED_MODULE_NAMES.keys()}
+    assert unexpected == {}
     assert SHARED_MODULE_NAMES.keys() <= found.keys()
 
 
 def test_docstrings_stand_alone() -> None:
-    found = defaultdict(list)
-    for module, tree in [*trees(), *trees("tests")]:
-        found[package(module)] += [f"{module}: {text}" for text in elliptical_docstrings(tree)]
-    assert {
-        name: texts for name, texts in found.items() if len(texts) > ELLIPTICAL_LEFT[name]
-    } == {}
+    found = {module: elliptical_docstrings(tree) for module, tree in [*trees(), *trees("tests")]}
+    assert {module: texts for module, texts in found.items() if texts} == {}
 
 
 def test_functions_of_one_word_are_called_through_their_module() -> None:
     found = {by_package(name) for name in one_word_imports(list(trees()))}
-    assert found - ONE_WORD_FUNCTIONS.keys() - ONE_WORD_LEFT == set()
-    assert ONE_WORD_FUNCTIONS.keys() <= found
+    assert found == ONE_WORD_FUNCTIONS.keys()
 
 
 def test_names_of_tests_fit_into_a_report() -> None:

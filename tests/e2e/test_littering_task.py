@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.commands.pack import pack
+from service.commands.pack import pack_folder
 from service.home import Home
 from tests.e2e.real_up import Up, pids_of, wait_for
 
@@ -42,7 +42,7 @@ def littering(up: Up) -> Iterator[str]:
         "task": {"name": "littering:Task"},
         "training": {"epochs": 5000},
         "workers": {"min": 1, "max": 1},
-        "code": up.client.upload(pack(folder)).sha256,
+        "code": up.client.upload(pack_folder(folder)).sha256,
     }
     job = up.client.submit(spec)
     wait_for(lambda: running(up, CHILD), lambda: up.client.job(job.id))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.commands.pack import pack
+from service.commands.pack import pack_folder
 from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -47,7 +47,12 @@ def slow_script(up: Up, **changes: Any) -> str:
     (folder / "train.py").write_text(slow)
     training = {**spec["training"], "epochs": 12}
     return up.client.submit(
-        {**spec, "training": training, "code": up.client.upload(pack(folder)).sha256, **changes}
+        {
+            **spec,
+            "training": training,
+            "code": up.client.upload(pack_folder(folder)).sha256,
+            **changes,
+        }
     ).id
 
 

@@ -355,7 +355,8 @@ def test_without_the_service_extra_the_command_says_what_to_install() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     done = fresh(
-        "import sys; from service.commands.cli_app import run; run(['--help']); print(*sys.modules)"
+        "import sys; from service.commands.cli_app import run_command;"
+        " run_command(['--help']); print(*sys.modules)"
     )
     assert "Exit codes" in done.stdout
     assert {"ray", "torch", "sqlalchemy", "fastapi", "httpx2"}.isdisjoint(done.stdout.split())

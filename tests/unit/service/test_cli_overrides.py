@@ -72,9 +72,9 @@ def override_four_times(client: Client, job_id: str) -> None:
 def test_overrides_are_handed_back_by_their_numbers(accordion: Accordion, overridden: str) -> None:
     said = accordion("hand-back", overridden, "4", "#3", "4")
     told = [
-        "override #2: rank=2 for fc2*: CANCELLED (handed back with #3)",
-        "override #3: low for fc2*: CANCELLED (handed back)",
-        "override #4: rank=3 for fc3*: CANCELLED (handed back)",
+        "override #2: rank=2 for fc2*: CANCELLED (cancelled with #3)",
+        "override #3: low for fc2*: CANCELLED (cancelled by a user)",
+        "override #4: rank=3 for fc3*: CANCELLED (cancelled by a user)",
     ]
     assert (said.code, said.out.splitlines()) == (0, told)
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from threading import Event
 from typing import cast
 
-from service.api.feeds import Feed, FeedHub, Frame, Snapshot, follow_feed
+from service.api.feeds import Feed, FeedHub, Frame, StreamPage, follow_feed
 from service.store.repository import Repository
 
 
@@ -26,20 +26,20 @@ class _Job:
         self.job_id = self.key = job_id
         self._is_readable = is_readable
 
-    def read(self, after: int) -> Snapshot:
+    def read(self, after: int) -> StreamPage:
         if not self._is_readable:
             raise KeyError("attempt")
         frames = tuple(
             Frame(number=number, text=f"frame {number}") for number in range(after + 1, 3)
         )
-        return Snapshot(version=2, newest=2, frames=frames, progress="newer")
+        return StreamPage(version=2, newest=2, frames=frames, progress="newer")
 
 
 def test_a_job_that_cannot_be_read_ends_only_its_own_streams() -> None:
     async def watch() -> tuple[bool, bool]:
         versions = _Versions()
         hub = FeedHub(cast("Repository", versions), Event())
-        now = Snapshot(version=1, newest=1)
+        now = StreamPage(version=1, newest=1)
         good, bad = _Job("good"), _Job("bad", is_readable=False)
         with hub.subscribe(good, now) as fine, hub.subscribe(bad, now) as broken:
             changed = fine.changed, broken.changed
@@ -54,7 +54,7 @@ def test_a_job_that_cannot_be_read_ends_only_its_own_streams() -> None:
 
 def test_progress_of_a_stream_that_catches_up_does_not_run_back() -> None:
     async def read() -> list[str]:
-        feed = Feed(_Job("good"), Snapshot(version=1, newest=2, progress="older"))
+        feed = Feed(_Job("good"), StreamPage(version=1, newest=2, progress="older"))
         async with aclosing(follow_feed(feed, 0, keepalive_s=0.01)) as stream:
             return [await anext(stream) for _ in range(5)]
 

@@ -25,7 +25,7 @@ STATES_OF_ALL = [
 ]
 STATES = st.sampled_from(STATES_OF_ALL)
 UNTIL = st.none() | st.integers(1, 30)
-STANDINGS = st.builds(
+STATUSES = st.builds(
     OverrideStatus,
     id=st.just("a"),
     number=st.just(1),
@@ -46,46 +46,46 @@ def switched(world_size: int, acks: tuple[Ack, ...]) -> SwitchReport:
     )
 
 
-@given(STANDINGS, st.integers(1, 4), ACKS)
+@given(STATUSES, st.integers(1, 4), ACKS)
 def test_it_is_applied_exactly_when_every_rank_runs_the_announced_plan(
-    standing: OverrideStatus, world_size: int, acks: tuple[Ack, ...]
+    status: OverrideStatus, world_size: int, acks: tuple[Ack, ...]
 ) -> None:
-    new = overrides.acknowledge(standing, switched(world_size, acks))
+    new = overrides.acknowledge(status, switched(world_size, acks))
     complete = sorted((ack.rank, ack.digest) for ack in acks) == [
         (rank, "d") for rank in range(world_size)
     ]
-    if standing.state in ORDERED:
+    if status.state in ORDERED:
         assert new.state == ("APPLIED" if complete else "DELIVERED")
         assert bool(new.message) != complete
     else:
-        assert new == standing
+        assert new == status
 
 
-@given(STANDINGS, st.lists(st.integers(0, 30), max_size=6))
+@given(STATUSES, st.lists(st.integers(0, 30), max_size=6))
 def test_what_is_over_by_decision_never_comes_back(
-    standing: OverrideStatus, epochs: list[int]
+    status: OverrideStatus, epochs: list[int]
 ) -> None:
-    new = standing
+    new = status
     for epoch in epochs:
         new = overrides.expire(overrides.restart(overrides.deliver(new, 9), epoch, 0), epoch)
-    if standing.state in {"REJECTED", "SUPERSEDED", "CANCELLED"}:
-        assert new == standing
+    if status.state in {"REJECTED", "SUPERSEDED", "CANCELLED"}:
+        assert new == status
 
 
-@given(STANDINGS, st.integers(0, 30))
-def test_nothing_lives_beyond_its_interval_or_its_job(standing: OverrideStatus, epoch: int) -> None:
-    expired = overrides.expire(standing, epoch)
-    assert expired.state not in LIVE or standing.until is None or epoch < standing.until
-    assert overrides.end(standing).state not in LIVE
+@given(STATUSES, st.integers(0, 30))
+def test_nothing_lives_beyond_its_interval_or_its_job(status: OverrideStatus, epoch: int) -> None:
+    expired = overrides.expire(status, epoch)
+    assert expired.state not in LIVE or status.until is None or epoch < status.until
+    assert overrides.end(status).state not in LIVE
 
 
-@given(STANDINGS, st.integers(0, 30))
+@given(STATUSES, st.integers(0, 30))
 def test_work_rolled_back_into_the_interval_brings_it_back(
-    standing: OverrideStatus, epoch: int
+    status: OverrideStatus, epoch: int
 ) -> None:
-    again = overrides.restart(standing, epoch, 0)
-    if standing.state in {"APPLIED", "EXPIRED", "DELIVERED"}:
-        held = standing.until is None or epoch < standing.until
+    again = overrides.restart(status, epoch, 0)
+    if status.state in {"APPLIED", "EXPIRED", "DELIVERED"}:
+        held = status.until is None or epoch < status.until
         assert again.state == ("DELIVERED" if held else "EXPIRED")
         assert not held or not again.acks
 
@@ -111,7 +111,7 @@ def test_only_what_newer_applied_ones_hold_to_the_end_is_superseded(
             )
 
 
-def standing(number: int, state: str = "APPLIED", **more: Any) -> OverrideStatus:
+def status(number: int, state: str = "APPLIED", **more: Any) -> OverrideStatus:
     whole = {"id": str(number), "layers": ("*",), "until": None, "orders_version": number, **more}
     return OverrideStatus(number=number, state=state, **whole)  # type: ignore[arg-type]
 
@@ -120,11 +120,11 @@ def standing(number: int, state: str = "APPLIED", **more: Any) -> OverrideStatus
     ("confirmed", "state"), [(2, "PENDING"), (3, "DELIVERED"), (4, "DELIVERED")]
 )
 def test_it_is_delivered_with_the_first_orders_that_hold_it(confirmed: int, state: str) -> None:
-    assert overrides.deliver(standing(3, "PENDING"), confirmed).state == state
+    assert overrides.deliver(status(3, "PENDING"), confirmed).state == state
 
 
 def test_a_plan_without_it_says_nothing_of_it() -> None:
-    pending = standing(3, "PENDING")
+    pending = status(3, "PENDING")
     assert (
         overrides.acknowledge(pending, switched(1, (Ack(rank=0, step=9, digest="d"),))) == pending
     )
@@ -132,25 +132,27 @@ def test_a_plan_without_it_says_nothing_of_it() -> None:
 
 def test_a_rank_that_answers_twice_confirms_nothing() -> None:
     twice = (Ack(rank=0, step=9, digest="d"),) * 2
-    new = overrides.acknowledge(standing(3, "DELIVERED", id="a"), switched(1, twice))
+    new = overrides.acknowledge(status(3, "DELIVERED", id="a"), switched(1, twice))
     assert (new.state, new.message) == ("DELIVERED", "unexpected or twice: rank 0 (of 1 workers)")
 
 
 @pytest.mark.parametrize("state", STATES_OF_ALL)
 def test_the_workers_reject_whatever_is_part_of_their_orders(state: str) -> None:
-    assert (overrides.reject(standing(1, state), "no").state == "REJECTED") == (
+    assert (overrides.reject(status(1, state), "no").state == "REJECTED") == (
         state in ORDERED or state == "REJECTED"
     )
 
 
 def test_what_one_held_goes_to_the_policy_and_to_none_that_it_had_superseded() -> None:
     same, other = (
-        standing(1, "SUPERSEDED", layers=("fc1",)),
-        standing(2, "SUPERSEDED", layers=("fc3",)),
+        status(1, "SUPERSEDED", layers=("fc1",)),
+        status(2, "SUPERSEDED", layers=("fc3",)),
     )
-    batch, live = standing(3, "SUPERSEDED", target="batch"), standing(4, layers=("fc1",))
-    handed, newer = standing(5, layers=("fc1", "fc2")), standing(6, "SUPERSEDED", layers=("fc1",))
-    new = overrides.hand_back([same, other, batch, live, handed, newer], handed, LAYERS)
+    batch, live = status(3, "SUPERSEDED", target="batch"), status(4, layers=("fc1",))
+    handed, newer = status(5, layers=("fc1", "fc2")), status(6, "SUPERSEDED", layers=("fc1",))
+    new = overrides.cancel_with_superseded(
+        [same, other, batch, live, handed, newer], handed, LAYERS
+    )
     assert [one.state for one in new] == [
         "CANCELLED",
         "SUPERSEDED",
@@ -159,7 +161,7 @@ def test_what_one_held_goes_to_the_policy_and_to_none_that_it_had_superseded() -
         "CANCELLED",
         "SUPERSEDED",
     ]
-    assert new[0].message == "handed back with #5"
+    assert new[0].message == "cancelled with #5"
 
 
 @pytest.mark.parametrize(("step", "place"), [(8, (None, None)), (9, (3, 9)), (12, (3, 9))])
@@ -167,12 +169,12 @@ def test_a_new_group_has_acknowledged_nothing_and_rolls_back_what_followed_its_s
     step: int, place: tuple[int | None, int | None]
 ) -> None:
     acks = (Ack(rank=0, step=9, digest="d"),)
-    again = overrides.restart(standing(1, acks=acks, epoch=3, step=9, world_size=1), 4, step)
+    again = overrides.restart(status(1, acks=acks, epoch=3, step=9, world_size=1), 4, step)
     assert (again.acks, again.epoch, again.step, again.world_size) == ((), *place, None)
 
 
 def test_what_came_into_force_before_a_new_group_keeps_its_place_when_that_switches() -> None:
-    before = overrides.restart(standing(1, id="a", acks=(), epoch=1, step=4, world_size=2), 3, 9)
+    before = overrides.restart(status(1, id="a", acks=(), epoch=1, step=4, world_size=2), 3, 9)
     again = overrides.acknowledge(before, switched(1, (Ack(rank=0, step=9, digest="d"),)))
     assert (again.state, again.epoch, again.step, again.world_size) == ("APPLIED", 1, 4, 1)
 
@@ -194,7 +196,7 @@ def test_what_came_into_force_before_a_new_group_keeps_its_place_when_that_switc
 def test_one_is_superseded_where_a_newer_one_holds_all_of_it_as_long(
     older: dict[str, Any], newer: dict[str, Any], state: str
 ) -> None:
-    both = [standing(1, **older), standing(2, **newer)]
+    both = [status(1, **older), status(2, **newer)]
     assert [one.state for one in overrides.supersede(both, LAYERS)] == [state, both[1].state]
 
 
@@ -209,15 +211,15 @@ def test_a_newer_one_that_ends_earlier_supersedes_nothing() -> None:
 
 
 def test_the_sentence_names_the_ranks_that_are_missing_or_differ() -> None:
-    standing = OverrideStatus(id="a", number=1, layers=("*",), until=None, orders_version=1)
+    status = OverrideStatus(id="a", number=1, layers=("*",), until=None, orders_version=1)
     acks = (Ack(rank=0, step=9, digest="d"), Ack(rank=2, step=9, digest="e"))
-    new = overrides.acknowledge(standing, switched(4, acks))
+    new = overrides.acknowledge(status, switched(4, acks))
     assert new.message == "not switched yet: rank 1, 3; running another plan: rank 2 (of 4 workers)"
 
 
 def test_the_first_switch_says_where_it_was_applied() -> None:
-    standing = OverrideStatus(id="a", number=1, layers=("*",), until=None, orders_version=1)
+    status = OverrideStatus(id="a", number=1, layers=("*",), until=None, orders_version=1)
     acks = (Ack(rank=0, step=9, digest="d"),)
-    first = overrides.acknowledge(standing, switched(1, acks))
+    first = overrides.acknowledge(status, switched(1, acks))
     later = SwitchReport(epoch=7, step=99, world_size=1, digest="d", override_ids=("a",), acks=acks)
     assert overrides.acknowledge(first, later).epoch == 3

@@ -18,7 +18,7 @@ from service.store.ended_sessions import end_session, is_session_ended
 from service.store.job_submission import JobSubmission
 from service.store.leases import Lease
 from service.store.models import EndedSessionRow
-from service.store.postgres import Limits
+from service.store.postgres import SessionLimits
 from service.store.repository import JobFilter, Repository
 from tests.postgres import Postgres
 from workers.contract import JobSpec
@@ -32,8 +32,8 @@ def connect(postgres_url: str) -> Iterator[Callable[..., Database]]:
     """Connects one more process to the database of the test."""
     opened: list[Database] = []
 
-    def connect(limits: Limits | None = None) -> Database:
-        opened.append(Database(postgres_url, limits=limits or Limits()))
+    def connect(limits: SessionLimits | None = None) -> Database:
+        opened.append(Database(postgres_url, limits=limits or SessionLimits()))
         return opened[-1]
 
     yield connect
@@ -58,7 +58,7 @@ def test_a_scheduler_that_is_frozen_within_a_transaction_is_succeeded(
 
 
 def test_waiting_for_a_lock_or_an_answer_times_out(connect: Callable[..., Database]) -> None:
-    first, second = connect(), connect(Limits(lock_s=0.1, statement_s=0.5))
+    first, second = connect(), connect(SessionLimits(lock_s=0.1, statement_s=0.5))
     Lease(first, owner="old", clock=lambda: 0.0, lease_s=3.0).hold()
     with first.write() as session:
         session.execute(text("SELECT * FROM leases FOR UPDATE"))
@@ -90,7 +90,7 @@ def test_a_parameter_of_the_url_wins(postgres_url: str) -> None:
 
 
 def test_a_migration_may_take_longer_than_any_request(connect: Callable[..., Database]) -> None:
-    with connect(Limits(statement_s=0.1)).connect_writer() as connection:
+    with connect(SessionLimits(statement_s=0.1)).connect_writer() as connection:
         connection.execute(text("SELECT pg_sleep(0.2)"))
 
 

@@ -20,13 +20,15 @@ from service.domain.actions import (
 )
 from service.domain.job_status import ENDED, HELD
 from service.domain.jobs import Reason, Status
-from service.domain.reconcile import ObservedJob, Supervisor, next_action
+from service.domain.reconcile import ObservedJob, ObservedSupervisor, next_action
 
 LIVING = st.sampled_from(sorted(set(Status) - ENDED))
 SUPERVISORS = st.none() | st.builds(
-    Supervisor, attempt=st.integers(1, 3), phase=st.sampled_from(["starting", "running", "ended"])
+    ObservedSupervisor,
+    attempt=st.integers(1, 3),
+    phase=st.sampled_from(["starting", "running", "ended"]),
 )
-HERE = Supervisor(attempt=2, phase="running")
+HERE = ObservedSupervisor(attempt=2, phase="running")
 UNPLACED = replace(HERE, unplaced=1)
 
 
@@ -36,7 +38,7 @@ def seen(status: Status, deadline: float | None = None) -> ObservedJob:
 
 @given(LIVING, SUPERVISORS, st.booleans(), st.none() | st.floats(0, 100))
 def test_two_attempts_are_never_followed_or_launched_beside_each_other(
-    status: Status, supervisor: Supervisor | None, has_ended: bool, deadline: float | None
+    status: Status, supervisor: ObservedSupervisor | None, has_ended: bool, deadline: float | None
 ) -> None:
     action = next_action(seen(status, deadline), supervisor, has_ended=has_ended, now=50.0)
     assert not isinstance(action, StartAttempt) or supervisor is None
@@ -45,7 +47,7 @@ def test_two_attempts_are_never_followed_or_launched_beside_each_other(
 
 @given(LIVING, SUPERVISORS)
 def test_an_end_file_ends_every_job_that_was_started(
-    status: Status, supervisor: Supervisor | None
+    status: Status, supervisor: ObservedSupervisor | None
 ) -> None:
     action = next_action(seen(status), supervisor, has_ended=True, now=0.0)
     assert isinstance(action, Finish) == (status not in HELD)
@@ -66,7 +68,7 @@ def test_an_end_file_ends_every_job_that_was_started(
         (Status.RUNNING, None, HERE, Follow),
         (Status.RUNNING, 50.0, HERE, Follow),
         (Status.RUNNING, None, None, MarkLost),
-        (Status.RUNNING, None, Supervisor(attempt=1, phase="running"), Remove),
+        (Status.RUNNING, None, ObservedSupervisor(attempt=1, phase="running"), Remove),
         (Status.RECOVERING, None, None, MarkLost),
         (Status.PAUSED, None, None, Wait),
         (Status.PAUSED, None, HERE, Remove),
@@ -81,7 +83,7 @@ def test_an_end_file_ends_every_job_that_was_started(
     ],
 )
 def test_each_case_has_its_action(
-    status: Status, deadline: float | None, *, supervisor: Supervisor | None, expected: type
+    status: Status, deadline: float | None, *, supervisor: ObservedSupervisor | None, expected: type
 ) -> None:
     is_missing = replace(seen(status, deadline), is_missing=True)
     assert isinstance(next_action(is_missing, supervisor, has_ended=False, now=50.0), expected)

@@ -247,8 +247,8 @@ def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     )
     first, _ = JobSubmission(database, lambda: 1.0).submit(spec, key)
     look = iter([lambda *_: None])
-    replayed = job_submission._replayed
-    monkeypatch.setattr(job_submission, "_replayed", lambda *given: next(look, replayed)(*given))
+    replayed = job_submission._find_replay
+    monkeypatch.setattr(job_submission, "_find_replay", lambda *given: next(look, replayed)(*given))
     again, was_replayed = JobSubmission(database, lambda: 1.0).submit(spec, key)
     assert (again.id, was_replayed) == (first.id, True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from service.commands.cli_app import run_command
-from service.commands.pack import pack
+from service.commands.pack import pack_folder
 from tests.api.conftest import Live, serve_live
 from workers.user_code.archive import check_archive
 
@@ -54,18 +54,18 @@ def test_what_is_no_code_of_ones_own_is_left_out(folder: Path) -> None:
         (code / place / "x.py").write_text("")
     (code / "my-python" / "pyvenv.cfg").write_text("")
     (code / ".env").write_text("SECRET=1")
-    assert names(pack(code)) == ["lib/more.py", "mine.py"]
+    assert names(pack_folder(code)) == ["lib/more.py", "mine.py"]
 
 
 def test_the_same_files_are_the_same_archive_whenever_they_are_packed(folder: Path) -> None:
-    before = pack(folder / "code")
+    before = pack_folder(folder / "code")
     os.utime(folder / "code" / "mine.py", (0, 0))
     (folder / "code" / "mine.py").chmod(0o700)
-    assert pack(folder / "code") == before
+    assert pack_folder(folder / "code") == before
 
 
 def test_what_is_packed_is_accepted(folder: Path) -> None:
-    entries = check_archive(io.BytesIO(pack(folder / "code")))
+    entries = check_archive(io.BytesIO(pack_folder(folder / "code")))
     assert [entry.name for entry in entries] == ["lib/more.py", "mine.py"]
 
 
@@ -73,18 +73,18 @@ def test_a_job_file_names_its_code_relative_to_itself(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = submitted(capfd, folder / "job.yaml")
-    assert job["spec"]["code"] == hashlib.sha256(pack(folder / "code")).hexdigest()
+    assert job["spec"]["code"] == hashlib.sha256(pack_folder(folder / "code")).hexdigest()
 
 
 def test_a_flag_wins_over_the_job_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "other").mkdir()
     (folder / "other" / "mine.py").write_text("class Mine: pass\n")
     job = submitted(capfd, folder / "job.yaml", "--code", folder / "other")
-    assert job["spec"]["code"] == hashlib.sha256(pack(folder / "other")).hexdigest()
+    assert job["spec"]["code"] == hashlib.sha256(pack_folder(folder / "other")).hexdigest()
 
 
 def test_an_archive_is_uploaded_as_it_is(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "mine.zip").write_bytes(pack(folder / "code"))
+    (folder / "mine.zip").write_bytes(pack_folder(folder / "code"))
     job = submitted(capfd, folder / "job.yaml", "--code", folder / "mine.zip")
     assert job["spec"]["code"] == hashlib.sha256((folder / "mine.zip").read_bytes()).hexdigest()
 

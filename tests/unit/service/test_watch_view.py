@@ -9,13 +9,13 @@ from rich.console import Console
 
 from service.client import Client
 from service.commands.watch_state import WatchState, apply_event, initial_state
-from service.commands.watch_view import panel
+from service.commands.watch_view import render_panel
 
 
 def drawn(state: WatchState) -> str:
     console = Console(width=160, file=StringIO())
     with console.capture() as drawing:
-        console.print(panel(state))
+        console.print(render_panel(state))
     return drawing.get()
 
 
