@@ -27,6 +27,11 @@ SHARED_MODULE_NAMES = {
     "session": "what a training script imports: of the library, and inside a job",
 }
 """Base names that several modules may have, because all of them deal with the same thing."""
+SHARED_CLASS_NAMES = {
+    "AccordionCallback": "the callback of a framework: of Lightning and of Transformers",
+    "NotFound": "status 404: in the service that raises it and in its client",
+}
+"""Names that several public classes may have, because they mean the same thing."""
 ONE_WORD_FUNCTIONS = {
     "accordion.attach": "the call a training script adds; the library's public entry point",
     "accordion_ray.attach": "the same call for scripts of Ray Train",
@@ -110,6 +115,16 @@ def test_modules_of_one_name_deal_with_one_thing() -> None:
     unexpected = {name: found[name] for name in found.keys() - SHARED_MODULE_NAMES.keys()}
     assert unexpected == {}
     assert SHARED_MODULE_NAMES.keys() <= found.keys()
+
+
+def test_classes_of_one_name_mean_one_thing() -> None:
+    classes = [
+        f"{module}.{node.name}"
+        for module, tree in trees()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert homonyms(classes).keys() == SHARED_CLASS_NAMES.keys()
 
 
 def test_docstrings_stand_alone() -> None:
