@@ -21,21 +21,29 @@ class Kind(StrEnum):
 
 
 class Status(StrEnum):
-    """State of a job."""
+    """State of a job.
+
+    - `QUEUED`: waits for capacity.
+    - `STARTING`: capacity is reserved, and the workers start.
+    - `RUNNING`: the workers train.
+    - `RESIZING`: the workers stop at a step boundary, to continue with another number of workers.
+    - `RECOVERING`: the workers were lost; new ones continue from the newest checkpoint.
+    - `PAUSING`: the workers save a checkpoint, to be paused or queued after that.
+    - `PAUSED`: has a checkpoint and no workers, until a user resumes it.
+    - `STOPPING`: cancelled; the workers save a checkpoint and stop.
+    - `LOST`: a guest run without a heartbeat for a while; RUNNING again with the next one.
+    - `SUCCEEDED`, `FAILED`, `CANCELLED`: ended.
+    """
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     RESIZING = "RESIZING"
-    """The group stops at a step boundary, to continue with another number of workers."""
     RECOVERING = "RECOVERING"
-    """A worker group was lost; the next one continues from the newest checkpoint."""
     PAUSING = "PAUSING"
     PAUSED = "PAUSED"
-    """Saved, without workers, until a user resumes it."""
     STOPPING = "STOPPING"
     LOST = "LOST"
-    """A guest run without a heartbeat for a while; it is RUNNING again with the next one."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -50,30 +58,55 @@ class Desired(StrEnum):
 
 
 class Reason(StrEnum):
-    """Reason for the state of a job."""
+    """Reason for the state of a job.
+
+    - `SUBMITTED`: new; the scheduler has not looked at it yet.
+    - `WAITING_FOR_ROOM`: the smallest worker group fits the cluster, but not beside what runs
+      now.
+    - `NEVER_FITS`: the smallest worker group is larger than the cluster as it is.
+    - `ADMITTED`: capacity is reserved for the next attempt.
+    - `TRAINING`: the workers train.
+    - `WAITING_FOR_STORAGE`: the workers cannot read or write checkpoints now and wait; nothing
+      is lost.
+    - `WORKERS_LOST`: worker processes or their node died.
+    - `RETRYING`: a worker failed; the next group continues from the newest checkpoint.
+    - `RESIZE_ORDERED`: a user or the scheduler requested another number of workers.
+    - `WORKERS_JOINED`: missing worker processes have joined.
+    - `WORKERS_LEAVING`: a node is being drained.
+    - `START_TIMED_OUT`: the attempt did not train within the start limit.
+    - `NOT_PLACED`: its processes were not placed on the cluster; it waits again, which is no
+      failure.
+    - `CLUSTER_UNREACHABLE`: the cluster has no live node or does not respond.
+    - `PAUSE_REQUESTED`: a user paused the job; the workers save a checkpoint.
+    - `PAUSED_BY_USER`: paused.
+    - `RESUMED`: a user resumed the job.
+    - `CANCEL_REQUESTED`: a user cancelled the job; the workers save a checkpoint.
+    - `COMPLETED`: all epochs are trained.
+    - `CANCELLED_BY_USER`: cancelled.
+    - `TASK_RAISED`: the task or script raised an exception.
+    - `LOSS_NOT_FINITE`: the loss was infinite or no number.
+    - `TOO_MANY_FAILURES`: the workers failed more often than `max_failures` allows.
+    - `NO_PROGRESS`: several worker groups in a row failed without a new checkpoint or epoch.
+    - `START_FAILED`: attempts did not start, or the stored spec cannot be used.
+    - `LOST`: attempts or the guest run were lost.
+    - `REGISTERED`: a guest run is known, and its first worker group has not reported yet.
+    - `NO_STEPS`: a guest run is alive but has made no step for a while: it evaluates, saves,
+      compiles or hangs.
+    """
 
     SUBMITTED = "SUBMITTED"
     WAITING_FOR_ROOM = "WAITING_FOR_ROOM"
-    """The minimum worker group fits the cluster, but not beside what runs now."""
     NEVER_FITS = "NEVER_FITS"
-    """The minimum worker group is larger than the cluster as it is."""
     ADMITTED = "ADMITTED"
     TRAINING = "TRAINING"
     WAITING_FOR_STORAGE = "WAITING_FOR_STORAGE"
-    """Its workers cannot read or write its checkpoints now; they wait, and nothing is lost."""
     WORKERS_LOST = "WORKERS_LOST"
     RETRYING = "RETRYING"
     RESIZE_ORDERED = "RESIZE_ORDERED"
-    """A user or the scheduler requested another number of workers."""
     WORKERS_JOINED = "WORKERS_JOINED"
-    """Missing worker processes have joined."""
     WORKERS_LEAVING = "WORKERS_LEAVING"
-    """A node is being drained."""
     START_TIMED_OUT = "START_TIMED_OUT"
     NOT_PLACED = "NOT_PLACED"
-    """Its processes were not placed on the cluster; it waits again. This does not count as a
-    failure.
-    """
     CLUSTER_UNREACHABLE = "CLUSTER_UNREACHABLE"
     PAUSE_REQUESTED = "PAUSE_REQUESTED"
     PAUSED_BY_USER = "PAUSED_BY_USER"
@@ -85,12 +118,7 @@ class Reason(StrEnum):
     LOSS_NOT_FINITE = "LOSS_NOT_FINITE"
     TOO_MANY_FAILURES = "TOO_MANY_FAILURES"
     NO_PROGRESS = "NO_PROGRESS"
-    """Several worker groups in a row failed without a new checkpoint or epoch."""
     START_FAILED = "START_FAILED"
     LOST = "LOST"
     REGISTERED = "REGISTERED"
-    """A guest run is known, and its first worker group has not reported yet."""
     NO_STEPS = "NO_STEPS"
-    """The process of a guest run is alive and has made no step for a while: it evaluates, saves,
-    compiles or hangs.
-    """

@@ -110,6 +110,11 @@ def test_every_status_has_a_row_in_order_and_the_statuses_that_may_follow() -> N
     assert {traits.phase for traits in STATUS_TABLE.values()} == set(Phase)
 
 
+@pytest.mark.parametrize("values", [Status, Reason])
+def test_every_status_and_reason_is_described_in_the_schema(values: type[Status | Reason]) -> None:
+    assert re.findall(r"`([A-Z_]+)`[:,]", values.__doc__ or "") == list(values)
+
+
 def test_every_override_state_has_a_row_in_order() -> None:
     assert list(OVERRIDE_TABLE) == list(get_args(OverrideState))
 
