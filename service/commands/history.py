@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from service.commands.cli_support import (
     JobArgument,
@@ -34,13 +34,15 @@ from service.commands.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from pydantic import BaseModel
     from rich.table import Table
 
     from service.api.history_schemas import EpochPage
     from service.api.override_schemas import OverrideView
     from service.api.schemas import JobView, ScheduleView
+    from service.client import Client
 
 SHOWN_EPOCHS = 50
 """Maximum rows of the epoch table; --json prints all epochs."""
@@ -53,22 +55,7 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         dashboard = None if found.ray_run is None else client.cluster().dashboard_url
         schedule, overrides = client.schedule(found.id), client.overrides(found.id).items
         if json:
-            whole = {
-                "decisions": client.all_decisions(found.id),
-                "epochs": client.all_epochs(found.id),
-            }
-            parts: dict[str, Any] = {"overrides": overrides, **whole}
-            lists = {
-                name: [item.model_dump(mode="json") for item in items]
-                for name, items in parts.items()
-            }
-            print_json(
-                {
-                    "job": found.model_dump(mode="json"),
-                    "schedule": schedule.model_dump(mode="json"),
-                    **lists,
-                }
-            )
+            _print_document(client, found, schedule=schedule, overrides=overrides)
             return
         decisions = client.decisions(found.id, limit=1, newest_first=True)
         epochs = client.epochs(found.id, limit=SHOWN_EPOCHS, newest_first=True)
@@ -90,6 +77,27 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         if table.row_count:
             out.print()
             out.print(table)
+
+
+def _print_document(
+    client: Client, job: JobView, *, schedule: ScheduleView, overrides: list[OverrideView]
+) -> None:
+    """Print the job with its whole history as JSON."""
+    parts: dict[str, Iterable[BaseModel]] = {
+        "overrides": overrides,
+        "decisions": client.all_decisions(job.id),
+        "epochs": client.all_epochs(job.id),
+    }
+    print_json(
+        {
+            "job": job.model_dump(mode="json"),
+            "schedule": schedule.model_dump(mode="json"),
+            **{
+                name: [item.model_dump(mode="json") for item in items]
+                for name, items in parts.items()
+            },
+        }
+    )
 
 
 def _summarize_job(job: JobView) -> list[str]:
