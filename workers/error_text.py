@@ -36,10 +36,10 @@ def clean_raised_errors() -> Iterator[None]:
         text = "".join(traceback.format_exception(error))
         if clean_text(text) == text:
             raise
-        raise _cleaned(error) from None
+        raise _clean_error(error) from None
 
 
-def _cleaned(error: Exception) -> Exception:
+def _clean_error(error: Exception) -> Exception:
     """Return the error without its chain, of the same type if that can hold a cleaned text."""
     if isinstance(error, WorkerError):
         return type(error)(*clean_texts(error.args))

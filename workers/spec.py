@@ -65,7 +65,7 @@ class TaskSpec(Strict):
         return ":" in self.name
 
     @model_validator(mode="after")
-    def _known(self) -> TaskSpec:
+    def _check_task(self) -> TaskSpec:
         rows = {**TASKS, SCRIPT: SCRIPT_ROW}
         if USER_CLASS.fullmatch(self.name) or self.name == GUEST:
             return self
@@ -107,7 +107,7 @@ class OptimizerSpec(Strict):
     """Weight decay (L2 penalty for sgd, decoupled for adamw)."""
 
     @model_validator(mode="after")
-    def _fits_its_name(self) -> OptimizerSpec:
+    def _check_optimizer(self) -> OptimizerSpec:
         own = type(self).model_fields
         foreign = [
             field
@@ -185,7 +185,7 @@ class CompressionSpec(Strict):
     """
 
     @model_validator(mode="after")
-    def _known(self) -> CompressionSpec:
+    def _check_method(self) -> CompressionSpec:
         low, high = ladder_of(self.method, self.low, self.high)
         object.__setattr__(self, "low", dict(low.options))
         object.__setattr__(self, "high", dict(high.options))
@@ -216,7 +216,7 @@ class WindowSpec(Strict):
     """Length of a window in optimizer steps. Null: `epochs` is given."""
 
     @model_validator(mode="after")
-    def _one(self) -> WindowSpec:
+    def _check_one_unit(self) -> WindowSpec:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(
                 f"window has epochs={self.epochs} and steps={self.steps}; give exactly one of them"
@@ -264,7 +264,7 @@ class CheckpointSpec(Strict):
 
     @field_validator("storage")
     @classmethod
-    def _a_place(cls, storage: str | None) -> str | None:
+    def _check_storage(cls, storage: str | None) -> str | None:
         return None if storage is None else check_storage_url(storage)
 
 
@@ -340,18 +340,18 @@ class JobSpec(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _plain_texts(cls, data: Any) -> Any:
+    def _check_texts(cls, data: Any) -> Any:
         return check_texts(data)
 
     @field_validator("labels")
     @classmethod
-    def _few(cls, labels: dict[str, str]) -> dict[str, str]:
+    def _check_labels(cls, labels: dict[str, str]) -> dict[str, str]:
         if len(labels) > 32:
             raise ValueError(f"{len(labels)} labels; at most 32 are kept")
         return labels
 
     @model_validator(mode="after")
-    def _fits(self) -> JobSpec:
+    def _check_parts_together(self) -> JobSpec:
         if self.task.name == SCRIPT and self.code is None:
             raise ValueError(
                 "task script needs code; upload it with POST /api/v1/code, or submit with --code"

@@ -79,7 +79,7 @@ class WorkersSpec(Strict):
         return max(1, int(self.cpus))
 
     @model_validator(mode="after")
-    def _ordered(self) -> WorkersSpec:
+    def _check_limits(self) -> WorkersSpec:
         if self.min > self.max:
             raise ValueError(
                 f"workers.min is {self.min}, above workers.max {self.max}; lower min or raise max"

@@ -97,7 +97,7 @@ class SaveGroup:
 
     def publish(self, written: PartResult) -> None:
         """Publish this rank's result to rank 0."""
-        self.store.set(self._key(self.rank), written.model_dump_json())
+        self.store.set(self._result_key(self.rank), written.model_dump_json())
 
     def collect(self, timeout_s: float, over: Callable[[], bool]) -> list[PartResult] | None:
         """Return every rank's result, in rank order; on rank 0, once. None if the group is `over`.
@@ -105,7 +105,7 @@ class SaveGroup:
         Raises:
             TimeoutError: a rank published nothing in time.
         """
-        keys = [self._key(rank) for rank in range(self.world_size)]
+        keys = [self._result_key(rank) for rank in range(self.world_size)]
         looks, pause = math.ceil(timeout_s / COLLECT_POLL_S), threading.Event()
         # Polling, because one long wait would block the store for the rest of this process.
         while not self.store.check(keys):
@@ -121,7 +121,7 @@ class SaveGroup:
             self.store.delete_key(key)
         return None if over() else results
 
-    def _key(self, rank: int) -> str:
+    def _result_key(self, rank: int) -> str:
         return f"checkpoint/{self.name}/{self.number}/{rank}"
 
 
@@ -176,9 +176,9 @@ class AsyncSave:
 
     def _run(self) -> None:
         try:
-            written = self._write()
+            written = self._write_parts()
             self._peers.publish(written)
-            self._written = self._complete() if self._peers.rank == 0 else written
+            self._written = self._complete_checkpoint() if self._peers.rank == 0 else written
         except GroupOverError as error:
             self._written = PartResult(error=str(error))
         except Exception as error:
@@ -191,7 +191,7 @@ class AsyncSave:
         if self._peers.rank == 0 and self._written.error is not None:
             self._failed(self._written.error)
 
-    def _write(self) -> PartResult:
+    def _write_parts(self) -> PartResult:
         """Write this rank's parts; errors are returned, not raised."""
         try:
             parts = self._snapshot.parts.items()
@@ -202,11 +202,11 @@ class AsyncSave:
             return PartResult(error=f"{type(error).__name__}: {error}; {storage_advice(error)}")
         return PartResult(files=tuple(files))
 
-    def _complete(self) -> PartResult:
+    def _complete_checkpoint(self) -> PartResult:
         """Write the manifest on rank 0, or give the checkpoint up."""
         results = self._peers.collect(COLLECT_TIMEOUT_S, self._superseded)
         if results is None:
-            return self._fail(["another worker group runs the job"])
+            return self._discard_failed(["another worker group runs the job"])
         errors = [
             f"rank {rank}: {written.error}"
             for rank, written in enumerate(results)
@@ -217,9 +217,9 @@ class AsyncSave:
             errors = self._write_manifest(
                 self._snapshot.manifest.model_copy(update={"files": files})
             )
-        return self._fail(errors) if errors else PartResult(files=files)
+        return self._discard_failed(errors) if errors else PartResult(files=files)
 
-    def _fail(self, errors: Sequence[str]) -> PartResult:
+    def _discard_failed(self, errors: Sequence[str]) -> PartResult:
         self._discard_written()
         return PartResult(
             error=(

@@ -31,7 +31,7 @@ def broadcast_state(state: _T | None, *, device: str) -> _T:
     reader = _OutlineReader(sent[0])
     received = state if is_first else reader.load()
     for tensor in writer.tensors if is_first else reader.tensors:
-        for piece in _pieces(tensor):
+        for piece in _split_into_pieces(tensor):
             moved = piece.to(device)
             dist.broadcast(moved, src=0)
             if moved is not piece:
@@ -80,7 +80,7 @@ class _OutlineReader(pickle.Unpickler):
         return self.tensors[-1]
 
 
-def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+def _split_into_pieces(tensor: Tensor) -> Sequence[Tensor]:
     """View a tensor's memory as byte tensors of at most `PIECE_BYTES`."""
     if not tensor.numel():
         return []

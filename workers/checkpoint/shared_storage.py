@@ -29,7 +29,7 @@ def write_token(storage: Path, attempt: int) -> str:
     """
     token = secrets.token_hex(16)
     storage.mkdir(parents=True, exist_ok=True)
-    _file(storage, attempt).write_text(token, encoding="ascii")
+    _token_file(storage, attempt).write_text(token, encoding="ascii")
     return token
 
 
@@ -48,7 +48,7 @@ def check_token(
         StorageError: the token is not there, or is another one.
         OSError: the directory cannot be read now.
     """
-    if not sees_token(lambda: _file(storage, attempt).read_bytes(), token=token, pause=pause):
+    if not sees_token(lambda: _token_file(storage, attempt).read_bytes(), token=token, pause=pause):
         raise StorageError(not_shared(str(storage), host))
 
 
@@ -76,7 +76,7 @@ def not_shared(place: str, host: str) -> str:
     )
 
 
-def _file(storage: Path, attempt: int) -> Path:
+def _token_file(storage: Path, attempt: int) -> Path:
     return storage / f"attempt-{attempt}.token"
 
 

@@ -1,4 +1,4 @@
-"""Training data: what a task hands to the loop."""
+"""Training data: the interface between a task and the loop."""
 
 from __future__ import annotations
 

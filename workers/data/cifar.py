@@ -51,7 +51,7 @@ def load_images(path: Path, *, samples: int = 0, eval_samples: int = 0) -> Label
     Raises:
         DataError: there is nothing to read, or an image of another size.
     """
-    # what begins with a dot are notes of the system that packed the data.
+    # Names that begin with a dot are metadata of the system that packed the data.
     names = [name for name in file_names(path) if not PurePosixPath(name).name.startswith(".")]
     batches = [name for name in names if _BATCH.fullmatch(PurePosixPath(name).name)]
     if batches:
@@ -73,7 +73,7 @@ def load_images(path: Path, *, samples: int = 0, eval_samples: int = 0) -> Label
 def _from_batches(path: Path, names: Sequence[str]) -> LabelledImages:
     parts: dict[str, Images] = {}
     for name, content in read_files(path, names):
-        parts[name] = _batch(PurePosixPath(name).name, content)
+        parts[name] = _read_batch(PurePosixPath(name).name, content)
     by_kind = {
         kind: [parts[name] for name in names if PurePosixPath(name).name.startswith(kind)]
         for kind in ("data", "test")
@@ -83,11 +83,11 @@ def _from_batches(path: Path, names: Sequence[str]) -> LabelledImages:
         raise DataError(
             f"{str(path)!r} has no {missing[0]} file; unpack or fetch the archive again"
         )
-    train, held_out = (_concatenate(by_kind[kind]) for kind in ("data", "test"))
+    train, held_out = (_concatenate_images(by_kind[kind]) for kind in ("data", "test"))
     return LabelledImages(train=train, held_out=held_out, classes=_CLASSES)
 
 
-def _batch(name: str, content: bytes) -> Images:
+def _read_batch(name: str, content: bytes) -> Images:
     read: Callable[[str, bytes], Images] = (
         _binary_batch if name.endswith(".bin") else _pickled_batch
     )
@@ -103,8 +103,8 @@ def _batch(name: str, content: bytes) -> Images:
 def _binary_batch(name: str, content: bytes) -> Images:
     if not content or len(content) % (1 + _PIXELS):
         raise DataError(
-            f"{name} has {len(content)} bytes, no multiple of {1 + _PIXELS}; it is torn, fetch it"
-            " again"
+            f"{name} has {len(content)} bytes, no multiple of {1 + _PIXELS}; it is truncated, fetch"
+            " it again"
         )
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, 1 + _PIXELS)
     return Images(rows[:, 1:].reshape(-1, 3, SIDE, SIDE), rows[:, 0].long())
@@ -125,7 +125,7 @@ def _pickled_batch(name: str, content: bytes) -> Images:
     return Images(stored.view(-1, 3, SIDE, SIDE), torch.tensor(labels, dtype=torch.int64))
 
 
-def _concatenate(parts: Sequence[Images]) -> Images:
+def _concatenate_images(parts: Sequence[Images]) -> Images:
     return Images(
         torch.cat([part.pixels for part in parts]), torch.cat([part.targets for part in parts])
     )
@@ -139,7 +139,7 @@ class _Picture:
 
 
 def _from_image_files(path: Path, names: Sequence[str], limits: tuple[int, int]) -> LabelledImages:
-    pictures = [_describe(path, name) for name in names]
+    pictures = [_describe_picture(path, name) for name in names]
     classes = sorted({picture.class_name for picture in pictures})
     if len(classes) == 1:
         raise DataError(
@@ -157,14 +157,14 @@ def _from_image_files(path: Path, names: Sequence[str], limits: tuple[int, int])
             places[stratified_mask(targets[places], limit)] if 0 < limit < len(places) else places
         )
         parts.append(
-            _decode(
+            _decode_pictures(
                 path, [names[place] for place in chosen], [int(targets[place]) for place in chosen]
             )
         )
     return LabelledImages(train=parts[0], held_out=parts[1], classes=len(classes))
 
 
-def _describe(path: Path, name: str) -> _Picture:
+def _describe_picture(path: Path, name: str) -> _Picture:
     folders = PurePosixPath(name).parts[:-1]
     if not folders:
         raise DataError(
@@ -177,12 +177,12 @@ def _describe(path: Path, name: str) -> _Picture:
     )
 
 
-def _decode(path: Path, names: Sequence[str], targets: list[int]) -> Images:
-    pixels = {name: _pixels(name, content) for name, content in read_files(path, names)}
+def _decode_pictures(path: Path, names: Sequence[str], targets: list[int]) -> Images:
+    pixels = {name: _decode_pixels(name, content) for name, content in read_files(path, names)}
     return from_arrays([pixels[name] for name in names], targets)
 
 
-def _pixels(name: str, content: bytes) -> np.ndarray:
+def _decode_pixels(name: str, content: bytes) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
             if image.size != (SIDE, SIDE):

@@ -25,7 +25,7 @@ def load_digits() -> tuple[TensorData, TensorData]:
     Raises:
         FileNotFoundError: scikit-learn is not installed, or no longer contains the file.
     """
-    table = np.loadtxt(_file(), delimiter=",", dtype=np.float32)
+    table = np.loadtxt(_find_file(), delimiter=",", dtype=np.float32)
     inputs = torch.from_numpy(table[:, :-1] / np.float32(_LARGEST_PIXEL))
     targets = torch.from_numpy(table[:, -1].astype(np.int64))
     held_out = torch.from_numpy(stratified_mask(targets.numpy(), EVAL_SAMPLES))
@@ -35,8 +35,8 @@ def load_digits() -> tuple[TensorData, TensorData]:
     )
 
 
-def _file() -> Path:
-    # importing sklearn takes 3 s in every worker, reading its file 50 ms; a test compares the two.
+def _find_file() -> Path:
+    # Importing sklearn takes 3 s in every worker, reading its file 50 ms; a test compares the two.
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise FileNotFoundError(

@@ -62,7 +62,7 @@ class Normalization:
         values_V = torch.arange(256, dtype=torch.float64) / _LARGEST_PIXEL
         mean_C = part_CV @ values_V
         variance_C = (part_CV * (values_V - mean_C[:, None]).square()).sum(dim=1)
-        # one step of a pixel is the least: pictures of one colour are not blown up to infinity.
+        # At least one step of a pixel, so that images of one colour are not scaled to infinity.
         deviation_C = variance_C.sqrt().clamp(min=1 / _LARGEST_PIXEL)
         return cls(mean=mean_C.float(), deviation=deviation_C.float())
 
@@ -101,7 +101,7 @@ def augmented(pixels_NCHW: Tensor) -> Tensor:
     top_N, left_N = torch.randint(0, 2 * PADDING + 1, (2, samples))
     mirrored_N111 = torch.rand(samples, 1, 1, 1) < 0.5
     padded = functional.pad(pixels_NCHW, (PADDING,) * 4)
-    # a view of every window of each picture: dimensions 2 and 3 say where it begins.
+    # View every window of each image; dimensions 2 and 3 are its offsets.
     windows = padded.unfold(2, SIDE, 1).unfold(3, SIDE, 1)
     cropped_NCHW = windows[torch.arange(samples), :, top_N, left_N]
     return torch.where(mirrored_N111, cropped_NCHW.flip(3), cropped_NCHW)

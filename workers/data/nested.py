@@ -16,7 +16,7 @@ def to_device(batch: Any, device: str) -> Any:
     """
     if not device.startswith("cuda"):
         return map_tensors(lambda tensor: tensor.to(device), batch)
-    return map_tensors(lambda tensor: _pinned(tensor).to(device, non_blocking=True), batch)
+    return map_tensors(lambda tensor: _pin_memory(tensor).to(device, non_blocking=True), batch)
 
 
 def to_float32(outputs: Any) -> Any:
@@ -38,7 +38,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     return value
 
 
-def _pinned(tensor: Tensor) -> Tensor:
+def _pin_memory(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 

@@ -25,11 +25,11 @@ def read_pickle(name: str, content: bytes) -> dict[str, Any]:
     """
     try:
         saved = _CifarUnpickler(io.BytesIO(content), encoding="bytes").load()
-        fields = {_text(key): _plain(value) for key, value in saved.items()}
+        fields = {_decode_key(key): _unwrap_array(value) for key, value in saved.items()}
     except DataError as error:
         raise DataError(f"{name} {error}") from error
     except Exception as error:
-        # a damaged pickle can raise anything.
+        # A damaged pickle can raise anything.
         raise DataError(
             f"{name} is no pickle of CIFAR's archive ({error}); fetch it again"
         ) from error
@@ -69,15 +69,15 @@ class _Dtype:
         self.name = name
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and such: bytes have none."""
+        """Ignore byte order and alignment, which bytes do not have."""
 
 
 def _make_array(*_: object) -> _Array:
     return _Array()
 
 
-def _encode(text: str, _: object) -> bytes:
-    """How Python 3 writes bytes in an old protocol."""
+def _encode_bytes(text: str, _: object) -> bytes:
+    """Return the bytes that Python 3 wrote as text in an old protocol."""
     return text.encode("latin1")
 
 
@@ -86,15 +86,15 @@ _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy._core.multiarray", "_reconstruct"): _make_array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
+    ("_codecs", "encode"): _encode_bytes,
 }
 
 
-def _text(key: bytes | str) -> str:
+def _decode_key(key: bytes | str) -> str:
     return key.decode() if isinstance(key, bytes) else key
 
 
-def _plain(value: Any) -> Any:
+def _unwrap_array(value: Any) -> Any:
     return value.memory if isinstance(value, _Array) else value
 
 

@@ -17,7 +17,7 @@ def stratified_mask(targets: npt.NDArray[np.int64], chosen: int) -> npt.NDArray[
     generator = np.random.default_rng(_SEED)
     shuffled = generator.permutation(len(targets))
     by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
-    # every n-th of the samples sorted by class: n divides each class in the same proportion.
+    # Every n-th sample, sorted by class, takes the same proportion of each class.
     picked = by_class[(np.arange(chosen) * len(targets)) // chosen]
     mask = np.zeros(len(targets), dtype=bool)
     mask[picked] = True

@@ -48,11 +48,11 @@ def read_texts(path: Path) -> tuple[str, str]:
             " in data"
         )
     texts = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file())
-    by_role = {role: file for file in texts if (role := _role(file))}
+    by_role = {role: file for file in texts if (role := _find_role(file))}
     held_out = by_role.pop("valid", None) or by_role.pop("test", None)
     train = by_role.get("train") or by_role.get("test")
     if train and held_out:
-        return _read(train), _read(held_out)
+        return _read_text(train), _read_text(held_out)
     if len(texts) == 1:
         return _split_text(texts[0])
     names = ", ".join(file.name for file in texts) or "none"
@@ -62,20 +62,20 @@ def read_texts(path: Path) -> tuple[str, str]:
     )
 
 
-def _role(file: Path) -> str | None:
+def _find_role(file: Path) -> str | None:
     words = re.split(r"[._-]", file.name.lower())
     return next((_ROLES[word] for word in words if word in _ROLES), None)
 
 
 def _split_text(file: Path) -> tuple[str, str]:
-    text = _read(file)
+    text = _read_text(file)
     cut = len(text) - len(text) // _HELD_OUT_PART
     line = text.find("\n", cut) + 1
     cut = line if 0 < line < len(text) else cut
     return text[:cut], text[cut:]
 
 
-def _read(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

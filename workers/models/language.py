@@ -26,7 +26,7 @@ class LstmModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.dropout = nn.Dropout(dropout)
-        # one layer has no place between layers, and torch warns of a dropout there.
+        # One layer has no dropout between layers, and torch warns if it is set.
         between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(width, width, layers, dropout=between, batch_first=True)
         self.output = nn.Linear(width, vocabulary)
@@ -37,7 +37,7 @@ class LstmModel(nn.Module):
             self.output.weight = self.embedding.weight
 
     def forward(self, tokens_NT: Tensor) -> Tensor:
-        """Scores of the next token."""
+        """Return scores of the next token."""
         states_NTC, _ = self.lstm(self.dropout(self.embedding(tokens_NT)))
         scores: Tensor = self.output(self.dropout(states_NTC))
         return scores
@@ -71,7 +71,7 @@ class TransformerModel(nn.Module):
             self.output.weight = self.embedding.weight
 
     def forward(self, tokens_NT: Tensor) -> Tensor:
-        """Scores of the next token."""
+        """Return scores of the next token."""
         places_T = torch.arange(tokens_NT.shape[1], device=tokens_NT.device)
         x_NTC = self.dropout(self.embedding(tokens_NT) + self.places(places_T))
         for block in self.blocks:

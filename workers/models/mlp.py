@@ -26,7 +26,7 @@ class LinearStack(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
 
     def forward(self, x_NC: Tensor) -> Tensor:
-        """N samples of C = width values."""
+        """Transform N samples of C = width values."""
         *hidden, last = self.layers
         for layer in hidden:
             x_NC = layer(x_NC).relu()

@@ -1,4 +1,4 @@
-"""The demo: handwritten digits, a perceptron with one hidden layer."""
+"""Task of the demo: handwritten digits, a perceptron with one hidden layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DigitsMlp:
         self._train, self._eval = load_digits()
 
     def model(self) -> nn.Module:
-        """Layers `hidden` and `output`."""
+        """Return a model with the layers `hidden` and `output`."""
         return Mlp(_PIXELS, self._hidden, _CLASSES)
 
     def train_data(self) -> Data:

@@ -44,7 +44,7 @@ class LanguageTask(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """[N, T] tokens to [N, T, V] scores."""
+        """Return the model: [N, T] tokens to [N, T, V] scores."""
 
     def train_data(self) -> Data:
         """Return sequences of the training text."""
@@ -55,12 +55,12 @@ class LanguageTask(ABC):
         return self._eval
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:  # noqa: ARG002
-        """Cross entropy a token, in nats."""
+        """Return the cross entropy per token, in nats."""
         return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Cross entropy a token, and its exponential."""
-        # in float64, exp of what float32 can still tell from infinity does not overflow.
+        """Return the cross entropy per token, and its exponential."""
+        # In float64, because the exponential of a float32 loss above 88 overflows.
         loss = self.loss(outputs, targets, step=0).double()
         return {"loss": loss, "perplexity": loss.exp()}
 
@@ -69,7 +69,7 @@ class LmLstm(LanguageTask):
     """Options of the model: `width`, `layers`, `dropout`, `tied`."""
 
     def model(self) -> nn.Module:
-        """Layers `embedding`, `lstm`, `output`."""
+        """Return a model with the layers `embedding`, `lstm` and `output`."""
         return LstmModel(
             self._words,
             width=int(self._options["width"]),
@@ -95,7 +95,7 @@ class LmTransformer(LanguageTask):
         super().__init__(options)
 
     def model(self) -> nn.Module:
-        """Layers `embedding`, `places`, `blocks`, `output`."""
+        """Return a model with the layers `embedding`, `places`, `blocks` and `output`."""
         return TransformerModel(
             self._words,
             width=int(self._options["width"]),

@@ -1,4 +1,4 @@
-"""Random regression of any size, for measuring and for breaking things on purpose."""
+"""Random regression of any size, for measurements and failure tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workers.models.mlp import LinearStack
 
 _EVAL_SAMPLES = 256
 _DISTINCT = 4096
-"""Rows that are really different: a million samples of great width need not fit in memory."""
+"""Number of distinct rows, so that a million wide samples need not fit in memory."""
 _TRAIN_SEED, _EVAL_SEED = 1, 2
 
 
@@ -33,11 +33,11 @@ class Synthetic:
         self._nan_at_step = int(options["nan_at_step"])
 
     def model(self) -> nn.Module:
-        """Square layers."""
+        """Return a stack of square linear layers."""
         return LinearStack(self._width, self._depth)
 
     def train_data(self) -> Data:
-        """Inputs are normal, targets a fixed nonlinear function of them."""
+        """Return normal inputs, and targets that are a fixed nonlinear function of them."""
         return RepeatedRows.draw(self._samples, self._width, seed=_TRAIN_SEED)
 
     def eval_data(self) -> Data:
@@ -45,7 +45,7 @@ class Synthetic:
         return RepeatedRows.draw(_EVAL_SAMPLES, self._width, seed=_EVAL_SEED)
 
     def loss(self, outputs: Tensor, targets: Tensor, *, step: int) -> Tensor:
-        """Mean squared error; NaN from `nan_at_step` on.
+        """Return the mean squared error; NaN from `nan_at_step` on.
 
         Raises:
             RuntimeError: in step `raise_at_step`.
@@ -57,13 +57,13 @@ class Synthetic:
         return loss * math.nan if broken else loss
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Mean squared error."""
+        """Return the mean squared error."""
         return {"loss": functional.mse_loss(outputs, targets)}
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedRows:
-    """`samples` samples, of which no more than `len(inputs)` are different."""
+    """`samples` samples with at most `len(inputs)` distinct rows."""
 
     samples: int
     inputs: Tensor
@@ -71,7 +71,7 @@ class RepeatedRows:
 
     @classmethod
     def draw(cls, samples: int, width: int, *, seed: int) -> RepeatedRows:
-        """Rows of `width` values, the same for the same seed."""
+        """Draw rows of `width` values, equal for equal seeds."""
         generator = torch.Generator().manual_seed(seed)
         inputs = torch.randn(min(samples, _DISTINCT), width, generator=generator)
         targets = inputs.roll(1, dims=1).tanh()
@@ -81,6 +81,6 @@ class RepeatedRows:
         return self.samples
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows."""
+        """Return the rows at these indices."""
         rows = indices % len(self.inputs)
         return self.inputs[rows], self.targets[rows]

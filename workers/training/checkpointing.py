@@ -131,7 +131,7 @@ def _wait_for_results(
 ) -> list[PartResult] | None:
     """Return how writing ended on all ranks; None if `give_up` returned True first."""
     text = (
-        f"training is paused: {_storage(state)} has not responded for {{:.0f}} s while saving"
+        f"training is paused: {_open_storage(state)} has not responded for {{:.0f}} s while saving"
         f" checkpoint {upload.name}"
     )
     slow = SlowWaitNotice(state, f"{text}; check that the workers can reach it")
@@ -163,7 +163,7 @@ def restore_checkpoint(state: TrainState) -> str | None:
     """
     if not state.context.launch.storage:
         return None
-    storage = _storage(state)
+    storage = _open_storage(state)
     state.save_status.began_s = state.phases.clock.elapsed()
     refused: set[str] = set()
     while True:
@@ -234,7 +234,7 @@ def _log_skipped(state: TrainState) -> None:
         seconds = state.phases.clock.elapsed() - state.save_status.began_s
         state.context.link.log(
             f"warning: the checkpoint that was due after step {state.session.steps} is skipped:"
-            f" {state.save_status.upload.name} has been on its way to {_storage(state)} for"
+            f" {state.save_status.upload.name} has been on its way to {_open_storage(state)} for"
             f" {seconds:.0f} s; training continues, and the newest that can be resumed from is"
             f" {_newest_name(state)}"
         )
@@ -267,7 +267,7 @@ def _create_save(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
     blocked_s = None if wait else state.phases.clock.elapsed() - start
     return AsyncSave(
         Snapshot(manifest=manifest, parts=parts, keep=state.spec.checkpoint.keep),
-        _storage(state),
+        _open_storage(state),
         SaveGroup.of_group(name, state.save_status.begun),
         done=partial(_post_record, state, start=start, blocked_s=blocked_s),
         failed=partial(_log_failure, state, count=state.save_status.failed + 1),
@@ -316,7 +316,9 @@ def storage_use(state: TrainState) -> StorageUse:
     place.
     """
     return StorageUse(
-        place=str(_storage(state)), workers=state.context.world_size, hosts=state.num_hosts
+        place=str(_open_storage(state)),
+        workers=state.context.world_size,
+        hosts=state.num_hosts,
     )
 
 
@@ -324,7 +326,7 @@ def _newest_name(state: TrainState) -> str:
     return state.save_status.newest or "the job's beginning"
 
 
-def _storage(state: TrainState) -> Storage:
+def _open_storage(state: TrainState) -> Storage:
     launch = state.context.launch
     return open_storage(
         launch.spec.checkpoint.storage, job_id=launch.job_id, directory=state.context.checkpoints

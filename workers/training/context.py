@@ -163,13 +163,12 @@ class LoopControl:
         """Return the control for the next group, without pending signals."""
         control = LoopControl()
         control.step, control.stepped_at = self.step, self.stepped_at
-        # an epoch that the next group finishes keeps what was reported in it, where rank 0 stays in
-        # its process.
+        # Metrics of an unfinished epoch stay for the next group if rank 0 keeps its process.
         control._metrics = self.take_metrics()
         return control
 
     def request_signal(self, signal: Signal) -> None:
-        """Have the loop signal this to all ranks at its next step boundary; callable from any
+        """Request a signal to all ranks at the loop's next step boundary; callable from any
         thread, also before there is a listener.
         """
         with self._lock:

@@ -76,7 +76,8 @@ def mean_metrics(parts: Sequence[Summary]) -> dict[str, float]:
         name: sum(part.metric_totals.get(name, 0.0) for part in parts) / samples for name in names
     }
     values = {
-        name: _exp(mean) if name in parts[0].geometric else mean for name, mean in means.items()
+        name: _safe_exp(mean) if name in parts[0].geometric else mean
+        for name, mean in means.items()
     }
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
@@ -132,7 +133,7 @@ def measure_metrics(state: TrainState) -> MetricSums:
         ):
             state.context.control.activity_count += 1
             for name, value in _measure_batch(state, model, piece).items():
-                term = _log(float(value)) if name in geometric else float(value)
+                term = _safe_log(float(value)) if name in geometric else float(value)
                 totals[name] = totals.get(name, 0.0) + term * len(piece)
             samples += len(piece)
     return MetricSums(totals=totals, samples=samples, geometric=geometric)
@@ -148,13 +149,13 @@ def _measure_batch(state: TrainState, model: nn.Module, piece: range) -> Mapping
         return state.task.metrics(state.outputs(model, inputs), to_device(targets, device))
 
 
-def _log(value: float) -> float:
+def _safe_log(value: float) -> float:
     if value > 0:
         return math.log(value)
     return -math.inf if value == 0 else math.nan
 
 
-def _exp(value: float) -> float:
+def _safe_exp(value: float) -> float:
     try:
         return math.exp(value)
     except OverflowError:

@@ -126,7 +126,7 @@ def backward_without_samples(state: TrainState, order: Tensor, piece: range) -> 
     """Run a backward pass that adds zero, for a worker without samples in this batch: the other
     workers' exchange needs it.
     """
-    # in evaluation mode, running statistics do not change.
+    # In evaluation mode, running statistics do not change.
     state.model.eval()
     state.backward(compute_loss(state, order, piece) * 0.0)
     state.model.train()

@@ -49,7 +49,7 @@ def average_buffers(state: TrainState) -> None:
     floating buffers. Buffers that no checkpoint holds do not change: they are constants, such as
     masks.
     """
-    buffers = _buffers(state.model)
+    buffers = _saved_buffers(state.model)
     if state.context.world_size == 1 or not any(buffer.is_floating_point() for buffer in buffers):
         return
     samples = state.epoch_loss.samples - state.samples_at_averaging
@@ -59,7 +59,7 @@ def average_buffers(state: TrainState) -> None:
         buffer.copy_(mean if buffer.is_floating_point() else mean.round())
 
 
-def _buffers(model: nn.Module) -> list[Tensor]:
+def _saved_buffers(model: nn.Module) -> list[Tensor]:
     saved = model.state_dict().keys()
     return [
         buffer
@@ -73,7 +73,7 @@ def _weighted_means(state: TrainState, buffers: Sequence[Tensor], samples: int) 
     samples.
     """
     values = torch.cat([buffer.detach().double().flatten() for buffer in buffers])
-    # not values * 0: that of an infinite value, as masks have, is no number.
+    # Not values * 0, which is NaN for infinite values, such as those of masks.
     weighted = values * samples if samples else torch.zeros_like(values)
     summed = torch.cat([weighted, weighted.new_tensor([samples])])
     dist.all_reduce(summed)

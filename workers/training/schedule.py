@@ -65,13 +65,13 @@ class BatchScaling:
         """Return the factor of one step: it rises in equal steps over the warm-up and falls at
         once.
         """
-        target = self._target(change.size)
+        target = self._full_factor(change.size)
         done = step - change.step + 1
         if target <= change.factor or done >= self.warmup_steps:
             return target
         return change.factor + (target - change.factor) * done / self.warmup_steps
 
-    def _target(self, size: int) -> float:
+    def _full_factor(self, size: int) -> float:
         match self.rule:
             case "linear":
                 return size / self.low

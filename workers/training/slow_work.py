@@ -125,14 +125,14 @@ def run_on_all_ranks(
             and not isinstance(background.error, CheckpointError | OSError)
         ):
             raise background.error
-        ends = gather_objects(state, (ended, _sendable(background.error)))
+        ends = gather_objects(state, (ended, _copy_error(background.error)))
         if all(over for over, _ in ends):
             break
     errors = [error for _, error in ends if error is not None]
     return (None if errors else background.value), errors
 
 
-def _sendable(error: BaseException | None) -> CheckpointError | OSError | None:
+def _copy_error(error: BaseException | None) -> CheckpointError | OSError | None:
     """Copy an error without its cause, which may not be picklable."""
     match error:
         case CheckpointError():

@@ -308,9 +308,9 @@ def _wrap_ddp(model: nn.Module, device: str) -> DistributedDataParallel:
         {"device_ids": [torch.device(device)]} if device.startswith("cuda") else {}
     )
     with warnings.catch_warnings():
-        # the successor that the warning names is missing from the oldest torch we serve.
+        # The replacement that the warning names is missing from the oldest supported torch.
         warnings.simplefilter("ignore", FutureWarning)
-        # broadcasting buffers would send all of them at every forward pass, past the ledger.
+        # Broadcasting would send all buffers in every forward pass, without the ledger.
         return DistributedDataParallel(model, broadcast_buffers=False, **places)
 
 

@@ -91,7 +91,7 @@ def check_archive(file: BinaryIO, limits: ArchiveLimits = LIMITS) -> tuple[Entry
     """
     entries = list_entries(file, limits)
     for entry in entries:
-        for _ in _unpacked(file, entry):
+        for _ in _read_unpacked(file, entry):
             pass
     return entries
 
@@ -110,7 +110,7 @@ def unpack_archive(
         (path if entry.is_folder else path.parent).mkdir(parents=True, exist_ok=True)
         if not entry.is_folder:
             with path.open("xb") as target:
-                target.writelines(_unpacked(file, entry))
+                target.writelines(_read_unpacked(file, entry))
     return entries
 
 
@@ -122,7 +122,7 @@ def list_entries(file: BinaryIO, limits: ArchiveLimits = LIMITS) -> tuple[Entry,
     """
     begin, end, count = _list_place(file, limits)
     file.seek(begin)
-    listed = list(_listed(file.read(end - begin), limits))
+    listed = list(_parse_list(file.read(end - begin), limits))
     if len(listed) != count:
         raise CodeError(
             f"the archive says that it holds {count} entries and lists {len(listed)};"
@@ -135,7 +135,7 @@ def list_entries(file: BinaryIO, limits: ArchiveLimits = LIMITS) -> tuple[Entry,
             f"the archive unpacks to {total} bytes, the limit is {limits.total_bytes}; leave data"
             " out of it"
         )
-    placed = [_placed(file, entry, raw_name) for entry, raw_name in listed]
+    placed = [_locate_data(file, entry, raw_name) for entry, raw_name in listed]
     _check_apart(placed, begin)
     return tuple(placed)
 
@@ -187,7 +187,7 @@ def _list_place(file: BinaryIO, limits: ArchiveLimits) -> tuple[int, int, int]:
     return begin, end, count
 
 
-def _listed(data: bytes, limits: ArchiveLimits) -> Iterator[tuple[Entry, bytes]]:
+def _parse_list(data: bytes, limits: ArchiveLimits) -> Iterator[tuple[Entry, bytes]]:
     """Yield the entries of the list of files, each with its name as stored."""
     place = 0
     while place < len(data):
@@ -200,10 +200,10 @@ def _listed(data: bytes, limits: ArchiveLimits) -> Iterator[tuple[Entry, bytes]]
         place += name_bytes + extra_bytes + comment_bytes
         if place > len(data):
             raise CodeError("the archive's list of files is damaged; create it again")
-        yield _entry(fields, _name(raw_name, limits), limits), raw_name
+        yield _make_entry(fields, _decode_name(raw_name, limits), limits), raw_name
 
 
-def _entry(fields: tuple[int, ...], name: str, limits: ArchiveLimits) -> Entry:
+def _make_entry(fields: tuple[int, ...], name: str, limits: ArchiveLimits) -> Entry:
     flags, method, crc, packed_bytes, size_bytes = fields[3], fields[4], *fields[7:10]
     attributes, offset = fields[15], fields[16]
     if flags & _ENCRYPTED:
@@ -231,7 +231,7 @@ def _entry(fields: tuple[int, ...], name: str, limits: ArchiveLimits) -> Entry:
     return entry
 
 
-def _name(raw: bytes, limits: ArchiveLimits) -> str:
+def _decode_name(raw: bytes, limits: ArchiveLimits) -> str:
     try:
         name = raw.decode()
     except UnicodeDecodeError:
@@ -315,7 +315,7 @@ def _check_names(entries: Iterable[Entry]) -> None:
         parts = entry.name.split("/")
         for depth in range(1, len(parts) + 1):
             path, is_folder = "/".join(parts[:depth]), depth < len(parts) or entry.is_folder
-            other, was_folder = places.setdefault(_folded(path), (path, is_folder))
+            other, was_folder = places.setdefault(_fold_name(path), (path, is_folder))
             if other != path:
                 raise CodeError(
                     f"{path!r} and {other!r} differ in case or accents only; rename one of them"
@@ -324,12 +324,12 @@ def _check_names(entries: Iterable[Entry]) -> None:
                 raise CodeError(f"{path!r} is a file and a folder at once; rename one of them")
 
 
-def _folded(path: str) -> str:
+def _fold_name(path: str) -> str:
     """Return a form that is equal for two paths that some file system treats as one."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
-def _placed(file: BinaryIO, entry: Entry, raw_name: bytes) -> Entry:
+def _locate_data(file: BinaryIO, entry: Entry, raw_name: bytes) -> Entry:
     """Return the entry with its bytes' offset, after comparing its own header with the list."""
     file.seek(entry.offset)
     header = file.read(_LOCAL.size)
@@ -365,11 +365,11 @@ def _check_apart(entries: Iterable[Entry], end: int) -> None:
         before = entry.data + entry.packed_bytes
 
 
-def _unpacked(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
+def _read_unpacked(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
     """Yield the file's bytes, checked against the declared size and checksum."""
-    packed = _packed(file, entry)
+    packed = _read_packed(file, entry)
     size = crc = 0
-    for piece in _inflated(packed, entry.name) if entry.deflated else packed:
+    for piece in _inflate(packed, entry.name) if entry.deflated else packed:
         size, crc = size + len(piece), zlib.crc32(piece, crc)
         if size > entry.size_bytes:
             raise CodeError(
@@ -383,7 +383,7 @@ def _unpacked(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
         )
 
 
-def _packed(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
+def _read_packed(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
     file.seek(entry.data)
     left = entry.packed_bytes
     while left:
@@ -394,7 +394,7 @@ def _packed(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
         yield piece
 
 
-def _inflated(packed: Iterable[bytes], name: str) -> Iterator[bytes]:
+def _inflate(packed: Iterable[bytes], name: str) -> Iterator[bytes]:
     """Yield at most a chunk at a time, however small the input."""
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     try:

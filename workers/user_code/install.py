@@ -41,7 +41,7 @@ def install_code(launch: Launch) -> Path | None:
     if launch.code is None or launch.spec.code is None:
         return None
     try:
-        return _installed(launch.code, launch.spec.code)
+        return _install_archive(launch.code, launch.spec.code)
     except (CodeError, OSError) as error:
         logger.exception("the job's own code cannot be used")
         raise TaskRaised(None, None, f"{type(error).__name__}: {error}") from error
@@ -62,7 +62,7 @@ def append_to_path(folder: Path, files: Sequence[str]) -> None:
             if name not in sys.modules
             else sys.modules[name].__spec__
         )
-        # without an origin it is a folder without __init__.py, which gives way to any module.
+        # Without an origin it is a folder without __init__.py, which any module replaces.
         if other is not None and other.origin is not None:
             raise CodeError(
                 f"{file} would never be imported: {name!r} is {other.origin} here; rename it"
@@ -72,10 +72,10 @@ def append_to_path(folder: Path, files: Sequence[str]) -> None:
 
 
 @cache
-def _installed(archive: str, sha256: str) -> Path:
+def _install_archive(archive: str, sha256: str) -> Path:
     folder, lock = _new_folder()
     try:
-        append_to_path(folder, _unpacked(archive, sha256, folder))
+        append_to_path(folder, _unpack_verified(archive, sha256, folder))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
@@ -84,7 +84,7 @@ def _installed(archive: str, sha256: str) -> Path:
     return folder
 
 
-def _unpacked(archive: str, sha256: str, folder: Path) -> list[str]:
+def _unpack_verified(archive: str, sha256: str, folder: Path) -> list[str]:
     """Unpack the archive, and return the paths of its files."""
     with Path(archive).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -102,7 +102,7 @@ def _new_folder() -> tuple[Path, int]:
     """
     # Renamed once locked: other workers look for the final name only.
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
-    lock = _lock(made)
+    lock = _lock_folder(made)
     if lock is None:
         raise OSError(
             f"{made} was created just now, and another process has locked it; start the job again"
@@ -114,12 +114,12 @@ def _remove_abandoned() -> None:
     """Remove the folders of killed processes, as far as permitted."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if (lock := _lock(folder)) is not None:
+            if (lock := _lock_folder(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 
 
-def _lock(folder: Path) -> int | None:
+def _lock_folder(folder: Path) -> int | None:
     """Lock a folder until the returned descriptor is closed; None if another process has locked it.
 
     Raises:

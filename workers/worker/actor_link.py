@@ -79,7 +79,7 @@ class ActorLink:
         self._layers = started.layers
         self._sender.put(started)
         try:
-            self._register(controller_state, REGISTER_TIMEOUT_S)
+            self._register_controller(controller_state, REGISTER_TIMEOUT_S)
         except ActorTimeoutError as error:
             log.warning("%s; the next decision registers again", error)
 
@@ -110,8 +110,8 @@ class ActorLink:
         deadline = time.monotonic() + DECIDE_TIMEOUT_S
         try:
             answer = self._request_decision(request, deadline)
-            if not _agrees(answer, proposal):
-                self._register(controller_state, deadline - time.monotonic())
+            if not _has_same_overrides(answer, proposal):
+                self._register_controller(controller_state, deadline - time.monotonic())
                 answer = self._request_decision(request, deadline)
         except ActorTimeoutError as error:
             log.warning("%s; rank 0 decides by itself", error)
@@ -126,13 +126,17 @@ class ActorLink:
         self, request: DecideRequest, deadline: float
     ) -> DecideResponse | NotRegistered:
         answer: DecideResponse | NotRegistered | Fenced = self._client(
-            "decide", self._launch.job_id, self._sender.token, request, timeout_s=_left(deadline)
+            "decide",
+            self._launch.job_id,
+            self._sender.token,
+            request,
+            timeout_s=_remaining_s(deadline),
         )
         if isinstance(answer, Fenced):
-            raise self._superseded(answer)
+            raise self._superseded_error(answer)
         return answer
 
-    def _register(self, controller_state: Mapping[str, Any], timeout_s: float) -> None:
+    def _register_controller(self, controller_state: Mapping[str, Any], timeout_s: float) -> None:
         registration = Registration(
             spec=self._launch.spec, layers=self._layers, controller_state=controller_state
         )
@@ -144,16 +148,16 @@ class ActorLink:
             timeout_s=max(timeout_s, 0.0),
         )
         if isinstance(answer, Fenced):
-            raise self._superseded(answer)
+            raise self._superseded_error(answer)
 
-    def _superseded(self, answer: Fenced) -> SupersededError:
+    def _superseded_error(self, answer: Fenced) -> SupersededError:
         return SupersededError(
             f"generation {self._sender.token.generation} of job {self._launch.job_id} is over:"
             f" generation {answer.newest.generation} runs it; this worker group ends"
         )
 
 
-def _agrees(answer: DecideResponse | NotRegistered, proposal: Decision) -> bool:
+def _has_same_overrides(answer: DecideResponse | NotRegistered, proposal: Decision) -> bool:
     if not isinstance(answer, DecideResponse):
         return False
     theirs = answer.decision
@@ -163,5 +167,5 @@ def _agrees(answer: DecideResponse | NotRegistered, proposal: Decision) -> bool:
     )
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.0)

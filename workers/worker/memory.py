@@ -153,16 +153,16 @@ class MemoryWatch:
         if self._short_since_s is None or not use.is_largest:
             return None
         has_lasted = self.read_s - self._short_since_s >= SHORTAGE_GRACE_S
-        return _blame(use, growth) if use.is_guilty or has_lasted else None
+        return _explain_shortage(use, growth) if use.is_guilty or has_lasted else None
 
     def explain_death(self) -> WorkerError | None:
         """Return the memory shortage that explains the process's death; None if there was none."""
         if self.latest is None or not self.latest.is_pressed:
             return None
-        return _blame(self.latest, self.growth.bytes_per_s())
+        return _explain_shortage(self.latest, self.growth.bytes_per_s())
 
 
-def _blame(use: MemoryUse, bytes_per_s: float) -> WorkerError:
+def _explain_shortage(use: MemoryUse, bytes_per_s: float) -> WorkerError:
     process, (node, total) = f"{use.process / 1e9:.1f} GB", _in_gb(use.node, use.node_total)
     shortage = f"its node used {node} of {total} GB"
     if use.is_guilty:
@@ -196,13 +196,13 @@ def _tree_bytes(pid: int) -> int:
     """Return the memory of a process and its descendants; 0 if it is gone."""
     try:
         resident, shared = (Path(f"/proc/{pid}/statm").read_text().split()[n] for n in (1, 2))
-        children = [int(child) for path in _tasks(pid) for child in path.read_text().split()]
+        children = [int(child) for path in _child_lists(pid) for child in path.read_text().split()]
     except (OSError, IndexError):
         return 0
     return (int(resident) - int(shared)) * _PAGE + sum(map(_tree_bytes, children))
 
 
-def _tasks(pid: int) -> Iterator[Path]:
+def _child_lists(pid: int) -> Iterator[Path]:
     return Path(f"/proc/{pid}/task").glob("*/children")
 
 

@@ -218,7 +218,7 @@ class Worker:
         self._trainer = threading.get_ident()
         try:
             with clean_raised_errors():
-                return self._train(assignment)
+                return self._train_group(assignment)
         finally:
             self._trainer = None
             # Peers wait for the group's sockets to close, which takes the last reference to them.
@@ -237,7 +237,7 @@ class Worker:
             return self._store.wait_for_members(assignment.world_size, PEER_TIMEOUT, closed=on_cpu)
         return join_store(assignment.store, assignment.rank, PEER_TIMEOUT)
 
-    def _train(self, assignment: GroupAssignment) -> str:
+    def _train_group(self, assignment: GroupAssignment) -> str:
         from workers.worker.process_group import process_group, select_device
 
         if assignment.rank != 0:
@@ -249,7 +249,7 @@ class Worker:
         )
         with (
             ship_logs(source, RayActorClient(self._launch.installation)) as self._shipper,
-            _link(self._launch, assignment, self._shipper) as link,
+            _connect_link(self._launch, assignment, self._shipper) as link,
             process_group(
                 self._join_store(assignment),
                 place,
@@ -334,7 +334,9 @@ def run_training(context: WorkerContext) -> str:
 
 
 @contextmanager
-def _link(launch: Launch, assignment: GroupAssignment, shipper: LogShipper) -> Iterator[Link]:
+def _connect_link(
+    launch: Launch, assignment: GroupAssignment, shipper: LogShipper
+) -> Iterator[Link]:
     """Connect the rank to the Accordion actor while the block runs."""
     if assignment.rank != 0:
         yield NoLink(shipper.write)
