@@ -294,4 +294,6 @@ __all__ = [
     "init_detector",
     "update_batch",
     "update_detector",
+    "window_is_due",
+    "window_is_full",
 ]

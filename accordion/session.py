@@ -235,7 +235,7 @@ class Session:
     def step(self) -> StepResult:
         """Pass a step boundary: take the optimizer's step and apply what workers signalled.
 
-        The step is skipped on all workers if a gradient was not finite on one. Who takes the
+        The step is skipped on all workers if a gradient was not finite on one. Which side takes the
         optimizer's step depends on the argument `step` of `attach`.
 
         Raises:

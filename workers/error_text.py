@@ -51,8 +51,8 @@ def _clean_error(error: Exception) -> Exception:
 
 def format_with_line(error: BaseException) -> str:
     """Format an error as `Type: message (file.py:line)`, with the innermost line of user code."""
-    place = find_user_line(traceback.extract_tb(error.__traceback__))
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    line = find_user_line(traceback.extract_tb(error.__traceback__))
+    return f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
 
 
 def find_user_line(frames: traceback.StackSummary) -> str:

@@ -74,9 +74,9 @@ def check_texts(data: Any) -> Any:
     """
     errors = [
         InitErrorDetails(
-            type=PydanticCustomError("value_error", "{why}", {"why": why}), loc=place, input=None
+            type=PydanticCustomError("value_error", "{why}", {"why": why}), loc=path, input=None
         )
-        for place, why in _refused_texts(data, ())
+        for path, why in _refused_texts(data, ())
     ]
     if errors:
         raise ValidationError.from_exception_data("text", errors)
@@ -84,18 +84,18 @@ def check_texts(data: Any) -> Any:
 
 
 def _refused_texts(
-    value: Any, place: tuple[str | int, ...]
+    value: Any, path: tuple[str | int, ...]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
     match value:
         case str():
             why = describe_refused_text(value)
             if why is not None:
-                yield place, why
+                yield path, why
         case dict():
             for key, content in value.items():
-                below = (*place, clean_text(str(key)))
+                below = (*path, clean_text(str(key)))
                 yield from _refused_texts(key, below)
                 yield from _refused_texts(content, below)
         case list() | tuple():
             for index, content in enumerate(value):
-                yield from _refused_texts(content, (*place, index))
+                yield from _refused_texts(content, (*path, index))

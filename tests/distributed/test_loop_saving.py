@@ -110,7 +110,7 @@ def train_beside_a_write(rank: int, storage: Path, job: JobSpec) -> dict[str, An
     gate.OPEN.clear()
     save_checkpoint(run)
     steps(run, 3)
-    told, unfinished = list(link.posted), run.save_status.upload.written(0.0) is None
+    told, unfinished = list(link.posted), run.save_status.pending.written(0.0) is None
     gate.OPEN.set()
     error = wait_for_pending_save(run)
     held = saved(rank, storage, job)

@@ -161,7 +161,7 @@ class AsyncSave:
         self._survivors = survivors
         self._written: PartResult | None = None
         # A daemon: a worker that ends early must not wait for a storage that hangs.
-        self._thread = threading.Thread(target=self._run, name=f"upload {self.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"save {self.name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -267,7 +267,7 @@ class AsyncSave:
 class SaveStatus:
     """State of a worker's checkpoints; everything except times is equal on all ranks."""
 
-    upload: AsyncSave | None = None
+    pending: AsyncSave | None = None
     """Save in progress, or finished with a result that was not read yet."""
     begun: int = 0
     """Checkpoints started by this worker group."""

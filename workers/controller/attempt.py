@@ -208,7 +208,7 @@ class Attempt:
         if self._avoided.expire(self.clock()):
             for process in [one for one in self.pool.processes if one.node is None]:
                 self.pool.stop(process.number)
-        plan = plan_scaling(self._describe_processes(size))
+        plan = plan_scaling(self._make_scaling_input(size))
         for number in plan.to_stop:
             self.pool.stop(number)
         may_start = self.clock() >= self._start_not_before and not self._undecided
@@ -217,7 +217,7 @@ class Attempt:
         self.host.publish_placement(order_nodes(self.pool.processes, self._last_members))
         return plan
 
-    def _describe_processes(self, size: Size) -> ScalingInput:
+    def _make_scaling_input(self, size: Size) -> ScalingInput:
         return ScalingInput(
             processes=self.pool.processes,
             size=size,

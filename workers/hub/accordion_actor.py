@@ -89,7 +89,7 @@ class _Job:
         if record_key(cursor) > record_key(self.confirmed):
             self.confirmed = cursor
         done = record_key(self.confirmed)
-        self.records = {place: record for place, record in self.records.items() if place > done}
+        self.records = {key: record for key, record in self.records.items() if key > done}
 
     def make_response(self, pause_s: float = 0.0) -> PostResponse:
         return PostResponse(confirmed=self.confirmed, incarnation=self.incarnation, pause_s=pause_s)
@@ -208,7 +208,7 @@ class AccordionActor:
         if job is None:
             return Drained()
         job.drop_confirmed(confirmed)
-        records = tuple(job.records[place] for place in sorted(job.records)[:DRAIN_LIMIT])
+        records = tuple(job.records[key] for key in sorted(job.records)[:DRAIN_LIMIT])
         logs, dropped = tuple(job.logs), job.logs_dropped
         job.logs.clear()
         job.logs_bytes = job.logs_dropped = 0

@@ -115,8 +115,8 @@ class Journal:
             OSError: the storage cannot be written.
         """
         with self._lock:
-            place = {"attempt": self.attempt, "generation": self.generation, "seq": self._seq}
-            record = Record(**place, time=self._clock(), payload=payload)
+            key = {"attempt": self.attempt, "generation": self.generation, "seq": self._seq}
+            record = Record(**key, time=self._clock(), payload=payload)
             with _generation_file(self.storage / "records", self.generation).open("ab") as file:
                 # The leading newline ends a line that a full disk tore.
                 file.write(b"\n" + record.model_dump_json().encode() + b"\n")
@@ -185,10 +185,10 @@ def _list_generations(folder: Path) -> list[int]:
 
 def _keep_lines(file: Path, kept: Container[RecordKey]) -> None:
     lines = [line for line in file.read_bytes().split(b"\n") if line]
-    places = [
+    keys = [
         tuple(map(int, found.groups())) if (found := _LINE.match(line)) else None for line in lines
     ]
-    left = [line for line, place in zip(lines, places, strict=True) if place in kept]
+    left = [line for line, key in zip(lines, keys, strict=True) if key in kept]
     if len(left) < len(lines):
         draft = file.with_suffix(".draft")
         draft.write_bytes(b"".join(b"\n" + line + b"\n" for line in left))

@@ -94,7 +94,7 @@ def save_checkpoint(state: TrainState, *, wait: bool = False) -> bool:
             finally:
                 state.context.control.show_wait("")
         wait_for_pending_save(state, give_up=lambda: _is_save_slow(state))
-        if state.save_status.upload is not None:
+        if state.save_status.pending is not None:
             _log_skipped(state)
             return False
         if checkpoint_name(state.context.generation, state.position) != state.save_status.newest:
@@ -106,38 +106,38 @@ def wait_for_pending_save(state: TrainState, *, give_up: Callable[[], bool] = bo
     """Wait until no checkpoint is being written; return the error of the last one. All ranks
     together.
 
-    If `give_up` returns True on rank 0, the checkpoint stays in `state.save_status.upload`.
+    If `give_up` returns True on rank 0, the checkpoint stays in `state.save_status.pending`.
 
     Raises:
         RuntimeError: another worker is gone.
     """
-    upload = state.save_status.upload
-    if upload is None:
+    save = state.save_status.pending
+    if save is None:
         return None
-    ends = _wait_for_results(state, upload, give_up)
+    ends = _wait_for_results(state, save, give_up)
     if ends is None:
         return None
-    state.save_status.upload = None
+    state.save_status.pending = None
     error: str | None = ends[0].error
     if error is None:
-        state.save_status.newest = upload.name
+        state.save_status.newest = save.name
     else:
         state.save_status.failed += 1
     return error
 
 
 def _wait_for_results(
-    state: TrainState, upload: AsyncSave, give_up: Callable[[], bool]
+    state: TrainState, save: AsyncSave, give_up: Callable[[], bool]
 ) -> list[PartResult] | None:
     """Return how writing ended on all ranks; None if `give_up` returned True first."""
     text = (
         f"training is paused: {_open_storage(state)} has not responded for {{:.0f}} s while saving"
-        f" checkpoint {upload.name}"
+        f" checkpoint {save.name}"
     )
     slow = SlowWaitNotice(state, f"{text}; check that the workers can reach it")
     # one collective per round, so that waiting for a slow storage does not run into a timeout.
     try:
-        while None in (ends := gather_objects(state, upload.written(POLL_INTERVAL_S))):
+        while None in (ends := gather_objects(state, save.written(POLL_INTERVAL_S))):
             shown = slow.show()
             if shown is not None and state.context.rank == 0:
                 state.context.link.log(f"warning: {shown}")
@@ -187,7 +187,7 @@ def _save_with_retries(state: TrainState, start: float) -> bool:
     while True:
         wait_for_pending_save(state, give_up=give_up)
         if (
-            state.save_status.upload is None
+            state.save_status.pending is None
             and checkpoint_name(state.context.generation, state.position)
             != state.save_status.newest
         ):
@@ -195,8 +195,8 @@ def _save_with_retries(state: TrainState, start: float) -> bool:
             error = wait_for_pending_save(state, give_up=give_up)
         else:
             error = None
-        if state.save_status.upload is not None or error is None:
-            return state.save_status.upload is None
+        if state.save_status.pending is not None or error is None:
+            return state.save_status.pending is None
         match decide_on_rank_0(state, partial(_decide_after_failure, state)):
             case "superseded":
                 raise SupersededError(f"{error}; this worker group ends")
@@ -230,11 +230,11 @@ def _is_save_slow(state: TrainState) -> bool:
 
 
 def _log_skipped(state: TrainState) -> None:
-    if state.context.rank == 0 and state.save_status.upload is not None:
+    if state.context.rank == 0 and state.save_status.pending is not None:
         seconds = state.phases.clock.elapsed() - state.save_status.began_s
         state.context.link.log(
             f"warning: the checkpoint that was due after step {state.session.steps} is skipped:"
-            f" {state.save_status.upload.name} has been on its way to {_open_storage(state)} for"
+            f" {state.save_status.pending.name} has been written to {_open_storage(state)} for"
             f" {seconds:.0f} s; training continues, and the newest that can be resumed from is"
             f" {_newest_name(state)}"
         )
@@ -245,12 +245,12 @@ def _start_save(state: TrainState, *, start: float, wait: bool) -> None:
     average_buffers(state)
     state.save_status.began_s = start
     state.save_status.begun += 1
-    state.save_status.upload = _create_save(state, start=start, wait=wait)
-    state.save_status.upload.start()
+    state.save_status.pending = _create_save(state, start=start, wait=wait)
+    state.save_status.pending.start()
 
 
 def _create_save(state: TrainState, *, start: float, wait: bool) -> AsyncSave:
-    """Copy the state and return the upload that will write it."""
+    """Copy the state and return the save that will write it."""
     parts: dict[str, Mapping[str, Any]] = {
         rank_file_name(state.context.rank): copy_to_cpu(rank_state(state))
     }

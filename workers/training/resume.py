@@ -204,10 +204,10 @@ def _find_newest(
         OSError: the storage cannot be reached.
         SupersededError: another worker group runs the job.
     """
-    place, generation = Path(state.context.launch.storage), state.context.generation
-    if is_superseded(place, generation):
+    directory, generation = Path(state.context.launch.storage), state.context.generation
+    if is_superseded(directory, generation):
         raise SupersededError(f"another worker group runs the job; generation {generation} is over")
-    lineage = Lineage.of_records(read_records(place))
+    lineage = Lineage.of_records(read_records(directory))
 
     def log_once(text: str) -> None:
         if text not in logged:

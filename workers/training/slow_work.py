@@ -140,8 +140,8 @@ def _copy_error(error: BaseException | None) -> CheckpointError | OSError | None
         case OSError():
             if not error.errno:
                 return OSError(str(error))
-            place = f": {error.filename}" if error.filename else ""
-            return OSError(error.errno, f"{error.strerror}{place}")
+            path = f": {error.filename}" if error.filename else ""
+            return OSError(error.errno, f"{error.strerror}{path}")
     return None
 
 

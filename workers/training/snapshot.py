@@ -32,8 +32,8 @@ def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, A
     if state.scaler is not None and shared.get("scaler"):
         state.scaler.load_state_dict(shared["scaler"])
     # older checkpoints hold neither rank nor size, and merged parts serve every rank.
-    place = {"rank": state.context.rank, "world_size": state.context.world_size}
-    state.session.load_state_dict({**own["session"], **place, "controller": shared["controller"]})
+    ranks = {"rank": state.context.rank, "world_size": state.context.world_size}
+    state.session.load_state_dict({**own["session"], **ranks, "controller": shared["controller"]})
     _restore_own(state, own)
 
 

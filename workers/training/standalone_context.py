@@ -33,16 +33,16 @@ def standalone_context(job: Mapping[str, Any], storage: str | Path | None) -> Wo
     """
     if not dist.is_initialized():
         raise CodeError("there is no process group; call session.init_process_group() first")
-    spec, place = _build_spec(job), _storage_path(storage)
+    spec, directory = _build_spec(job), _storage_path(storage)
     world_size, rank = dist.get_world_size(), dist.get_rank()
-    generation = _claim_shared_generation(place) if place else 1
+    generation = _claim_shared_generation(directory) if directory else 1
     link = NoLink(logger.info)
-    if place and rank == 0:
+    if directory and rank == 0:
         link = JournalLink(
-            Journal(Path(place), attempt=1, generation=generation, clock=Clock().now)
+            Journal(Path(directory), attempt=1, generation=generation, clock=Clock().now)
         )
     return WorkerContext(
-        launch=Launch(job_id=NO_JOB, attempt=1, workers=world_size, storage=place, spec=spec),
+        launch=Launch(job_id=NO_JOB, attempt=1, workers=world_size, storage=directory, spec=spec),
         generation=generation,
         rank=rank,
         world_size=world_size,
@@ -151,19 +151,19 @@ def _storage_path(storage: str | Path | None) -> str:
     return str(Path(storage).absolute())
 
 
-def _claim_shared_generation(place: str) -> int:
+def _claim_shared_generation(directory: str) -> int:
     """Claim a generation on rank 0 for all ranks."""
     claimed: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            claimed = [claim_generation(Path(place))]
+            claimed = [claim_generation(Path(directory))]
         except OSError as error:
             claimed = [f"{type(error).__name__}: {error}"]
     dist.broadcast_object_list(claimed, src=0)
     if isinstance(claimed[0], str):
         raise StorageError(
-            f"storage {place} cannot be written: {claimed[0]}; make the directory writable for the"
-            " workers"
+            f"storage {directory} cannot be written: {claimed[0]}; make the directory writable for"
+            " the workers"
         )
     return int(claimed[0])
 

@@ -120,7 +120,7 @@ def list_entries(file: BinaryIO, limits: ArchiveLimits = LIMITS) -> tuple[Entry,
     Raises:
         CodeError: see `check_archive`.
     """
-    begin, end, count = _list_place(file, limits)
+    begin, end, count = _find_list(file, limits)
     file.seek(begin)
     listed = list(_parse_list(file.read(end - begin), limits))
     if len(listed) != count:
@@ -135,9 +135,9 @@ def list_entries(file: BinaryIO, limits: ArchiveLimits = LIMITS) -> tuple[Entry,
             f"the archive unpacks to {total} bytes, the limit is {limits.total_bytes}; leave data"
             " out of it"
         )
-    placed = [_locate_data(file, entry, raw_name) for entry, raw_name in listed]
-    _check_apart(placed, begin)
-    return tuple(placed)
+    located = [_locate_data(file, entry, raw_name) for entry, raw_name in listed]
+    _check_apart(located, begin)
+    return tuple(located)
 
 
 def top_level_modules(names: Iterable[str]) -> dict[str, str]:
@@ -152,21 +152,21 @@ def top_level_modules(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _list_place(file: BinaryIO, limits: ArchiveLimits) -> tuple[int, int, int]:
+def _find_list(file: BinaryIO, limits: ArchiveLimits) -> tuple[int, int, int]:
     """Return where the list of files begins and ends, and how many entries it declares."""
     size = file.seek(0, 2)
     file.seek(max(0, size - _END.size - _MOST_COMMENT_BYTES - _ZIP64_LOCATOR_BYTES))
     tail = file.read()
-    place = tail.rfind(_END_SIGN)
-    if place < 0 or place + _END.size > len(tail):
+    offset = tail.rfind(_END_SIGN)
+    if offset < 0 or offset + _END.size > len(tail):
         raise CodeError(
             "this is no zip file, or its end is missing; upload the whole file that 'zip' made"
         )
     _, disk, first_disk, here, count, list_bytes, begin, comment_bytes = _END.unpack_from(
-        tail, place
+        tail, offset
     )
-    end = size - len(tail) + place
-    locator = tail[max(0, place - _ZIP64_LOCATOR_BYTES) :].startswith(_ZIP64_SIGN)
+    end = size - len(tail) + offset
+    locator = tail[max(0, offset - _ZIP64_LOCATOR_BYTES) :].startswith(_ZIP64_SIGN)
     if locator or _FULL_16 in (here, count) or _FULL_32 in (list_bytes, begin):
         raise CodeError(
             "the archive uses zip64, which only archives above 4 GB need; create it with plain"
@@ -189,16 +189,16 @@ def _list_place(file: BinaryIO, limits: ArchiveLimits) -> tuple[int, int, int]:
 
 def _parse_list(data: bytes, limits: ArchiveLimits) -> Iterator[tuple[Entry, bytes]]:
     """Yield the entries of the list of files, each with its name as stored."""
-    place = 0
-    while place < len(data):
-        if place + _CENTRAL.size > len(data) or not data.startswith(_CENTRAL_SIGN, place):
+    offset = 0
+    while offset < len(data):
+        if offset + _CENTRAL.size > len(data) or not data.startswith(_CENTRAL_SIGN, offset):
             raise CodeError("the archive's list of files is damaged; create it again")
-        fields = _CENTRAL.unpack_from(data, place)
+        fields = _CENTRAL.unpack_from(data, offset)
         name_bytes, extra_bytes, comment_bytes = fields[10:13]
-        place += _CENTRAL.size
-        raw_name = data[place : place + name_bytes]
-        place += name_bytes + extra_bytes + comment_bytes
-        if place > len(data):
+        offset += _CENTRAL.size
+        raw_name = data[offset : offset + name_bytes]
+        offset += name_bytes + extra_bytes + comment_bytes
+        if offset > len(data):
             raise CodeError("the archive's list of files is damaged; create it again")
         yield _make_entry(fields, _decode_name(raw_name, limits), limits), raw_name
 

@@ -20,23 +20,23 @@ def load_task(name: str, options: Mapping[str, OptionValue]) -> Task:
     Raises:
         CodeError: there is no such module or class, or the class lacks a method.
     """
-    place = TASKS[name].task if name in TASKS else name
-    make = load_class(place)
+    class_path = TASKS[name].task if name in TASKS else name
+    make = load_class(class_path)
     missing = [method for method in METHODS if not callable(getattr(make, method, None))]
     if missing:
         raise CodeError(
-            f"class {place} has no {', '.join(missing)}; a task has {', '.join(METHODS)}"
+            f"class {class_path} has no {', '.join(missing)}; a task has {', '.join(METHODS)}"
         )
     return cast("Task", make(options))
 
 
-def load_class(place: str) -> Any:
+def load_class(class_path: str) -> Any:
     """Return the class that `module:Class` names.
 
     Raises:
         CodeError: there is no such module, or it has no such class.
     """
-    module_name, _, name = place.partition(":")
+    module_name, _, name = class_path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -67,9 +67,9 @@ def _note_exits(note: IO[str], before_exit: Callable[[], object]) -> None:
         try:
             if os.getpid() == mine:
                 caller = sys._getframe(1)
-                place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+                line = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
                 with suppress(OSError, ValueError):
-                    note.write(f"the process ended itself with os._exit({status}) at {place}\n")
+                    note.write(f"the process ended itself with os._exit({status}) at {line}\n")
                     note.flush()
                 before_exit()
         finally:

@@ -129,13 +129,14 @@ class Worker:
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        place = ProcessLocation(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
+        location = ProcessLocation(node=node, host=ray.util.get_node_ip_address(), pid=os.getpid())
         if not self._has_note:
             enable_exit_note(
-                exit_note_path(self._launch.storage, node, place.pid), before_exit=self._flush_logs
+                exit_note_path(self._launch.storage, node, location.pid),
+                before_exit=self._flush_logs,
             )
             self._has_note = True
-        return place
+        return location
 
     def prepare(self) -> bool:
         """Load everything slow before the process joins a group.
@@ -243,7 +244,7 @@ class Worker:
         if assignment.rank != 0:
             self._control = self._control.for_next_group()
         device = select_device(self._launch.spec.workers)
-        place = (assignment.rank, assignment.world_size)
+        rank_and_size = (assignment.rank, assignment.world_size)
         source = LogSource(
             job_id=self._launch.job_id, attempt=self._launch.attempt, rank=assignment.rank
         )
@@ -252,7 +253,7 @@ class Worker:
             _connect_link(self._launch, assignment, self._shipper) as link,
             process_group(
                 self._join_store(assignment),
-                place,
+                rank_and_size,
                 device=device,
                 host=self.locate().host,
                 timeout=timedelta(seconds=assignment.peer_timeout_s),

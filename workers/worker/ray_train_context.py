@@ -30,10 +30,10 @@ class ScriptContext:
         RayTrainWorker().init_train_context(**cloudpickle.loads(run_context))
         set_train_fn_utils(TrainFunctions(report))
 
-    def show_ranks(self, rank: int, world_size: int, place: LocalRanks) -> None:
+    def show_ranks(self, rank: int, world_size: int, ranks: LocalRanks) -> None:
         """Set the ranks that `ray.train.get_context()` returns to those in the present group."""
         get_train_context().distributed_context = DistributedContext(
-            world_rank=rank, world_size=world_size, **asdict(place)
+            world_rank=rank, world_size=world_size, **asdict(ranks)
         )
 
 

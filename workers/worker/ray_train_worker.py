@@ -96,9 +96,14 @@ class WorkerInRayTrain(Worker):
         """Return node, process id and accelerators, named as in Ray Train's `ActorMetadata`."""
         import ray
 
-        place, accelerators = self.locate(), ray.get_runtime_context().get_accelerator_ids()
+        location, accelerators = self.locate(), ray.get_runtime_context().get_accelerator_ids()
         host = socket.gethostname()
-        found = {"hostname": host, "node_id": place.node, "node_ip": place.host, "pid": place.pid}
+        found = {
+            "hostname": host,
+            "node_id": location.node,
+            "node_ip": location.host,
+            "pid": location.pid,
+        }
         return {**found, "accelerator_ids": accelerators}
 
     def join_run(self, run_context: bytes) -> None:
@@ -174,13 +179,13 @@ def build_torchrun_env(assignment: GroupAssignment, *, gpus: bool) -> dict[str, 
 
     A worker sees its own GPU only, so with GPUs LOCAL_RANK is 0: scripts use it as a device number.
     """
-    place = LocalRanks.of_assignment(assignment)
+    ranks = LocalRanks.of_assignment(assignment)
     return {
         "RANK": str(assignment.rank),
         "WORLD_SIZE": str(assignment.world_size),
-        "LOCAL_RANK": "0" if gpus else str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "NODE_RANK": str(place.node_rank),
+        "LOCAL_RANK": "0" if gpus else str(ranks.local_rank),
+        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
+        "NODE_RANK": str(ranks.node_rank),
     }
 
 
