@@ -284,7 +284,7 @@ def _start_ray(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
         port, log = free_port(), folder / f"{attempt}.log"
         with log.open("wb") as file:
             command = _ray_command(port, str(folder / str(attempt)))
-            head = subprocess.Popen(command, stdout=file, stderr=file, preexec_fn=_end_with_parent)
+            head = subprocess.Popen(command, stdout=file, stderr=file, preexec_fn=end_with_parent)
         if _is_up(head, port, log, deadline):
             return head, port
         _end(head)
@@ -305,8 +305,8 @@ def _ray_command(port: int, folder: str) -> list[str]:
     return [*command, "--object-store-memory=100000000", f"--temp-dir={folder}"]
 
 
-def _end_with_parent() -> None:
-    """A killed test session leaves no cluster behind."""
+def end_with_parent() -> None:
+    """Have this process end with its parent: a killed test session leaves nothing behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.conftest import end_with_parent
+
 MOST_PROCESSES = 4
 PEER_TIMEOUT = timedelta(seconds=60)
 """After this long a process whose peer failed gives up."""
@@ -46,7 +48,9 @@ def run_group() -> Iterator[RunGroup]:
     """
     context = multiprocessing.get_context("spawn")
     with (
-        ProcessPoolExecutor(MOST_PROCESSES, mp_context=context) as pool,
+        ProcessPoolExecutor(
+            MOST_PROCESSES, mp_context=context, initializer=end_with_parent
+        ) as pool,
         tempfile.TemporaryDirectory() as folder,
     ):
 
