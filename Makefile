@@ -21,6 +21,8 @@ BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What the tests, the benches and the examples of other frameworks import besides.
+TEST_STAMP := $(VENV)/.installed-for-tests
 # Where a test process that crashes leaves the stacks of its threads.
 CRASHES := build/crashes
 PYTEST := ACCORDION_CRASHES=$(CRASHES) $(BIN)/python -m pytest
@@ -42,14 +44,20 @@ help:
 	@echo "make bench-recovery  time faults and starts on both engines and of plain Ray Train; alone on the machine, two hours (BENCH_ARGS='--rows NAME' for some)"
 	@echo "make venv    install everything into $(VENV)"
 
-venv: $(STAMP)
+venv: $(TEST_STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	  "$(PYTHON) is Python %d.%d and 3.11 is the oldest that works; run make PYTHON=python3.11" % sys.version_info[:2])'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(TORCH_ARGS) torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,test]'
+	@echo "installing Accordion, torch and Ray into $(VENV): about 2 GB, some minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt $(TORCH_ARGS) torch
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service]'
+	@touch $@
+
+$(TEST_STAMP): $(STAMP)
+	@echo "installing what the tests need"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,test]'
 	@touch $@
 
 demo: $(STAMP)
@@ -62,29 +70,29 @@ test: lint
 	done; \
 	[ -z "$$failed" ] || { $(PYTEST) --cache-show cache/lastfailed; echo "tests failed in:$$failed"; exit 1; }
 
-test-elastic: $(STAMP)
+test-elastic: $(TEST_STAMP)
 	@rm -rf $(CRASHES)
 	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) $(LIVE_PROCESSES) tests/elastic $(ELASTIC_ARGS) $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
 
-test-gpu: $(STAMP)
+test-gpu: $(TEST_STAMP)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "there is no GPU: nothing is tested")'
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
-lint: $(STAMP)
+lint: $(TEST_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(STAMP)
+format: $(TEST_STAMP)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-openapi: $(STAMP)
+openapi: $(TEST_STAMP)
 	$(BIN)/python -m service.openapi
 
-bench-library: $(STAMP)
+bench-library: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.compare $(BENCH_ARGS)
 
-bench-recovery: $(STAMP)
+bench-recovery: $(TEST_STAMP)
 	$(BIN)/python -m tests.bench.recovery $(BENCH_ARGS)
