@@ -78,14 +78,12 @@ def up(settings: Settings, say: Say) -> None:
         at_end.callback(_clean_up, home)
         at_end.callback(manager.stop, STOP_ORDER)
         _write_state(instance, manager)
+        say(f"starting Ray, the API and the scheduler; logs are in {home.logs}")
         manager.start(build_programs(instance))
         _write_state(instance, manager)
         if _wait_until_ready(instance, manager, signals):
             seconds = time.monotonic() - started_at
-            say(
-                f"accordion is ready at {instance.url} after {seconds:.1f} s; logs are in"
-                f" {home.logs}; Ctrl-C stops it"
-            )
+            say(f"accordion is ready at {instance.url} after {seconds:.1f} s; Ctrl-C stops it")
             say(_how_to_open(instance.url, settings.token()))
         _keep_running(instance, manager, signals, say=say)
         say("stopping; unfinished jobs continue from their checkpoints at the next 'accordion up'")

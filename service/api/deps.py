@@ -58,7 +58,9 @@ def _job(job_id: JobId, repository: RepositoryDep) -> JobRow:
     """
     job = repository.job(job_id)
     if job is None:
-        raise NotFound(f"there is no job {job_id}; GET /api/v1/jobs lists all")
+        raise NotFound(
+            f"there is no job with the ID {job_id}; GET /api/v1/jobs lists all, by ID and name"
+        )
     return job
 
 

@@ -162,7 +162,7 @@ def _schedule_table(schedule: ScheduleView, numbers: Mapping[str, int]) -> Table
         return f"override #{numbers[said_by]}" if said_by in numbers else said_by
 
     table = _new_table(
-        "in force", "LAYER", "SHAPE", "REGIME", "LEVEL", "METHOD", "POLICY WOULD PICK", "DECIDED BY"
+        "in force", "LAYER", "SHAPE", "REGIME", "LEVEL", "METHOD", "POLICY'S LEVEL", "DECIDED BY"
     )
     for row in schedule.layers:
         shape = "x".join(str(length) for length in row.shape)
@@ -206,7 +206,7 @@ def _epoch_table(page: EpochPage) -> Table:
         if len(epochs) == page.total
         else f"epochs, the newest {len(epochs)} of {page.total}"
     )
-    columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS AT ITS END")
+    columns = ("LR", "WORKERS", "SECONDS", "SENT", "SAVED", "LAYERS AT THE END")
     table = _new_table(title, "EPOCH", "LOSS", *(name.upper() for name in names), *columns)
     for row in epochs:
         bytes_ = row.bytes.model_dump()

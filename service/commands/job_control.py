@@ -294,10 +294,16 @@ def _build_request(target: str, level: str, **others: Any) -> OverrideRequest:
 
 
 def _report_wait(job: JobView, made: OverrideView) -> None:
-    """Tell what the command waits for; a paused job applies no override until it is resumed."""
-    way_out = f"; '{job.name}' is paused; continue it with 'accordion resume {job.name}'"
-    told = f"waiting until every rank has applied override #{made.number}"
-    typer.echo(f"accordion: {told}{way_out if job.status == 'PAUSED' else ''}", err=True)
+    """Tell what the command waits for; a job without workers applies no override."""
+    from service.domain.job_status import STATUS_TABLE, Phase
+    from service.domain.jobs import Status
+
+    message = f"waiting until every rank has applied override #{made.number}"
+    if job.status == "PAUSED":
+        message += f"; '{job.name}' is paused; continue it with 'accordion resume {job.name}'"
+    elif STATUS_TABLE[Status(job.status)].phase in {Phase.HELD, Phase.STARTING}:
+        message += f"; '{job.name}' is {job.status} and does not train yet"
+    typer.echo(f"accordion: {message}", err=True)
 
 
 def _wait_until_applied(client: Client, job_id: str, made: OverrideView) -> OverrideView:

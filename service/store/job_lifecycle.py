@@ -194,7 +194,9 @@ def lock_job(session: Session, job_id: str) -> JobRow:
     """
     job = session.get(JobRow, job_id, with_for_update=True)
     if job is None:
-        raise NotFound(f"there is no job {job_id}; GET /api/v1/jobs lists all")
+        raise NotFound(
+            f"there is no job with the ID {job_id}; GET /api/v1/jobs lists all, by ID and name"
+        )
     return job
 
 

@@ -181,7 +181,10 @@ def test_a_body_that_grows_too_large_on_the_way_is_refused(client: TestClient) -
 )
 def test_a_job_that_does_not_exist_is_not_found(client: TestClient, part: str) -> None:
     body = problem_of(client.get(f"{JOBS}/0{part}"), 404)
-    assert body["detail"] == "there is no job 0; GET /api/v1/jobs lists all"
+    assert (
+        body["detail"]
+        == "there is no job with the ID 0; GET /api/v1/jobs lists all, by ID and name"
+    )
 
 
 def test_an_address_that_does_not_exist_is_not_found(client: TestClient) -> None:

@@ -63,7 +63,8 @@ def accordion(home: Path, *arguments: str, **variables: str) -> subprocess.Popen
 def start(home: Path, **variables: str) -> Up:
     """A service that is ready; `variables` are added to its environment."""
     process = accordion(home, "up", "--port", "0", **variables)
-    line = process.stdout.readline()
+    starting, line = process.stdout.readline(), process.stdout.readline()
+    assert starting.startswith("starting Ray, the API and the scheduler")
     assert "accordion is ready at http" in line, process.communicate(timeout=WAIT_S)
     running = Home(home).running()
     token = Path(running.token_file).read_text()

@@ -197,3 +197,22 @@ def test_who_waits_for_a_paused_job_is_told_so(
         "waiting until every rank has applied override #1; '.*' is paused; continue it with",
         said.err,
     )
+
+
+def test_override_of_a_job_that_waits_in_the_queue_tells_that_it_does_not_train_yet(
+    accordion: Accordion, service: Live
+) -> None:
+    with Client(service.url) as client:
+        spec = {"name": "large", "task": {"name": "digits-mlp"}, "workers": {"cpus": 999}}
+        queued = client.submit(spec).id
+        canceller = threading.Thread(target=cancel_once_overridden, args=(client, queued))
+        canceller.start()
+        said = accordion("override", queued, "--level", "low", "--wait")
+        canceller.join()
+    assert "override #1; 'large' is QUEUED and does not train yet" in said.err
+
+
+def cancel_once_overridden(client: Client, job_id: str) -> None:
+    while not client.overrides(job_id).items:
+        time.sleep(0.05)
+    client.cancel(job_id)
