@@ -48,7 +48,7 @@ class ClusterState:
 
     def update_foreign_use(self, rows: Iterable[JobRow], now: float) -> None:
         """Store the use of the nodes, besides the workers of these jobs."""
-        held = self.held(rows)
+        held = self.held_resources(rows)
         self.foreign_use.record_survey(self.nodes, held, now)
         found = {size.node: size for size in self.foreign_use.sizes(held)}
         none = Resources(cpus=0.0, gpus=0.0)
@@ -61,18 +61,20 @@ class ClusterState:
             for node in self.nodes
         ]
 
-    def held(self, rows: Iterable[JobRow]) -> list[Resources]:
+    def held_resources(self, rows: Iterable[JobRow]) -> list[Resources]:
         """Workers of these jobs, one entry each, including processes that are about to be
         removed.
         """
-        placed = [(row, self.placed(row)) for row in rows]
+        placed = [(row, self.placed_nodes(row)) for row in rows]
         return [
             size
             for row, at in placed
             for size in list_worker_resources(resource_request(row), max(row.workers, len(at)), at)
         ]
 
-    def extended(self, deadline: float | None, job: JobRow, start_timeout_s: float) -> float | None:
+    def extended_deadline(
+        self, deadline: float | None, job: JobRow, start_timeout_s: float
+    ) -> float | None:
         """The job's deadline, extended while it starts and its processes are placed; monotonic
         clock.
 
@@ -84,7 +86,7 @@ class ClusterState:
             return deadline
         return max(deadline, placed_at + start_timeout_s)
 
-    def usable(self) -> list[Resources]:
+    def usable_nodes(self) -> list[Resources]:
         """Capacity of the nodes that accept workers."""
         return [
             Resources(cpus=node.cpus, gpus=node.gpus, memory=node.memory_bytes, node=node.id)
@@ -92,14 +94,14 @@ class ClusterState:
             if node.alive and not node.draining
         ]
 
-    def placed(self, job: JobRow) -> tuple[str, ...]:
+    def placed_nodes(self, job: JobRow) -> tuple[str, ...]:
         """Nodes of the job's worker processes, in the order in which they are kept; empty if
         unknown.
         """
         found = self.supervisors.get(job.id)
         return found.placed or () if found is not None and found.attempt == job.attempt else ()
 
-    def unplaced(self, job: JobRow) -> int:
+    def num_unplaced(self, job: JobRow) -> int:
         """Number of processes that the job still needs for its minimum and that have no
         node yet.
         """
@@ -140,13 +142,17 @@ class Allocator:
             size
             for row in rows
             for size in list_worker_resources(
-                resource_request(row), row.workers, cluster.placed(row)
+                resource_request(row), row.workers, cluster.placed_nodes(row)
             )
         ]
-        foreign = cluster.foreign_use.sizes(cluster.held(rows))
-        admissions = plan_queue(_pending_jobs(queue), cluster.usable(), reserved, foreign=foreign)
+        foreign = cluster.foreign_use.sizes(cluster.held_resources(rows))
+        admissions = plan_queue(
+            _pending_jobs(queue), cluster.usable_nodes(), reserved, foreign=foreign
+        )
         admitted = [
-            self._apply(job, admissions[job.id], token, timeout_s=settings.start_timeout_s)
+            self._apply_allocation(
+                job, admissions[job.id], token, timeout_s=settings.start_timeout_s
+            )
             for job in queue
         ]
         return [job for job in admitted if job is not None]
@@ -160,15 +166,15 @@ class Allocator:
                 Status(row.status),
                 resource_request(row),
                 allocated_workers=row.workers,
-                placed=cluster.placed(row),
+                placed=cluster.placed_nodes(row),
             )
             for row in rows
         ]
         self._note_unplaceable(jobs, cluster)
         if not rows:
             return
-        foreign = cluster.foreign_use.sizes(cluster.held(rows))
-        inputs = (jobs, _pending_jobs(self._repository.queue()), cluster.usable(), foreign)
+        foreign = cluster.foreign_use.sizes(cluster.held_resources(rows))
+        inputs = (jobs, _pending_jobs(self._repository.queue()), cluster.usable_nodes(), foreign)
         if inputs == self._settled:
             return
         allocations = plan_allocations(*inputs[:3], foreign=foreign)
@@ -187,13 +193,13 @@ class Allocator:
         return max(0.0, self._clock() - since[job_id]) if job_id in since else 0.0
 
     def _note_unplaceable(self, jobs: Sequence[AllocatedJob], cluster: ClusterState) -> None:
-        now, nodes = self._clock(), cluster.usable()
+        now, nodes = self._clock(), cluster.usable_nodes()
         found = find_unplaceable(jobs, nodes) if nodes else set()
         self._unplaceable_since = {
             job_id: self._unplaceable_since.get(job_id, now) for job_id in found
         }
 
-    def _apply(
+    def _apply_allocation(
         self, job: JobRow, admission: Admission, token: int, *, timeout_s: float
     ) -> JobRow | None:
         if self._lease.hold() != token:

@@ -91,7 +91,7 @@ class CodeStore:
         Raises:
             Unavailable: this process may not write here; so does `keep`.
         """
-        with self._permitted():
+        with self._translate_permission_errors():
             self._folder.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
             path = self._folder / f".{secrets.token_hex(16)}{_DRAFT}"
             try:
@@ -114,9 +114,9 @@ class CodeStore:
         except CodeError as error:
             raise Invalid(str(error)) from error
         with self._lock():
-            self._touch(draft.path)
-            draft.path.replace(self._path(sha256))
-        return _code(sha256, entries, draft.size_bytes)
+            self._renew(draft.path)
+            draft.path.replace(self._archive_path(sha256))
+        return _build_code(sha256, entries, draft.size_bytes)
 
     def get(self, sha256: str) -> Code:
         """Get a kept upload, and keep it for as long as a new one.
@@ -125,14 +125,14 @@ class CodeStore:
             NotFound: there is none.
             Unavailable: it belongs to another user.
         """
-        path = self._path(sha256)
+        path = self._archive_path(sha256)
         try:
-            with self._permitted(), self._lock():
-                self._touch(path)
+            with self._translate_permission_errors(), self._lock():
+                self._renew(path)
             with path.open("rb") as file:
-                return _code(sha256, list_entries(file), path.stat().st_size)
+                return _build_code(sha256, list_entries(file), path.stat().st_size)
         except FileNotFoundError:
-            raise _unknown(sha256) from None
+            raise _unknown_code(sha256) from None
 
     def hand_over(self, sha256: str, storage: Path) -> Path:
         """Copy an upload into a job's storage if missing, so that the job does not depend on this
@@ -146,7 +146,7 @@ class CodeStore:
         target = storage / _IN_JOB
         if target.exists():
             return target
-        with self._open(sha256) as archive:
+        with self._open_archive(sha256) as archive:
             storage.mkdir(parents=True, exist_ok=True)
             part = storage / f".{_IN_JOB}.{secrets.token_hex(8)}"
             try:
@@ -185,15 +185,15 @@ class CodeStore:
             path.unlink()
             return True
 
-    def _open(self, sha256: str) -> IO[bytes]:
+    def _open_archive(self, sha256: str) -> IO[bytes]:
         try:
-            with self._permitted():
-                return self._path(sha256).open("rb")
+            with self._translate_permission_errors():
+                return self._archive_path(sha256).open("rb")
         except FileNotFoundError:
-            raise _unknown(sha256) from None
+            raise _unknown_code(sha256) from None
 
     @contextmanager
-    def _permitted(self) -> Iterator[None]:
+    def _translate_permission_errors(self) -> Iterator[None]:
         """Translate a missing permission of this process to an error with the fix.
 
         Raises:
@@ -222,22 +222,22 @@ class CodeStore:
         finally:
             os.close(folder)
 
-    def _touch(self, path: Path) -> None:
+    def _renew(self, path: Path) -> None:
         now = self._clock()
         os.utime(path, (now, now))
 
-    def _path(self, sha256: str) -> Path:
+    def _archive_path(self, sha256: str) -> Path:
         return self._folder / f"{sha256}{_KEPT}"
 
 
-def _unknown(sha256: str) -> NotFound:
+def _unknown_code(sha256: str) -> NotFound:
     return NotFound(
         f"there is no code {sha256}; upload it with POST /api/v1/code, or submit with --code"
         " DIRECTORY"
     )
 
 
-def _code(sha256: str, entries: Iterable[Entry], size_bytes: int) -> Code:
+def _build_code(sha256: str, entries: Iterable[Entry], size_bytes: int) -> Code:
     return Code(
         sha256=sha256, files=sum(not entry.is_folder for entry in entries), size_bytes=size_bytes
     )
@@ -278,8 +278,8 @@ def _check_module(name: str, file: str) -> None:
             f"{file!r} has the name of Python's own module {name!r} and would never be imported;"
             " rename it"
         )
-    if name in _installed():
-        owner = _installed()[name]
+    if name in _installed_modules():
+        owner = _installed_modules()[name]
         raise CodeError(
             f"{file!r} has the name of module {name!r} of the installed distribution {owner!r} and"
             " would never be imported; rename it"
@@ -287,7 +287,7 @@ def _check_module(name: str, file: str) -> None:
 
 
 @cache
-def _installed() -> dict[str, str]:
+def _installed_modules() -> dict[str, str]:
     """Top-level names of all installed modules, each with one distribution that provides it."""
     return {name: owners[0] for name, owners in packages_distributions().items()}
 

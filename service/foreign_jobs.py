@@ -56,7 +56,7 @@ class ClusterClaim:
         if holder == self._scheduler:
             self._held_at, self._refused_since = now, None
             return True
-        self._refuse(holder, now)
+        self._record_refusal(holder, now)
         return False
 
     def release(self) -> None:
@@ -66,7 +66,7 @@ class ClusterClaim:
             with suppress(RuntimeUnavailable):
                 self._runtime.claim(self._scheduler, last_s=0.0)
 
-    def _refuse(self, holder: str, now: float) -> None:
+    def _record_refusal(self, holder: str, now: float) -> None:
         self._refused_since = now if self._refused_since is None else min(now, self._refused_since)
         if now - self._refused_since < CONFLICT_S:
             return
@@ -95,10 +95,10 @@ class ForeignJobs:
             by_installation: number of supervisors of other installations, by installation id.
             unknown: ids of jobs of this installation that the database does not have.
         """
-        told = [_of_others(by_installation)] if by_installation else []
+        told = [_describe_others(by_installation)] if by_installation else []
         if unknown:
             told.append(
-                f"{_count(len(unknown), 'job')} that this database does not know, as after a"
+                f"{_format_count(len(unknown), 'job')} that this database does not know, as after a"
                 " restored backup or with another ACCORDION_DATABASE_URL"
             )
         message = f"left alone: {' and '.join(told)}" if told else ""
@@ -107,12 +107,14 @@ class ForeignJobs:
         self.message = message
 
 
-def _of_others(by_installation: Mapping[str, int]) -> str:
+def _describe_others(by_installation: Mapping[str, int]) -> str:
     listed = ", ".join(
         f"{id_ or 'without an id'}: {number}" for id_, number in sorted(by_installation.items())
     )
-    return f"{_count(sum(by_installation.values()), 'job')} of other installations ({listed})"
+    return (
+        f"{_format_count(sum(by_installation.values()), 'job')} of other installations ({listed})"
+    )
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"

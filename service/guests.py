@@ -81,7 +81,7 @@ class GuestRuns:
             followed.keep_only(unfinished)
         self._registered = {id_: guest for id_, guest in self._registered.items() if id_ in guests}
         for job_id in guests.keys() - ended:
-            self._register(guests[job_id], token)
+            self._register_run(guests[job_id], token)
         self._forget_ended(ended)
 
     def follow(self, job: JobRow, token: int) -> None:
@@ -92,11 +92,11 @@ class GuestRuns:
         """
         drained = self._reports.take(job)
         has_news = has_new_data(job, drained) or self._is_found(job, drained)
-        seen = self._observe(job, drained, has_news=has_news)
+        seen = self._observe_run(job, drained, has_news=has_news)
         payloads = (record.payload for record in drained.records)
         end = next((payload for payload in payloads if isinstance(payload, EndRecord)), None)
         if end is not None:
-            self._finish(job, end, token)
+            self._finish_run(job, end, token)
             return
         if has_news and self._writes.ingest(job, token, drained):
             self._reports.mark_stored(job.id)
@@ -108,11 +108,13 @@ class GuestRuns:
             case MarkGuestStalled():
                 self._writes.mark_guest_stalled(job, token, idle_s=seen.idle_s)
             case CloseGuest(message):
-                self._finish(job, EndRecord(status="FAILED", reason="LOST", message=message), token)
+                self._finish_run(
+                    job, EndRecord(status="FAILED", reason="LOST", message=message), token
+                )
             case action:
                 assert_never(action)
 
-    def _observe(self, job: JobRow, drained: Drained, *, has_news: bool) -> ObservedGuest:
+    def _observe_run(self, job: JobRow, drained: Drained, *, has_news: bool) -> ObservedGuest:
         now, news = self._monotonic(), 0.0 if has_news else None
         responded = job.id in self._reports.answered
         life = drained.silent_s if news is None else news
@@ -131,7 +133,7 @@ class GuestRuns:
         is_alive = silent_s is not None and silent_s < self._limits.lost_s
         return is_alive and job.status == Status.LOST
 
-    def _register(self, guest: Guest, token: int) -> None:
+    def _register_run(self, guest: Guest, token: int) -> None:
         if self._registered.get(guest.job_id) == guest:
             return
         try:
@@ -143,7 +145,7 @@ class GuestRuns:
             self._registered[guest.job_id] = guest
             _log.info("guest run registered", job_id=guest.job_id, name=guest.name)
 
-    def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:
+    def _finish_run(self, job: JobRow, end: EndRecord, token: int) -> None:
         if self._writes.finish(job, token, end=end, drained=self._reports.unstored(job)):
             self._reports.mark_stored(job.id)
             _log.info("guest run ended", job_id=job.id, status=end.status)

@@ -56,7 +56,7 @@ class Home:
                 folder.mkdir(mode=OWNER_ONLY_DIR, parents=True, exist_ok=True)
             self.path.chmod(OWNER_ONLY_DIR)
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._unusable_error(error) from error
 
     def make_secrets(self) -> None:
         """Create missing tokens and make all of them private. The lock must be held.
@@ -70,7 +70,7 @@ class Home:
                     write_private(path, secrets.token_hex(TOKEN_BYTES))
                 path.chmod(OWNER_ONLY_FILE)
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._unusable_error(error) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Home:
         """
         with self._lock.open("a") as file:
             if not _try_lock(file.fileno(), fcntl.LOCK_EX):
-                raise StartError(self._held())
+                raise StartError(self._describe_holder())
             yield
 
     def running(self) -> Running | None:
@@ -94,7 +94,7 @@ class Home:
         try:
             found = self._record.exists()
         except PermissionError as error:
-            raise self._unusable(error) from error
+            raise self._unusable_error(error) from error
         return self.last() if found and self._is_held() else None
 
     def last(self) -> Running | None:
@@ -119,13 +119,13 @@ class Home:
         except OSError:
             return False
 
-    def _unusable(self, error: OSError) -> StartError:
+    def _unusable_error(self, error: OSError) -> StartError:
         return StartError(
             f"the home directory {self.path} cannot be used ({error.strerror}); name another with"
             " ACCORDION_HOME"
         )
 
-    def _held(self) -> str:
+    def _describe_holder(self) -> str:
         other = self.last()
         who = f"as process {other.pid}, at {other.url}" if other else "and is just starting"
         stop = f"stop it with 'kill {other.pid}'" if other else "wait for it"

@@ -177,18 +177,18 @@ class StoreCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Yield the names of the metrics without reading the database."""
-        return [_family(name) for name in FAMILIES]
+        return [_build_family(name) for name in FAMILIES]
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family for each name that has samples."""
         samples = defaultdict(list)
-        for sample in self._samples():
+        for sample in self._collect_samples():
             samples[sample.name].append(sample)
         for name in FAMILIES:
             if name in samples:
-                yield _family(name, samples[name])
+                yield _build_family(name, samples[name])
 
-    def _samples(self) -> Iterator[_Sample]:
+    def _collect_samples(self) -> Iterator[_Sample]:
         yield from _service_samples(self._repository)
         rows = self._repository.shown(self._since)
         histories = read_histories(
@@ -218,7 +218,7 @@ def _progress_of(row: JobRow) -> Progress | None:
         return None
 
 
-def _family(name: str, samples: Sequence[_Sample] = ()) -> Metric:
+def _build_family(name: str, samples: Sequence[_Sample] = ()) -> Metric:
     family = FAMILIES[name]
     # prometheus_client appends `_total` to the name of a counter.
     metric = Metric(name.removesuffix("_total"), family.help, family.kind)
@@ -367,29 +367,31 @@ def _group_samples(facts: _Facts) -> Iterator[_Sample]:
         for layer, regime in decision["regime_by_layer"].items()
         if regime == "critical"
     }
-    levels = _lightest(decision["level_by_layer"], group_by_layer)
+    levels = _find_lightest(decision["level_by_layer"], group_by_layer)
     for group in sorted(set(group_by_layer.values())):
         for regime in _REGIMES:
             yield _Sample(
                 "accordion_group_regime",
                 (group in critical) == (regime == "critical"),
-                _of(group, state=regime),
+                _group_labels(group, state=regime),
             )
         for level in _LEVELS:
             yield _Sample(
-                "accordion_group_level", levels.get(group) == level, _of(group, level=level)
+                "accordion_group_level",
+                levels.get(group) == level,
+                _group_labels(group, level=level),
             )
     changes = _first_with_values(row.decision["change_by_layer"] for row in facts.history.decisions)
     for group, values in _by_group(changes, group_by_layer).items():
-        yield _Sample("accordion_group_change_ratio", max(values), _of(group))
+        yield _Sample("accordion_group_change_ratio", max(values), _group_labels(group))
     norms = _first_with_values(
         row.record["statistic_by_layer"] or {} for row in facts.history.epochs
     )
     for group, values in _by_group(norms, group_by_layer).items():
-        yield _Sample("accordion_group_gradient_norm", math.hypot(*values), _of(group))
+        yield _Sample("accordion_group_gradient_norm", math.hypot(*values), _group_labels(group))
 
 
-def _of(group: str, **labels: str) -> dict[str, str]:
+def _group_labels(group: str, **labels: str) -> dict[str, str]:
     return {"group": group, **labels}
 
 
@@ -407,7 +409,7 @@ def groups_of(layers: Sequence[str]) -> dict[str, str]:
     return {layer: group if group in kept else _OTHER for layer, group in groups.items()}
 
 
-def _lightest(
+def _find_lightest(
     level_by_layer: Mapping[str, Any], group_by_layer: Mapping[str, str]
 ) -> dict[str, str]:
     order = {level: place for place, level in enumerate(_LEVELS)}

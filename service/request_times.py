@@ -60,12 +60,12 @@ class TimedRequests:
                 seconds = time.perf_counter() - started
                 method = scope["method"] if scope["method"] in METHODS else OTHER
                 self._times.observe(
-                    seconds, method=method, route=_route(scope), status=message["status"]
+                    seconds, method=method, route=_route_path(scope), status=message["status"]
                 )
             await send(message)
 
         await self._app(scope, receive, timed)
 
 
-def _route(scope: Scope) -> str:
+def _route_path(scope: Scope) -> str:
     return getattr(scope.get("route"), "path", UNMATCHED)

@@ -191,7 +191,7 @@ class Scheduler:
         """Remove supervisors of ended jobs; return ids of jobs that the database does not have."""
         known = self._repository.known(job_ids)
         for job_id in known:
-            self._remove(job_id, token, why="the job has ended")
+            self._remove_supervisor(job_id, token, why="the job has ended")
         for job_id in job_ids - known:
             # It belongs to another copy of this database, or to its state before a backup was
             # restored.
@@ -216,7 +216,7 @@ class Scheduler:
             if is_guest:
                 self._guests.follow(job, token)
             else:
-                self._act(job, supervisor, token)
+                self._apply_next_action(job, supervisor, token)
         except LeaseLost:
             raise
         except RuntimeUnavailable as error:
@@ -224,19 +224,19 @@ class Scheduler:
         except Exception:  # noqa: BLE001  # one failing job must not block the others
             _log.exception("job", job_id=job.id)
 
-    def _act(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
+    def _apply_next_action(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
         now = self._monotonic()
         is_missing = now - self._missing_since.get(job.id, now) >= self._settings.patience_s
         seen = ObservedJob(
             status=Status(job.status),
             attempt=job.attempt,
-            deadline=self._cluster.extended(
+            deadline=self._cluster.extended_deadline(
                 self._deadlines.of(job), job, self._settings.start_timeout_s
             ),
             is_missing=is_missing,
             unplaceable=self._allocator.seconds_unplaceable(job.id) >= self._settings.patience_s,
         )
-        supervisor = self._supervisor(job, state) if state else None
+        supervisor = self._observe_supervisor(job, state) if state else None
         may_have_ended = seen.status not in HELD and (state is None or state.phase == "ended")
         end = (
             self._runtime.outcome(job.id, self._settings.storage_of(job.id))
@@ -248,38 +248,38 @@ class Scheduler:
             case Wait():
                 pass
             case Follow():
-                self._follow(job, state, token)
+                self._store_reports(job, state, token)
             case StartAttempt():
-                self._launch(job, token)
+                self._start_attempt(job, token)
             case _:
                 self._end_attempt(job, action, end=end or _CANCELLED, token=token)
 
-    def _supervisor(self, job: JobRow, state: SupervisorState) -> ObservedSupervisor:
+    def _observe_supervisor(self, job: JobRow, state: SupervisorState) -> ObservedSupervisor:
         return ObservedSupervisor(
-            attempt=state.attempt, phase=state.phase, unplaced=self._cluster.unplaced(job)
+            attempt=state.attempt, phase=state.phase, unplaced=self._cluster.num_unplaced(job)
         )
 
     def _end_attempt(self, job: JobRow, action: _End, *, end: EndRecord, token: int) -> None:
         self._reports.drain_final_logs(job)
         match action:
             case Remove(why):
-                self._remove(job.id, token, why=why)
+                self._remove_supervisor(job.id, token, why=why)
             case MarkLost():
                 self._mark_lost(job, action, token)
             case Requeue(message=message):
-                self._requeue(job, message, token)
+                self._requeue_job(job, message, token)
             case Pause():
                 self._finish_pause(job, token)
             case Finish():
-                self._finish(job, end, token)
+                self._finish_job(job, end, token)
             case _:
                 assert_never(action)
 
-    def _follow(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
+    def _store_reports(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
         drained = self._reports.take(job)
         end = next((r.payload for r in drained.records if isinstance(r.payload, EndRecord)), None)
         if end is not None:
-            self._finish(job, end, token)
+            self._finish_job(job, end, token)
             return
         if any(
             isinstance(r.payload, PausedRecord) and r.attempt == job.attempt
@@ -310,12 +310,12 @@ class Scheduler:
         if state is not None and drained.records:
             self._cluster.supervisors[state.job_id] = replace(state, message="")
 
-    def _launch(self, job: JobRow, token: int) -> None:
+    def _start_attempt(self, job: JobRow, token: int) -> None:
         storage = self._settings.storage_of(job.id)
         try:
-            self._start(job, storage, token)
+            self._start_supervisor(job, storage, token)
         except (NotFound, UnreadableSpec) as error:
-            self._finish(
+            self._finish_job(
                 job, EndRecord(status="FAILED", reason="START_FAILED", message=str(error)), token
             )
         except Unavailable as error:
@@ -327,7 +327,7 @@ class Scheduler:
             )
             self._writes.record_wait_message(job, token, why)
 
-    def _start(self, job: JobRow, storage: str, token: int) -> None:
+    def _start_supervisor(self, job: JobRow, storage: str, token: int) -> None:
         spec = spec_of(job)
         launch = Launch(
             job_id=job.id,
@@ -345,7 +345,7 @@ class Scheduler:
         self._missing_since.pop(job.id, None)
         _log.info("launched", job_id=job.id, attempt=job.attempt, workers=job.workers)
 
-    def _remove(self, job_id: str, token: int, *, why: str) -> None:
+    def _remove_supervisor(self, job_id: str, token: int, *, why: str) -> None:
         self._lease.confirm(token)
         _log.info("removed", job_id=job_id, reason=why)
         self._runtime.remove(job_id)
@@ -353,19 +353,19 @@ class Scheduler:
 
     def _mark_lost(self, job: JobRow, action: MarkLost, token: int) -> None:
         # A missing supervisor may be alive: it must not return beside its successor.
-        self._remove(job.id, token, why=action.message)
+        self._remove_supervisor(job.id, token, why=action.message)
         budget = self._settings.max_lost_attempts
         if self._writes.mark_lost(
             job, token, action=action, history=self._reports.history(job), budget=budget
         ):
             self._reports.mark_stored(job.id)
 
-    def _requeue(self, job: JobRow, message: str, token: int) -> None:
+    def _requeue_job(self, job: JobRow, message: str, token: int) -> None:
         """Return the job to the queue.
 
         Its supervisor is removed first, so that no process starts beside the next attempt.
         """
-        self._remove(job.id, token, why=message)
+        self._remove_supervisor(job.id, token, why=message)
         if self._writes.requeue(job, token, message=message, history=self._reports.history(job)):
             self._reports.mark_stored(job.id)
 
@@ -373,15 +373,15 @@ class Scheduler:
         """End the attempt but not the job; remove its processes before the next attempt starts."""
         if self._writes.finish_pause(job, token, drained=self._reports.history(job)):
             self._reports.mark_stored(job.id)
-            self._remove(job.id, token, why=f"attempt {job.attempt} has paused")
+            self._remove_supervisor(job.id, token, why=f"attempt {job.attempt} has paused")
 
-    def _finish(self, job: JobRow, end: EndRecord, token: int) -> None:
+    def _finish_job(self, job: JobRow, end: EndRecord, token: int) -> None:
         """Store the end of the job after all earlier reports."""
         if self._writes.finish(job, token, end=end, drained=self._reports.history(job)):
-            self._remove(job.id, token, why=f"the job ended: {end.reason}")
+            self._remove_supervisor(job.id, token, why=f"the job ended: {end.reason}")
 
 
-def run(
+def run_scheduler(
     settings: Settings, runtime: Runtime, *, clock: Clock = time.time, stop: threading.Event
 ) -> None:
     """Migrate the database and run turns until `stop` is set; then release the lease."""
@@ -414,15 +414,15 @@ def serve_scheduler(settings: Settings) -> None:
 
     configure_logs(settings.log_level, "scheduler")
     runtime = RayBackend(
-        address=settings.ray_address, installation=_installation(settings.database)
+        address=settings.ray_address, installation=_read_installation(settings.database)
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    run(settings, runtime, stop=stop)
+    run_scheduler(settings, runtime, stop=stop)
 
 
-def _installation(url: str) -> str:
+def _read_installation(url: str) -> str:
     """Read the installation id from the database."""
     upgrade(url)
     database = Database(url)

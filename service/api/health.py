@@ -31,12 +31,12 @@ async def livez() -> dict[str, bool]:
 )
 def readyz(state: StateDep, response: Response) -> Ready:
     """Check whether jobs can be accepted and run: service, database, migrations, scheduler, Ray."""
-    checks = {"service": _service(state), "database": _database(state)}
+    checks = {"service": _check_service(state), "database": _check_database(state)}
     if checks["database"].ok:
         checks |= {
-            "migrations": _migrations(state),
-            "scheduler": _scheduler(state),
-            "ray": _ray(state),
+            "migrations": _check_migrations(state),
+            "scheduler": _check_scheduler(state),
+            "ray": _check_ray(state),
         }
     ready = all(check.ok for check in checks.values())
     response.status_code = 200 if ready else 503
@@ -64,12 +64,12 @@ def metrics(state: StateDep) -> Response:
     return Response(content, headers={"content-type": content_type})
 
 
-def _service(state: AppState) -> CheckResult:
+def _check_service(state: AppState) -> CheckResult:
     draining = state.draining.is_set()
     return CheckResult(ok=not draining, message="shuts down" if draining else "accepts requests")
 
 
-def _database(state: AppState) -> CheckResult:
+def _check_database(state: AppState) -> CheckResult:
     try:
         state.repository.heartbeat()
     except Unavailable as error:
@@ -81,7 +81,7 @@ def _database(state: AppState) -> CheckResult:
     return CheckResult(ok=True, message="responds")
 
 
-def _migrations(state: AppState) -> CheckResult:
+def _check_migrations(state: AppState) -> CheckResult:
     found = current(state.database)
     message = f"is at {found}" + (
         "" if found == _HEAD else f", this code needs {_HEAD}; restart the service to migrate"
@@ -89,7 +89,7 @@ def _migrations(state: AppState) -> CheckResult:
     return CheckResult(ok=found == _HEAD, message=message)
 
 
-def _scheduler(state: AppState) -> CheckResult:
+def _check_scheduler(state: AppState) -> CheckResult:
     beat = state.repository.heartbeat()
     if beat is None:
         return CheckResult(ok=False, message="has never run; start 'accordion scheduler'")
@@ -107,7 +107,7 @@ def _scheduler(state: AppState) -> CheckResult:
     return CheckResult(ok=age <= limit, message=message)
 
 
-def _ray(state: AppState) -> CheckResult:
+def _check_ray(state: AppState) -> CheckResult:
     cluster = state.repository.cluster()
     if cluster is None:
         return CheckResult(ok=False, message="has not been checked by the scheduler yet")

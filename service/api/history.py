@@ -47,7 +47,7 @@ class HistoryQuery(QueryParams):
         Raises:
             Invalid: the cursor is malformed, or belongs to another list or order.
         """
-        beyond = None if self.cursor is None else self._position(self.cursor, num_columns)
+        beyond = None if self.cursor is None else self._parse_cursor(self.cursor, num_columns)
         return HistoryPage(limit=self.limit + 1, newest_first=self.order == "newest", beyond=beyond)
 
     def cursor_after(self, *position: int) -> str:
@@ -55,7 +55,7 @@ class HistoryQuery(QueryParams):
         text = " ".join([self.order, *map(str, position)])
         return base64.urlsafe_b64encode(text.encode()).decode()
 
-    def _position(self, cursor: str, num_columns: int) -> tuple[int, ...]:
+    def _parse_cursor(self, cursor: str, num_columns: int) -> tuple[int, ...]:
         try:
             order, *numbers = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
             position = tuple(int(number) for number in numbers)

@@ -21,7 +21,7 @@ def body_type(request: Request) -> Any:
 
 def known_keys(kind: Any, path: Sequence[Any]) -> list[str]:
     """Return keys of the object at a path inside a body of this type; empty if any are allowed."""
-    models = list(_models(kind))
+    models = list(_find_models(kind))
     if not path:
         return [name for model in models for name in model.model_fields]
     for model in models:
@@ -47,9 +47,9 @@ def describe_no_mapping(value: Any, known: Sequence[str]) -> str:
     return f"{what}, but must be a mapping with keys such as {', '.join(map(repr, known))}"
 
 
-def _models(kind: Any) -> Iterator[type[BaseModel]]:
+def _find_models(kind: Any) -> Iterator[type[BaseModel]]:
     """Yield the models that a type allows, such as the one in `Model | None`."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
     for part in get_args(kind):
-        yield from _models(part)
+        yield from _find_models(part)

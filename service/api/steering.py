@@ -38,8 +38,9 @@ def resize(
     limits.
     """
     lifecycle = JobLifecycle(state.database, state.clock)
-    return _answer(
-        lifecycle.resize(job_id, request.min, request.max, check=_check(if_match)), response
+    return _build_response(
+        lifecycle.resize(job_id, request.min, request.max, check=_match_condition(if_match)),
+        response,
     )
 
 
@@ -51,8 +52,9 @@ def pause(
     the request has no effect.
     """
     lifecycle = JobLifecycle(state.database, state.clock)
-    return _answer(
-        lifecycle.pause(job_id, _check(if_match), grace_s=state.settings.cancel_grace_s), response
+    return _build_response(
+        lifecycle.pause(job_id, _match_condition(if_match), grace_s=state.settings.cancel_grace_s),
+        response,
     )
 
 
@@ -63,8 +65,9 @@ def resume(
     """Resume a paused job: it is queued, and continues from its checkpoint. Repeating the request
     has no effect.
     """
-    return _answer(
-        JobLifecycle(state.database, state.clock).resume(job_id, _check(if_match)), response
+    return _build_response(
+        JobLifecycle(state.database, state.clock).resume(job_id, _match_condition(if_match)),
+        response,
     )
 
 
@@ -78,15 +81,16 @@ def cancel(
     has no effect.
     """
     lifecycle = JobLifecycle(state.database, state.clock)
-    return _answer(
-        lifecycle.cancel(job_id, _check(if_match), grace_s=state.settings.cancel_grace_s), response
+    return _build_response(
+        lifecycle.cancel(job_id, _match_condition(if_match), grace_s=state.settings.cancel_grace_s),
+        response,
     )
 
 
-def _check(if_match: str | None) -> Callable[[JobRow], None]:
+def _match_condition(if_match: str | None) -> Callable[[JobRow], None]:
     return lambda row: check_if_match(if_match, row)
 
 
-def _answer(job: JobRow, response: Response) -> JobView:
+def _build_response(job: JobRow, response: Response) -> JobView:
     response.headers["ETag"] = format_etag(job)
     return job_view(job)

@@ -69,7 +69,7 @@ CHARTS = (
 @router.get("/")
 def show_jobs(request: Request) -> Response:
     """Show the list of jobs."""
-    return _page(request, "jobs.html", page="jobs")
+    return _render_page(request, "jobs.html", page="jobs")
 
 
 @router.get("/jobs/{job_id}")
@@ -78,14 +78,14 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
     row = repository.job(job_id)
     if row is None:
         message = f"There is no job {job_id}; see the list of jobs."
-        return _page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
+        return _render_page(request, "missing.html", status=HTTPStatus.NOT_FOUND, message=message)
     job = job_view(row, repository.first_without_capacity([row]))
     asked = yaml.safe_dump(job.spec, sort_keys=False)
     is_guest = job.kind is Kind.GUEST
     cluster = repository.cluster()
     dashboard = cluster.dashboard_url if cluster else None
     link = link_to_workers(dashboard, stored_ray_run(row), seen_from=request.url.hostname)
-    return _page(
+    return _render_page(
         request, "job.html", job=job, is_guest=is_guest, spec=asked, charts=CHARTS, ray_link=link
     )
 
@@ -93,7 +93,7 @@ def show_job(request: Request, job_id: str, repository: RepositoryDep) -> Respon
 @router.get("/cluster")
 def show_cluster(request: Request) -> Response:
     """Show nodes, queue and readiness checks."""
-    return _page(request, "cluster.html", page="cluster")
+    return _render_page(request, "cluster.html", page="cluster")
 
 
 @router.get("/login")
@@ -101,7 +101,9 @@ def show_login(request: Request) -> Response:
     """Show the login form for the admin token or a one-time link, which opening does not use up."""
     query = request.query_params
     failed, link = query.get("failed", ""), query.get("link", "")
-    return _page(request, "login.html", next=query.get("next", "/"), failed=failed, link=link)
+    return _render_page(
+        request, "login.html", next=query.get("next", "/"), failed=failed, link=link
+    )
 
 
 @router.get("/static/pages/{version}/{name:path}")
@@ -117,12 +119,12 @@ def serve_asset(name: str) -> Response:
     return FileResponse(asset.path, media_type=asset.media_type, headers=FOR_EVER)
 
 
-def _page(
+def _render_page(
     request: Request, template: str, *, status: int = HTTPStatus.OK, page: str = "", **values: Any
 ) -> HTMLResponse:
     state: AppState = request.app.state.accordion
     html = (
-        _templates()
+        _load_templates()
         .get_template(template)
         .render(
             static=f"/static/pages/{compute_fingerprint()}",
@@ -137,7 +139,7 @@ def _page(
 
 
 @cache
-def _templates() -> Environment:
+def _load_templates() -> Environment:
     return Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,

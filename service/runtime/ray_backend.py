@@ -57,7 +57,9 @@ class RayBackend:
         with self._connected():
             leaving, free = get_draining_nodes(), get_free_resources()
             return [
-                _node(found, draining=found["NodeID"] in leaving, free=free.get(found["NodeID"]))
+                _build_node(
+                    found, draining=found["NodeID"] in leaving, free=free.get(found["NodeID"])
+                )
                 for found in ray.nodes()
             ]
 
@@ -79,12 +81,16 @@ class RayBackend:
                 if name.installation in ("", self._installation)
             ]
             calls = {
-                name: actor.state.remote() for name in names if (actor := _find(name)) is not None
+                name: actor.state.remote()
+                for name in names
+                if (actor := _find_supervisor(name)) is not None
             }
             if calls:
                 ray.wait(list(calls.values()), num_returns=len(calls), timeout=STATE_TIMEOUT_S)
             return [
-                state for name, call in calls.items() if (state := _state(name, call)) is not None
+                state
+                for name, call in calls.items()
+                if (state := _read_state(name, call)) is not None
             ]
 
     def foreign(self) -> dict[str, int]:
@@ -96,7 +102,7 @@ class RayBackend:
     def claim(self, scheduler: str, *, last_s: float) -> str:
         """Claim the cluster; an unresponsive Accordion actor counts as holding no claim."""
         with self._connected():
-            return str(self._tell("claim", scheduler, last_s) or scheduler)
+            return str(self._try_call("claim", scheduler, last_s) or scheduler)
 
     def start(self, launch: Launch) -> None:
         """Start the job's supervisor, unless one already runs this attempt."""
@@ -109,19 +115,19 @@ class RayBackend:
         with self._connected():
             for name in _supervisor_names():
                 if name.job_id == job_id and name.installation in ("", self._installation):
-                    _kill(name)
-            self._tell("forget", job_id)
+                    _kill_supervisor(name)
+            self._try_call("forget", job_id)
 
     def order(self, job_id: str, orders: DesiredState) -> bool:
         """Send the orders to the Accordion actor."""
         with self._connected():
-            held = self._tell("order", job_id, orders)
+            held = self._try_call("order", job_id, orders)
             return held is not None and held >= orders.version
 
     def drain(self, job_id: str, confirmed: Cursor) -> Drained:
         """Drain the job from the Accordion actor; nothing if it is unresponsive."""
         with self._connected():
-            return self._tell("drain", job_id, confirmed) or Drained()
+            return self._try_call("drain", job_id, confirmed) or Drained()
 
     def drain_many(self, cursors: Mapping[str, Cursor]) -> dict[str, Drained]:
         """Drain these jobs from the Accordion actor; nothing if it is unresponsive."""
@@ -144,7 +150,7 @@ class RayBackend:
     def forget_guest(self, job_id: str) -> None:
         """Drop what the Accordion actor holds of the run."""
         with self._connected():
-            self._tell("forget", job_id)
+            self._try_call("forget", job_id)
 
     def outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """Read how the job ended; None while it has not."""
@@ -158,7 +164,7 @@ class RayBackend:
         found = read_end(Path(storage))
         return found[1] if found else Drained(records=tuple(read_records(Path(storage))))
 
-    def _tell(self, method: str, subject: str, *arguments: Any) -> Any:
+    def _try_call(self, method: str, subject: str, *arguments: Any) -> Any:
         """Call the Accordion actor about a job, or a scheduler that claims the cluster; None if it
         is unresponsive.
         """
@@ -167,7 +173,7 @@ class RayBackend:
         except ActorTimeoutError:
             return None
 
-    def _probe(self) -> None:
+    def _disconnect_if_unreachable(self) -> None:
         """Disconnect at once from an unreachable cluster, to reconnect when it is back.
 
         Ray aborts a process that stays connected: after GCS was unreachable for a minute, or as
@@ -179,7 +185,7 @@ class RayBackend:
             OSError: nothing listens at the cluster's address.
         """
         try:
-            _knock(self._gcs)
+            _check_listener(self._gcs)
         except OSError:
             self._gcs, self._ask = self._address, RayActorClient(self._installation)
             ray.shutdown()
@@ -200,7 +206,7 @@ class RayBackend:
             RuntimeUnavailable: the cluster does not answer.
         """
         try:
-            self._probe()
+            self._disconnect_if_unreachable()
             if not ray.is_initialized():
                 self._connect()
             yield
@@ -211,7 +217,7 @@ class RayBackend:
             ) from error
 
 
-def _knock(address: str | None) -> None:
+def _check_listener(address: str | None) -> None:
     """Check whether a process listens at the address.
 
     Raises:
@@ -222,7 +228,7 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
 
 
-def _node(found: dict[str, Any], *, draining: bool, free: Mapping[str, float] | None) -> Node:
+def _build_node(found: dict[str, Any], *, draining: bool, free: Mapping[str, float] | None) -> Node:
     resources = found.get("Resources", {})
     return Node(
         id=found["NodeID"],
@@ -237,7 +243,7 @@ def _node(found: dict[str, Any], *, draining: bool, free: Mapping[str, float] | 
     )
 
 
-def _state(name: SupervisorName, call: Any) -> SupervisorState | None:
+def _read_state(name: SupervisorName, call: Any) -> SupervisorState | None:
     """Return the supervisor's reported state; None if it ended for good."""
     placed: list[tuple[str, ...]] = []
     try:
@@ -262,13 +268,13 @@ def _supervisor_names() -> list[SupervisorName]:
     ]
 
 
-def _kill(name: SupervisorName) -> None:
-    actor = _find(name)
+def _kill_supervisor(name: SupervisorName) -> None:
+    actor = _find_supervisor(name)
     if actor is not None:
         ray.kill(actor, no_restart=True)
 
 
-def _find(name: SupervisorName) -> Any:
+def _find_supervisor(name: SupervisorName) -> Any:
     """Return the actor; None if it has ended since it was listed."""
     try:
         return ray.get_actor(supervisor_name(name), NAMESPACE)

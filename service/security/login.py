@@ -33,7 +33,7 @@ async def login(request: Request) -> Response:
     form.
     """
     state: AppState = request.app.state.accordion
-    form = _fields(await request.body())
+    form = _parse_form(await request.body())
     token, target = state.settings.token(), _own_path(form.get("next", "/"))
     if token is None:
         return RedirectResponse(target, _SEE_OTHER)
@@ -75,7 +75,7 @@ def logout(request: Request) -> Response:
     return response
 
 
-def _fields(body: bytes) -> dict[str, str]:
+def _parse_form(body: bytes) -> dict[str, str]:
     try:
         return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=10))
     except ValueError:

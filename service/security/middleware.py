@@ -80,13 +80,13 @@ class GuardMiddleware:
         exchange = _Exchange(scope, send)
         with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
             try:
-                await self._serve(scope, receive, exchange)
+                await self._serve_request(scope, receive, exchange)
             except Exception as error:  # noqa: BLE001  # the one catch-all of a request
                 await exchange.answer(crash_response(scope, error))
             exchange.log()
 
-    async def _serve(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        refusal = self._refusal(scope) or await self._refusal_of_session(scope)
+    async def _serve_request(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        refusal = self._refuse_request(scope) or await self._refuse_session(scope)
         if refusal is not None:
             await exchange.answer(refusal)
             return
@@ -103,7 +103,7 @@ class GuardMiddleware:
             return
         await self._app(scope, receive, exchange.send)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refuse_request(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         try:
             check_request_texts(scope)
@@ -116,7 +116,7 @@ class GuardMiddleware:
             return api_error_response(scope, error)
         return None
 
-    async def _refusal_of_session(self, scope: Scope) -> Response | None:
+    async def _refuse_session(self, scope: Scope) -> Response | None:
         """Refuse the cookie of a session that was ended by a logout in any process."""
         cookie = session_cookie(self._access, scope["path"], Headers(scope=scope))
         if cookie is None:
@@ -183,7 +183,7 @@ async def _no_body() -> Message:
 async def _read_body(scope: Scope, receive: Receive, limit: int) -> Receive:
     """Read the whole body first, so that a large one is refused in one place."""
     declared = Headers(scope=scope).get("content-length", "")
-    if declared.isdecimal() and _exceeds(declared, limit):
+    if declared.isdecimal() and _exceeds_limit(declared, limit):
         raise _TooLarge
     if scope["method"] in {"GET", "HEAD", "OPTIONS"}:
         return receive
@@ -198,16 +198,16 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> Receive:
         more = message.get("more_body", False)
         if len(body) > limit:
             raise _TooLarge
-    return _replay(bytes(body), receive)
+    return _replay_body(bytes(body), receive)
 
 
-def _exceeds(digits: str, limit: int) -> bool:
+def _exceeds_limit(digits: str, limit: int) -> bool:
     """Return whether the number is larger; Python refuses to parse thousands of digits."""
     digits = digits.lstrip("0")
     return len(digits) > len(str(limit)) or int(digits or 0) > limit
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     waiting = [body]
 
     async def replay() -> Message:

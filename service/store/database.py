@@ -37,10 +37,12 @@ class Database:
         if make_url(url).get_backend_name() == "sqlite":
             path = make_url(url).database
             self._guard = FileGuard(Path(path)) if path and path != ":memory:" else None
-            self.engine: Engine = _sqlite(url, self._guard)
+            self.engine: Engine = _create_sqlite_engine(url, self._guard)
             # SQLite serializes writers anyway: one connection for all of them leaves the others to
             # readers.
-            one = _sqlite(url, self._guard, pool_size=1, max_overflow=0, pool_timeout=_BUSY_S)
+            one = _create_sqlite_engine(
+                url, self._guard, pool_size=1, max_overflow=0, pool_timeout=_BUSY_S
+            )
             self._writer: Engine = one.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         else:
             self._guard = None
@@ -61,14 +63,14 @@ class Database:
         with (
             Session(self._writer, expire_on_commit=False) as session,
             session.begin(),
-            self._counted(session),
+            self._count_change(session),
         ):
             yield session
         if self._guard is not None:
             self._guard.check()
 
     @contextmanager
-    def _counted(self, session: Session) -> Iterator[None]:
+    def _count_change(self, session: Session) -> Iterator[None]:
         """Count a transaction that changes rows, so that an older copy of the file can be told from
         it.
         """
@@ -108,17 +110,17 @@ class Database:
             self._guard.close()
 
 
-def _sqlite(url: str, guard: FileGuard | None, **pool: float) -> Engine:
+def _create_sqlite_engine(url: str, guard: FileGuard | None, **pool: float) -> Engine:
     connect_args = {"timeout": _BUSY_S, "check_same_thread": False}
     engine = create_engine(url, connect_args=connect_args, **_DOCUMENTS, **pool)
-    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "connect", _prepare_connection)
     if guard is not None:
-        _watch(engine, guard)
-    event.listen(engine, "begin", _begin)
+        _check_file_at_use(engine, guard)
+    event.listen(engine, "begin", _begin_transaction)
     return engine
 
 
-def _watch(engine: Engine, guard: FileGuard) -> None:
+def _check_file_at_use(engine: Engine, guard: FileGuard) -> None:
     """Check on every connection and transaction that the database file is still the same."""
     event.listen(engine, "do_connect", lambda *_: guard.before_connect())
     event.listen(engine, "connect", lambda *_: guard.after_connect())
@@ -126,7 +128,7 @@ def _watch(engine: Engine, guard: FileGuard) -> None:
     event.listen(engine, "begin", lambda _: guard.check())
 
 
-def _prepare(connection: Any, _record: Any) -> None:
+def _prepare_connection(connection: Any, _record: Any) -> None:
     # The driver would begin transactions itself, too late to take the write lock.
     connection.isolation_level = None
     for pragma in _PRAGMAS:
@@ -150,5 +152,5 @@ def _write_ahead(connection: Any) -> None:
             return
 
 
-def _begin(connection: Connection) -> None:
+def _begin_transaction(connection: Connection) -> None:
     connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))

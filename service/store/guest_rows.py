@@ -35,7 +35,7 @@ def insert_guest(session: Session, guest: Guest, *, now: float) -> None:
         priority=guest.spec.priority,
         attempt=GUEST_ATTEMPT,
         created_at=now,
-        **_facts(guest),
+        **_guest_columns(guest),
     )
     session.add(job)
     session.flush()
@@ -53,11 +53,11 @@ def insert_guest(session: Session, guest: Guest, *, now: float) -> None:
 
 def update_guest(job: JobRow, guest: Guest) -> None:
     """Store what a guest run registered with when its script was started again."""
-    for name, value in _facts(guest).items():
+    for name, value in _guest_columns(guest).items():
         setattr(job, name, value)
 
 
-def _facts(guest: Guest) -> dict[str, Any]:
+def _guest_columns(guest: Guest) -> dict[str, Any]:
     """Return the columns of what a guest run registered with, without unknown fields of its
     spec.
     """

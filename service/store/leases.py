@@ -50,7 +50,7 @@ class Lease:
         if self._token is not None and 0 <= now - self._renewed_at < self._lease_s / _RENEWALS:
             return self._token
         with self._database.write() as session:
-            self._token = self._take(session, now)
+            self._token = self._take_over(session, now)
         self._renewed_at = now
         return self._token
 
@@ -62,7 +62,7 @@ class Lease:
         """
         now = self._clock()
         with self._database.write() as session:
-            row = _row(session)
+            row = _read_lease(session)
             if row is None or row.token != token or row.expires_at <= 0:
                 self._token = None
                 raise LeaseLost(f"the lease with token {token} now belongs to another scheduler")
@@ -72,13 +72,13 @@ class Lease:
     def release(self) -> None:
         """Release the lease, so that the next scheduler can start at once."""
         with self._database.write() as session:
-            row = _row(session)
+            row = _read_lease(session)
             if row is not None and row.token == self._token:
                 row.expires_at = 0.0
         self._token = None
 
-    def _take(self, session: Session, now: float) -> int | None:
-        row = _row(session)
+    def _take_over(self, session: Session, now: float) -> int | None:
+        row = _read_lease(session)
         if row is None:
             row = LeaseRow(
                 name=SCHEDULER_LEASE, owner=self._owner, token=1, renewed_at=now, expires_at=0.0
@@ -106,11 +106,11 @@ class Lease:
 
 def is_newest_token(session: Session, token: int) -> bool:
     """Return whether this token is the newest, and lock the lease until the transaction ends."""
-    row = _row(session)
+    row = _read_lease(session)
     return row is not None and row.token == token
 
 
-def _row(session: Session) -> LeaseRow | None:
+def _read_lease(session: Session) -> LeaseRow | None:
     return session.scalar(
         select(LeaseRow).where(LeaseRow.name == SCHEDULER_LEASE).with_for_update()
     )

@@ -40,13 +40,15 @@ class SessionLimits:
 
 def create_reader(url: str, limits: SessionLimits, **options: Any) -> Engine:
     """Create the engine for reading; each session reads one snapshot."""
-    engine = _create(url, limits, pool_size=_NUM_READERS, max_overflow=_EXTRA_READERS, **options)
+    engine = _create_engine(
+        url, limits, pool_size=_NUM_READERS, max_overflow=_EXTRA_READERS, **options
+    )
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 def create_writer(url: str, limits: SessionLimits, **options: Any) -> Engine:
     """Create the engine for writing."""
-    return _create(url, limits, pool_size=_NUM_WRITERS, max_overflow=0, **options)
+    return _create_engine(url, limits, pool_size=_NUM_WRITERS, max_overflow=0, **options)
 
 
 def lift_limits(connection: Connection) -> None:
@@ -55,7 +57,7 @@ def lift_limits(connection: Connection) -> None:
         connection.execute(text(f"SET LOCAL {name} = 0"))
 
 
-def _create(url: str, limits: SessionLimits, **options: Any) -> Engine:
+def _create_engine(url: str, limits: SessionLimits, **options: Any) -> Engine:
     arguments = _connect_args(make_url(url), limits)
     return create_engine(
         url, connect_args=arguments, pool_pre_ping=True, pool_timeout=_POOL_WAIT_S, **options
@@ -66,20 +68,20 @@ def _connect_args(url: URL, limits: SessionLimits) -> dict[str, Any]:
     """Arguments of the driver; parameters of the URL take precedence."""
     repeat_s, silent_s = limits.keepalive_s / 2, limits.keepalive_s * 2.5
     of_session = {
-        "statement_timeout": _ms(limits.statement_s),
-        "lock_timeout": _ms(limits.lock_s),
-        "idle_in_transaction_session_timeout": _ms(limits.idle_in_transaction_s),
+        "statement_timeout": _milliseconds(limits.statement_s),
+        "lock_timeout": _milliseconds(limits.lock_s),
+        "idle_in_transaction_session_timeout": _milliseconds(limits.idle_in_transaction_s),
         "tcp_keepalives_idle": f"{limits.keepalive_s:.0f}",
         "tcp_keepalives_interval": f"{repeat_s:.0f}",
         "tcp_keepalives_count": "3",
-        "tcp_user_timeout": _ms(silent_s),
+        "tcp_user_timeout": _milliseconds(silent_s),
     }
     of_socket = {
         "connect_timeout": f"{limits.connect_s:.0f}",
         "keepalives_idle": f"{limits.keepalive_s:.0f}",
         "keepalives_interval": f"{repeat_s:.0f}",
         "keepalives_count": "3",
-        "tcp_user_timeout": _ms(silent_s),
+        "tcp_user_timeout": _milliseconds(silent_s),
     }
     given = url.query.get("options", "")
     options = [f"-c {name}={value}" for name, value in of_session.items()]
@@ -91,5 +93,5 @@ def _connect_args(url: URL, limits: SessionLimits) -> dict[str, Any]:
     }
 
 
-def _ms(seconds: float) -> str:
+def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f}"

@@ -281,12 +281,12 @@ class Repository:
 
     def _all(self, query: Select[Row]) -> list[Row]:
         with self.database.read() as session:
-            return _rows(session, query)
+            return _fetch_rows(session, query)
 
     def _first(self, query: Select[Row]) -> Row | None:
         with self.database.read() as session:
-            return next(iter(_rows(session, query.limit(1))), None)
+            return next(iter(_fetch_rows(session, query.limit(1))), None)
 
 
-def _rows(session: Session, query: Select[Row]) -> list[Row]:
+def _fetch_rows(session: Session, query: Select[Row]) -> list[Row]:
     return list(session.scalars(query))

@@ -39,18 +39,22 @@ def read_histories(
     found: dict[str, JobHistory] = defaultdict(JobHistory)
     with database.read() as session:
         for first in range(0, len(job_ids), _JOBS_PER_QUERY):
-            _read(session, job_ids[first : first + _JOBS_PER_QUERY], found, look_back=look_back)
+            _read_rows(
+                session, job_ids[first : first + _JOBS_PER_QUERY], found, look_back=look_back
+            )
     return found
 
 
-def _read(
+def _read_rows(
     session: Session, ids: Sequence[str], found: Mapping[str, JobHistory], *, look_back: int
 ) -> None:
-    for epoch in _newest(session, ids, [EpochRow.epoch], count=look_back):
+    for epoch in _read_newest(session, ids, [EpochRow.epoch], count=look_back):
         found[epoch.job_id].epochs.append(epoch)
-    for decision in _newest(session, ids, [DecisionRow.step, DecisionRow.epoch], count=look_back):
+    for decision in _read_newest(
+        session, ids, [DecisionRow.step, DecisionRow.epoch], count=look_back
+    ):
         found[decision.job_id].decisions.append(decision)
-    for checkpoint in _newest(session, ids, [CheckpointRow.time, CheckpointRow.name], count=1):
+    for checkpoint in _read_newest(session, ids, [CheckpointRow.time, CheckpointRow.name], count=1):
         found[checkpoint.job_id].checkpoint = checkpoint
     counts = (
         select(DecisionRow.job_id, func.count())
@@ -68,7 +72,7 @@ def _read(
         found[job_id].overrides_by_state[state] = count
 
 
-def _newest(
+def _read_newest(
     session: Session, ids: Sequence[str], order: Sequence[InstrumentedAttribute[Any]], *, count: int
 ) -> Iterator[Any]:
     """Read the newest rows of each job, newest first; `order` are columns of one table."""

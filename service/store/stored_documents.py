@@ -68,23 +68,23 @@ _log = structlog.get_logger()
 
 def stored_labels(job: JobRow) -> dict[str, str]:
     """Labels of a job."""
-    return dict(_read(job, "labels", _COLUMNS["labels"]))
+    return dict(_read_column(job, "labels", _COLUMNS["labels"]))
 
 
 def stored_metrics(job: JobRow) -> dict[str, float]:
     """Metrics of the newest evaluation of a job."""
-    return dict(_read(job, "metrics", _COLUMNS["metrics"]))
+    return dict(_read_column(job, "metrics", _COLUMNS["metrics"]))
 
 
 def stored_elasticity(row: JobRow | AttemptRow) -> ElasticityStats:
     """Cost of worker group changes of a job or an attempt."""
-    tally: ElasticityStats = _read(row, "tally", _COLUMNS["tally"])
+    tally: ElasticityStats = _read_column(row, "tally", _COLUMNS["tally"])
     return tally
 
 
 def stored_layers(job: JobRow) -> list[LayerInfo]:
     """Layers of a job; empty before the workers reported them."""
-    return _read(job, "layers", _COLUMNS["layers"]) or []
+    return _read_column(job, "layers", _COLUMNS["layers"]) or []
 
 
 def layer_names(job: JobRow) -> list[str]:
@@ -96,25 +96,25 @@ def stored_storage(job: JobRow) -> dict[str, Any] | None:
     """Where the job's checkpoints are, and which workers verified access; None before its first
     worker group.
     """
-    readable = _read(job, "storage", _COLUMNS["storage"])
+    readable = _read_column(job, "storage", _COLUMNS["storage"])
     return None if readable is None else job.storage
 
 
 def stored_ray_run(job: JobRow) -> RayRun | None:
     """What runs the newest worker group in Ray; None if it is not known."""
-    run: RayRun | None = _read(job, "ray_run", _COLUMNS["ray_run"])
+    run: RayRun | None = _read_column(job, "ray_run", _COLUMNS["ray_run"])
     return run
 
 
 def stored_progress(job: JobRow) -> dict[str, Any] | None:
     """Newest progress of a job, at least its position and time; None before a report."""
-    readable = _read(job, "progress", _COLUMNS["progress"])
+    readable = _read_column(job, "progress", _COLUMNS["progress"])
     return None if readable is None else job.progress
 
 
 def override_columns(row: OverrideRow) -> dict[str, Any]:
     """Level, layers and start of an override."""
-    return {name: _read(row, name, column) for name, column in _OVERRIDE_COLUMNS.items()}
+    return {name: _read_column(row, name, column) for name, column in _OVERRIDE_COLUMNS.items()}
 
 
 def is_override_readable(row: OverrideRow) -> bool:
@@ -122,7 +122,7 @@ def is_override_readable(row: OverrideRow) -> bool:
     return override_columns(row) == {name: getattr(row, name) for name in _OVERRIDE_COLUMNS}
 
 
-def _read(row: JobRow | AttemptRow | OverrideRow, name: str, column: _Column) -> Any:
+def _read_column(row: JobRow | AttemptRow | OverrideRow, name: str, column: _Column) -> Any:
     try:
         return column.type.validate_python(getattr(row, name))
     except ValidationError as error:

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.scheduler import run
+from service.scheduler import run_scheduler
 from service.settings import load_settings
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.world import World
@@ -74,7 +74,7 @@ def serve_live(home: Path, **more: Any) -> Iterator[Live]:
     )
     threads = [
         threading.Thread(target=server.run),
-        threading.Thread(target=run, args=(settings, runtime), kwargs={"stop": stop}),
+        threading.Thread(target=run_scheduler, args=(settings, runtime), kwargs={"stop": stop}),
     ]
     for thread in threads:
         thread.start()

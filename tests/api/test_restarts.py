@@ -16,7 +16,7 @@ import pytest
 
 from service.app import serve_api
 from service.errors import SettingsError
-from service.scheduler import run
+from service.scheduler import run_scheduler
 from service.settings import load_settings
 from tests.api.fake_runtime import FakeRuntime
 from tests.api.test_streams import frames, numbers, read, submit
@@ -76,7 +76,9 @@ def api(tmp_path: Path) -> Iterator[Process]:
         load_settings(home=tmp_path, drain_interval_s=0.05, survey_interval_s=0.1),
     )
     runtime = FakeRuntime(clock=time.time)
-    scheduler = threading.Thread(target=run, args=(settings, runtime), kwargs={"stop": stop})
+    scheduler = threading.Thread(
+        target=run_scheduler, args=(settings, runtime), kwargs={"stop": stop}
+    )
     scheduler.start()
     api = Process(tmp_path)
     yield api

@@ -16,7 +16,7 @@ import httpx2
 import uvicorn
 
 from service.app import create_app
-from service.scheduler import run
+from service.scheduler import run_scheduler
 from service.settings import Settings, load_settings
 from tests.api.fake_runtime import FakeRuntime
 from tests.conftest import free_port
@@ -136,7 +136,7 @@ def live_service(home: Path, **given: Any) -> Iterator[LiveService]:
 @contextmanager
 def _scheduler(settings: Settings, runtime: FakeRuntime) -> Iterator[None]:
     stop = threading.Event()
-    thread = threading.Thread(target=run, args=(settings, runtime), kwargs={"stop": stop})
+    thread = threading.Thread(target=run_scheduler, args=(settings, runtime), kwargs={"stop": stop})
     thread.start()
     try:
         yield

@@ -37,7 +37,7 @@ def test_a_job_starts_beside_a_draining_node_that_others_use() -> None:
     cluster = _cluster()
     foreign = cluster.foreign_use.sizes([])
     waiting = [PendingJob(id="new", request=ASKED)]
-    admission = plan_queue(waiting, cluster.usable(), [], foreign=foreign)["new"]
+    admission = plan_queue(waiting, cluster.usable_nodes(), [], foreign=foreign)["new"]
     assert (admission.reason, admission.workers) == (Reason.ADMITTED, 2)
 
 
@@ -49,7 +49,9 @@ def test_a_job_grows_beside_a_draining_node_that_others_use() -> None:
         allocated_workers=1,
         placed=("a",),
     )
-    grants = plan_allocations([job], [], cluster.usable(), foreign=cluster.foreign_use.sizes([]))
+    grants = plan_allocations(
+        [job], [], cluster.usable_nodes(), foreign=cluster.foreign_use.sizes([])
+    )
     assert grants["old"].workers == 2
 
 
