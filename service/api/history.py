@@ -120,6 +120,6 @@ def get_checkpoints(job: JobDep, repository: RepositoryDep) -> CheckpointList:
 
 @router.get("/schedule", dependencies=[NO_QUERY], responses=describe_problems(404))
 def get_schedule(job: JobDep, repository: RepositoryDep, response: Response) -> ScheduleView:
-    """Show the level of each layer, who decided it, and what the policy would choose."""
+    """Show the level of each layer, its source, and what the policy would choose."""
     response.headers["ETag"] = format_etag(job)
     return schedule_view(job, repository.newest_decision(job.id))

@@ -286,7 +286,7 @@ class CheckpointList(Answer):
 
 
 class LayerSchedule(Answer):
-    """Compression in force for one layer, and who decided it."""
+    """Compression in force for one layer, and the source of that decision."""
 
     layer: str
     """Name of the parameter, as in `model.named_parameters()`."""
@@ -303,11 +303,11 @@ class LayerSchedule(Answer):
     policy_level: str
     """Level that the policy would choose without overrides."""
     said_by: str
-    """Who decided the level: `policy`, or the ID of an override."""
+    """Source of the level: `policy`, or the ID of an override."""
 
 
 class BatchSchedule(Answer):
-    """Global batch in force, and who decided it."""
+    """Global batch in force, and the source of that decision."""
 
     global_batch: int
     """Samples per step over all workers."""
@@ -320,7 +320,7 @@ class BatchSchedule(Answer):
     high: int
     """Samples per step at level `high`."""
     said_by: str
-    """Who decided the batch: `policy`, or the ID of an override."""
+    """Source of the batch: `policy`, or the ID of an override."""
 
 
 class ScheduleView(Answer):

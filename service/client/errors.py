@@ -1,12 +1,12 @@
-"""What can go wrong between a client and the service, in one tree.
+"""Errors of the client, in one tree.
 
     ClientError
-    ├── Unreachable     nothing of ours answers at the address
-    ├── APIStatusError        the service said no
-    │   ├── ServiceFailed   5xx: the service cannot do it now
-    │   └── Refused         4xx: the request is wrong
-    │       └── NotFound     404: there is no such thing
-    └── AmbiguousJob       a name or the beginning of an id fits no job, or several
+    ├── Unreachable             no Accordion service responds at the address
+    ├── APIStatusError          the service rejected the request; `status` has the HTTP status
+    │   ├── ServiceFailed       5xx: the service cannot do it now
+    │   └── Refused             4xx: the request is wrong
+    │       └── NotFound        404: there is no such job or override
+    └── AmbiguousJob            a name or ID prefix matches no job, or several
 
 All have messages for users and can be pickled.
 """
