@@ -50,7 +50,7 @@ class ClusterState:
         """Store the use of the nodes, besides the workers of these jobs."""
         held = self.held_resources(rows)
         self.foreign_use.record_survey(self.nodes, held, now)
-        found = {size.node: size for size in self.foreign_use.sizes(held)}
+        found = {size.node: size for size in self.foreign_use.estimate(held)}
         none = Resources(cpus=0.0, gpus=0.0)
         self.nodes = [
             replace(
@@ -145,7 +145,7 @@ class Allocator:
                 resource_request(row), row.workers, cluster.placed_nodes(row)
             )
         ]
-        foreign = cluster.foreign_use.sizes(cluster.held_resources(rows))
+        foreign = cluster.foreign_use.estimate(cluster.held_resources(rows))
         admissions = plan_queue(
             _pending_jobs(queue), cluster.usable_nodes(), reserved, foreign=foreign
         )
@@ -173,7 +173,7 @@ class Allocator:
         self._note_unplaceable(jobs, cluster)
         if not rows:
             return
-        foreign = cluster.foreign_use.sizes(cluster.held_resources(rows))
+        foreign = cluster.foreign_use.estimate(cluster.held_resources(rows))
         inputs = (jobs, _pending_jobs(self._repository.queue()), cluster.usable_nodes(), foreign)
         if inputs == self._settled:
             return

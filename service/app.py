@@ -145,7 +145,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise SettingsError(
-            f"port {port} on {host} cannot be had ({error.strerror}); "
+            f"port {port} on {host} cannot be used ({error.strerror}); "
             "end what uses it, or choose another with ACCORDION_PORT"
         ) from error
     listener.set_inheritable(True)

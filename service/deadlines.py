@@ -33,7 +33,7 @@ class Deadlines:
         self._longest_s = longest_s
         self._anchors: dict[str, _Anchor] = {}
 
-    def of(self, job: JobRow) -> float | None:
+    def get(self, job: JobRow) -> float | None:
         """When the job's start counts as failed, or its stop is forced; monotonic clock."""
         if job.deadline is None:
             return None

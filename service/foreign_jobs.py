@@ -88,7 +88,7 @@ class ForeignJobs:
         self.message = ""
         """One sentence about the supervisors last seen; empty if all of them are ours."""
 
-    def note(self, by_installation: Mapping[str, int], unknown: Collection[str]) -> None:
+    def update(self, by_installation: Mapping[str, int], unknown: Collection[str]) -> None:
         """Update the message.
 
         Args:

@@ -41,7 +41,7 @@ class ForeignUse:
         while now - self._held[0][0] > LAG_S:
             self._held.popleft()
 
-    def sizes(self, held: Iterable[Resources]) -> list[Resources]:
+    def estimate(self, held: Iterable[Resources]) -> list[Resources]:
         """Foreign use by node, beside the workers that our jobs hold now; those without a node may
         be anywhere.
         """

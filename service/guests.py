@@ -118,7 +118,7 @@ class GuestRuns:
         now, news = self._monotonic(), 0.0 if has_news else None
         responded = job.id in self._reports.answered
         life = drained.silent_s if news is None else news
-        deadline = self._deadlines.of(job)
+        deadline = self._deadlines.get(job)
         return ObservedGuest(
             status=Status(job.status),
             reason=Reason(job.reason),

@@ -161,7 +161,7 @@ def free_port(host: str, port: int) -> int:
             probe.bind((host.strip("[]"), port))
         except OSError as error:
             raise StartError(
-                f"port {port} on {host} cannot be had ({error.strerror}); "
+                f"port {port} on {host} cannot be used ({error.strerror}); "
                 "end what uses it, or choose another with --port (0 takes any that is free)"
             ) from error
         return int(probe.getsockname()[1])

@@ -23,7 +23,9 @@ class OrderDelivery:
         Raises:
             RuntimeUnavailable: the cluster does not answer.
         """
-        if held < job.orders_version and not self.runtime.order(job.id, self.writes.orders_of(job)):
+        if held < job.orders_version and not self.runtime.send_orders(
+            job.id, self.writes.orders_of(job)
+        ):
             return
         if job.orders_confirmed < job.orders_version:
             self.writes.confirm_orders(job, token, job.orders_version)

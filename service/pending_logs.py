@@ -21,14 +21,14 @@ class PendingLogs:
 
     def add(self, job_id: str, drained: Drained) -> Drained:
         """Keep drained output, together with the output kept before."""
-        kept = self.of(job_id)
+        kept = self.get(job_id)
         lines = (*kept.logs, *drained.logs)
         newest = _newest(lines)
         dropped = kept.logs_dropped + drained.logs_dropped + len(lines) - len(newest)
         self._by_job[job_id] = drained.model_copy(update={"logs": newest, "logs_dropped": dropped})
         return self._by_job[job_id]
 
-    def of(self, job_id: str) -> Drained:
+    def get(self, job_id: str) -> Drained:
         """Output kept of a job."""
         return self._by_job.get(job_id, Drained())
 

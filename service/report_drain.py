@@ -64,7 +64,7 @@ class ReportDrain:
 
     def unstored(self, job: JobRow) -> Drained:
         """Return what the job reported and the database does not hold."""
-        return self._unstored.of(job.id)
+        return self._unstored.get(job.id)
 
     def history(self, job: JobRow) -> Drained:
         """Return all that is known of the job, with records from its storage that were lost."""

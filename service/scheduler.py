@@ -173,7 +173,7 @@ class Scheduler:
         unfinished = self._repository.unfinished_ids()
         self._cluster.update_foreign_use(self._repository.allocated(), now)
         unknown = self._remove_ended(self._cluster.supervisors.keys() - unfinished, token)
-        self._foreign.note(self._runtime.foreign(), unknown)
+        self._foreign.update(self._runtime.count_foreign_supervisors(), unknown)
         missing = unfinished - self._cluster.supervisors.keys()
         self._missing_since = {job_id: self._missing_since.get(job_id, now) for job_id in missing}
         self._reports.keep_only(unfinished)
@@ -231,7 +231,7 @@ class Scheduler:
             status=Status(job.status),
             attempt=job.attempt,
             deadline=self._cluster.extended_deadline(
-                self._deadlines.of(job), job, self._settings.start_timeout_s
+                self._deadlines.get(job), job, self._settings.start_timeout_s
             ),
             is_missing=is_missing,
             unplaceable=self._allocator.seconds_unplaceable(job.id) >= self._settings.patience_s,
@@ -239,7 +239,7 @@ class Scheduler:
         supervisor = self._observe_supervisor(job, state) if state else None
         may_have_ended = seen.status not in HELD and (state is None or state.phase == "ended")
         end = (
-            self._runtime.outcome(job.id, self._settings.storage_of(job.id))
+            self._runtime.read_outcome(job.id, self._settings.storage_of(job.id))
             if may_have_ended
             else None
         )
@@ -322,8 +322,8 @@ class Scheduler:
             self._writes.record_wait_message(job, token, str(error))
         except OSError as error:
             why = (
-                f"its storage {storage} cannot be written ({error.strerror}); make room, or change"
-                " its rights"
+                f"its storage {storage} cannot be written ({error.strerror}); free some space, or"
+                " change its permissions"
             )
             self._writes.record_wait_message(job, token, why)
 

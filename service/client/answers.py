@@ -17,7 +17,7 @@ def translate_errors(url: str) -> Iterator[None]:
     """Translate network errors.
 
     Raises:
-        Unreachable: nothing listens at the address, or the answer broke off.
+        Unreachable: nothing listens at the address, or the connection was lost.
         Refused: the request contains invalid Unicode or a non-ASCII header; nothing was sent.
     """
     try:
@@ -35,7 +35,7 @@ def translate_errors(url: str) -> Iterator[None]:
         ) from error
     except httpx2.TransportError as error:
         raise Unreachable(
-            f"no service answers at {url} ({error}); "
+            f"no service responds at {url} ({error}); "
             "start one with 'accordion up', or name another with --url or ACCORDION_URL"
         ) from error
 
@@ -47,7 +47,7 @@ def raise_for_status(response: httpx2.Response) -> None:
         ServiceFailed: 5xx.
         NotFound: 404.
         Refused: another 4xx.
-        Unreachable: whatever answers is not this service.
+        Unreachable: another program responds.
     """
     if response.is_success:
         return
@@ -56,7 +56,7 @@ def raise_for_status(response: httpx2.Response) -> None:
         problem = Problem.model_validate_json(response.content)
     except ValidationError as error:
         raise Unreachable(
-            f"what answers at {response.request.url} is not an Accordion service (HTTP"
+            f"the program at {response.request.url} is not an Accordion service (HTTP"
             f" {response.status_code}); is the address right?"
         ) from error
     kind = (

@@ -309,7 +309,7 @@ class Client:
             response = self._http.get("/readyz")
         if response.status_code not in (200, 503):
             raise_for_status(response)
-        return self._parse_events(Ready, response)
+        return self._parse_response(Ready, response)
 
     def events(self, job_id: str, *, after: int = 0) -> Iterator[EventView | ProgressView]:
         """Follow the job's events above number `after`, each once, over lost connections, until the
@@ -354,14 +354,14 @@ class Client:
         with translate_errors(self.url):
             response = self._http.request(method, f"/api/v1{path}", **more)
         raise_for_status(response)
-        return self._parse_events(record, response)
+        return self._parse_response(record, response)
 
-    def _parse_events(self, record: type[Answer], response: httpx2.Response) -> Answer:
+    def _parse_response(self, record: type[Answer], response: httpx2.Response) -> Answer:
         try:
             return record.model_validate_json(response.content)
         except ValidationError as error:
             raise Unreachable(
-                f"what answers at {self.url} is not an Accordion service of this version; is the"
+                f"the program at {self.url} is not an Accordion service of this version; is the"
                 " address right?"
             ) from error
 

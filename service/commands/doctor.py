@@ -262,7 +262,7 @@ def _check_service(settings: Settings, url: str) -> Iterator[Finding]:
             else _check_port(settings)
         )
         return
-    yield Finding(name="api", state="ok", message=f"answers at {address}")
+    yield Finding(name="api", state="ok", message=f"responds at {address}")
     for name, check in checks.items():
         yield Finding(name=name, state="ok" if check.ok else "bad", message=check.message)
     yield _describe_storage(newest)

@@ -55,7 +55,10 @@ def submit(
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Submit a job."""
+    """Submit a job.
+
+    Example: accordion submit deploy/jobs/digits.yaml --set training.epochs=5
+    """
     from uuid import uuid4
 
     from service.commands.pack import pack_code

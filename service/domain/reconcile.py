@@ -77,7 +77,7 @@ def _with_supervisor(seen: ObservedJob, supervisor: ObservedSupervisor, now: flo
     is_over = _is_over(seen, now)
     if seen.status is Status.STARTING and supervisor.unplaced and (is_over or seen.unplaceable):
         few = f"{supervisor.unplaced} worker process{'es' if supervisor.unplaced > 1 else ''}"
-        return Requeue(message=f"the cluster had no room for {few} of attempt {seen.attempt}")
+        return Requeue(message=f"the cluster had no capacity for {few} of attempt {seen.attempt}")
     if not is_over:
         return Follow()
     if seen.status in LEAVING:

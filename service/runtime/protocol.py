@@ -61,7 +61,7 @@ class Runtime(Protocol):
     def supervisors(self) -> list[SupervisorState]:
         """Live supervisors of this installation, and those of versions without installation ids."""
 
-    def foreign(self) -> dict[str, int]:
+    def count_foreign_supervisors(self) -> dict[str, int]:
         """Number of living supervisors of other installations, by the installation's id."""
 
     def claim(self, scheduler: str, *, last_s: float) -> str:
@@ -79,7 +79,7 @@ class Runtime(Protocol):
     def remove(self, job_id: str) -> None:
         """Kill the supervisor and its workers; does nothing if there is none."""
 
-    def order(self, job_id: str, orders: DesiredState) -> bool:
+    def send_orders(self, job_id: str, orders: DesiredState) -> bool:
         """Send the orders to the Accordion actor; True once it has them. Repeating is harmless."""
 
     def drain(self, job_id: str, confirmed: Cursor) -> Drained:
@@ -96,7 +96,7 @@ class Runtime(Protocol):
     def forget_guest(self, job_id: str) -> None:
         """Drop all that the cluster holds of an ended guest run."""
 
-    def outcome(self, job_id: str, storage: str) -> EndRecord | None:
+    def read_outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """How the job ended, from the end file beside its checkpoints; None while it has not."""
 
     def history(self, job_id: str, storage: str) -> Drained:

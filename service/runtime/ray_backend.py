@@ -93,7 +93,7 @@ class RayBackend:
                 if (state := _read_state(name, call)) is not None
             ]
 
-    def foreign(self) -> dict[str, int]:
+    def count_foreign_supervisors(self) -> dict[str, int]:
         """Number of living supervisors of other installations, by the installation's id."""
         with self._connected():
             ids = [name.installation for name in _supervisor_names()]
@@ -118,7 +118,7 @@ class RayBackend:
                     _kill_supervisor(name)
             self._try_call("forget", job_id)
 
-    def order(self, job_id: str, orders: DesiredState) -> bool:
+    def send_orders(self, job_id: str, orders: DesiredState) -> bool:
         """Send the orders to the Accordion actor."""
         with self._connected():
             held = self._try_call("order", job_id, orders)
@@ -152,7 +152,7 @@ class RayBackend:
         with self._connected():
             self._try_call("forget", job_id)
 
-    def outcome(self, job_id: str, storage: str) -> EndRecord | None:
+    def read_outcome(self, job_id: str, storage: str) -> EndRecord | None:
         """Read how the job ended; None while it has not."""
         del job_id
         found = read_end(Path(storage))
@@ -212,7 +212,7 @@ class RayBackend:
             yield
         except (ray.exceptions.RayError, OSError, RuntimeError) as error:
             raise RuntimeUnavailable(
-                f"the Ray cluster at {self._address} does not answer ({type(error).__name__}:"
+                f"the Ray cluster at {self._address} does not respond ({type(error).__name__}:"
                 f" {error}); is it up, and is the token right?"
             ) from error
 

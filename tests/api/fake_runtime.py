@@ -64,7 +64,7 @@ class FakeRuntime(FakeGuests):
     ) -> None:
         super().__init__(clock)
         self.down = False
-        """The cluster does not answer."""
+        """The cluster does not respond."""
         self.mute: set[int] = set()
         """Ranks that do not acknowledge."""
         self.draining: set[int] = set()
@@ -134,7 +134,7 @@ class FakeRuntime(FakeGuests):
                 if job.alive and id_ not in self.enlisted
             ]
 
-    def foreign(self) -> dict[str, int]:
+    def count_foreign_supervisors(self) -> dict[str, int]:
         return dict(self.others)
 
     def claim(self, scheduler: str, *, last_s: float) -> str:
@@ -173,7 +173,7 @@ class FakeRuntime(FakeGuests):
             if job_id in self.jobs:
                 self.jobs[job_id].alive = False
 
-    def order(self, job_id: str, orders: DesiredState) -> bool:
+    def send_orders(self, job_id: str, orders: DesiredState) -> bool:
         self._answer()
         with self._lock:
             job = self.jobs.get(job_id)
@@ -212,7 +212,7 @@ class FakeRuntime(FakeGuests):
             for id_, cursor in cursors.items()
         }
 
-    def outcome(self, job_id: str, storage: str) -> EndRecord | None:
+    def read_outcome(self, job_id: str, storage: str) -> EndRecord | None:
         self._answer()
         job = self.jobs.get(job_id)
         return job.end if job else None
@@ -223,7 +223,7 @@ class FakeRuntime(FakeGuests):
         return Drained(records=tuple(job.journal) if job else ())
 
     def run_to_its_end(self, job_id: str) -> None:
-        """All that is left happens at once, and nobody drains meanwhile."""
+        """Let all remaining events happen at once, without a drain in between."""
         job = self.jobs[job_id]
         with self._lock:
             while job.end is None:
@@ -264,7 +264,7 @@ class FakeRuntime(FakeGuests):
 
     def _answer(self) -> None:
         if self.down:
-            raise RuntimeUnavailable("the Ray cluster does not answer; is it running?")
+            raise RuntimeUnavailable("the Ray cluster does not respond; is it running?")
 
     def _move(self, job: FakeJob) -> None:
         if job.phase == "ended" or job.launch.job_id in self.stuck:
@@ -299,7 +299,7 @@ class FakeRuntime(FakeGuests):
         self._finish(job, end)
 
     def _resize(self, job: FakeJob) -> None:
-        """The group saves at a step boundary; the next one goes on from there."""
+        """Save at a step boundary; the next group continues from there."""
         sizes = {"old": job.world_size, "new": job.target}
         message = f"the group changes from {job.world_size} to {job.target} workers: as requested"
         self._post(job, ResizeRecord(cause="ordered", **sizes, step=job.step, message=message))

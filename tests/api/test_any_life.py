@@ -70,7 +70,7 @@ def happen(world: World, job_id: str, what: str) -> None:
 
 
 def command(world: World, job_id: str, what: str) -> None:
-    """A person asks for something, and may be told that it is too late."""
+    """Send a request of a user, which may be refused as too late."""
     overrides = world.repository.overrides(job_id)
     try:
         if what == "override":

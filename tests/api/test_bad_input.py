@@ -1,4 +1,4 @@
-"""What people get wrong: one sentence with the value, the limit and the way out; nothing is
+"""Wrong input gets one sentence with the value, the limit and the way out; nothing is
 half-written.
 """
 

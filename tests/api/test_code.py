@@ -142,7 +142,7 @@ def test_code_may_be_larger_than_other_bodies(tmp_path: Path) -> None:
     app.state.accordion.database.close()
 
 
-def test_only_who_has_the_token_may_upload(tmp_path: Path) -> None:
+def test_upload_requires_the_token(tmp_path: Path) -> None:
     app = create_app(load_settings(home=tmp_path, admin_token="0123456789abcdef"))
     with TestClient(app, base_url=LOCAL) as client:
         assert upload(client, GOOD).status_code == 401
@@ -224,7 +224,7 @@ def test_a_job_without_code_is_launched_without(world: World) -> None:
     assert world.runtime.jobs[job_id].launch.code is None
 
 
-def test_a_job_goes_on_when_the_uploads_were_cleaned(client: TestClient, world: World) -> None:
+def test_job_continues_after_its_upload_was_removed(client: TestClient, world: World) -> None:
     upload(client, GOOD)
     job_id = client.post(JOBS, json={**OWN, "code": SHA}).json()["id"]
     world.train(job_id)

@@ -76,9 +76,7 @@ def test_a_spec_that_names_pruned_code_is_refused_with_the_way_out(
 
 
 @pytest.mark.parametrize("ask", ["look", "dry run"])
-def test_who_asks_for_code_finds_it_for_another_day(
-    client: TestClient, world: World, ask: str
-) -> None:
+def test_requested_code_is_kept_for_another_day(client: TestClient, world: World, ask: str) -> None:
     upload(client, GOOD)
     later(world, DAY_S - 1)
     if ask == "look":
@@ -147,7 +145,7 @@ def test_a_folder_that_may_not_be_read_is_warned_of_and_keeps_no_job_waiting(
     ]
 
 
-def test_who_looks_while_an_old_upload_is_being_removed_waits_and_is_told(
+def test_request_during_the_removal_of_an_upload_waits_and_finds_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, told, unlink = CodeStore(tmp_path, lambda: DAY_S), [], Path.unlink

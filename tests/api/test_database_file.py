@@ -85,7 +85,7 @@ def _write_log_back(file: Path) -> None:
         assert connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
 
 
-def test_a_database_that_is_put_back_goes_on(client: TestClient, world: World) -> None:
+def test_database_that_is_moved_back_works_again(client: TestClient, world: World) -> None:
     file = world.settings.home / "accordion.db"
     assert client.post(JOBS, json=DIGITS).status_code == 201
     file.rename(file.with_suffix(".away"))

@@ -73,7 +73,7 @@ def test_a_job_that_waits_for_more_than_there_is_starts_once_it_asks_for_less(wo
     world.train(job_id, workers=2)
 
 
-def test_room_that_nobody_waits_for_is_grown_into(world: World) -> None:
+def test_running_job_grows_into_capacity_that_no_job_waits_for(world: World) -> None:
     first = world.submit(workers={"min": 3, "max": 3}, training={"epochs": 4})
     second = world.submit(**WIDE)
     world.train(second, workers=1)
@@ -87,7 +87,7 @@ def test_room_that_nobody_waits_for_is_grown_into(world: World) -> None:
     )
 
 
-def test_a_job_that_waits_is_never_passed_by_one_that_grows(world: World) -> None:
+def test_growing_job_never_overtakes_a_waiting_job(world: World) -> None:
     first = world.submit(workers={"min": 1, "max": 2}, **LONG)
     world.train(first, workers=2)
     waits = world.submit(workers={"min": 3, "max": 3})
@@ -184,7 +184,7 @@ def test_another_attempt_starts_with_what_is_granted_then(world: World) -> None:
     assert told(world, job_id, "resizing")[1:] == []
 
 
-def test_a_paused_job_holds_nothing_and_goes_on_where_it_was(world: World) -> None:
+def test_paused_job_holds_no_workers_and_continues_from_its_checkpoint(world: World) -> None:
     job_id = world.submit(**LONG)
     world.turn_until(lambda: world.epochs(job_id) == [0, 1])
     world.pause(job_id)
@@ -252,7 +252,7 @@ def test_a_job_that_finishes_while_it_pauses_has_succeeded(world: World) -> None
     assert world.finish(job_id).status == Status.SUCCEEDED
 
 
-def test_a_job_resumed_while_it_pauses_pauses_first_and_goes_on_by_itself(world: World) -> None:
+def test_job_resumed_while_pausing_pauses_first_and_then_continues(world: World) -> None:
     job_id = world.submit(**LONG)
     world.train(job_id)
     world.pause(job_id)

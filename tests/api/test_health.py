@@ -1,4 +1,4 @@
-"""What the service says of itself."""
+"""Liveness, readiness and metrics of the service."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_a_cluster_that_does_not_answer_makes_the_service_unready(
     world.turn()
     world.runtime.down = True
     world.turn()
-    assert checks(client)["ray"] == (False, "the Ray cluster does not answer; is it running?")
+    assert checks(client)["ray"] == (False, "the Ray cluster does not respond; is it running?")
 
 
-def test_liveness_asks_nobody(client: TestClient, world: World) -> None:
+def test_liveness_reads_neither_database_nor_cluster(client: TestClient, world: World) -> None:
     world.database.engine.dispose()
     assert client.get("/livez").json() == {"alive": True}
 
@@ -71,7 +71,7 @@ def test_an_ended_job_leaves_the_metrics_after_its_retention(
     assert job.id not in client.get("/metrics").text
 
 
-def test_methods_that_nobody_knows_make_no_new_series(client: TestClient) -> None:
+def test_unknown_methods_create_no_new_series(client: TestClient) -> None:
     for method in ("FOO", "BAR"):
         client.request(method, "/livez")
     exposed = client.get("/metrics").text

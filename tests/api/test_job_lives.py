@@ -1,4 +1,4 @@
-"""What becomes of a job, whatever dies around it: the scheduler over a scripted cluster."""
+"""Lives of jobs while processes die: the scheduler over a scripted cluster."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_removes(
 def test_a_scheduler_asks_for_its_lease_right_before_it_starts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id, outcome = world.submit(), FakeRuntime.outcome
+    job_id, outcome = world.submit(), FakeRuntime.read_outcome
 
     def slow(*asked: Any) -> Any:
         monkeypatch.undo()
@@ -157,7 +157,7 @@ def test_a_scheduler_asks_for_its_lease_right_before_it_starts(
         world.new_scheduler().run_once()
         return outcome(*asked)
 
-    monkeypatch.setattr(FakeRuntime, "outcome", slow)
+    monkeypatch.setattr(FakeRuntime, "read_outcome", slow)
     assert not world.scheduler.run_once()
     assert world.runtime.started == [(job_id, 1)]
 
@@ -314,7 +314,7 @@ def test_a_loss_that_is_not_finite_fails_the_job(world: World) -> None:
     assert (job.status, job.reason) == (Status.FAILED, Reason.LOSS_NOT_FINITE)
 
 
-def test_a_start_that_takes_too_long_is_begun_anew(world: World) -> None:
+def test_start_that_takes_too_long_is_repeated(world: World) -> None:
     world.runtime.slow_start = 10_000
     job_id = world.submit()
     world.turn_until(lambda: world.job(job_id).status == Status.STARTING)

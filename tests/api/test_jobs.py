@@ -94,7 +94,7 @@ def test_the_list_is_filtered_by_status_name_and_labels(client: TestClient, worl
     assert listed(label=["team:c", "team:a/b"]) == []
 
 
-def test_progress_does_not_change_the_etag_and_a_wish_does(
+def test_etag_changes_with_a_request_but_not_with_progress(
     client: TestClient, world: World
 ) -> None:
     job_id = world.submit()

@@ -1,4 +1,4 @@
-"""A person takes the wheel: from the request to every rank's acknowledgement, and back."""
+"""Overrides, from the request to every rank's acknowledgement and to their cancellation."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def test_a_level_that_the_workers_refuse_is_rejected_with_their_reason(world: Wo
     assert "nothing*" in world.override_row(job_id, override_id).message
 
 
-def test_deleting_an_override_gives_the_wheel_back(world: World, client: TestClient) -> None:
+def test_policy_decides_again_after_an_override_is_deleted(
+    world: World, client: TestClient
+) -> None:
     job_id = world.submit(**LONG)
     world.turn_until(lambda: len(world.epochs(job_id)) == 6)
     override_id = world.override(job_id, level="low")
@@ -233,7 +235,9 @@ def test_a_batch_override_is_superseded_by_the_next_one_and_by_no_layer_override
     assert world.override_row(job_id, older).message == "the batch is held by newer override #3"
 
 
-def test_a_batch_that_is_handed_back_is_the_policys_again(world: World, client: TestClient) -> None:
+def test_the_policy_decides_the_batch_again_after_its_override_is_cancelled(
+    world: World, client: TestClient
+) -> None:
     job_id = world.submit(**LEVELS)
     world.train(job_id)
     older, newer = (world.override(job_id, target="batch", level=size) for size in (128, 256))

@@ -1,4 +1,4 @@
-"""The live api against its own schema: schemathesis makes requests that nobody thought of."""
+"""The live api against its own schema: schemathesis generates the requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in: token, cookie, host and origin, on every method."""
+"""Access control: token, cookie, host and origin, on every method."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_our_own_address_is_served_with_and_without_a_port(client: TestClient) -
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000 + "9" * 9])
-def test_a_length_that_nobody_can_read_is_too_large(client: TestClient, length: str) -> None:
+def test_unreadable_content_length_is_too_large(client: TestClient, length: str) -> None:
     answer = client.post(JOBS, content=b"{}", headers={"Content-Length": length})
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 

@@ -64,7 +64,7 @@ def count_until_keepalive(live: Live, path: str, *, num_others: int) -> int:
     return len(statements)
 
 
-def test_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(live: Live) -> None:
+def test_slow_watcher_delays_no_other_and_misses_nothing(live: Live) -> None:
     with live.client() as client:
         path = f"{JOBS}/{submit(client, training={'epochs': 60})}/events"
         with client.stream("GET", path) as slow:

@@ -42,7 +42,7 @@ def test_a_resize_is_accepted_and_shown(client: TestClient, world: World, job_id
 
 
 @pytest.mark.parametrize("what", STEERS)
-def test_the_etag_moves_with_each_wish_and_not_with_its_repetition(
+def test_etag_changes_with_each_request_but_not_with_its_repetition(
     client: TestClient, world: World, job_id: str, what: str
 ) -> None:
     before = client.get(f"{JOBS}/{job_id}").headers["etag"]
@@ -52,7 +52,7 @@ def test_the_etag_moves_with_each_wish_and_not_with_its_repetition(
 
 
 @pytest.mark.parametrize("what", STEERS)
-def test_a_wish_with_an_old_etag_changes_nothing(
+def test_request_with_an_old_etag_changes_nothing(
     client: TestClient, world: World, job_id: str, what: str
 ) -> None:
     world.override(job_id)

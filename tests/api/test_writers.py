@@ -74,7 +74,7 @@ def test_readers_are_answered_while_more_uploads_are_checked_than_there_are_thre
         assert {upload.result().status_code for upload in uploads} == {201}
 
 
-def test_who_gets_no_place_to_write_in_time_is_told_to_try_again_and_takes_none() -> None:
+def test_request_without_a_write_slot_in_time_gets_503_and_takes_none() -> None:
     async def crowd() -> None:
         slots = WriteSlots(num_slots=1, wait_s=0.01)
         async with slots.slot():

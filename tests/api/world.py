@@ -41,7 +41,7 @@ class Clock:
         return self.now - self._jumped_s
 
     def jump(self, seconds: float) -> None:
-        """Somebody sets the clock."""
+        """Set the clock."""
         self.now += seconds
         self._jumped_s += seconds
 

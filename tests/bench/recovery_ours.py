@@ -49,7 +49,7 @@ def main(address: str, folder: str, *size: int, engine: str) -> None:
         Launch(job_id=job_id, attempt=1, workers=most, storage=f"{folder}/storage", spec=spec)
     )
     orders, cursor = DesiredState(version=1, size=Size(min=least, target=most)), Cursor()
-    while backend.outcome(job_id, f"{folder}/storage") is None:
+    while backend.read_outcome(job_id, f"{folder}/storage") is None:
         if select.select([sys.stdin], [], [], LOOK_S)[0] and (line := sys.stdin.readline()):
             size = Size(min=least, target=int(line.split()[1]))
             orders = DesiredState(version=orders.version + 1, size=size)
@@ -60,7 +60,7 @@ def main(address: str, folder: str, *size: int, engine: str) -> None:
         for log in drained.logs:
             print(log.text, flush=True)
         if drained.orders_version < orders.version:
-            backend.order(job_id, orders)
+            backend.send_orders(job_id, orders)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def test_a_resumed_job_is_marked_where_it_goes_on(page, service, steered):
     expect(signs(page, "loss", "↻")).to_have_count(1)
 
 
-def test_an_override_is_marked_and_its_shade_ends_where_it_is_handed_back(page, service, steered):
+def test_shade_of_an_override_ends_where_it_is_cancelled(page, service, steered):
     page.goto(f"/jobs/{steered}")
     body = {
         "level": "low",

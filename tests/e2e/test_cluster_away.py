@@ -68,7 +68,7 @@ def says(cluster: Cluster) -> Iterator[Callable[[str], str]]:
 def test_gcs_that_comes_back_is_found_again(cluster: Replaced, says: Callable[[str], str]) -> None:
     before = says("nodes")
     start_again = cluster.kill_gcs()
-    assert "does not answer" in says("away")
+    assert "does not respond" in says("away")
     start_again()
     assert says("nodes") == before
 

@@ -55,7 +55,7 @@ def test_a_taken_port_is_one_sentence_and_starts_nothing(up: Up, home: Path) -> 
     second = accordion(home, "up", "--port", port)
     _, err = second.communicate(timeout=WAIT_S)
     assert second.returncode == 2
-    assert f"port {port} on 127.0.0.1 cannot be had" in err
+    assert f"port {port} on 127.0.0.1 cannot be used" in err
     assert "--port" in err
     assert processes_of(home) == []
 

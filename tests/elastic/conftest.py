@@ -66,8 +66,8 @@ class Life:
         """Store what is new; how the job ended, if it did."""
         drained = self.drain()
         if drained.orders_version < self.orders.version:
-            self.backend.order(self.launch.job_id, self.orders)
-        end = self.backend.outcome(self.launch.job_id, self.launch.storage)
+            self.backend.send_orders(self.launch.job_id, self.orders)
+        end = self.backend.read_outcome(self.launch.job_id, self.launch.storage)
         if end is not None:
             history = self.backend.history(self.launch.job_id, self.launch.storage).records
             self.records = [
@@ -89,7 +89,7 @@ class Life:
 
     def order(self, orders: DesiredState) -> None:
         self.orders = orders
-        self.backend.order(self.launch.job_id, orders)
+        self.backend.send_orders(self.launch.job_id, orders)
 
     def end(self) -> EndRecord:
         wait_for(lambda: self.look() is not None, self.story)

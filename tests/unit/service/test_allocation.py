@@ -55,7 +55,7 @@ def job(name: str, min_workers: int, max_workers: int, granted: int) -> Allocate
 
 
 @given(HOLDING, WAITING, NODES)
-def test_a_grant_stays_within_what_people_allow(
+def test_allocation_stays_within_the_limits_of_users(
     jobs: list[AllocatedJob], waiting: list[PendingJob], nodes: list[Resources]
 ) -> None:
     for old, new in zip(jobs, after(jobs, waiting, nodes), strict=True):
@@ -65,7 +65,7 @@ def test_a_grant_stays_within_what_people_allow(
 
 
 @given(HOLDING, WAITING, NODES)
-def test_nobody_grows_above_the_room(
+def test_no_job_grows_beyond_the_capacity(
     jobs: list[AllocatedJob], waiting: list[PendingJob], nodes: list[Resources]
 ) -> None:
     new = after(jobs, waiting, nodes)
@@ -94,7 +94,7 @@ def test_nothing_is_taken_that_would_have_had_a_place(
 
 
 @given(HOLDING, WAITING, NODES)
-def test_nobody_grows_while_one_waits_who_could_ever_have_room(
+def test_no_job_grows_while_a_job_waits_that_fits_the_cluster(
     jobs: list[AllocatedJob], waiting: list[PendingJob], nodes: list[Resources]
 ) -> None:
     new = after(jobs, waiting, nodes)
@@ -120,7 +120,7 @@ def test_a_plan_takes_nothing_back_that_it_gave(
 
 
 @given(HOLDING, WAITING)
-def test_a_cluster_without_nodes_changes_only_what_people_asked_for(
+def test_cluster_without_nodes_changes_only_what_users_requested(
     jobs: list[AllocatedJob], waiting: list[PendingJob]
 ) -> None:
     assert [one.allocated_workers for one in after(jobs, waiting, [])] == [
@@ -141,7 +141,7 @@ def test_a_group_that_does_not_fit_even_at_its_minimum_waits_with_its_minimum() 
     assert grants(job("a", 3, 4, 4), nodes=[ONE]) == [3]
 
 
-def test_a_job_whose_room_is_of_no_use_to_those_without_keeps_it() -> None:
+def test_job_keeps_capacity_that_no_unplaced_job_can_use() -> None:
     lost = AllocatedJob(id="a", request=asked(2, 2, gpus=1), allocated_workers=2)
     assert grants(lost, job("b", 1, 4, 4), nodes=[Resources(cpus=4, gpus=0)]) == [2, 4]
 
@@ -181,7 +181,7 @@ def test_a_job_does_not_grow_where_repacking_leaves_a_larger_worker_unplaced() -
     ]
 
 
-def test_nobody_grows_while_one_waits_who_would_just_fit_an_empty_cluster() -> None:
+def test_no_job_grows_while_a_job_waits_that_just_fits_an_empty_cluster() -> None:
     waits = [PendingJob(id="w", request=asked(3, 3))]
     assert grants(job("a", 1, 3, 1), waiting=waits, nodes=[Resources(cpus=3, gpus=0)]) == [1]
 

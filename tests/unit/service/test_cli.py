@@ -291,7 +291,7 @@ def test_without_a_service_the_exit_code_is_3(
     monkeypatch.setattr("sys.stdin", io.StringIO("task: {name: digits-mlp}"))
     said = alone(*command)
     assert said.code == 3
-    assert "no service answers at http://127.0.0.1:1" in said.err
+    assert "no service responds at http://127.0.0.1:1" in said.err
     assert "accordion up" in said.err
 
 
@@ -328,12 +328,10 @@ def test_the_doctor_finds_a_taken_port(alone: Accordion, monkeypatch: pytest.Mon
         monkeypatch.setenv("ACCORDION_PORT", str(taken.getsockname()[1]))
         said = alone("doctor")
     assert said.code == 1
-    assert "cannot be had (Address already in use); end what uses it" in said.out
+    assert "cannot be used (Address already in use); end what uses it" in said.out
 
 
-def test_the_doctor_reads_a_wrong_setting_aloud(
-    alone: Accordion, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_names_a_wrong_setting(alone: Accordion, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCORDION_PORT", "many")
     said = alone("doctor")
     assert said.code == 1

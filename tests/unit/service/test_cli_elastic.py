@@ -1,4 +1,4 @@
-"""Resize, pause and resume from the command line, and how workers that come and go are told."""
+"""Resize, pause and resume on the command line, and the display of resizes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_size_that_the_job_cannot_have_is_a_usage_error(
     assert "max: " in said.err
 
 
-def test_pause_lets_a_job_stand_still_and_resume_lets_it_go_on(
+def test_paused_job_stops_and_resumed_job_continues(
     accordion: Accordion, running: str, service: Live
 ) -> None:
     assert "is PAUSING" in accordion("pause", running).out

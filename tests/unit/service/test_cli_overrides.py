@@ -1,4 +1,4 @@
-"""The command line where people take the wheel of compression and batch, and let it go."""
+"""`override` and `hand-back` on the command line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def override_four_times(client: Client, job_id: str) -> None:
             time.sleep(0.02)
 
 
-def test_overrides_are_handed_back_by_their_numbers(accordion: Accordion, overridden: str) -> None:
+def test_overrides_are_cancelled_by_their_numbers(accordion: Accordion, overridden: str) -> None:
     said = accordion("hand-back", overridden, "4", "#3", "4")
     told = [
         "override #2: rank=2 for fc2*: CANCELLED (cancelled with #3)",
@@ -79,9 +79,7 @@ def test_overrides_are_handed_back_by_their_numbers(accordion: Accordion, overri
     assert (said.code, said.out.splitlines()) == (0, told)
 
 
-def test_all_overrides_that_hold_something_are_handed_back_at_once(
-    accordion: Accordion, overridden: str
-) -> None:
+def test_all_active_overrides_are_cancelled_at_once(accordion: Accordion, overridden: str) -> None:
     items = accordion("hand-back", overridden, "--json").json()["items"]
     assert [(row["number"], row["state"]) for row in items] == [
         (n, "CANCELLED") for n in (1, 2, 3, 4)
@@ -98,7 +96,7 @@ def test_all_overrides_that_hold_something_are_handed_back_at_once(
         ("2", "override #2 is SUPERSEDED already: all its layers are held by newer override #3"),
     ],
 )
-def test_where_one_cannot_be_handed_back_none_is(
+def test_no_override_is_cancelled_if_one_cannot_be(
     accordion: Accordion, untouched: str, number: str, sentence: str
 ) -> None:
     said = accordion("hand-back", untouched, "1", number)
@@ -118,7 +116,9 @@ def test_show_names_overrides_by_their_numbers(accordion: Accordion, untouched: 
     assert re.search(r"[0-9a-f]{8}-[0-9a-f]{4}", below) is None
 
 
-def test_a_person_sets_the_batch_of_a_job_that_has_levels(accordion: Accordion, spec: Path) -> None:
+def test_user_overrides_the_batch_of_a_job_with_batch_levels(
+    accordion: Accordion, spec: Path
+) -> None:
     levels = ["--set", "batch={high: 512}", "--set", "training={epochs: 30000}"]
     job_id = accordion("submit", spec, *levels, "--json").json()["id"]
     try:
@@ -158,7 +158,7 @@ def test_an_option_of_a_level_is_given_once() -> None:
         ("method=topk,density=0.1", {"method": "topk", "density": 0.1}),
     ],
 )
-def test_a_level_is_a_name_a_rung_or_options(text: str, level: object) -> None:
+def test_level_is_a_name_an_index_or_options(text: str, level: object) -> None:
     assert parse_level(text) == level
 
 
@@ -169,7 +169,7 @@ def test_a_level_that_is_no_json_is_refused_with_the_way_out() -> None:
         parse_level("{rank: 2}")
 
 
-def test_who_waits_for_a_paused_job_is_told_so(
+def test_waiting_for_an_override_of_a_paused_job_says_so(
     accordion: Accordion, running: str, service: Live
 ) -> None:
     accordion("pause", running)

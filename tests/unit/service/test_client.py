@@ -29,7 +29,7 @@ PROBLEM = {
 
 
 class Clock:
-    """Time passes only while somebody sleeps."""
+    """Time passes only in `sleep`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -113,7 +113,7 @@ def test_nothing_at_the_address_is_told_with_the_way_out() -> None:
     def refuse(_: httpx2.Request) -> httpx2.Response:
         raise httpx2.ConnectError("refused")
 
-    with pytest.raises(Unreachable, match=r"no service answers at http://service .*accordion up"):
+    with pytest.raises(Unreachable, match=r"no service responds at http://service .*accordion up"):
         client_of(refuse).queue()
 
 

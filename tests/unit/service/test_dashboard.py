@@ -58,7 +58,7 @@ def test_pages_hold_no_inline_script_and_no_handler(client):
         assert not re.search(r"\son[a-z]+=", text)
 
 
-def test_what_a_person_typed_is_shown_as_text(client):
+def test_text_of_users_is_shown_as_text(client):
     text = client.get("/login", params={"next": '"><script src=x>'}).text
     assert "<script src=x>" not in text
 

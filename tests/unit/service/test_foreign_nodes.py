@@ -35,7 +35,7 @@ def _node(name: str, *, free: float, draining: bool = False) -> Node:
 
 def test_a_job_starts_beside_a_draining_node_that_others_use() -> None:
     cluster = _cluster()
-    foreign = cluster.foreign_use.sizes([])
+    foreign = cluster.foreign_use.estimate([])
     waiting = [PendingJob(id="new", request=ASKED)]
     admission = plan_queue(waiting, cluster.usable_nodes(), [], foreign=foreign)["new"]
     assert (admission.reason, admission.workers) == (Reason.ADMITTED, 2)
@@ -50,7 +50,7 @@ def test_a_job_grows_beside_a_draining_node_that_others_use() -> None:
         placed=("a",),
     )
     grants = plan_allocations(
-        [job], [], cluster.usable_nodes(), foreign=cluster.foreign_use.sizes([])
+        [job], [], cluster.usable_nodes(), foreign=cluster.foreign_use.estimate([])
     )
     assert grants["old"].workers == 2
 

@@ -69,7 +69,7 @@ def test_run_is_silent_for_no_longer_than_the_cluster_says() -> None:
 
 
 @pytest.mark.parametrize("away", [[(1.0, False, None), (2.0, False, None)], []])
-def test_time_in_which_nobody_listened_is_no_silence(
+def test_time_without_a_scheduler_is_no_silence(
     away: list[tuple[float, bool, float | None]],
 ) -> None:
     assert count((0.0, True, None), *away, (100.0, True, None), (101.0, True, None)) == 1.0

@@ -1,4 +1,4 @@
-"""How far an override got: laws over whatever happens to it."""
+"""Laws of the states of an override, over random events."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_the_workers_reject_whatever_is_part_of_their_orders(state: str) -> None
     )
 
 
-def test_what_one_held_goes_to_the_policy_and_to_none_that_it_had_superseded() -> None:
+def test_layers_of_a_cancelled_override_return_to_the_policy_not_to_superseded_ones() -> None:
     same, other = (
         status(1, "SUPERSEDED", layers=("fc1",)),
         status(2, "SUPERSEDED", layers=("fc3",)),

@@ -1,4 +1,4 @@
-"""Who starts next: laws of the queue."""
+"""Laws of the queue: which job starts next."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_admitted_group_is_within_its_limits_and_a_waiting_one_takes_nothing(
 
 
 @given(WAITING, NODES, HELD)
-def test_nobody_overtakes_a_job_that_waits_for_room(
+def test_no_job_overtakes_one_that_waits_for_capacity(
     waiting: list[PendingJob], nodes: list[Resources], held: list[Resources]
 ) -> None:
     reasons = [plan_queue(waiting, nodes, held)[job.id].reason for job in waiting]
@@ -86,7 +86,7 @@ def test_more_held_never_makes_more_room(
     assert count_fitting(worker, nodes, []) >= count_fitting(worker, nodes, held)
 
 
-def test_a_job_that_never_fits_blocks_nobody() -> None:
+def test_job_that_never_fits_blocks_no_other_job() -> None:
     waiting = [
         PendingJob(id="huge", request=asked(9, 9)),
         PendingJob(id="small", request=asked(1, 2)),

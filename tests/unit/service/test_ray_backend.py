@@ -88,7 +88,7 @@ def test_supervisors_of_other_installations_are_counted_and_never_asked(
     }
     backend = RayBackend(address=None, installation="ab")
     assert [state.job_id for state in backend.supervisors()] == ["a"]
-    assert backend.foreign() == {"cd": 1}
+    assert backend.count_foreign_supervisors() == {"cd": 1}
 
 
 def test_removing_a_job_leaves_the_same_job_of_another_installation_alone(
@@ -145,31 +145,31 @@ def test_every_error_of_the_cluster_is_that_it_cannot_be_reached(
 
     monkeypatch.setattr(ray, "nodes", fail)
     with pytest.raises(
-        RuntimeUnavailable, match=r"the Ray cluster at 10\.0\.0\.1:6379 does not answer"
+        RuntimeUnavailable, match=r"the Ray cluster at 10\.0\.0\.1:6379 does not respond"
     ):
         RayBackend(address="10.0.0.1:6379").nodes()
 
 
-def test_a_cluster_where_nobody_listens_is_told_at_once_and_ray_is_not_asked(monkeypatch) -> None:
+def test_cluster_without_a_listener_fails_at_once_and_without_a_call_to_ray(monkeypatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **options: asked.append(options))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         backend = RayBackend(address=f"127.0.0.1:{nobody.getsockname()[1]}")
-        with pytest.raises(RuntimeUnavailable, match="does not answer"):
+        with pytest.raises(RuntimeUnavailable, match="does not respond"):
             backend.nodes()
     assert asked == []
 
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """Stands for GCS: somebody listens at its address."""
+    """Listens at the address of GCS in its place."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
 
 
-def test_a_cluster_that_is_away_is_left_at_once_and_connected_anew_when_it_is_back(
+def test_scheduler_disconnects_from_an_unreachable_cluster_and_reconnects_later(
     monkeypatch, listener
 ) -> None:
     did: list[str] = []

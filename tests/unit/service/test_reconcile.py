@@ -1,4 +1,4 @@
-"""What the scheduler does about one job: every state against everything the cluster may say."""
+"""Next action on one job: every status against every observation of the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: where values come from, and what is said about wrong ones."""
+"""Settings: sources of values, and errors about wrong ones."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_a_token_that_was_taken_over_is_worth_nothing(database: Database) -> Non
 
 
 @pytest.mark.each_database
-def test_a_late_holder_goes_on_where_nobody_took_over(database: Database) -> None:
+def test_late_holder_continues_if_no_other_took_the_lease(database: Database) -> None:
     now = [0.0]
     lease = Lease(database, owner="a", clock=lambda: now[0], lease_s=3.0)
     first = lease.hold()

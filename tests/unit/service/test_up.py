@@ -283,7 +283,7 @@ def test_a_home_that_cannot_be_made_is_told_with_the_way_out(tmp_path: Path) -> 
 def test_a_taken_port_is_told_with_the_way_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(StartError, match=rf"port {port} on 127.0.0.1 cannot be had .*--port"):
+        with pytest.raises(StartError, match=rf"port {port} on 127.0.0.1 cannot be used .*--port"):
             up(Settings(home=tmp_path / "home", port=port), print)
     assert not list(tmp_path.glob("home/logs/*"))
 
@@ -334,7 +334,9 @@ def test_workers_see_no_secret_of_the_service(environments: dict[str, dict[str, 
     assert not [name for name in environments["ray"] if name.startswith("ACCORDION_")]
 
 
-def test_workers_see_what_people_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_see_the_variables_that_users_name(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.setenv(name, name)
     monkeypatch.setenv("ACCORDION_PASS_TO_WORKERS", "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY")
@@ -381,7 +383,7 @@ def test_drivers_get_no_settings_of_the_head_process(home: Home) -> None:
         ('{"event": "x", "error": "why"}', "why"),
     ],
 )
-def test_the_last_words_of_a_log_are_its_last_sentence(tmp_path: Path, log: str, said: str) -> None:
+def test_last_log_line_is_the_last_sentence_of_the_log(tmp_path: Path, log: str, said: str) -> None:
     (tmp_path / "log").write_text(log)
     assert last_log_line(tmp_path / "log") == said
 
