@@ -1,11 +1,10 @@
 """Plans how many workers each job may hold, from current allocations, the queue and the nodes;
 pure.
 
-    every group has room                    -> no job shrinks
-    no pending job could ever be placed     -> jobs grow in queue order while every group has room
+    every group fits                        -> no job shrinks
+    no pending job could ever be placed     -> jobs grow in queue order while every group fits
     a node is gone or being drained         -> jobs shrink in reverse queue order, never below their
-                                               minimum, and only where the room helps a group
-                                               without room
+                                               minimum, and only if it helps a group to fit
 
 A running job never grows into capacity that a queued job waits for, even if that job cannot use all
 of it yet. A plan is stable: the next plan over the same cluster and queue changes nothing.
@@ -113,9 +112,9 @@ def plan_allocations(
     Without any known node the capacity is unknown: then only the limits that users set apply.
     """
     plan = _Plan(jobs, nodes, foreign)
-    if nodes and not plan.has_room():
+    if nodes and not plan.all_fit():
         # If only processes of starting jobs do not fit, jobs that train keep their workers.
-        only_starts = _Plan([_without_unplaced(job) for job in jobs], nodes).has_room()
+        only_starts = _Plan([_without_unplaced(job) for job in jobs], nodes).all_fit()
         shrinkable = [job for job in jobs if job.starting or not only_starts]
         for job in reversed(shrinkable):
             plan.shrink(job)
@@ -124,7 +123,7 @@ def plan_allocations(
     elif nodes and not _could_start(pending, nodes):
         for job in jobs:
             plan.grow(job)
-    return plan.changes()
+    return plan.list_changes()
 
 
 def _could_start(pending: Sequence[PendingJob], nodes: Sequence[Resources]) -> bool:
@@ -166,11 +165,11 @@ class _Plan:
             )
             for job in jobs
         }
-        self._room_by_size: dict[Resources, int] = {}
+        self._num_fitting_by_size: dict[Resources, int] = {}
         """Number of additional workers that fit, by worker size; cached for all jobs of that size.
         """
 
-    def changes(self) -> dict[str, Allocation]:
+    def list_changes(self) -> dict[str, Allocation]:
         """Return allocations that differ from the current number of workers."""
         return {
             job.id: self.allocations[job.id]
@@ -178,7 +177,7 @@ class _Plan:
             if self.allocations[job.id].workers != job.allocated_workers
         }
 
-    def has_room(self) -> bool:
+    def all_fit(self) -> bool:
         """Return whether every worker has a node."""
         return self._num_unplaced() == 0
 
@@ -202,7 +201,7 @@ class _Plan:
         )
 
     def give_back(self, job: AllocatedJob) -> None:
-        """Give back workers whose removal no longer helps after a larger job shrank."""
+        """Return workers to the job whose removal no longer helps after a larger job shrank."""
         kept, num_unplaced_before = self.allocations[job.id], self._num_unplaced()
         for workers in range(min(job.allocated_workers, job.request.max), kept.workers, -1):
             if self._num_unplaced_with(job, workers) <= num_unplaced_before:
@@ -210,38 +209,40 @@ class _Plan:
         self.allocations[job.id] = kept
 
     def grow(self, job: AllocatedJob) -> None:
-        """Grow into the rest; packing anew may need more capacity than the count of the rest
-        suggests.
+        """Grow into free capacity. Packing all workers again may need more than the count of what
+        fits suggests, so fewer are tried as well.
         """
         kept = self.allocations[job.id]
         wanted = job.request.max - kept.workers
-        room = min(wanted, self._room(worker_resources(job.request))) if wanted > 0 else 0
-        for more in range(room, 0, -1):
+        fitting = (
+            min(wanted, self._count_fitting(worker_resources(job.request))) if wanted > 0 else 0
+        )
+        for more in range(fitting, 0, -1):
             self.allocations[job.id] = Allocation(
                 workers=kept.workers + more, why="there is free capacity and no job waits for it"
             )
-            if self.has_room():
-                self._room_by_size.clear()
+            if self.all_fit():
+                self._num_fitting_by_size.clear()
                 return
         self.allocations[job.id] = kept
-        if room > 0:
-            self._room_by_size[worker_resources(job.request)] = 0
+        if fitting > 0:
+            self._num_fitting_by_size[worker_resources(job.request)] = 0
 
-    def _room(self, size: Resources) -> int:
-        if size not in self._room_by_size:
-            self._room_by_size[size] = count_fitting(
-                size, self._nodes, [*self._taken(), *self._foreign]
+    def _count_fitting(self, size: Resources) -> int:
+        if size not in self._num_fitting_by_size:
+            self._num_fitting_by_size[size] = count_fitting(
+                size, self._nodes, [*self._list_workers(), *self._foreign]
             )
-        return self._room_by_size[size]
+        return self._num_fitting_by_size[size]
 
     def _num_unplaced_with(self, job: AllocatedJob, workers: int) -> int:
         self.allocations[job.id] = replace(self.allocations[job.id], workers=workers)
         return self._num_unplaced()
 
     def _num_unplaced(self) -> int:
-        return num_unplaced(self._taken(), self._nodes)
+        return num_unplaced(self._list_workers(), self._nodes)
 
-    def _taken(self) -> list[Resources]:
+    def _list_workers(self) -> list[Resources]:
         return [
             size
             for job in self._jobs
