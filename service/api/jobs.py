@@ -22,7 +22,8 @@ from service.domain.jobs import Reason, Status
 from service.domain.queue import PendingJob, ResourceRequest, list_worker_resources, plan_queue
 from service.domain.waiting_message import format_waiting_message
 from service.errors import Invalid
-from service.store.job_submission import Idempotency, JobSubmission, body_hash
+from service.store.idempotency import Idempotency, body_hash
+from service.store.job_submission import JobSubmission
 from service.store.models import JobRow
 from service.store.repository import JobFilter
 from service.store.stored_spec import resource_request

@@ -11,7 +11,8 @@ from service.api.deps import NO_QUERY, WRITES_ROWS, JobDep, JobId, RepositoryDep
 from service.api.override_schemas import OverrideList, OverrideRequest, OverrideView
 from service.api.problems import describe_problems
 from service.api.views import override_view
-from service.store.job_submission import Idempotency, JobSubmission, RequestedOverride, body_hash
+from service.store.idempotency import Idempotency, body_hash
+from service.store.job_submission import JobSubmission, RequestedOverride
 
 router = APIRouter(prefix="/jobs/{job_id}/overrides", tags=["overrides"], dependencies=[NO_QUERY])
 OverrideId = Annotated[

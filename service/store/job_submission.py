@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +18,9 @@ from service.domain.override_status import OverrideStatus
 from service.errors import Conflict, Invalid, NotFound
 from service.store.database import Database
 from service.store.events import append_event
+from service.store.idempotency import Idempotency, find_replay, store_key
 from service.store.job_lifecycle import CheckJob, lock_job, raise_versions, refuse_ended
-from service.store.models import IdempotencyRow, JobRow, OverrideRow
+from service.store.models import JobRow, OverrideRow
 from service.store.override_changes import (
     load_override_statuses,
     override_data,
@@ -40,15 +39,6 @@ _MAX_TASK_IN_NAME = 56
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idempotency:
-    """Idempotency key of a client, with its request."""
-
-    key: str
-    scope: str
-    body_hash: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedOverride:
     """A requested override, checked for form only."""
 
@@ -58,13 +48,6 @@ class RequestedOverride:
     apply_at: str | int
     until: int | None
     reason: str
-
-
-def body_hash(body: Any) -> str:
-    """Return a digest that is equal for equivalent request bodies."""
-    return hashlib.sha256(
-        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
 
 
 class JobSubmission:
@@ -91,14 +74,14 @@ class JobSubmission:
     def _submit(self, spec: JobSpec, idempotency: Idempotency | None) -> tuple[JobRow, bool]:
         now = self._clock()
         with self._database.write() as session:
-            known = _find_replay(session, idempotency)
+            known = find_replay(session, idempotency)
             if known is not None:
                 return session.get_one(JobRow, known), True
             job = _new_job(spec, now)
             session.add(job)
             session.flush()
             append_event(session, job, "status", data=status_data(job), now=now)
-            _store_key(session, idempotency, job.id, now=now)
+            store_key(session, idempotency, job.id, now=now)
             return job, False
 
     def add_override(
@@ -120,7 +103,7 @@ class JobSubmission:
         now = self._clock()
         with self._database.write() as session:
             job = lock_job(session, job_id)
-            known = _find_replay(session, idempotency)
+            known = find_replay(session, idempotency)
             if known is not None:
                 return session.get_one(OverrideRow, known), True
             check(job)
@@ -133,7 +116,7 @@ class JobSubmission:
             session.flush()
             status = load_override_statuses(session, job)[row.id][1]
             append_event(session, job, "override", data=override_data(row, status), now=now)
-            _store_key(session, idempotency, row.id, now=now)
+            store_key(session, idempotency, row.id, now=now)
             return row, False
 
     def cancel_override(self, job_id: str, override_id: str, check: CheckJob) -> OverrideRow:
@@ -172,39 +155,6 @@ def _cancel_with_superseded(
     ):
         row, old = found[new.id]
         store_override_status(session, job, row=row, old=old, new=new, now=now)
-
-
-def _find_replay(session: Session, idempotency: Idempotency | None) -> str | None:
-    """Return the id of what the key created before.
-
-    The key is stored in the transaction of what it created, so both become visible together.
-    """
-    if idempotency is None:
-        return None
-    row = session.get(IdempotencyRow, (idempotency.scope, idempotency.key))
-    if row is not None and row.body_hash != idempotency.body_hash:
-        raise Invalid(
-            f"Idempotency-Key {idempotency.key!r} was used with another body before; choose a"
-            " new key",
-            "header/idempotency-key",
-        )
-    return row.answer_id if row else None
-
-
-def _store_key(
-    session: Session, idempotency: Idempotency | None, answer_id: str, *, now: float
-) -> None:
-    if idempotency is None:
-        return
-    session.add(
-        IdempotencyRow(
-            scope=idempotency.scope,
-            key=idempotency.key,
-            body_hash=idempotency.body_hash,
-            answer_id=answer_id,
-            created_at=now,
-        )
-    )
 
 
 def _new_job(spec: JobSpec, now: float) -> JobRow:

@@ -82,7 +82,11 @@ def test_unknown_methods_create_no_new_series(client: TestClient) -> None:
 def test_a_statement_the_database_rejects_is_our_error_and_not_an_outage(
     client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Repository, "jobs", lambda it, _: it._all(text("SELECT nonsense")))
+    def send_nonsense(repository: Repository, _: object) -> None:
+        with repository.database.read() as session:
+            session.execute(text("SELECT nonsense"))
+
+    monkeypatch.setattr(Repository, "jobs", send_nonsense)
     answer = client.get("/api/v1/jobs")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
 

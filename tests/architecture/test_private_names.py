@@ -18,7 +18,6 @@ FOREIGN = {
 }
 """Private names of other libraries, each with its reason."""
 PRIVATE_LEFT = {
-    "tests.api.test_health": 1,
     "tests.distributed.test_collectives": 5,
     "tests.distributed.test_overlap": 1,
     "tests.distributed.test_s3_storage": 2,
@@ -28,7 +27,6 @@ PRIVATE_LEFT = {
     "tests.unit.accordion.test_compressors": 2,
     "tests.unit.accordion.test_host_waits": 1,
     "tests.unit.accordion_ray.test_train_context": 1,
-    "tests.unit.service.test_store": 1,
     "tests.unit.workers.test_memory": 3,
     "tests.unit.workers.test_process_damage": 1,
     "tests.unit.workers.test_ray_train_pool": 1,

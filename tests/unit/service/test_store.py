@@ -18,7 +18,8 @@ from sqlalchemy import MetaData, text
 from service.errors import StartError
 from service.store import job_submission
 from service.store.database import Database
-from service.store.job_submission import Idempotency, JobSubmission
+from service.store.idempotency import Idempotency, find_replay
+from service.store.job_submission import JobSubmission
 from service.store.leases import Lease, is_newest_token
 from service.store.migrations import alembic_config, current, head, upgrade
 from service.store.models import Base, JobRow
@@ -247,8 +248,9 @@ def test_a_key_that_another_writer_stores_meanwhile_is_answered_with_its_job(
     )
     first, _ = JobSubmission(database, lambda: 1.0).submit(spec, key)
     look = iter([lambda *_: None])
-    replayed = job_submission._find_replay
-    monkeypatch.setattr(job_submission, "_find_replay", lambda *given: next(look, replayed)(*given))
+    monkeypatch.setattr(
+        job_submission, "find_replay", lambda *given: next(look, find_replay)(*given)
+    )
     again, was_replayed = JobSubmission(database, lambda: 1.0).submit(spec, key)
     assert (again.id, was_replayed) == (first.id, True)
 
