@@ -49,15 +49,15 @@ venv: $(TEST_STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	  "$(PYTHON) is Python %d.%d and 3.11 is the oldest that works; run make PYTHON=python3.11" % sys.version_info[:2])'
-	@echo "installing Accordion, torch and Ray into $(VENV): 1.8 GB, 3 to 20 minutes"
+	@echo "installing Accordion, torch and Ray into $(VENV), which takes 3 to 20 minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt $(TORCH_ARGS) torch
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(TORCH_ARGS) torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service]'
 	@touch $@
 
 $(TEST_STAMP): $(STAMP)
 	@echo "installing what the tests need"
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[service,test]'
 	@touch $@
 
 demo: $(STAMP)

@@ -121,7 +121,7 @@ def _running_service(settings: Settings, out: Console, *, keep: bool) -> Iterato
         _wait_until_ready(known, None, home)
         yield known, True
         return
-    out.print(f"starting Ray, the api and the scheduler in {home.path} ...")
+    out.print(f"starting Ray, the API and the scheduler in {home.path} ...")
     port = _choose_port(settings)
     process = start_process(_up_program(settings, home, port, keep=keep))
     try:

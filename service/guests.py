@@ -128,7 +128,7 @@ class GuestRuns:
         )
 
     def _is_found(self, job: JobRow, drained: Drained) -> bool:
-        """Return whether a run that was lost gives a heartbeat."""
+        """Return whether a run that was lost sends heartbeats again."""
         silent_s = drained.silent_s
         is_alive = silent_s is not None and silent_s < self._limits.lost_s
         return is_alive and job.status == Status.LOST

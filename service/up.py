@@ -219,8 +219,8 @@ def _refuse_deaths(instance: LocalInstance, manager: ProcessManager) -> None:
         if deaths >= MAX_START_DEATHS:
             log = instance.home.logs / f"{name}.log"
             raise StartError(
-                f"{name} ended {deaths} times while starting; it said last:"
-                f" {last_log_line(log)}; all is in {log}"
+                f"{name} exited {deaths} times while starting; last output:"
+                f" {last_log_line(log)}; full log: {log}"
             )
 
 

@@ -243,10 +243,12 @@ def _batch_schedule(config: Config, decision: Decision | None) -> BatchSchedule 
 def _start_levels(config: Config, layers: list[str]) -> dict[str, Level]:
     """Return the levels that the policy chooses before the first report."""
     regimes: dict[str, Regime] = dict.fromkeys(layers, "critical")
-    rungs = {level.name: level for level in config.ladder()}
+    levels = {level.name: level for level in config.ladder()}
     options = check_policy(config.policy, config.policy_options)
     picked = POLICIES[config.policy].initial_levels(regimes, 0, options)
-    return {layer: rungs.get(name, Level(name=name, method=name)) for layer, name in picked.items()}
+    return {
+        layer: levels.get(name, Level(name=name, method=name)) for layer, name in picked.items()
+    }
 
 
 def _layer_schedule(layer: LayerInfo, decision: Decision | None, *, start: Level) -> LayerSchedule:

@@ -163,7 +163,7 @@ def format_workers(job: JobView) -> str:
     if job.kind == Kind.GUEST:
         return f"{job.world_size} train now; a guest run, started and stopped by its own script"
     allowed = f"{job.min_workers} to {job.max_workers} allowed"
-    return f"{job.world_size} train now, {job.workers} wanted, {allowed}"
+    return f"{job.world_size} train now, {job.workers} allocated, {allowed}"
 
 
 def format_ray_run(run: RayRunView) -> str:
@@ -209,7 +209,7 @@ def format_worker_event(data: Mapping[str, Any]) -> str:
         case "resizing":
             return f"at the next step {data['message']}"
         case "granted":
-            return f"{data['old']} → {data['new']} workers wanted: {data['message']}"
+            return f"{data['old']} → {data['new']} workers allocated: {data['message']}"
         case "allowed":
             return f"{data['min']} to {data['max']} workers allowed"
     return f"workers ended: {data['message']}"

@@ -112,9 +112,9 @@ _DESCRIBE_BY_TYPE: Mapping[str, Callable[[WatchState, Mapping[str, Any]], str]] 
 
 def _describe_workers(state: WatchState) -> str:
     """Describe the number of training workers, and the allocated number if it differs."""
-    wanted = f" of {state.workers}" if state.workers not in {0, state.world_size} else ""
+    allocated = f" of {state.workers}" if state.workers not in {0, state.world_size} else ""
     return (
-        f"{state.world_size}{wanted}"
+        f"{state.world_size}{allocated}"
         f" worker{'' if (state.workers or state.world_size) == 1 else 's'}"
     )
 

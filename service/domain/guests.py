@@ -81,7 +81,7 @@ def _describe_loss(limits: SilenceLimits) -> str:
 def _describe_close(limits: SilenceLimits) -> str:
     return (
         f"no heartbeat for {limits.closed_s:g} s (ACCORDION_GUEST_CLOSED_S), so it counts as "
-        "failed; a script that still runs trains on and is not followed any more"
+        "failed; if its script still runs, training continues but is no longer shown"
     )
 
 

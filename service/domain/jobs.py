@@ -27,9 +27,9 @@ class Status(StrEnum):
     - `STARTING`: capacity is reserved, and the workers start.
     - `RUNNING`: the workers train.
     - `RESIZING`: the workers stop at a step boundary, to continue with another number of workers.
-    - `RECOVERING`: the workers were lost; new ones continue from the newest checkpoint.
-    - `PAUSING`: the workers save a checkpoint, to be paused or queued after that.
-    - `PAUSED`: has a checkpoint and no workers, until a user resumes it.
+    - `RECOVERING`: a worker group failed or was lost; another continues from the newest checkpoint.
+    - `PAUSING`: the workers save a checkpoint; then the job is paused, or queued if it was resumed.
+    - `PAUSED`: has no workers; once resumed, continues from its newest checkpoint if it has one.
     - `STOPPING`: cancelled; the workers save a checkpoint and stop.
     - `LOST`: a guest run without a heartbeat for a while; RUNNING again with the next one.
     - `SUCCEEDED`, `FAILED`, `CANCELLED`: ended.

@@ -20,7 +20,7 @@ class OverrideTraits:
 
     tone: Tone
     is_live: bool = False
-    """Whether the override applies or may still apply; until then it can be cancelled."""
+    """Whether the override applies or may still apply. Only such an override can be cancelled."""
 
 
 OVERRIDE_TABLE: Mapping[OverrideState, OverrideTraits] = {

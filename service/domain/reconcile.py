@@ -62,7 +62,7 @@ def next_action(
 
 def _without_supervisor(seen: ObservedJob, now: float) -> Action:
     if seen.status is Status.STARTING:
-        return _mark_timed_out(seen) if _is_over(seen, now) else StartAttempt()
+        return _lost_by_timeout(seen) if _is_over(seen, now) else StartAttempt()
     if not seen.is_missing:
         return Wait()
     if seen.status is Status.STOPPING:
@@ -82,10 +82,10 @@ def _with_supervisor(seen: ObservedJob, supervisor: ObservedSupervisor, now: flo
         return Follow()
     if seen.status in LEAVING:
         return Remove("it did not stop in time")
-    return _mark_timed_out(seen) if seen.status is Status.STARTING else Follow()
+    return _lost_by_timeout(seen) if seen.status is Status.STARTING else Follow()
 
 
-def _mark_timed_out(seen: ObservedJob) -> MarkLost:
+def _lost_by_timeout(seen: ObservedJob) -> MarkLost:
     message = f"attempt {seen.attempt} did not begin to train in time"
     return MarkLost(reason=Reason.START_TIMED_OUT, message=message)
 

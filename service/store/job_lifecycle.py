@@ -118,7 +118,7 @@ class JobLifecycle:
                     session, job, Status.QUEUED, reason=Reason.RESUMED, message=message, now=now
                 )
                 return
-            message = "resumed while saving a checkpoint; continues from it when it is saved"
+            message = "resumed while saving a checkpoint; returns to the queue when it is saved"
             change_status(
                 session, job, Status.PAUSING, reason=Reason.RESUMED, message=message, now=now
             )

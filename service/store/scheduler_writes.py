@@ -215,7 +215,7 @@ class SchedulerWrites:
         return self._write_if_unchanged(seen, token, change)
 
     def mark_guest_lost(self, seen: JobRow, token: int, *, message: str, left_s: float) -> bool:
-        """Set a guest run to LOST; unless it gives a heartbeat, it is closed after `left_s`
+        """Set a guest run to LOST; unless a heartbeat arrives, it is closed after `left_s`
         seconds.
         """
         now = self._clock()

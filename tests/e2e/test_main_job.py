@@ -1,8 +1,12 @@
-"""The main job over REST on real Ray: digits-watch.yaml, watched, overridden and scraped."""
+"""The main job over REST on real Ray: digits-watch.yaml, watched, overridden, scraped, and with its
+Accordion actor killed.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,15 @@ def overridden(up: Up, calm: str) -> str:
     return _finished(up, job.id)
 
 
+@pytest.fixture(scope="module")
+def restarted_actor(up: Up, overridden: str) -> str:
+    """Id of the job when the Accordion actor's process is killed in epoch 4."""
+    job = up.client.submit(_paced(0.02))
+    wait_for(lambda: len(up.client.epochs(job.id).items) >= 4)
+    os.kill(_actor_pid(up), signal.SIGKILL)
+    return _finished(up, job.id)
+
+
 def _paced(min_step_s: float) -> dict[str, Any]:
     """Spec of the job with a minimum time per step; the mathematics stays the same."""
     return {**SPEC, "task": {**SPEC["task"], "options": {"hidden": 512, "min_step_s": min_step_s}}}
@@ -57,6 +70,24 @@ def _finished(up: Up, job_id: str) -> str:
 
 def _state(up: Up, job_id: str) -> str:
     return up.client.overrides(job_id).items[0].state
+
+
+def _actor_pid(up: Up) -> int:
+    """Return the process of that name under this home's Ray head."""
+    found = [path for path in Path("/proc").glob("[0-9]*") if _is_actor(path, up)]
+    assert len(found) == 1, found
+    return int(found[0].name)
+
+
+def _is_actor(path: Path, up: Up) -> bool:
+    try:
+        name = (path / "cmdline").read_bytes()
+        return (
+            name.startswith(b"ray::AccordionActor")
+            and f"{up.home}/".encode() in (path / "environ").read_bytes()
+        )
+    except OSError:
+        return False
 
 
 def _levels(up: Up, job_id: str) -> list[str]:
@@ -95,8 +126,17 @@ def test_the_epochs_show_the_level_of_an_override_until_it_is_cancelled(
     assert up.client.overrides(overridden).items[0].state == "EXPIRED"
 
 
+def test_killing_the_accordion_actor_changes_no_decision(
+    up: Up, calm: str, restarted_actor: str
+) -> None:
+    assert _levels(up, restarted_actor) == _levels(up, calm)
+    epochs, undisturbed = (up.client.epochs(job_id).items for job_id in (restarted_actor, calm))
+    assert [epoch.epoch for epoch in epochs] == list(range(40))
+    assert [epoch.loss for epoch in epochs] == [epoch.loss for epoch in undisturbed]
+
+
 def test_every_panel_finds_numbers_while_a_real_job_trains(
-    up: Up, overridden: str, require
+    up: Up, restarted_actor: str, require
 ) -> None:
     # it still runs when Prometheus has seen it for as long as it may take.
     job = up.client.submit(

@@ -78,6 +78,13 @@ def test_a_task_that_raises_ends_the_job_with_its_sentence(start: Start) -> None
     wait_for(lambda: life.drain() and {"Traceback", "synthetic.py"} <= traceback_words(life))
 
 
+def test_a_loss_that_stays_not_finite_ends_the_job_at_once(start: Start) -> None:
+    life = start(broken(nan_at_step=2))
+    end = life.end()
+    assert (end.status, end.reason) == ("FAILED", "LOSS_NOT_FINITE")
+    assert causes(life) == ["job"]
+
+
 @pytest.fixture(scope="module")
 def cancelled(
     backend: RayBackend, tmp_path_factory: pytest.TempPathFactory

@@ -92,12 +92,12 @@ class Supervisor:
         source = LogSource(job_id=self._launch.job_id, attempt=self._launch.attempt, rank=None)
         with ship_logs(source, self._client):
             self._watcher.start()
-            while not self._finish_attempt():
+            while not self._try_attempt():
                 self._pause(TRY_AGAIN_S)
             self._watcher.close()
         self._state = ("ended", "the attempt is over")
 
-    def _finish_attempt(self) -> bool:
+    def _try_attempt(self) -> bool:
         """Run the rest of the attempt; return False if that must be retried."""
         try:
             if read_end(self._storage, retried_attempt=self._launch.retried_attempt) is None:

@@ -234,8 +234,8 @@ def _log_skipped(state: TrainState) -> None:
         seconds = state.phases.clock.elapsed() - state.save_status.began_s
         state.context.link.log(
             f"warning: the checkpoint that was due after step {state.session.steps} is skipped:"
-            f" {state.save_status.pending.name} has been written to {_open_storage(state)} for"
-            f" {seconds:.0f} s; training continues, and the newest that can be resumed from is"
+            f" {state.save_status.pending.name} is still being written to {_open_storage(state)}"
+            f" after {seconds:.0f} s; training continues, and the newest checkpoint is"
             f" {_newest_name(state)}"
         )
 

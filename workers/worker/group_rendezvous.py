@@ -77,7 +77,7 @@ class GroupStore:
                 f"{connected} connections to the store of a group of {world_size}: an unknown"
                 " process is connected; the group is formed again"
             )
-        self._store.set(_CLOSED_KEY, _prove_secret(self._secret, _CLOSED_KEY))
+        self._store.set(_CLOSED_KEY, _sign_key(self._secret, _CLOSED_KEY))
         return PrefixStore(self._secret, self._store)
 
 
@@ -93,7 +93,7 @@ def join_store(address: Address, rank: int, timeout: timedelta) -> Store:
     """
     host, port, secret = address
     store = TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
-    store.set(_member_key(rank), _prove_secret(secret, _member_key(rank)))
+    store.set(_member_key(rank), _sign_key(secret, _member_key(rank)))
     store.wait([_CLOSED_KEY], timeout)
     _check_proof(store, secret, _CLOSED_KEY)
     return PrefixStore(secret, store)
@@ -103,12 +103,12 @@ def _member_key(rank: int) -> str:
     return f"member/{rank}"
 
 
-def _prove_secret(secret: str, key: str) -> str:
+def _sign_key(secret: str, key: str) -> str:
     return hmac.new(secret.encode(), key.encode(), hashlib.sha256).hexdigest()
 
 
 def _check_proof(store: Store, secret: str, key: str) -> None:
-    if not hmac.compare_digest(store.get(key), _prove_secret(secret, key).encode()):
+    if not hmac.compare_digest(store.get(key), _sign_key(secret, key).encode()):
         raise dist.DistStoreError(
             f"the writer of {key!r} in the group's store does not know its secret"
         )
@@ -140,10 +140,10 @@ def _close_port(listener: socket.socket) -> None:
 def _num_connections(port: int) -> int | None:
     """Count the connections to a local port; None if the system does not report them."""
     tables = [path for name in ("tcp", "tcp6") if (path := Path(f"/proc/self/net/{name}")).exists()]
-    return sum(_match_connections(tables, port)) if tables else None
+    return sum(_are_established(tables, port)) if tables else None
 
 
-def _match_connections(tables: list[Path], port: int) -> Iterator[bool]:
+def _are_established(tables: list[Path], port: int) -> Iterator[bool]:
     for table in tables:
         for line in table.read_text().splitlines()[1:]:
             _, local, _, state = line.split()[:4]

@@ -38,7 +38,7 @@ def test_resize_gives_a_running_job_other_workers(
             if getattr(event, "data", {}).get("previous_world_size") == 2:
                 break
     shown = accordion("show", running).out
-    assert "3 train now, 3 wanted, 1 to 3 allowed" in shown
+    assert "3 train now, 3 allocated, 1 to 3 allowed" in shown
     assert "1 resize (ordered 1), 0 steps rolled back, 0.8 s lost" in shown
 
 
@@ -68,7 +68,7 @@ def test_watching_tells_of_workers_that_come_and_go(accordion: Accordion, runnin
     accordion("cancel", running)
     told = accordion("watch", running).out
     assert "1 to 3 workers allowed" in told
-    assert "2 → 3 workers wanted: there is free capacity and no job waits for it" in told
+    assert "2 → 3 workers allocated: there is free capacity and no job waits for it" in told
     assert "RESIZING: the group changes from 2 to 3 workers: as requested" in told
     assert "2 → 3 workers: ordered, 0 steps rolled back, 0.8 s lost" in told
 

@@ -39,12 +39,22 @@ def reachable(start: Status) -> set[Status]:
 
 
 def assigns_status(path: Path) -> bool:
-    """Whether a module assigns the attribute `status` of something other than `self`."""
+    """Whether a module assigns the attribute `status` of something other than `self`, or sets that
+    column in an `update` statement.
+    """
     return any(
-        isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and node.attr == "status"
-        and ast.unparse(node.value) != "self"
+        (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and node.attr == "status"
+            and ast.unparse(node.value) != "self"
+        )
+        or (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "values"
+            and any(keyword.arg == "status" for keyword in node.keywords)
+        )
         for node in ast.walk(ast.parse(path.read_text()))
     )
 
