@@ -96,7 +96,7 @@ def test_a_storage_that_hangs_costs_checkpoints_and_the_job_waits_at_its_end(job
     )
     assert link.outcome == "completed"
     assert (
-        "due after step 2 is skipped: g000000000001-e000000-s0000000002 has been on its way"
+        "due after step 2 is skipped: g000000000001-e000000-s0000000002 is still being written to"
         in link.lines[0]
     )
     assert "while saving checkpoint" in link.lines[-1]
