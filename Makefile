@@ -28,7 +28,9 @@ CRASHES := build/crashes
 PYTEST := ACCORDION_CRASHES=$(CRASHES) $(BIN)/python -m pytest
 SHOW_CRASHES = grep -lr 'Fatal Python error' $(CRASHES) 2>/dev/null | xargs -r tail -n +1
 # After pytest ended with another status than that of failed tests: nobody knows which tests passed, so none counts as passed.
-CRASHED = status=$$?; $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "pytest ended with status $$status"; exit $$status; };
+CRASHED = $(SHOW_CRASHES); [ $$status -le 1 ] || { rm -rf .pytest_cache; echo "pytest ended with status $$status"; exit $$status; };
+# With --last-failed, pytest selects no test in a part where none failed, and ends with status 5.
+NONE_FAILED = [ "$$status" = "$(if $(findstring --last-failed,$(PYTEST_ARGS)),5)" ]
 
 .PHONY: help venv demo test test-elastic test-gpu lint format openapi bench-library bench-recovery
 
@@ -66,13 +68,15 @@ demo: $(STAMP)
 test: lint
 	@rm -rf $(CRASHES); failed=; \
 	for part in "parallel $(IN_PROCESSES) $(TEST_PROCESSES)" "live $(IN_PROCESSES) $(LIVE_PROCESSES)" serial; do \
-	  $(PYTEST) --part $$part $(PYTEST_ARGS) || { $(CRASHED) failed="$$failed $${part%% *}"; }; \
+	  $(PYTEST) --part $$part $(PYTEST_ARGS) || \
+	    { status=$$?; $(NONE_FAILED) || { $(CRASHED) failed="$$failed $${part%% *}"; }; }; \
 	done; \
 	[ -z "$$failed" ] || { $(PYTEST) --cache-show cache/lastfailed; echo "tests failed in:$$failed"; exit 1; }
 
 test-elastic: $(TEST_STAMP)
 	@rm -rf $(CRASHES)
-	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) $(LIVE_PROCESSES) tests/elastic $(ELASTIC_ARGS) $(PYTEST_ARGS) || { $(CRASHED) exit 1; }
+	@ACCORDION_TEST_ENGINE=$(ENGINE) $(PYTEST) --part elastic $(IN_PROCESSES) $(LIVE_PROCESSES) tests/elastic $(ELASTIC_ARGS) $(PYTEST_ARGS) || \
+	  { status=$$?; $(NONE_FAILED) || { $(CRASHED) exit 1; }; }
 
 test-gpu: $(TEST_STAMP)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "there is no GPU: nothing is tested")'
