@@ -85,7 +85,7 @@ class Hook:
             id(parameter): name for name, parameter in named_layers(module.module).items()
         }
         self._reduced = reduced_layers(module)
-        self._module = weakref.ref(module)  # DDP holds the hook
+        self._module = weakref.ref(module)
         self._handed_over: set[str] = set()
         self._signals: Tensor | None = None
         """Signals of the step whose gradients were exchanged; None before the exchange."""
@@ -93,14 +93,15 @@ class Hook:
         """Seconds for which training waited for exchanges, encoding included; on GPUs, only the
         host's time.
         """
+        on_bucket = _forward_to(weakref.ref(self))
         try:
-            module.register_comm_hook(None, self._on_bucket)
+            module.register_comm_hook(None, on_bucket)
         except RuntimeError as error:
             raise HookError(
                 f"DDP refused the hook ({error}); a module takes one hook, attach() to a new DDP"
             ) from error
         if fix_buckets(module):
-            module.register_comm_hook(None, self._on_bucket)  # rebuilding removed it
+            module.register_comm_hook(None, on_bucket)  # rebuilding removed it
         # Only DDP's Python reducer needs this list, and attach() refuses it. Copies of the module
         # would hold the hook through it.
         getattr(module, "_comm_hooks", []).clear()
@@ -155,7 +156,12 @@ class Hook:
             if not count and (parameter.grad is None or not module.gradient_as_bucket_view)
         ]
 
-    def _on_bucket(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002
+    def exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Exchange a bucket of gradients; return the future of its averages.
+
+        Raises:
+            HookError: the step's gradients were exchanged already.
+        """
         self._check_call()
         if bucket.index() == 0:
             self._engine.loss_scale = self._loss_scale()
@@ -214,6 +220,25 @@ class Hook:
             Layer(name=name, gradient=gradient)
             for name, gradient in zip(names, gradients, strict=True)
         ]
+
+
+def _forward_to(hook: "weakref.ref[Hook]") -> Callable[..., torch.futures.Future[Tensor]]:
+    """Return the function that DDP calls with each bucket.
+
+    DDP keeps it in C++, where Python's garbage collector sees no references: if it referred to the
+    hook, a model that the session's owner also holds would never be freed.
+    """
+
+    def on_bucket(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG001
+        followed = hook()
+        if followed is None:
+            raise HookError(
+                "the session of this module is gone, so its gradients cannot be exchanged; keep"
+                " what attach() returned for as long as the module is trained"
+            )
+        return followed.exchange_bucket(bucket)
+
+    return on_bucket
 
 
 def decided_layers(module: torch.nn.Module) -> tuple[LayerInfo, ...]:

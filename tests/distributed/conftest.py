@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,6 +40,13 @@ def _in_group(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # Threads of a group that garbage refers to look for work 100 times a second.
+        gc.collect()
+
+
+def _prepare_process() -> None:
+    end_with_parent()
+    gc.freeze()  # torch's own objects, through which each later collection would go
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +57,7 @@ def run_group() -> Iterator[RunGroup]:
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(
-            MOST_PROCESSES, mp_context=context, initializer=end_with_parent
+            MOST_PROCESSES, mp_context=context, initializer=_prepare_process
         ) as pool,
         tempfile.TemporaryDirectory() as folder,
     ):

@@ -121,17 +121,20 @@ def _all_end(threads, patience=200):
     return False
 
 
-def _dropped(rank):
+def _dropped(rank, in_a_cycle):
     before = _threads()
     worker = trial(rank, WAYS["as usual"], "powersgd")
     worker.step(0)
     own = _threads() - before
+    if in_a_cycle:  # as of a trainer that holds both and decides for the session
+        worker.session.trainer = worker
     del worker
     return len(own), _all_end(own)
 
 
-def test_the_thread_ends_when_the_module_and_the_session_are_dropped(run_group):
-    assert run_group(2, _dropped) == [(1, True)] * 2
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_the_thread_ends_when_the_module_and_the_session_are_dropped(run_group, in_a_cycle):
+    assert run_group(2, _dropped, in_a_cycle) == [(1, True)] * 2
 
 
 def _after_a_failure(rank):

@@ -327,8 +327,7 @@ def test_a_journal_that_cannot_be_written_does_not_end_training(
 
 
 def test_the_end_is_saved_before_it_is_sent(trained: Trained, monkeypatch) -> None:
-    trained.steps(1)
-    until(lambda: trained.cluster.call("guests"))
+    until(functools.partial(held, trained, Started))
     at_flush: list[tuple[bool, bool]] = []
     monkeypatch.setattr(
         RecordSender,

@@ -7,13 +7,17 @@ when the next group already trains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.unit.workers.faulty import FAULTS, Fault, Group
 from tests.unit.workers.faulty_paths import make_paths_faulty
@@ -30,7 +34,7 @@ DIRECTORY_CALLS = 18
 """Calls of an undisturbed group whose checkpoints are in a directory, at least."""
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def process_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
@@ -46,6 +50,26 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 def test_every_call_of_a_group_that_nothing_disturbs_is_among_those_that_go_wrong(job: Job) -> None:
     assert 0 < job.disturb("error", -1).calls <= CALLS
+
+
+def test_a_group_that_has_ended_leaves_no_model_and_no_thread(job: Job) -> None:
+    def left() -> int:
+        gc.collect()
+        threads = [one for one in threading.enumerate() if one.name == "accordion-exchange"]
+        models = [found for found in gc.get_objects() if isinstance(found, DistributedDataParallel)]
+        return len(threads) + len(models)
+
+    before = left()
+    job.run(Group(at=-1, fault="error"))
+    assert _comes_true(lambda: left() == before)
+
+
+def _comes_true(condition: Callable[[], bool], patience: int = 500) -> bool:
+    for _ in range(patience):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
 
 
 @pytest.mark.parametrize("fault", FAULTS)
