@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 # How many run those with Ray or a browser, which wait half of their time.
 LIVE_PROCESSES ?= 3
-IN_PROCESSES = --dist loadfile -n
+IN_PROCESSES = --dist loadfile --no-loadscope-reorder -n
 # Engine of the jobs of test-elastic, `ray-train` or `actors`; empty for the product's default.
 ENGINE ?=
 # Which of the tests of test-elastic are run, such as ELASTIC_ARGS='-m both_engines'.

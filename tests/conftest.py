@@ -55,6 +55,21 @@ those that measure the machine: no other test runs beside them.
 """
 FOLDERS_OF_PART = {"live": LIVE_FOLDERS, "serial": SERIAL_FOLDERS, "elastic": {"elastic"}}
 """Folders that hold all tests of the part; the other folders are not even collected for it."""
+LONGEST_FILES = (
+    "test_up_and_demo",
+    "test_main_job",
+    "test_own_code",
+    "test_faults",
+    "test_nodes",
+    "test_checkpoint_faults",
+    "test_frameworks",
+    "test_torchrun",
+    "test_composition",
+    "test_loop_math",
+)
+"""Files that take longest. They run first, so that no process works on one when the others have
+ended.
+"""
 RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -203,11 +218,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the other parts."""
+    """Leave out the tests of the other parts, and put the longest files first."""
     part = config.getoption("part")
-    if part is not None:
-        config.hook.pytest_deselected(items=[item for item in items if part_of(item) != part])
-        items[:] = [item for item in items if part_of(item) == part]
+    if part is None:
+        return
+    config.hook.pytest_deselected(items=[item for item in items if part_of(item) != part])
+    rank = {name: number for number, name in enumerate(LONGEST_FILES)}
+    items[:] = sorted(
+        (item for item in items if part_of(item) == part),
+        key=lambda item: rank.get(item.path.stem, len(rank)),
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -244,7 +244,6 @@ class Worker:
         if assignment.rank != 0:
             self._control = self._control.for_next_group()
         device = select_device(self._launch.spec.workers)
-        rank_and_size = (assignment.rank, assignment.world_size)
         source = LogSource(
             job_id=self._launch.job_id, attempt=self._launch.attempt, rank=assignment.rank
         )
@@ -253,7 +252,8 @@ class Worker:
             _connect_link(self._launch, assignment, self._shipper) as link,
             process_group(
                 self._join_store(assignment),
-                rank_and_size,
+                rank=assignment.rank,
+                world_size=assignment.world_size,
                 device=device,
                 host=self.locate().host,
                 timeout=timedelta(seconds=assignment.peer_timeout_s),

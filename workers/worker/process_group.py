@@ -30,22 +30,21 @@ def select_device(workers: WorkersSpec) -> str:
 @contextmanager
 def process_group(
     store: Store,
-    place: tuple[int, int],
     *,
+    rank: int,
+    world_size: int,
     device: str,
     host: str,
     timeout: timedelta = PEER_TIMEOUT,
 ) -> Iterator[None]:
     """Join a process group of all workers for the block: NCCL for GPUs, gloo for CPUs.
 
-    `place` is rank and world size, `host` this machine's address in the cluster, `timeout` that of
-    a collective.
+    `host` is this machine's address in the cluster, `timeout` that of a collective.
 
     Raises:
         RuntimeError: not all workers joined in time.
     """
     _listen_on(host)
-    rank, world_size = place
     backend = "nccl" if device.startswith("cuda") else "gloo"
     try:
         dist.init_process_group(
