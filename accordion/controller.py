@@ -360,7 +360,7 @@ def _parse_state(state: Mapping[str, Any]) -> _Saved:
         return _Saved(
             number=int(state["number"]),
             detector=DetectorState(**state["detector"]),
-            batch=_batch(state["batch"]) if "batch" in state else init_batch(),
+            batch=_parse_batch_state(state["batch"]) if "batch" in state else init_batch(),
             policy=state["policy"]["name"] if "policy" in state else None,
             policy_state=dict(state["policy"]["state"]) if "policy" in state else {},
             overrides=tuple(_parse_override(item["override"]) for item in state["overrides"]),
@@ -375,7 +375,7 @@ def _parse_state(state: Mapping[str, Any]) -> _Saved:
         ) from error
 
 
-def _batch(data: Mapping[str, Any]) -> BatchState:
+def _parse_batch_state(data: Mapping[str, Any]) -> BatchState:
     return BatchState(**{**data, "detector": DetectorState(**data["detector"])})
 
 

@@ -55,7 +55,7 @@ def gradients_of(
             fill the buffer.
     """
     gradients = [
-        _gradient(buffer, part, parameter)
+        _cut_gradient(buffer, part, parameter)
         for part, parameter in zip(parts, parameters, strict=True)
     ]
     covered = sum(gradient.numel() for gradient in gradients)
@@ -81,7 +81,7 @@ def as_real(tensor: Tensor) -> Tensor:
     return pairs.flatten(-2) if tensor.dim() and tensor.is_contiguous() else pairs
 
 
-def _gradient(buffer: Tensor, part: Tensor, parameter: Tensor) -> Tensor:
+def _cut_gradient(buffer: Tensor, part: Tensor, parameter: Tensor) -> Tensor:
     if parameter.is_complex():
         start = part.storage_offset() - buffer.storage_offset()
         whole = torch.view_as_complex(buffer.view(-1, 2))

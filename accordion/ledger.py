@@ -66,8 +66,8 @@ class Ledger:
         for index, layer in enumerate(layers):
             _add_bytes(
                 self.by_layer[layer],
-                _share(sent, index, len(layers)),
-                _share(wire, index, len(layers)),
+                _equal_share(sent, index, len(layers)),
+                _equal_share(wire, index, len(layers)),
             )
 
     def count_dense(self, layer: str, gradient: Tensor) -> None:
@@ -126,7 +126,7 @@ def _add_bytes(count: ByteCount, payload: int, wire: int) -> None:
     count.wire += wire
 
 
-def _share(total: int, index: int, parts: int) -> int:
+def _equal_share(total: int, index: int, parts: int) -> int:
     """Return one of equal shares; the first one includes the remainder."""
     share, rest = divmod(total, parts)
     return share + rest if index == 0 else share

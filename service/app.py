@@ -51,7 +51,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     Raises:
         SettingsError: the service would be reachable from other machines without a token.
     """
-    access, state = access_of(settings), _state(settings, clock)
+    access, state = access_of(settings), _build_state(settings, clock)
     app: FastAPI = FastAPIOffline(
         title="Accordion",
         version="1",
@@ -78,7 +78,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     return app
 
 
-def _state(settings: Settings, clock: Clock) -> AppState:
+def _build_state(settings: Settings, clock: Clock) -> AppState:
     upgrade(settings.database)
     database, draining = Database(settings.database), threading.Event()
     repository = Repository(database)
@@ -100,7 +100,7 @@ def serve_api(settings: Settings) -> None:
     Raises:
         SettingsError: the port is taken, or a setting is wrong.
     """
-    listener = _listen(settings.host, settings.port)
+    listener = _open_socket(settings.host, settings.port)
     configure_logs(settings.log_level, "api")
     app = create_app(settings)
     limits = ConnectionLimits(connections=raise_file_limit(settings.max_connections))
@@ -134,7 +134,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _open_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only if the protocol is named; without it each response waits 40 ms
     # for an ACK.

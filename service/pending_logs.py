@@ -23,7 +23,7 @@ class PendingLogs:
         """Keep drained output, together with the output kept before."""
         kept = self.get(job_id)
         lines = (*kept.logs, *drained.logs)
-        newest = _newest(lines)
+        newest = _keep_newest(lines)
         dropped = kept.logs_dropped + drained.logs_dropped + len(lines) - len(newest)
         self._by_job[job_id] = drained.model_copy(update={"logs": newest, "logs_dropped": dropped})
         return self._by_job[job_id]
@@ -41,7 +41,7 @@ class PendingLogs:
         self._by_job = {job_id: kept for job_id, kept in self._by_job.items() if job_id in job_ids}
 
 
-def _newest(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:
+def _keep_newest(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:
     """Return as many of the last lines as fit into `MAX_PENDING_BYTES` of JSON."""
     sizes = accumulate(len(line.model_dump_json()) for line in reversed(lines))
     count = sum(size <= MAX_PENDING_BYTES for size in sizes)

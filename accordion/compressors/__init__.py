@@ -200,7 +200,7 @@ def ladder_of(
         ConfigError: an unknown method or option, a value out of range, or a light level that
             compresses harder.
     """
-    row = _compressor(method)
+    row = _find_compressor(method)
     light = level_of(
         method, {**row.low, **_check_mapping(low, f"{method} level 'low'")}, name="low"
     )
@@ -234,11 +234,11 @@ def level_of(method: str, options: Mapping[str, OptionValue], *, name: str) -> L
     Raises:
         ConfigError: an unknown method or option, or a value out of range.
     """
-    checked = check_options(options, _compressor(method).options, f"{method} level {name!r}")
+    checked = check_options(options, _find_compressor(method).options, f"{method} level {name!r}")
     return Level(name=name, method=method, options=checked)
 
 
-def _compressor(method: str) -> Compressor:
+def _find_compressor(method: str) -> Compressor:
     if method not in COMPRESSORS:
         raise ConfigError(
             f"unknown compression method {method!r}; known are {', '.join(COMPRESSORS)}"

@@ -79,11 +79,11 @@ class _Bins:
         """
         width = self.per_layer * self.size
         if 2 * width <= entries:
-            for layers in _slices(self.layers, entries // max(1, width)):
+            for layers in _cut_into_slices(self.layers, entries // max(1, width)):
                 yield layers, slice(0, self.values), slice(0, self.per_layer)
             return
         for layer in range(self.layers):
-            for places in _slices(self.per_layer, entries // self.size):
+            for places in _cut_into_slices(self.per_layer, entries // self.size):
                 values = slice(places.start * self.size, min(places.stop * self.size, self.values))
                 yield slice(layer, layer + 1), values, places
 
@@ -106,7 +106,11 @@ class _Coder:
         for layers, values, places in blocks:
             g_KT, inner = self._cut_bins("h", owed_BL[layers, values])
             torch.abs(owed_BL[layers, values], out=inner)
-            torch.amax(_bits(g_KT), 1, out=_bits(largest_BK[layers, places].view(-1)))
+            torch.amax(
+                _view_as_integers(g_KT),
+                1,
+                out=_view_as_integers(largest_BK[layers, places].view(-1)),
+            )
         limit = torch.finfo(torch.float32).max
         scale_B = largest_BK.mean(1).clamp_(max=limit).to(torch.float32)
         room = 4 * bins.layers + bins.dtype.itemsize * bins.layers * bins.values
@@ -115,9 +119,9 @@ class _Coder:
         codes, sent = payload[4 * bins.layers :].view(bins.dtype), 0
         for layers, values, places in blocks:
             owed, gradient = owed_BL[layers, values], gradient_BL[layers, values]
-            i_S, empty_K = self._select(owed, gradient, largest_BK[layers, places].view(-1))
+            i_S, empty_K = self._select_entries(owed, gradient, largest_BK[layers, places].view(-1))
             scale = scale_B[layers].to(owed.dtype)
-            code_S = self._send_(owed, i_S, empty_K=empty_K, scale_B=scale)
+            code_S = self._take_codes_(owed, i_S, empty_K=empty_K, scale_B=scale)
             codes[sent : sent + code_S.numel()].copy_(code_S)
             sent += code_S.numel()
         return payload[: 4 * bins.layers + bins.dtype.itemsize * sent]
@@ -128,12 +132,14 @@ class _Coder:
         scale_B = payload[:cut].view(torch.float32).to(update_BL.dtype).mul_(weight)
         codes = payload[cut:].view(self.bins.dtype)
         bins_before = torch.full((1,), -1, dtype=torch.int64, device=payload.device)
-        for part in _slices(codes.numel(), self.entries // 4 + 1):
+        for part in _cut_into_slices(codes.numel(), self.entries // 4 + 1):
             bins_before = self._add_codes_(
                 update_BL, codes[part], scale_B=scale_B, bins_before=bins_before
             )
 
-    def _select(self, owed: Tensor, gradient: Tensor, largest_K: Tensor) -> tuple[Tensor, Tensor]:
+    def _select_entries(
+        self, owed: Tensor, gradient: Tensor, largest_K: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the indices of a block's selected entries, counted with padding, and empty bins.
 
         An empty bin contributes its first entry.
@@ -142,34 +148,40 @@ class _Coder:
         torch.add(owed, gradient, out=inner)
         h_KT.abs_()
         largest_K.masked_fill_(largest_K == 0, torch.inf)
-        bits_KT, least_K = _bits(h_KT), _bits(largest_K)
+        bits_KT, least_K = _view_as_integers(h_KT), _view_as_integers(largest_K)
         empty_K = (
-            torch.amax(bits_KT, 1, out=self._buffer("highest", h_KT.shape[0], bits_KT.dtype))
+            torch.amax(bits_KT, 1, out=self._take_buffer("highest", h_KT.shape[0], bits_KT.dtype))
             < least_K
         )
         # With an integer mask torch is four times as fast as with bools, and finds entries as fast.
         torch.ge(bits_KT, least_K[:, None], out=bits_KT)
         bits_KT[:, 0].masked_fill_(empty_K, 1)
-        room = self._buffer("i", self.entries, torch.int64).view(-1, 1).resize_(0, 1)
+        room = self._take_buffer("i", self.entries, torch.int64).view(-1, 1).resize_(0, 1)
         return torch.nonzero(bits_KT.view(-1), out=room).view(-1), empty_K
 
-    def _send_(self, owed: Tensor, i_S: Tensor, *, empty_K: Tensor, scale_B: Tensor) -> Tensor:
+    def _take_codes_(
+        self, owed: Tensor, i_S: Tensor, *, empty_K: Tensor, scale_B: Tensor
+    ) -> Tensor:
         """Return the codes of a block's selected entries, and subtract their values from `owed`."""
         size, count = self.bins.size, i_S.numel()
-        g_KT = self._padded(owed)
-        g_S = torch.index_select(g_KT.view(-1), 0, i_S, out=self._buffer("g", count, owed.dtype))
-        places, rows = _numbering(size, self.entries, owed.device)
-        row_S = torch.index_select(rows, 0, i_S, out=self._buffer("row", count, torch.int32))
-        code_S = torch.index_select(places, 0, i_S, out=self._buffer("code", count, torch.int32))
-        nothing_S = torch.eq(g_S, 0, out=self._buffer("nothing", count, torch.bool))
+        g_KT = self._pad_bins(owed)
+        g_S = torch.index_select(
+            g_KT.view(-1), 0, i_S, out=self._take_buffer("g", count, owed.dtype)
+        )
+        places, rows = _number_entries(size, self.entries, owed.device)
+        row_S = torch.index_select(rows, 0, i_S, out=self._take_buffer("row", count, torch.int32))
+        code_S = torch.index_select(
+            places, 0, i_S, out=self._take_buffer("code", count, torch.int32)
+        )
+        nothing_S = torch.eq(g_S, 0, out=self._take_buffer("nothing", count, torch.bool))
         if _is_needed(empty_K.device, empty_K.any):
             nothing_S.logical_or_(empty_K.index_select(0, row_S))
         sent_S = torch.copysign(
-            self._by_entry(scale_B, row_S), g_S, out=self._buffer("sent", count, owed.dtype)
+            self._by_entry(scale_B, row_S), g_S, out=self._take_buffer("sent", count, owed.dtype)
         )
         bits = _BITS[owed.dtype]
         negative_S = torch.bitwise_right_shift(
-            g_S.view(bits), 8 * bits.itemsize - 2, out=self._buffer("negative", count, bits)
+            g_S.view(bits), 8 * bits.itemsize - 2, out=self._take_buffer("negative", count, bits)
         )
         code_S.add_(negative_S.bitwise_and_(2))
         if _is_needed(nothing_S.device, nothing_S.any):
@@ -188,19 +200,19 @@ class _Coder:
     ) -> Tensor:
         """Add a part of a payload to the update; return the number of the last bin."""
         bins, count = self.bins, codes.numel()
-        code_S = self._buffer("code", count, torch.int64).copy_(codes)
+        code_S = self._take_buffer("code", count, torch.int64).copy_(codes)
         if bins.dtype == torch.int16:
             code_S.bitwise_and_(0xFFFF)
         row_S = (
-            torch.bitwise_and(code_S, 1, out=self._buffer("row", count, torch.int64))
+            torch.bitwise_and(code_S, 1, out=self._take_buffer("row", count, torch.int64))
             .cumsum_(0)
             .add_(bins_before)
         )
         bins_before = row_S[-1:].clone()
-        sign_S = self._buffer("g", count, update_BL.dtype)
-        sign_S.copy_(torch.bitwise_and(code_S, 2, out=self._buffer("i", count, torch.int64))).sub_(
-            1
-        )
+        sign_S = self._take_buffer("g", count, update_BL.dtype)
+        sign_S.copy_(
+            torch.bitwise_and(code_S, 2, out=self._take_buffer("i", count, torch.int64))
+        ).sub_(1)
         code_S.bitwise_right_shift_(2)
         if _is_needed(code_S.device, lambda: code_S.max() == bins.nothing):
             nothing_S = code_S == bins.nothing
@@ -214,7 +226,7 @@ class _Coder:
         update_BL.view(-1).index_add_(0, code_S, sign_S.mul_(scale_B), alpha=-1)
         return bins_before
 
-    def _buffer(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+    def _take_buffer(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
         """Return the first `count` entries of a buffer."""
         if (name, dtype) not in self.buffers:
             self.buffers[name, dtype] = self.scratch.take(name, (self.entries,), dtype)
@@ -224,13 +236,13 @@ class _Coder:
         """Return a zero-padded buffer for a block as bins, (K, T), and its part without padding."""
         layers, values = block_BL.shape
         width = -(-values // self.bins.size) * self.bins.size
-        whole = self._buffer(name, layers * width, block_BL.dtype).view(layers, width)
+        whole = self._take_buffer(name, layers * width, block_BL.dtype).view(layers, width)
         if values == width:
             return whole.view(-1, self.bins.size), whole
         whole[:, values:] = 0
         return whole.view(-1, self.bins.size), whole[:, :values]
 
-    def _padded(self, block_BL: Tensor) -> Tensor:
+    def _pad_bins(self, block_BL: Tensor) -> Tensor:
         """Return a block as bins, (K, T), in its own memory if no bin is short."""
         if block_BL.shape[1] % self.bins.size == 0:
             return block_BL.view(-1, self.bins.size)
@@ -255,18 +267,18 @@ def _is_needed(device: torch.device, look: Callable[[], Tensor]) -> bool:
     return device.type != "cpu" or bool(look())
 
 
-def _bits(magnitudes: Tensor) -> Tensor:
+def _view_as_integers(magnitudes: Tensor) -> Tensor:
     """Return magnitudes as integers with the same order, in the same memory."""
     return magnitudes.view(_BITS[magnitudes.dtype])
 
 
 @lru_cache(maxsize=16)
-def _numbering(size: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _number_entries(size: int, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return each entry's index in its bin, shifted as in a code, and the number of its bin."""
     i = torch.arange(entries, dtype=torch.int32, device=device)
     row = torch.div(i, size, rounding_mode="floor")
     return (i - row * size).bitwise_left_shift_(2), row
 
 
-def _slices(length: int, step: int) -> Iterator[slice]:
+def _cut_into_slices(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))

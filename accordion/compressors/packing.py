@@ -106,8 +106,8 @@ def pack_codes_(codes: Tensor, packed: Tensor, scratch: Scratch, *, bits: int) -
         upper = scratch.take("upper", words.shape, torch.int64)
         for lane in (8, 16, 32):
             width = bits * lane // 8
-            torch.bitwise_and(words, _lanes(((1 << width) - 1) << lane, lane), out=upper)
-            words.bitwise_and_(_lanes((1 << width) - 1, lane)).bitwise_or_(
+            torch.bitwise_and(words, _fill_lanes(((1 << width) - 1) << lane, lane), out=upper)
+            words.bitwise_and_(_fill_lanes((1 << width) - 1, lane)).bitwise_or_(
                 upper.bitwise_right_shift_(lane - width)
             )
         if bits in _INT_OF_WIDTH:
@@ -126,8 +126,8 @@ def unpack_codes(packed: Tensor, codes: Tensor, scratch: Scratch, *, bits: int) 
             words.view(torch.uint8).view(-1, 8)[:, :bits].copy_(part.view(-1, bits))
         for lane in (32, 16, 8):
             width = bits * lane // 8
-            torch.bitwise_and(words, _lanes(((1 << width) - 1) << width, lane), out=upper)
-            words.bitwise_and_(_lanes((1 << width) - 1, lane)).bitwise_or_(
+            torch.bitwise_and(words, _fill_lanes(((1 << width) - 1) << width, lane), out=upper)
+            words.bitwise_and_(_fill_lanes((1 << width) - 1, lane)).bitwise_or_(
                 upper.bitwise_left_shift_(lane - width)
             )
 
@@ -139,7 +139,7 @@ def _split_words(codes: Tensor, packed: Tensor, bits: int) -> Iterator[tuple[Ten
     return zip(torch.split(words, rows), torch.split(packed, rows * bits), strict=True)
 
 
-def _lanes(pattern: int, lane: int) -> int:
+def _fill_lanes(pattern: int, lane: int) -> int:
     """Return a word with the pattern in every double lane, as a signed number."""
     word = sum(pattern << place for place in range(0, 64, 2 * lane))
     return word - (1 << 64) if word >> 63 else word

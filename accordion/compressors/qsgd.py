@@ -50,45 +50,47 @@ def qsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     count, norms = owed_BL.numel(), len(owed_BL) * -(-owed_BL.shape[1] // bucket)
     packed_size = count if bits == 8 else packed_bytes(count, bits)
     payload = context.scratch.take("payload", (_NORM_BYTES * norms + packed_size,), torch.uint8)
-    norm, packed = _parts(payload, norms)
+    norm, packed = _split_payload(payload, norms)
     codes = (
         packed if bits == 8 else context.scratch.take("codes", (-(-count // 8) * 8,), torch.uint8)
     )
     codes[count:].zero_()
-    _encode(_buckets(owed_BL, codes, norm, bucket=bucket), _levels(bits), context)
+    _write_codes(_split_buckets(owed_BL, codes, norm, bucket=bucket), _count_levels(bits), context)
     if bits < 8:
         pack_codes_(codes, packed, context.scratch, bits=bits)
     payloads = yield Gather(payload, equal=True)
     step = context.scratch.take("step", norm.shape)
     for place, sent in enumerate(payloads):
-        norm, packed = _parts(sent, norms)
+        norm, packed = _split_payload(sent, norms)
         if bits < 8:
             unpack_codes(packed, codes, context.scratch, bits=bits)
-        torch.mul(norm, 1.0 / (_levels(bits) * len(payloads)), out=step)
-        parts = _buckets(context.update, packed if bits == 8 else codes, step, bucket=bucket)
-        _add_decoded(parts, _lift(_levels(bits)), context, first=place == 0)
+        torch.mul(norm, 1.0 / (_count_levels(bits) * len(payloads)), out=step)
+        parts = _split_buckets(context.update, packed if bits == 8 else codes, step, bucket=bucket)
+        _add_decoded(parts, _code_offset(_count_levels(bits)), context, first=place == 0)
 
 
 Part = tuple[Tensor, ...]
 """Values, codes in int8, and norms or steps of the buckets: (B, K, D), (B, K, D), (B, K, 1)."""
 
 
-def _parts(payload: Tensor, norms: int) -> tuple[Tensor, Tensor]:
+def _split_payload(payload: Tensor, norms: int) -> tuple[Tensor, Tensor]:
     cut = _NORM_BYTES * norms
     return payload[:cut].view(torch.float32), payload[cut:]
 
 
-def _levels(bits: int) -> int:
+def _count_levels(bits: int) -> int:
     """Return the number of levels from zero to the norm."""
     return (1 << (bits - 1)) - 1
 
 
-def _lift(levels: int) -> int:
+def _code_offset(levels: int) -> int:
     """Return the offset of packed codes, which makes them non-negative."""
-    return levels if levels < _levels(8) else 0
+    return levels if levels < _count_levels(8) else 0
 
 
-def _buckets(values_BL: Tensor, codes: Tensor, norm: Tensor, *, bucket: int) -> Iterator[Part]:
+def _split_buckets(
+    values_BL: Tensor, codes: Tensor, norm: Tensor, *, bucket: int
+) -> Iterator[Part]:
     """Yield blocks of buckets: those of full size, then the shorter last ones of all layers."""
     layers, length = values_BL.shape
     codes_BL = codes[: values_BL.numel()].view(torch.int8).view(layers, length)
@@ -105,9 +107,9 @@ def _buckets(values_BL: Tensor, codes: Tensor, norm: Tensor, *, bucket: int) -> 
             yield from split_blocks(at_once, values_BKD, codes_BKD, norms.view(layers, -1, 1))
 
 
-def _encode(parts: Iterator[Part], levels: int, context: Context) -> None:
+def _write_codes(parts: Iterator[Part], levels: int, context: Context) -> None:
     """Write the codes and the norms."""
-    noise, starts = _noise(context, _lift(levels))
+    noise, starts = _draw_noise(context, _code_offset(levels))
     for values_BKD, codes_BKD, norm_BK1 in parts:
         scaled_BKD = context.scratch.take("values", values_BKD.shape, values_BKD.dtype)
         norm_BK1.copy_(torch.abs(values_BKD, out=scaled_BKD).amax(2, keepdim=True)).clamp_(
@@ -117,10 +119,10 @@ def _encode(parts: Iterator[Part], levels: int, context: Context) -> None:
         u_BKD = noise[start : start + scaled_BKD.numel()].view(scaled_BKD.shape)
         torch.addcmul(u_BKD, values_BKD, levels / norm_BK1.to(values_BKD.dtype), out=scaled_BKD)
         # Noise close to 1 and the product's rounding could exceed the largest code of 8 bits.
-        codes_BKD.copy_(scaled_BKD.floor_().clamp_(max=levels + _lift(levels)))
+        codes_BKD.copy_(scaled_BKD.floor_().clamp_(max=levels + _code_offset(levels)))
 
 
-def _noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
+def _draw_noise(context: Context, lift: int) -> tuple[Tensor, Iterator[int]]:
     """Return uniform numbers in (0, 1) plus `lift`, and random indices to start at.
 
     There are enough numbers for a block from every start.

@@ -28,26 +28,26 @@ def signsgd_flow(owed_BL: Tensor, context: Context) -> Flow:
     payload = context.scratch.take(
         "payload", (layers * (_SCALE_BYTES + packed_bytes),), torch.uint8
     )
-    scale_B1, packed_BY = _parts(payload, layers, packed_bytes)
-    sums_B1 = _pack(owed_BL, packed_BY, context)
+    scale_B1, packed_BY = _split_payload(payload, layers, packed_bytes)
+    sums_B1 = _pack_signs(owed_BL, packed_BY, context)
     scale_B1.copy_(sums_B1.div_(max(length, 1)))
     _take_off(owed_BL, scale_B1.to(owed_BL.dtype), context)
     payloads = yield Gather(payload, equal=True)
     for place, sent in enumerate(payloads):
-        scale_B1, packed_BY = _parts(sent, layers, packed_bytes)
+        scale_B1, packed_BY = _split_payload(sent, layers, packed_bytes)
         _add_decoded(
             packed_BY, scale_B1.to(owed_BL.dtype) / len(payloads), context, first=place == 0
         )
 
 
-def _parts(payload: Tensor, layers: int, packed_bytes: int) -> tuple[Tensor, Tensor]:
+def _split_payload(payload: Tensor, layers: int, packed_bytes: int) -> tuple[Tensor, Tensor]:
     cut = _SCALE_BYTES * layers
     return payload[:cut].view(torch.float32).view(layers, 1), payload[cut:].view(
         layers, packed_bytes
     )
 
 
-def _pack(owed_BL: Tensor, packed_BY: Tensor, context: Context) -> Tensor:
+def _pack_signs(owed_BL: Tensor, packed_BY: Tensor, context: Context) -> Tensor:
     """Write the signs and return the sums of the magnitudes, (B, 1) in fp64, in one pass."""
     sums_B1 = torch.zeros(len(owed_BL), 1, dtype=torch.float64, device=owed_BL.device)
     wide_BL = sums_B1.expand(owed_BL.shape)

@@ -24,7 +24,7 @@ def draw_positions(shape: tuple[int, int, int], draw: torch.Generator, scratch: 
     # B·K strata over the stack; edge b·K is at b·L, so that no stratum crosses layers.
     edges.mul_(length).div_(count).floor_()
     places = scratch.take("places", (layers * count,), torch.float64)
-    _uniform_(places, draw)
+    _fill_uniform_(places, draw)
     offset = int(torch.randint(length, (), generator=draw, dtype=torch.int64, device="cpu"))
     widths = torch.sub(
         edges[1:], edges[:-1], out=scratch.take("widths", places.shape, torch.float64)
@@ -39,7 +39,7 @@ def draw_positions(shape: tuple[int, int, int], draw: torch.Generator, scratch: 
     return scratch.take("positions", places.shape, torch.int64).copy_(places)
 
 
-def _uniform_(values: Tensor, draw: torch.Generator) -> None:
+def _fill_uniform_(values: Tensor, draw: torch.Generator) -> None:
     """Fill with uniform draws from [0, 1); a CPU generator cannot fill another device's memory."""
     if values.device.type == "cpu":
         values.uniform_(generator=draw)

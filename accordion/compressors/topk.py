@@ -48,7 +48,7 @@ def topk_flow(owed_BL: Tensor, context: Context) -> Flow:
     dtype = _DTYPES[str(context.options["values"])]
     payload = context.scratch.take("payload", ((4 + dtype.itemsize) * size,), torch.uint8)
     positions, values = payload[: 4 * size].view(torch.int32), payload[4 * size :].view(dtype)
-    _select(owed_BL, positions.view(layers, -1), context)
+    _select_positions(owed_BL, positions.view(layers, -1), context)
     _take_off(owed_BL, positions, values, scratch=context.scratch)
     payloads = yield Gather(payload, equal=True)
     context.update.zero_()
@@ -77,7 +77,7 @@ def _as_dtype(values: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
     )
 
 
-def _select(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
+def _select_positions(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
     """Write the positions of each layer's K largest entries, counted over the stack."""
     layers, length = owed_BL.shape
     sample_is_too_small = _rank_in_sample(length, positions_BK.shape[1]) >= _sample_size(length)
@@ -103,7 +103,7 @@ def _select(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
 def _select_exactly(owed_BL: Tensor, positions_BK: Tensor, context: Context) -> None:
     """Select from whole layers; the magnitudes use the memory of the update."""
     magnitudes_BL = torch.abs(owed_BL, out=context.update[: owed_BL.shape[0]])
-    positions_BK.copy_(_largest(magnitudes_BL, positions_BK.shape[1], context.scratch).indices)
+    positions_BK.copy_(_find_largest(magnitudes_BL, positions_BK.shape[1], context.scratch).indices)
 
 
 def _sample_size(length: int) -> int:
@@ -126,11 +126,11 @@ def _select_sampled(
     sample = torch.index_select(
         owed_L, 0, places, out=scratch.take("sample", (size,), owed_L.dtype)
     ).abs_()
-    threshold = float(_largest(sample, rank, scratch).values.min())
+    threshold = float(_find_largest(sample, rank, scratch).values.min())
     # The margin above the rank equals that of the rank above the count.
     room = math.ceil((rank + _DEVIATIONS * (math.sqrt(rank) + 1)) * length / size)
     candidates = scratch.take("candidates", (room,), torch.int32)
-    _reserve(owed_L.dtype, room, scratch)
+    _reserve_buffers(owed_L.dtype, room, scratch)
     found = _collect_beyond(owed_L, threshold, candidates, scratch=scratch)
     if found > room:
         return False
@@ -141,13 +141,13 @@ def _select_sampled(
     return True
 
 
-def _reserve(dtype: torch.dtype, room: int, scratch: Scratch) -> None:
+def _reserve_buffers(dtype: torch.dtype, room: int, scratch: Scratch) -> None:
     """Allocate the buffers of `_select_among` for the largest possible number of candidates."""
     for name, kind in (("values", dtype), ("marks among", torch.bool), ("places", torch.int64)):
         scratch.take(name, (room,), kind)
 
 
-def _largest(magnitudes: Tensor, count: int, scratch: Scratch) -> torch.return_types.topk:
+def _find_largest(magnitudes: Tensor, count: int, scratch: Scratch) -> torch.return_types.topk:
     shape = (*magnitudes.shape[:-1], count)
     values, indices = (
         scratch.take("largest", shape, magnitudes.dtype),
@@ -188,12 +188,12 @@ def _places_of_marks(marks: Tensor, most: int, scratch: Scratch) -> Tensor | Non
     """
     words = marks.view(torch.int64)
     most_groups, most = min(most, words.numel()), min(most, marks.numel())
-    groups = _nonzero(words, scratch.take("groups", (words.numel(), 1), torch.int64))
+    groups = _find_nonzero(words, scratch.take("groups", (words.numel(), 1), torch.int64))
     if groups.numel() > most_groups:
         return None
     kept = scratch.take("kept", (most_groups,), torch.int64)[: groups.numel()]
     torch.index_select(words, 0, groups, out=kept)
-    inner = _nonzero(kept.view(torch.bool), scratch.take("inner", (most, 1), torch.int64))
+    inner = _find_nonzero(kept.view(torch.bool), scratch.take("inner", (most, 1), torch.int64))
     if inner.numel() > most:
         return None
     which = scratch.take("which", (most,), torch.int64)[: inner.numel()]
@@ -203,7 +203,7 @@ def _places_of_marks(marks: Tensor, most: int, scratch: Scratch) -> Tensor | Non
     return places.mul_(8).add_(inner.bitwise_and_(7))
 
 
-def _nonzero(values: Tensor, memory: Tensor) -> Tensor:
+def _find_nonzero(values: Tensor, memory: Tensor) -> Tensor:
     """Return `values.nonzero()`, flat, in `memory`, (most, 1), which grows if it is too small."""
     return torch.nonzero(values, out=memory.resize_(0, 1)).view(-1)
 
@@ -221,7 +221,7 @@ def _collect_equal(owed_L: Tensor, magnitude: float, selected: Tensor, *, scratc
         equal = torch.eq(
             torch.abs(part, out=shrunk[: part.numel()]), magnitude, out=marks[: part.numel()]
         )
-        places = _nonzero(equal, scratch.take("equal", (size, 1), torch.int64))[
+        places = _find_nonzero(equal, scratch.take("equal", (size, 1), torch.int64))[
             : selected.numel() - found
         ]
         selected[found : found + places.numel()].copy_(places.add_(start))
@@ -240,12 +240,14 @@ def _select_among(
         owed_L, 0, candidates, out=scratch.take("values", (found,), owed_L.dtype)
     ).abs_()
     magnitudes.nan_to_num_(nan=math.inf, posinf=math.inf)
-    least = _largest(magnitudes, count, scratch).values.min()
+    least = _find_largest(magnitudes, count, scratch).values.min()
     marks = torch.ge(magnitudes, least, out=scratch.take("marks among", (found,), torch.bool))
-    places = _nonzero(marks, scratch.take("places", (found, 1), torch.int64))
+    places = _find_nonzero(marks, scratch.take("places", (found, 1), torch.int64))
     surplus = places.numel() - count
     if surplus > 0:
         equal = torch.eq(magnitudes, least, out=scratch.take("equal among", (found,), torch.bool))
-        marks[_nonzero(equal, scratch.take("equal", (found, 1), torch.int64))[:surplus]] = False
-        places = _nonzero(marks, scratch.take("places", (found, 1), torch.int64))
+        marks[_find_nonzero(equal, scratch.take("equal", (found, 1), torch.int64))[:surplus]] = (
+            False
+        )
+        places = _find_nonzero(marks, scratch.take("places", (found, 1), torch.int64))
     torch.index_select(candidates, 0, places, out=selected_K)

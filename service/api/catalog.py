@@ -68,10 +68,12 @@ def get_queue(repository: RepositoryDep) -> QueueView:
     """List the waiting jobs in the order in which they will start, each with its reason."""
     rows = repository.queue()
     first = repository.first_without_capacity(rows)
-    return QueueView(items=[_entry(position, row, first) for position, row in enumerate(rows)])
+    return QueueView(
+        items=[_describe_entry(position, row, first) for position, row in enumerate(rows)]
+    )
 
 
-def _entry(position: int, row: JobRow, first_without_capacity: str | None) -> QueueEntry:
+def _describe_entry(position: int, row: JobRow, first_without_capacity: str | None) -> QueueEntry:
     fields = {
         name: getattr(row, name) for name in ("id", "name", "priority", "reason", "created_at")
     }

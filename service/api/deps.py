@@ -50,7 +50,7 @@ JobId = Annotated[
 ]
 
 
-def _job(job_id: JobId, repository: RepositoryDep) -> JobRow:
+def _find_job(job_id: JobId, repository: RepositoryDep) -> JobRow:
     """Return the job named in the path.
 
     Raises:
@@ -64,7 +64,7 @@ def _job(job_id: JobId, repository: RepositoryDep) -> JobRow:
     return job
 
 
-JobDep = Annotated[JobRow, Depends(_job)]
+JobDep = Annotated[JobRow, Depends(_find_job)]
 
 
 async def _refuse_while_draining(state: StateDep) -> None:

@@ -100,7 +100,7 @@ def submit(
     check_code(state, spec)
     if query.dry_run:
         return Response(_dry_run(state, spec).model_dump_json(), 200, media_type="application/json")
-    key = _idempotency(idempotency_key, "POST /jobs", spec.model_dump(mode="json"))
+    key = _check_idempotency_key(idempotency_key, "POST /jobs", spec.model_dump(mode="json"))
     job, replayed = JobSubmission(state.database, state.clock).submit(spec, key)
     response.status_code = 200 if replayed else 201
     response.headers["Location"] = request.app.url_path_for("get_one", job_id=job.id)
@@ -111,7 +111,7 @@ def submit(
 @router.get("", responses=describe_problems())
 def get_list(query: Annotated[ListQuery, Query()], state: StateDep) -> JobPage:
     """List jobs, newest first, in pages. Pass `next_cursor` as `cursor` to get the next page."""
-    labels = [_label(text, index) for index, text in enumerate(query.label)]
+    labels = [_parse_label(text, index) for index, text in enumerate(query.label)]
     wanted = JobFilter(
         statuses=[status.value for status in query.status],
         name=query.name,
@@ -150,7 +150,7 @@ def _refuse_guest(spec: JobSpec) -> None:
         )
 
 
-def _idempotency(key: str | None, scope: str, body: Any) -> Idempotency | None:
+def _check_idempotency_key(key: str | None, scope: str, body: Any) -> Idempotency | None:
     return Idempotency(key=key, scope=scope, body_hash=body_hash(body)) if key else None
 
 
@@ -176,7 +176,7 @@ def _dry_run(state: AppState, spec: JobSpec) -> DryRun:
     return DryRun(spec=spec, would_wait=verdict.reason is not Reason.ADMITTED, message=message)
 
 
-def _label(text: str, index: int) -> tuple[str, str]:
+def _parse_label(text: str, index: int) -> tuple[str, str]:
     key, colon, value = text.partition(":")
     if not (key and colon and value):
         raise Invalid(f"label is {text!r}; give it as key:value", f"query/label/{index}")

@@ -25,12 +25,12 @@ class ElasticityStats:
 
 def count_resize(tally: ElasticityStats, cause: str) -> ElasticityStats:
     """Count a group that replaced one of another size."""
-    return replace(tally, resizes=_increment(tally.resizes, cause))
+    return replace(tally, resizes=_increment_by_cause(tally.resizes, cause))
 
 
 def count_recovery(tally: ElasticityStats, cause: str) -> ElasticityStats:
     """Count a group that replaced a failed one."""
-    return replace(tally, recoveries=_increment(tally.recoveries, cause))
+    return replace(tally, recoveries=_increment_by_cause(tally.recoveries, cause))
 
 
 def add_cost(
@@ -44,5 +44,5 @@ def add_cost(
     )
 
 
-def _increment(counts: dict[str, int], cause: str) -> dict[str, int]:
+def _increment_by_cause(counts: dict[str, int], cause: str) -> dict[str, int]:
     return {**counts, cause: counts.get(cause, 0) + 1}

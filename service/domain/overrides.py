@@ -134,10 +134,10 @@ def supersede(
 ) -> list[OverrideStatus]:
     """Supersede overrides whose layers, or batch, are all held to the end by newer applied ones."""
     names = tuple(layer_names)
-    return [_superseded(status, statuses, names) for status in statuses]
+    return [_mark_superseded(status, statuses, names) for status in statuses]
 
 
-def _superseded(
+def _mark_superseded(
     status: OverrideStatus, statuses: Sequence[OverrideStatus], names: Sequence[str]
 ) -> OverrideStatus:
     held = _held_layers(status, names)

@@ -119,7 +119,7 @@ def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: f
     """
     if access.token is None or not _is_guarded(access, path):
         return
-    scheme, given = _authorization(headers)
+    scheme, given = _read_authorization(headers)
     if scheme:
         tokens = [
             access.token,
@@ -129,7 +129,7 @@ def check_token(access: Access, path: str, headers: Mapping[str, str], *, now: f
             token_matches(given.strip(), token) for token in tokens
         )
     else:
-        known = session_valid(_cookie(access, headers), access.token, now)
+        known = session_valid(_read_cookie(access, headers), access.token, now)
     if not known:
         raise Unauthorized(
             "the token is missing or wrong; send 'Authorization: Bearer TOKEN' or log in at /login"
@@ -140,9 +140,9 @@ def session_cookie(access: Access, path: str, headers: Mapping[str, str]) -> str
     """The cookie that authorizes a request; None if the path is open or the token itself
     was sent.
     """
-    if not _is_guarded(access, path) or _authorization(headers)[0]:
+    if not _is_guarded(access, path) or _read_authorization(headers)[0]:
         return None
-    return _cookie(access, headers) or None
+    return _read_cookie(access, headers) or None
 
 
 def _is_guarded(access: Access, path: str) -> bool:
@@ -150,13 +150,13 @@ def _is_guarded(access: Access, path: str) -> bool:
     return access.token is not None and not is_open
 
 
-def _authorization(headers: Mapping[str, str]) -> tuple[str, str]:
+def _read_authorization(headers: Mapping[str, str]) -> tuple[str, str]:
     """Scheme and credentials; both empty if the header is missing or empty."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return scheme, given
 
 
-def _cookie(access: Access, headers: Mapping[str, str]) -> str:
+def _read_cookie(access: Access, headers: Mapping[str, str]) -> str:
     try:
         morsel = SimpleCookie(headers.get("cookie", "")).get(access.cookie)
     except CookieError:

@@ -32,13 +32,13 @@ def new_session(token: str, now: float) -> str:
     sessions.
     """
     named = f"{int(now + SESSION_S)}-{secrets.token_hex(8)}"
-    return f"{named}.{_sign(named, token)}"
+    return f"{named}.{_sign_text(named, token)}"
 
 
 def session_valid(cookie: str, token: str, now: float) -> bool:
     """Whether the cookie is signed with this token and not expired; logouts are in the database."""
     named, _, signature = cookie.partition(".")
-    signed = hmac.compare_digest(signature.encode(), _sign(named, token).encode())
+    signed = hmac.compare_digest(signature.encode(), _sign_text(named, token).encode())
     # A session that ends later than a new one would was begun by a clock that was ahead.
     return signed and now < session_end(cookie) <= now + SESSION_S + _CLOCK_LEEWAY_S
 
@@ -59,5 +59,5 @@ def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _sign(named: str, token: str) -> str:
+def _sign_text(named: str, token: str) -> str:
     return hmac.new(token.encode(), f"session:{named}".encode(), hashlib.sha256).hexdigest()

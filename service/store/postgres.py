@@ -68,20 +68,20 @@ def _connect_args(url: URL, limits: SessionLimits) -> dict[str, Any]:
     """Arguments of the driver; parameters of the URL take precedence."""
     repeat_s, silent_s = limits.keepalive_s / 2, limits.keepalive_s * 2.5
     of_session = {
-        "statement_timeout": _milliseconds(limits.statement_s),
-        "lock_timeout": _milliseconds(limits.lock_s),
-        "idle_in_transaction_session_timeout": _milliseconds(limits.idle_in_transaction_s),
+        "statement_timeout": _as_milliseconds(limits.statement_s),
+        "lock_timeout": _as_milliseconds(limits.lock_s),
+        "idle_in_transaction_session_timeout": _as_milliseconds(limits.idle_in_transaction_s),
         "tcp_keepalives_idle": f"{limits.keepalive_s:.0f}",
         "tcp_keepalives_interval": f"{repeat_s:.0f}",
         "tcp_keepalives_count": "3",
-        "tcp_user_timeout": _milliseconds(silent_s),
+        "tcp_user_timeout": _as_milliseconds(silent_s),
     }
     of_socket = {
         "connect_timeout": f"{limits.connect_s:.0f}",
         "keepalives_idle": f"{limits.keepalive_s:.0f}",
         "keepalives_interval": f"{repeat_s:.0f}",
         "keepalives_count": "3",
-        "tcp_user_timeout": _milliseconds(silent_s),
+        "tcp_user_timeout": _as_milliseconds(silent_s),
     }
     given = url.query.get("options", "")
     options = [f"-c {name}={value}" for name, value in of_session.items()]
@@ -93,5 +93,5 @@ def _connect_args(url: URL, limits: SessionLimits) -> dict[str, Any]:
     }
 
 
-def _milliseconds(seconds: float) -> str:
+def _as_milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f}"

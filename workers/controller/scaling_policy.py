@@ -68,7 +68,7 @@ def plan_scaling(seen: ScalingInput) -> ScalingPlan:
     Survivors keep their order, so rank 0 rarely moves; new processes follow by number.
     """
     staying = [process for process in seen.processes if process.leaving_since is None]
-    least_useful = sorted(staying, key=lambda process: _usefulness(process, seen.group))
+    least_useful = sorted(staying, key=lambda process: _usefulness_of(process, seen.group))
     kept = least_useful[max(0, len(staying) - seen.size.target) :]
     useless = {process.number for process in seen.processes} - {process.number for process in kept}
     return ScalingPlan(
@@ -80,11 +80,11 @@ def plan_scaling(seen: ScalingInput) -> ScalingPlan:
 
 def order_nodes(processes: Sequence[Process], group: Sequence[int]) -> tuple[str, ...]:
     """Return the nodes of the placed processes; the process to be removed last comes first."""
-    ordered = sorted(processes, key=lambda process: _usefulness(process, group), reverse=True)
+    ordered = sorted(processes, key=lambda process: _usefulness_of(process, group), reverse=True)
     return tuple(process.node for process in ordered if process.node is not None)
 
 
-def _usefulness(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
+def _usefulness_of(process: Process, group: Sequence[int]) -> tuple[bool, bool, int]:
     """Sort key, least useful first: starting processes, then idle ones, then the highest ranks;
     newest first on ties.
     """

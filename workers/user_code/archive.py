@@ -369,7 +369,7 @@ def _read_unpacked(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
     """Yield the file's bytes, checked against the declared size and checksum."""
     packed = _read_packed(file, entry)
     size = crc = 0
-    for piece in _inflate(packed, entry.name) if entry.deflated else packed:
+    for piece in _decompress_member(packed, entry.name) if entry.deflated else packed:
         size, crc = size + len(piece), zlib.crc32(piece, crc)
         if size > entry.size_bytes:
             raise CodeError(
@@ -394,7 +394,7 @@ def _read_packed(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
         yield piece
 
 
-def _inflate(packed: Iterable[bytes], name: str) -> Iterator[bytes]:
+def _decompress_member(packed: Iterable[bytes], name: str) -> Iterator[bytes]:
     """Yield at most a chunk at a time, however small the input."""
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
