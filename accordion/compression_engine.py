@@ -1,6 +1,6 @@
 """Compression state of one worker: which flow each layer runs, residuals, warm starts, byte counts.
 
-`Engine.exchange` averages one bucket over a network. It consists of `observe_gradients`,
+`Engine.exchange` averages buckets over a network. It consists of `observe_gradients`,
 `build_stacks` and `apply_updates`, which tests call one by one to run several engines in lockstep
 in one process. `commit_step` or `rollback_step` ends a step.
 """
@@ -11,7 +11,7 @@ import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -27,11 +27,12 @@ from accordion.feedback import (
     memory_order_view,
     working_dtype,
 )
+from accordion.layer_stacks import Bucket, Layer, Stack, StackBuffers
 from accordion.ledger import OVERHEAD, Ledger
 from accordion.messages import LayerInfo, Level
 from accordion.statistics import GradientSums, seeded_generator
 from accordion.step_signals import Signal, signal_flow, zero_signals
-from accordion.wire import Context, Flow, LayerKind, Request, Scratch
+from accordion.wire import Context, Flow, LayerKind, Mean, Request
 
 DENSE = Level(name="none", method="none")
 """Level of layers that the plan does not name."""
@@ -43,36 +44,6 @@ Smaller layers of equal shape share a flow, because their cost is dominated by t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One layer of a bucket in one step."""
-
-    name: str
-    gradient: Tensor
-    """View into the bucket with the parameter's shape; the exchange changes it in place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """Layers of equal shape and level that share one flow."""
-
-    layers: tuple[Layer, ...]
-    level: Level
-    owed: Tensor
-    """Gradients plus residuals, (B, N, M) for matrix methods and (B, L) for the others. The flow
-    leaves the new residuals in it.
-    """
-    update: Tensor
-    """Averaged gradients, shaped like `owed`; may be the bucket's own memory."""
-    warm: Tensor | None
-    flow: Flow
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the layers."""
-        return tuple(layer.name for layer in self.layers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBackup:
     """State of an engine before another state was loaded."""
 
@@ -81,27 +52,6 @@ class EngineBackup:
     window: Mapping[str, Any]
     ledger: Mapping[str, Any]
     steps: int
-
-
-class _StackBuffers:
-    """Buffers that one stack reuses in every step, allocated on first use."""
-
-    def __init__(self, shape: tuple[int, ...], gradient: Tensor) -> None:
-        self.scratch = Scratch(gradient.device)
-        self.warm: DoubleBuffer | None = None
-        self._new = partial(
-            torch.empty, shape, dtype=working_dtype(gradient), device=gradient.device
-        )
-
-    @cached_property
-    def owed(self) -> DoubleBuffer:
-        """Buffers for the committed and the new residuals."""
-        return DoubleBuffer(self._new())
-
-    @cached_property
-    def update(self) -> Tensor:
-        """Buffer for an update that cannot be written straight into the bucket."""
-        return self._new()
 
 
 class Engine:
@@ -124,7 +74,7 @@ class Engine:
         self._decided = {layer.name: math.prod(layer.shape) for layer in layers}
         self._seed, self._rank = seed, rank
         self._steps = 0
-        self._buffers: dict[Any, _StackBuffers] = {}
+        self._buffers: dict[Any, StackBuffers] = {}
         self._used: set[Any] = set()
         self._other_sum: Tensor | None = None
         """Sum over the step's gradients of layers that are not decided."""
@@ -142,19 +92,19 @@ class Engine:
 
     def exchange(
         self,
-        buffer: Tensor,
-        layers: Sequence[Layer],
+        buckets: Sequence[Bucket],
         network: GroupNetwork,
         *,
         raised: Callable[[], frozenset[Signal]] | None = None,
     ) -> Tensor | None:
-        """Average a bucket's gradients over the workers, in place, and stage the new residuals.
+        """Average the gradients of buckets over the workers, in place; stage the new residuals.
 
-        Every worker calls this for the same buckets in the same order.
+        Every worker calls this for the same buckets in the same order. Buckets of one call share
+        collectives but no stacks, so the averages depend on which buckets share a call only through
+        the order in which more than two workers are summed.
 
         Args:
-            buffer: the bucket, flat.
-            layers: views into the bucket, one per layer.
+            buckets: the buckets.
             network: exchanges tensors with the other workers.
             raised: given with the last bucket of a step; returns the signals that this worker
                 raises.
@@ -162,30 +112,26 @@ class Engine:
         Returns:
             With `raised`, the signals averaged over the workers, (5,); otherwise None.
         """
-        self.observe_gradients(layers)
-        stacks: list[Stack] = []
-        if self._is_dense(layers):
-            self._reduce_in_place(buffer, layers, network)
-        else:
-            stacks = self.build_stacks(layers)
-        if not stacks and raised is None:
-            return None
-        flows = [stack.flow for stack in stacks]
-        owners = [(stack.names, stack.level.method) for stack in stacks]
+        stacks, dense = self._open_buckets(buckets)
+        if len(buckets) == 1 and dense:
+            network.all_reduce_mean_(dense.pop().buffer)
+        flows = [stack.flow for stack in stacks] + [_average_flow(one.buffer) for one in dense]
+        owners = [(stack.names, stack.level.method) for stack in stacks] + [None for _ in dense]
         if raised is not None:
-            flows.append(signal_flow(self.own_signals(raised(), buffer.device)))
+            flows.append(signal_flow(self.own_signals(raised(), buckets[-1].buffer.device)))
             owners.append(((OVERHEAD,), OVERHEAD))
 
         def count(index: int, request: Request) -> None:
-            names, method = owners[index]
-            self.ledger.count(names, request, method)
+            owner = owners[index]
+            if owner is not None:  # dense buckets are counted by layer
+                self.ledger.count(owner[0], request, owner[1])
 
         results = run_flows(flows, network, count)
         self.apply_updates(stacks)
         if raised is None:
             return None
         signals: Tensor = results[-1]
-        _mark_nonfinite_(buffer, signals)
+        _mark_nonfinite_(buckets[-1].buffer, signals)
         return signals
 
     def own_signals(self, raised: frozenset[Signal], device: torch.device) -> Tensor:
@@ -347,13 +293,24 @@ class Engine:
         """Return whether no layer of the bucket is compressed."""
         return all(self._level_of(layer.name).method == "none" for layer in layers)
 
-    def _reduce_in_place(
-        self, buffer: Tensor, layers: Sequence[Layer], network: GroupNetwork
-    ) -> None:
+    def _open_buckets(self, buckets: Sequence[Bucket]) -> tuple[list[Stack], list[Bucket]]:
+        """Observe gradients; return the buckets' stacks, and the buckets that are sent dense."""
+        stacks: list[Stack] = []
+        dense: list[Bucket] = []
+        for bucket in buckets:
+            self.observe_gradients(bucket.layers)
+            if self._is_dense(bucket.layers):
+                self._prepare_dense(bucket.layers)
+                dense.append(bucket)
+            else:
+                stacks += self.build_stacks(bucket.layers)
+        return stacks, dense
+
+    def _prepare_dense(self, layers: Sequence[Layer]) -> None:
+        """Add the residuals to the gradients of a bucket that is sent as it is; count its bytes."""
         self.add_residuals_(layers)
         for layer in layers:
             self.ledger.count_dense(layer.name, layer.gradient)
-        network.all_reduce_mean_(buffer)
 
     def _add_to_window(self, layer: Layer) -> None:
         self.sums.add(layer.name, memory_order_view(layer.gradient), scale=1.0 / self.loss_scale)
@@ -404,11 +361,11 @@ class Engine:
         flow = load_function(row.flow)(owed, context)
         return Stack(layers=layers, level=level, owed=owed, update=update, warm=warm, flow=flow)
 
-    def _buffers_for(self, layers: tuple[Layer, ...], shape: tuple[int, ...]) -> _StackBuffers:
+    def _buffers_for(self, layers: tuple[Layer, ...], shape: tuple[int, ...]) -> StackBuffers:
         key = (*(layer.name for layer in layers), shape, layers[0].gradient.dtype)
         self._used.add(key)
         if key not in self._buffers:
-            self._buffers[key] = _StackBuffers((len(layers), *shape), layers[0].gradient)
+            self._buffers[key] = StackBuffers((len(layers), *shape), layers[0].gradient)
         return self._buffers[key]
 
     def _write_owed(self, owed: Tensor, layer: Layer) -> None:
@@ -451,9 +408,7 @@ class Engine:
         owner = "" if whose == "shared" else f":{self._rank}"
         return seeded_generator(self._seed, f"flow:{layer}:{self._steps}{owner}")
 
-    def _warm_start(
-        self, layers: tuple[Layer, ...], owed: Tensor, buffers: _StackBuffers
-    ) -> Tensor:
+    def _warm_start(self, layers: tuple[Layer, ...], owed: Tensor, buffers: StackBuffers) -> Tensor:
         level = self._level_of(layers[0].name)
         make = load_function(str(COMPRESSORS[level.method].warm_start))
         old = [self._warm.get(layer.name) for layer in layers]
@@ -474,6 +429,13 @@ class Engine:
         for part, value in zip(warm, values, strict=True):
             part.copy_(value)
         return warm
+
+
+def _average_flow(buffer: Tensor) -> Flow:
+    """Replace a bucket by its mean over the workers."""
+    mean = yield Mean(buffer)
+    if mean.data_ptr() != buffer.data_ptr():
+        buffer.copy_(mean)
 
 
 def _mark_nonfinite_(buffer: Tensor, signals: Tensor) -> None:

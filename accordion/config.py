@@ -162,12 +162,24 @@ class Config:
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     batch: BatchConfig | None = None
     """Batch levels; None leaves the global batch unchanged."""
+    buckets_per_exchange: int | None = 1
+    """Number of DDP's buckets that are exchanged together; None exchanges all of a step at once.
+
+    Buckets that share an exchange share its round trips, but wait for each other: give more on a
+    link with latency, fewer where the backward pass can hide the exchange. It changes no average.
+    """
     seed: int = 0
     """Seed of sketches, random draws and warm starts; global generators are never used."""
 
     def __post_init__(self) -> None:
         self.ladder()
         check_policy(self.policy, self.policy_options)
+        buckets = self.buckets_per_exchange
+        if isinstance(buckets, bool) or not (buckets is None or buckets >= 1):
+            raise ConfigError(
+                f"buckets_per_exchange is {buckets!r}; give a whole number, at least 1, or None for"
+                " all buckets of a step"
+            )
 
     def ladder(self) -> tuple[Level, ...]:
         """Return the levels of layers without an entry in `by_layer`, from the lightest on."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -104,6 +105,7 @@ class Controller:
         self._policy_options = check_policy(config.policy, config.policy_options)
         self._layers = tuple(layer.name for layer in layers)
         self._vectors = {layer.name for layer in layers if len(layer.shape) == 1}
+        self._sizes = {layer.name: math.prod(layer.shape) for layer in layers}
         self._ladders = config.ladders(self._layers)
         self._detector = init_detector(self._layers)
         self._batch = init_batch()
@@ -278,6 +280,7 @@ class Controller:
             epoch=epoch,
             regime_by_layer=detector.regime_by_layer,
             ladder_by_layer=self._ladders,
+            size_by_layer=self._sizes,
             options=self._policy_options,
             state=state,
         )

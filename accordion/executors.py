@@ -1,8 +1,8 @@
-"""Executors that run a bucket's exchange in parallel with the rest of the backward pass.
+"""Executors that run exchanges of buckets in parallel with the rest of the backward pass.
 
-On CPUs, one thread takes the buckets in their order; it has a process group of its own, so that its
-collectives never mix with DDP's. With NCCL, where collectives are asynchronous, exchanges run on a
-CUDA stream of their own. `InlineExecutor` runs an exchange at once.
+On CPUs, one thread takes the exchanges in their order; it has a process group of its own, so that
+its collectives never mix with DDP's. With NCCL, where collectives are asynchronous, exchanges run
+on a CUDA stream of their own. `InlineExecutor` runs an exchange at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,7 +23,9 @@ from torch import Tensor
 from accordion.errors import HookError
 
 Future = torch.futures.Future
-_Job = tuple[Callable[[], None], Tensor, Any]
+Promised = tuple[Any, Tensor]
+"""Future that DDP waits for, and the buffer that it gets."""
+_Job = tuple[Callable[[], None], Sequence[Promised]]
 AT_EXIT_S = 0.2
 """Seconds that a process waits at its exit for gloo's threads to finish the last collectives."""
 
@@ -34,8 +36,11 @@ class Executor(Protocol):
     is_parallel: bool
     """Whether the backward pass continues during an exchange."""
 
-    def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
-        """Run an exchange that fills a buffer; return the buffer's future."""
+    def create_future(self) -> Any:
+        """Return the future of a buffer that an exchange will fill."""
+
+    def submit(self, exchange: Callable[[], None], promised: Sequence[Promised]) -> None:
+        """Run an exchange that fills buffers, then set their futures."""
 
     def raise_failure(self) -> None:
         """Raise the error of an exchange that failed after `submit` had returned."""
@@ -46,12 +51,14 @@ class InlineExecutor:
 
     is_parallel = False
 
-    def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
+    def create_future(self) -> Any:
+        """Implements `Executor`."""
+        return Future()
+
+    def submit(self, exchange: Callable[[], None], promised: Sequence[Promised]) -> None:
         """Implements `Executor`."""
         exchange()
-        future: Any = Future()
-        future.set_result(buffer)
-        return future
+        _keep_promises(promised)
 
     def raise_failure(self) -> None:
         """Do nothing, because `submit` raised all errors."""
@@ -78,21 +85,16 @@ class ThreadExecutor:
         worker.start()
         weakref.finalize(self, self._jobs.put, None)
 
-    def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
-        """Implements `Executor`.
+    def create_future(self) -> Any:
+        """Implements `Executor`; on a GPU, DDP's stream waits for the result."""
+        return Future(devices=[self._device]) if self._device.type == "cuda" else Future()
 
-        On a GPU, the thread's stream waits for the gradients and DDP's stream for the result.
-        """
-        if self._device.type != "cuda":
-            future: Any = Future()
-        else:
+    def submit(self, exchange: Callable[[], None], promised: Sequence[Promised]) -> None:
+        """Implements `Executor`; on a GPU, the thread's stream waits for the gradients."""
+        if self._device.type == "cuda":
             ready = torch.cuda.current_stream(self._device).record_event()
-            exchange, future = (
-                partial(_run_after, ready, self._device, exchange),
-                Future(devices=[self._device]),
-            )
-        self._jobs.put((exchange, buffer, future))
-        return future
+            exchange = partial(_run_after, ready, self._device, exchange)
+        self._jobs.put((exchange, promised))
 
     def raise_failure(self) -> None:
         """Implements `Executor`."""
@@ -122,15 +124,18 @@ class StreamExecutor:
         self._device = device
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def submit(self, exchange: Callable[[], None], buffer: Tensor) -> Any:
+    def create_future(self) -> Any:
         """Implements `Executor`; DDP's stream, not the host, waits for the future's event."""
+        return Future(devices=[self._device])
+
+    def submit(self, exchange: Callable[[], None], promised: Sequence[Promised]) -> None:
+        """Implements `Executor`."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        buffer.record_stream(self._stream)
+        for _, buffer in promised:
+            buffer.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             exchange()
-            future: Any = Future(devices=[self._device])
-            future.set_result(buffer)
-        return future
+            _keep_promises(promised)
 
     def raise_failure(self) -> None:
         """Do nothing, because `submit` raised all errors."""
@@ -180,6 +185,11 @@ def _group_timeout(group: dist.ProcessGroup) -> Any:
     return backend.options._timeout
 
 
+def _keep_promises(promised: Sequence[Promised]) -> None:
+    for future, buffer in promised:
+        future.set_result(buffer)
+
+
 def _run_after(ready: Any, device: torch.device, exchange: Callable[[], None]) -> None:
     torch.cuda.set_device(device)
     torch.cuda.current_stream(device).wait_event(ready)
@@ -210,12 +220,12 @@ def _run_jobs(
     torch.set_num_threads(threads)
     failed = False
     while (job := jobs.get()) is not None:
-        exchange, buffer, future = job
+        exchange, promised = job
         if not failed:
             try:
                 exchange()
             except BaseException as error:  # noqa: BLE001 -- `raise_failure` raises it
                 failures.put(_drop_tracebacks(_as_exception(error)))
                 failed = True
-        future.set_result(buffer)
-        del job, exchange, buffer, future
+        _keep_promises(promised)
+        del job, exchange, promised

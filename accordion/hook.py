@@ -8,7 +8,7 @@ first step, so layers are identified by name and never by position.
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion.compression_engine import Engine, Layer
+from accordion.compression_engine import Engine
 from accordion.ddp_buckets import as_real, fix_buckets, gradients_of
 from accordion.errors import HookError
 from accordion.exchange import GroupNetwork
@@ -31,6 +31,7 @@ from accordion.executors import (
     create_exchange_group,
     register_exit_delay,
 )
+from accordion.layer_stacks import Bucket, Layer
 from accordion.messages import LayerInfo
 from accordion.module_checks import check_join
 from accordion.step_signals import Signal
@@ -44,7 +45,7 @@ few bytes and are sensitive to errors.
 
 
 class Hook:
-    """Registers itself with a DDP module and exchanges its buckets in their order.
+    """Registers itself with a DDP module and exchanges its buckets, in their order.
 
     Waiting in callbacks of several buckets' futures can deadlock on gloo, so collectives block: in
     a thread in parallel with the backward pass, or inside the hook with `overlap=False`.
@@ -57,6 +58,8 @@ class Hook:
         pass_skipped_step: given a step's signals, passes the boundary of a step that the training
             loop's own scaler skipped; returns False for another step.
         overlap: whether to exchange gradients in parallel with the backward pass.
+        buckets_per_exchange: number of buckets that are exchanged together; None exchanges all
+            buckets of a step at once.
 
     Raises:
         HookError: the module already has a hook.
@@ -71,6 +74,7 @@ class Hook:
         loss_scale: Callable[[], float],
         pass_skipped_step: Callable[[Tensor], bool],
         overlap: bool,
+        buckets_per_exchange: int | None,
     ) -> None:
         register_exit_delay()
         device = next(module.parameters()).device
@@ -86,7 +90,11 @@ class Hook:
         }
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)
+        self._buckets_per_exchange = buckets_per_exchange
+        self._waiting: list[tuple[torch.futures.Future[Tensor], Bucket]] = []
+        """Buckets of this backward pass whose exchange has not begun."""
         self._handed_over: set[str] = set()
+        """Layers whose gradients this backward pass has handed over."""
         self._signals: Tensor | None = None
         """Signals of the step whose gradients were exchanged; None before the exchange."""
         self.waited_s = 0.0
@@ -165,31 +173,41 @@ class Hook:
         self._check_call()
         if bucket.index() == 0:
             self._engine.loss_scale = self._loss_scale()
-        buffer, layers = bucket.buffer(), self._layers(bucket)
+        layers = self._layers(bucket)
         is_last = self._is_last(bucket, layers)
-        exchange = partial(
-            self._exchange, buffer, layers, is_last=is_last, since=time.perf_counter()
-        )
-        future: torch.futures.Future[Tensor] = self._executor.submit(exchange, buffer)
+        future: torch.futures.Future[Tensor] = self._executor.create_future()
+        self._waiting.append((future, Bucket(buffer=bucket.buffer(), layers=layers)))
+        if is_last or len(self._waiting) == self._buckets_per_exchange:
+            waiting, self._waiting = self._waiting, []
+            exchange = partial(
+                self._exchange,
+                [bucket for _, bucket in waiting],
+                is_last=is_last,
+                since=time.perf_counter(),
+            )
+            self._executor.submit(exchange, [(future, bucket.buffer) for future, bucket in waiting])
         return future
 
-    def _is_last(self, bucket: GradBucket, layers: list[Layer]) -> bool:
-        """Return whether a bucket completes the step.
+    def _is_last(self, bucket: GradBucket, layers: Sequence[Layer]) -> bool:
+        """Return whether a bucket completes the step; drop what an aborted backward pass left.
 
         In a static graph's first step DDP gives every bucket the index 0, so parameters are
         counted.
         """
-        module = self._module()
-        if module is None or not module.static_graph:
-            return bool(bucket.is_last())
         names = {layer.name for layer in layers}
-        if not names.isdisjoint(self._handed_over):  # an earlier backward pass was aborted
+        if not names.isdisjoint(self._handed_over):
             self._handed_over.clear()
+            self._waiting.clear()
         self._handed_over |= names
-        if len(self._handed_over) < len(self._reduced):
-            return False
-        self._handed_over.clear()
-        return True
+        module = self._module()
+        is_last = (
+            bool(bucket.is_last())
+            if module is None or not module.static_graph
+            else len(self._handed_over) == len(self._reduced)
+        )
+        if is_last:
+            self._handed_over.clear()
+        return is_last
 
     def _check_call(self) -> None:
         module = self._module()
@@ -202,24 +220,22 @@ class Hook:
                 " accumulated or discarded, under no_sync()"
             )
 
-    def _exchange(
-        self, buffer: Tensor, layers: list[Layer], *, is_last: bool, since: float
-    ) -> None:
+    def _exchange(self, buckets: Sequence[Bucket], *, is_last: bool, since: float) -> None:
         raised = self._raised if is_last else None
-        signals = self._engine.exchange(buffer, layers, self._exchange_network, raised=raised)
+        signals = self._engine.exchange(buckets, self._exchange_network, raised=raised)
         if is_last:
             self._signals = signals
         if is_last or not self._executor.is_parallel:
             self.waited_s += time.perf_counter() - since
 
-    def _layers(self, bucket: GradBucket) -> list[Layer]:
+    def _layers(self, bucket: GradBucket) -> tuple[Layer, ...]:
         parameters = bucket.parameters()
         names = [self._names[id(parameter)] for parameter in parameters]
         gradients = gradients_of(bucket.buffer(), bucket.gradients(), parameters)
-        return [
+        return tuple(
             Layer(name=name, gradient=gradient)
             for name, gradient in zip(names, gradients, strict=True)
-        ]
+        )
 
 
 def _forward_to(hook: "weakref.ref[Hook]") -> Callable[..., torch.futures.Future[Tensor]]:

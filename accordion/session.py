@@ -175,6 +175,7 @@ class Session:
                 loss_scale=steps.read_scale,
                 pass_skipped_step=self._pass_skipped_step,
                 overlap=overlap,
+                buckets_per_exchange=self._config.buckets_per_exchange,
             )
         else:
             self.hook = SingleProcessHook(

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion.compression_engine import Engine, Layer
+from accordion.compression_engine import Engine
 from accordion.ddp_buckets import as_real
 from accordion.errors import HookError
 from accordion.hook import named_layers
+from accordion.layer_stacks import Layer
 from accordion.module_checks import has_peers
 from accordion.step_signals import Signal
 

@@ -183,6 +183,11 @@ class CompressionSpec(Strict):
     """Options of the strong level, for stable regimes, such as `{"rank": 1}`. Null: the method's
     defaults.
     """
+    buckets_per_exchange: Whole | None = Field(default=_LIBRARY.buckets_per_exchange, ge=1)
+    """Number of DDP's buckets (25 MB of gradients each) that are exchanged together. More save
+    round trips on a link with latency; fewer let the backward pass hide more of the exchange. Null:
+    all buckets of a step at once.
+    """
 
     @model_validator(mode="after")
     def _check_method(self) -> CompressionSpec:
@@ -428,6 +433,7 @@ class JobSpec(Strict):
                 lr_drop=policy.lr_drop,
                 statistic=policy.statistic,
             ),
+            buckets_per_exchange=self.compression.buckets_per_exchange,
             batch=(
                 BatchConfig(low=low, high=batch.high, grow_only=batch.grow_only) if batch else None
             ),

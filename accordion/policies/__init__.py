@@ -16,7 +16,7 @@ from accordion.compressors import LEVEL_NAMES
 from accordion.errors import ConfigError
 from accordion.messages import Level, Regime
 from accordion.options import Option, TableOption, check_options
-from accordion.policies import adaqs, fixed, scheduled, two_level
+from accordion.policies import adaqs, fixed, legacy, scheduled, two_level
 from accordion.policies.policy_input import PolicyInput
 
 UNCOMPRESSED = "none"
@@ -41,15 +41,24 @@ class Policy:
     """Returns the policy's state after a report, as JSON."""
 
     def initial_levels(
-        self, regime_by_layer: Mapping[str, Regime], epoch: int, options: Mapping[str, object]
+        self,
+        regime_by_layer: Mapping[str, Regime],
+        epoch: int,
+        options: Mapping[str, object],
+        *,
+        size_by_layer: Mapping[str, int],
     ) -> dict[str, str]:
         """Return the levels before any report, on ladders of `low` and `high`.
 
-        `options` are checked, with all defaults filled in.
+        `options` are checked, with all defaults filled in; `size_by_layer` is the number of values
+        of each layer.
         """
-        ladders = dict.fromkeys(regime_by_layer, _LADDER)
         policy_input = PolicyInput(
-            epoch=epoch, regime_by_layer=regime_by_layer, ladder_by_layer=ladders, options=options
+            epoch=epoch,
+            regime_by_layer=regime_by_layer,
+            ladder_by_layer=dict.fromkeys(regime_by_layer, _LADDER),
+            size_by_layer=size_by_layer,
+            options=options,
         )
         return dict(self.decide_levels(policy_input))
 
@@ -72,6 +81,27 @@ POLICIES: Mapping[str, Policy] = {
                 choices=LEVEL_NAMES,
                 help="first epoch (from 0, as text) to level, beginning at epoch 0",
             )
+        },
+    ),
+    "legacy": Policy(
+        summary=(
+            "strong for large layers, and late in training for smaller ones too (LEGACY, ICLR 2026)"
+        ),
+        decide_levels=legacy.decide_levels,
+        options={
+            "early_size": Option(
+                default=1 << 20,
+                minimum=1,
+                help="number of values from which a layer is compressed strongly at first",
+            ),
+            "late_size": Option(
+                default=1 << 14,
+                minimum=1,
+                help="number of values from which a layer is compressed strongly later",
+            ),
+            "late_from": Option(
+                default=10, minimum=0, help="first epoch (from 0) in which `late_size` applies"
+            ),
         },
     ),
     "adaqs": Policy(

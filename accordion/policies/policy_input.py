@@ -23,6 +23,8 @@ class PolicyInput:
     regime_by_layer: Mapping[str, Regime]
     ladder_by_layer: Mapping[str, tuple[Level, ...]]
     """Levels of each layer from the lightest to the strongest; methods may differ by layer."""
+    size_by_layer: Mapping[str, int]
+    """Number of values of each layer."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """All options of the policy, checked, with defaults filled in."""
     state: Mapping[str, Any] = field(default_factory=dict)

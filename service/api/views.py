@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -201,7 +202,7 @@ def schedule_view(job: JobRow, newest: DecisionRow | None) -> ScheduleView:
     is_known = config is not None and (newest is None or decision is not None)
     names = layer_names(job)
     start = (
-        _start_levels(config, names)
+        _start_levels(config, stored_layers(job))
         if config and is_known
         else dict.fromkeys(names, _UNKNOWN_LEVEL)
     )
@@ -240,12 +241,13 @@ def _batch_schedule(config: Config, decision: Decision | None) -> BatchSchedule 
     )
 
 
-def _start_levels(config: Config, layers: list[str]) -> dict[str, Level]:
+def _start_levels(config: Config, layers: Sequence[LayerInfo]) -> dict[str, Level]:
     """Return the levels that the policy chooses before the first report."""
-    regimes: dict[str, Regime] = dict.fromkeys(layers, "critical")
+    sizes = {layer.name: math.prod(layer.shape) for layer in layers}
+    regimes: dict[str, Regime] = dict.fromkeys(sizes, "critical")
     levels = {level.name: level for level in config.ladder()}
     options = check_policy(config.policy, config.policy_options)
-    picked = POLICIES[config.policy].initial_levels(regimes, 0, options)
+    picked = POLICIES[config.policy].initial_levels(regimes, 0, options, size_by_layer=sizes)
     return {
         layer: levels.get(name, Level(name=name, method=name)) for layer, name in picked.items()
     }

@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.compression_engine import Engine, Layer
+from accordion.compression_engine import Engine
 from accordion.compressors import COMPRESSORS, level_of
 from accordion.exchange import GroupNetwork, run_flows
+from accordion.layer_stacks import Layer
 from accordion.messages import LayerInfo, OptionValue
 from tests.bench.peers_encoding import AdaComp, Peer, Quantised, Sign, TopK
 from tests.bench.report import Measured

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from accordion.compression_engine import Engine, Layer
+from accordion.compression_engine import Engine
+from accordion.layer_stacks import Layer
 from accordion.messages import LayerInfo
 from tests.bench.report import Measured
 from tests.bench.resnet import PARAMETERS, resnet18

@@ -151,6 +151,7 @@ class Way:
     """The DDP module itself is compiled."""
     way_of: Callable[[int, int], int] | None = None
     """Branch by rank and step."""
+    buckets_per_exchange: int | None = 1
     precision: float = 2**-18
     """Precision of the result, relative to the largest entry: some fifty roundings in fp32."""
 
@@ -194,6 +195,16 @@ WAYS: Mapping[str, Way] = {
     "tied layers": Way(model=Tied),
     "one bucket": Way(ddp={"bucket_cap_mb": 100}),
     "twenty buckets": Way(model=Deep, ddp={"bucket_cap_mb": 0.0001}),
+    "twenty buckets, three to an exchange": Way(
+        model=Deep, ddp={"bucket_cap_mb": 0.0001}, buckets_per_exchange=3
+    ),
+    "static graph in one exchange": Way(ddp={"static_graph": True}, buckets_per_exchange=None),
+    "unused layers in one exchange": Way(
+        model=Branches,
+        ddp={"find_unused_parameters": True, "bucket_cap_mb": 0.002},
+        way_of=lambda rank, step: (rank + step) % 3,
+        buckets_per_exchange=None,
+    ),
     "static graph": Way(ddp={"static_graph": True}),
     "static graph of several dtypes": Way(model=Complex, ddp={"static_graph": True}),
     "gradients as bucket views": Way(ddp={"gradient_as_bucket_view": True}),
@@ -374,5 +385,5 @@ def config_of(way: Way, method: str, rung: str = "high", **settings: Any) -> Con
         high=level.options,
         by_layer=by_layer,
         detector=detector,
-        **settings,
+        **{"buckets_per_exchange": way.buckets_per_exchange, **settings},
     )

@@ -71,8 +71,8 @@ def _counts(rank):
                 buckets.append(1),
                 inner(*a, **k),
             )[1]
-            in_place, dense = [], hook._engine._reduce_in_place
-            hook._engine._reduce_in_place = lambda *a, dense=dense, in_place=in_place: (
+            in_place, dense = [], hook._engine._prepare_dense
+            hook._engine._prepare_dense = lambda *a, dense=dense, in_place=in_place: (
                 in_place.append(1),
                 dense(*a),
             )[1]
@@ -105,6 +105,27 @@ def test_powersgd_costs_at_most_two_collectives_a_bucket(counts):
     for (method, rung), (buckets, _, made, _) in counts.items():
         if method == "powersgd":
             assert made <= 2 * buckets, rung
+
+
+def _counts_of_shared(rank, buckets_per_exchange):
+    """Return the exchanges and the collectives of one step of PowerSGD."""
+    way = Way(ddp={"bucket_cap_mb": 0.02}, buckets_per_exchange=buckets_per_exchange)
+    worker = trial(rank, way, "powersgd")
+    worker.step(0)
+    worker.step(1)
+    counted = _Counted(worker.session)
+    try:
+        worker.step(2)
+    finally:
+        counted.close()
+    return sum(counted.calls.values())
+
+
+def test_buckets_that_share_an_exchange_share_its_collectives(run_group):
+    alone, pairs, together = (
+        run_group(2, _counts_of_shared, buckets)[0] for buckets in (1, 2, None)
+    )
+    assert together <= 2 < pairs < alone
 
 
 def _ledger(rank):

@@ -26,9 +26,10 @@ GIVE_UP = timedelta(seconds=10)
 """After this long a worker whose peer failed gives up, in the tests of failures."""
 
 
-def _every_level(rank, overlap):
+def _every_level(rank, overlap, buckets_per_exchange=1):
     """Both levels of every method in turn, several steps each, in one run."""
-    worker = trial(rank, Way(ddp={"bucket_cap_mb": 0.01}), "none", overlap=overlap)
+    way = Way(ddp={"bucket_cap_mb": 0.01})
+    worker = trial(rank, way, "none", overlap=overlap, buckets_per_exchange=buckets_per_exchange)
     engine, step = worker.session._engine, 0
     ends = []
     for method in METHODS:
@@ -54,6 +55,29 @@ def test_exchanges_beside_and_inside_the_backward_pass_give_the_same_bits(run_gr
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), f"level {place}"
         assert total == other_total
         assert all(torch.equal(owed[name], other_owed[name]) for name in owed)
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["beside", "inside"])
+@pytest.mark.parametrize("buckets", [2, 3, None])
+def test_buckets_that_share_an_exchange_get_the_same_bits(run_group, overlap, buckets):
+    alone = run_group(2, _every_level, True)
+    shared = run_group(2, _every_level, overlap, buckets)
+    for (ends, owed, total), (other_ends, other_owed, other_total) in zip(
+        alone, shared, strict=True
+    ):
+        for place, (one, other) in enumerate(zip(ends, other_ends, strict=True)):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), f"level {place}"
+        assert all(torch.equal(owed[name], other_owed[name]) for name in owed)
+        assert total.dense == other_total.dense
+
+
+@pytest.mark.parametrize("buckets", [2, None])
+def test_three_replicas_whose_buckets_share_exchanges_stay_equal(run_group, buckets):
+    first, *others = run_group(3, _every_level, True, buckets)
+    for ends, _, total in others:
+        for one, other in zip(first[0], ends, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert total == first[2]
 
 
 def _used_maps(rank):

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from accordion.compression_engine import Engine, Layer
+from accordion.compression_engine import Engine
 from accordion.compressors import COMPRESSORS, ladder_of, level_of
 from accordion.exchange import Answers, advance_flows
+from accordion.layer_stacks import Layer
 from accordion.messages import LayerInfo, Level
 from accordion.wire import Flow, Gather, Mean, Request
 

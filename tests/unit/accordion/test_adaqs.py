@@ -16,7 +16,11 @@ from accordion.policies import POLICIES, PolicyInput
 RUNGS = ("b2", "b4", "b6", "b8")  # lightest first, as on every ladder
 LADDER = tuple(Level(name=name, method="none") for name in RUNGS)
 START = PolicyInput(
-    epoch=0, regime_by_layer={"a": "stable"}, ladder_by_layer={"a": LADDER}, options={"drop": 0.5}
+    epoch=0,
+    regime_by_layer={"a": "stable"},
+    ladder_by_layer={"a": LADDER},
+    size_by_layer={"a": 1},
+    options={"drop": 0.5},
 )
 ADAQS = POLICIES["adaqs"]
 RATIOS = st.lists(st.none() | st.floats(1e-3, 1e3), min_size=1, max_size=12)

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accordion.compression_engine import STACKED_BELOW, Layer
+from accordion.compression_engine import STACKED_BELOW
 from accordion.compressors import level_of
 from accordion.compressors.linalg import orthonormalize_
 from accordion.compressors.powersgd import warm_factors
 from accordion.exchange import GroupNetwork
+from accordion.layer_stacks import Layer
 from accordion.ledger import ByteCount
 from accordion.statistics import seeded_generator
 from accordion.wire import Mean
@@ -42,7 +43,8 @@ def test_powersgd_sends_the_two_factors_and_nothing_else(rank):
 
 def _count_requests(rank: int) -> ByteCount:
     """Book what one worker's flow asks for, as the hook does."""
-    from accordion.compression_engine import Engine, Layer
+    from accordion.compression_engine import Engine
+    from accordion.layer_stacks import Layer
     from accordion.messages import LayerInfo
     from tests.unit.accordion.lockstep import answer_lockstep
 

@@ -16,13 +16,19 @@ OPTIONS = {
     "two_level": {},
     "fixed": {"level": "low"},
     "scheduled": {"table": {"0": "low", "5": "high"}},
+    "legacy": {"early_size": 1000, "late_size": 100, "late_from": 5},
     "adaqs": {"drop": 0.5},
 }
 LADDER = tuple(Level(name=name, method="none") for name in ("low", "high"))
 
 
 def picked(
-    name: str, regimes: dict[str, str], *, epoch: int = 0, options: dict[str, object] | None = None
+    name: str,
+    regimes: dict[str, str],
+    *,
+    epoch: int = 0,
+    options: dict[str, object] | None = None,
+    sizes: dict[str, int] | None = None,
 ):
     """What a policy picks that has observed nothing."""
     ladders = dict.fromkeys(regimes, LADDER)
@@ -30,6 +36,7 @@ def picked(
         epoch=epoch,
         regime_by_layer=regimes,
         ladder_by_layer=ladders,
+        size_by_layer=sizes or dict.fromkeys(regimes, 1),
         options=check_policy(name, options or {}),
     )
     return POLICIES[name].decide_levels(chosen)
@@ -48,7 +55,9 @@ def test_every_policy_gives_every_layer_a_rung(name, regimes, epoch) -> None:
 def test_what_a_policy_says_of_regimes_alone_is_what_it_picks_at_the_start(
     name, regimes, epoch
 ) -> None:
-    chosen = POLICIES[name].initial_levels(regimes, epoch, check_policy(name, OPTIONS[name]))
+    chosen = POLICIES[name].initial_levels(
+        regimes, epoch, check_policy(name, OPTIONS[name]), size_by_layer=dict.fromkeys(regimes, 1)
+    )
     assert chosen == picked(name, regimes, epoch=epoch, options=OPTIONS[name])
 
 
@@ -91,6 +100,21 @@ def test_a_schedule_holds_each_level_until_the_next_row() -> None:
         picked("scheduled", {"a": "stable"}, epoch=epoch, options=options)["a"] for epoch in epochs
     ]
     assert levels == ["low", "low", "high", "high", "low", "low", "high", "high"]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "levels"), [(0, "low low high"), (4, "low low high"), (5, "low high high")]
+)
+def test_legacy_is_strong_for_large_layers_and_later_for_smaller_ones(epoch, levels) -> None:
+    sizes = {"small": 99, "middle": 100, "large": 1000}
+    chosen = picked(
+        "legacy",
+        dict.fromkeys(sizes, "critical"),
+        epoch=epoch,
+        options=OPTIONS["legacy"],
+        sizes=sizes,
+    )
+    assert " ".join(chosen[layer] for layer in sizes) == levels
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""Layers, the buckets that DDP hands over, and the stacks of layers that share a flow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from accordion.feedback import DoubleBuffer, working_dtype
+from accordion.messages import Level
+from accordion.wire import Flow, Scratch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer of a bucket in one step."""
+
+    name: str
+    gradient: Tensor
+    """View into the bucket with the parameter's shape; the exchange changes it in place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that DDP hands over at once."""
+
+    buffer: Tensor
+    """The gradients, flat; their averages after the exchange."""
+    layers: tuple[Layer, ...]
+    """Views into the buffer, one per layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Layers of equal shape and level that share one flow."""
+
+    layers: tuple[Layer, ...]
+    level: Level
+    owed: Tensor
+    """Gradients plus residuals, (B, N, M) for matrix methods and (B, L) for the others. The flow
+    leaves the new residuals in it.
+    """
+    update: Tensor
+    """Averaged gradients, shaped like `owed`; may be the bucket's own memory."""
+    warm: Tensor | None
+    flow: Flow
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the layers."""
+        return tuple(layer.name for layer in self.layers)
+
+
+class StackBuffers:
+    """Buffers that one stack reuses in every step, allocated on first use."""
+
+    def __init__(self, shape: tuple[int, ...], gradient: Tensor) -> None:
+        self.scratch = Scratch(gradient.device)
+        self.warm: DoubleBuffer | None = None
+        self._new = partial(
+            torch.empty, shape, dtype=working_dtype(gradient), device=gradient.device
+        )
+
+    @cached_property
+    def owed(self) -> DoubleBuffer:
+        """Buffers for the committed and the new residuals."""
+        return DoubleBuffer(self._new())
+
+    @cached_property
+    def update(self) -> Tensor:
+        """Buffer for an update that cannot be written straight into the bucket."""
+        return self._new()
