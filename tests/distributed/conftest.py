@@ -35,6 +35,8 @@ def _in_group(
         world_size=world_size,
         timeout=PEER_TIMEOUT,
     )
+    # A process that is done before its peers have connected would close their connections.
+    dist.barrier()
     try:
         return function(rank, *arguments)
     finally:

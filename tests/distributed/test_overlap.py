@@ -186,10 +186,9 @@ def test_exchanges_on_the_thread_keep_their_order_and_end_at_the_first_error():
         if number == 2:
             raise HookError("planted")
 
-    futures = [
-        executor.submit(lambda number=number: exchange(number), buffers[number])
-        for number in range(4)
-    ]
+    futures = [executor.create_future() for _ in buffers]
+    for number, promise in enumerate(zip(futures, buffers, strict=True)):
+        executor.submit(lambda number=number: exchange(number), [promise])
     assert [future.wait() is buffer for future, buffer in zip(futures, buffers, strict=True)] == [
         True
     ] * 4

@@ -22,8 +22,10 @@ def test_check_raises_an_error_when_an_exchange_ends_by_a_base_exception(ending)
     def exchange() -> None:
         raise ending
 
-    _, later = (executor.submit(run, torch.zeros(1)) for run in (exchange, lambda: None))
-    later.add_done_callback(lambda _: answered.set())
+    futures = [executor.create_future() for _ in range(2)]
+    futures[-1].add_done_callback(lambda _: answered.set())
+    for run, future in zip((exchange, lambda: None), futures, strict=True):
+        executor.submit(run, [(future, torch.zeros(1))])
     assert answered.wait(PATIENCE_S)
     with pytest.raises(HookError, match=f"{type(ending).__name__}.*planted") as caught:
         executor.raise_failure()
