@@ -84,6 +84,15 @@ COMPRESSORS: Mapping[str, Compressor] = {
                     " follows the gradient more slowly"
                 ),
             ),
+            "refresh_every": Option(
+                default=0,
+                minimum=0,
+                maximum=1_000_000,
+                help=(
+                    "steps between two dense exchanges whose singular vectors become the factors"
+                    " (PowerSGD+, arXiv:2509.11254); 0: never"
+                ),
+            ),
         },
         low={"rank": 4},
         high={"rank": 1},

@@ -1,5 +1,5 @@
 """PowerSGD: low-rank approximation by one power iteration per training step, with warm start
-(arXiv:1905.13727).
+(arXiv:1905.13727); with `refresh_every`, PowerSGD+ (arXiv:2509.11254).
 
 B layers of equal shape, N rows, M columns, R the rank. Q is kept as (R, M): with R contiguous
 instead, M·Q takes four times as long on a CPU.
@@ -20,10 +20,14 @@ from accordion.wire import Context, Flow, Mean
 def powersgd_flow(owed_BNM: Tensor, context: Context) -> Flow:
     """Send a rank-R approximation; layers that are no larger than their factors are sent dense."""
     warm_BRX = context.warm
+    # Plans that were saved before the option existed lack it.
+    refresh_every = int(context.options.get("refresh_every", 0))
     if warm_BRX is None or not _is_smaller(owed_BNM.shape[-2:], warm_BRX.shape[-2]):
         mean_BNM = yield Mean(owed_BNM)
         context.update.copy_(mean_BNM)
         owed_BNM.zero_()
+    elif refresh_every and context.step % refresh_every == 0:
+        yield from _refresh_factors(owed_BNM, warm_BRX, context)
     elif context.options["factors"] == "both":
         yield from _both_factors(owed_BNM, warm_BRX, context)
     elif context.step % 2 == 0:
@@ -90,6 +94,20 @@ def _right_factor(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
     new_BRM = yield Mean(torch.bmm(p_BRN, owed_BNM, out=sent_BRM))
     _take_off(owed_BNM, context, p_BNR=p_BRN.mT, q_BRM=new_BRM)
     _update_factor_(q_BRM, new_BRM)
+
+
+def _refresh_factors(owed_BNM: Tensor, warm_BRX: Tensor, context: Context) -> Flow:
+    """Send the gradients dense; the warm start becomes the singular vectors of their mean."""
+    columns, rank = owed_BNM.shape[2], warm_BRX.shape[1]
+    mean_BNM = yield Mean(owed_BNM)
+    # The decomposition refuses values that are not finite; the step that has them is skipped.
+    finite_BNM = torch.nan_to_num(mean_BNM, nan=0.0, posinf=0.0, neginf=0.0)
+    p_BNK, _, q_BKM = torch.linalg.svd(finite_BNM, full_matrices=False)
+    warm_BRX[..., :columns] = q_BKM[:, :rank]
+    if warm_BRX.shape[2] > columns:
+        warm_BRX[..., columns:] = p_BNK[..., :rank].mT
+    context.update.copy_(mean_BNM)
+    owed_BNM.zero_()
 
 
 def _take_off(owed_BNM: Tensor, context: Context, *, p_BNR: Tensor, q_BRM: Tensor) -> None:

@@ -16,7 +16,7 @@ from accordion.compressors import LEVEL_NAMES
 from accordion.errors import ConfigError
 from accordion.messages import Level, Regime
 from accordion.options import Option, TableOption, check_options
-from accordion.policies import adaqs, fixed, legacy, scheduled, two_level
+from accordion.policies import adaqs, entropy, fixed, legacy, scheduled, two_level
 from accordion.policies.policy_input import PolicyInput
 
 UNCOMPRESSED = "none"
@@ -103,6 +103,25 @@ POLICIES: Mapping[str, Policy] = {
                 default=10, minimum=0, help="first epoch (from 0) in which `late_size` applies"
             ),
         },
+    ),
+    "entropy": Policy(
+        summary=(
+            "one level stronger each time a layer's gradient entropy has fallen by so much (EDGC,"
+            " arXiv:2511.10333)"
+        ),
+        decide_levels=entropy.decide_levels,
+        options={
+            "drop": Option(
+                default=0.7,
+                minimum=0.01,
+                maximum=100.0,
+                help=(
+                    "nats below the entropy of the first window for each stronger level; 0.7 is"
+                    " half of the gradient's norm"
+                ),
+            )
+        },
+        observe_report=entropy.observe_report,
     ),
     "adaqs": Policy(
         summary=(

@@ -35,6 +35,41 @@ def test_powersgd_is_exact_for_a_gradient_of_its_rank_after_two_steps():
     torch.testing.assert_close(update, low_rank, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("factors", ["both", "alternating"])
+def test_refreshed_factors_give_the_best_approximation_of_their_rank(factors):
+    gradients = draw_gradients({"w": (20, 30)}, 2, seed=3)
+    mean = mean_of(gradients, "w")
+    cluster = Cluster({"w": (20, 30)}, 2)
+    options = {"rank": 3, "factors": factors, "refresh_every": 5}
+    cluster.switch(level_of("powersgd", options, name="high"))
+    refreshed = cluster.step(gradients)[0]["w"]
+    torch.testing.assert_close(refreshed, mean, rtol=0, atol=1e-6)
+    left, values, right = torch.linalg.svd(mean, full_matrices=False)
+    best = (left[:, :3] * values[:3]) @ right[:3]
+    torch.testing.assert_close(cluster.step(gradients)[0]["w"], best, rtol=1e-4, atol=1e-4)
+
+
+def test_factors_are_refreshed_in_the_steps_that_the_option_names():
+    cluster = Cluster({"w": (20, 30)}, 2)
+    cluster.switch(level_of("powersgd", {"rank": 3, "refresh_every": 2}, name="high"))
+    updates = [
+        cluster.step(draw_gradients({"w": (20, 30)}, 2, seed=seed))[0]["w"] for seed in range(4)
+    ]
+    assert [int(torch.linalg.matrix_rank(update, rtol=1e-4)) for update in updates] == [
+        20,
+        3,
+        20,
+        3,
+    ]
+
+
+def test_a_gradient_that_is_not_finite_refreshes_factors_without_an_error():
+    cluster = Cluster({"w": (20, 30)}, 2)
+    cluster.switch(level_of("powersgd", {"refresh_every": 1}, name="high"))
+    update = cluster.exchange([{"w": torch.full((20, 30), torch.nan)} for _ in range(2)])
+    assert update[0]["w"].isnan().all()
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3, 6])
 def test_powersgd_sends_the_two_factors_and_nothing_else(rank):
     payload = 4 * rank * (20 + 30)

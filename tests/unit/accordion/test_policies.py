@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +20,7 @@ OPTIONS = {
     "fixed": {"level": "low"},
     "scheduled": {"table": {"0": "low", "5": "high"}},
     "legacy": {"early_size": 1000, "late_size": 100, "late_from": 5},
+    "entropy": {"drop": 0.7},
     "adaqs": {"drop": 0.5},
 }
 LADDER = tuple(Level(name=name, method="none") for name in ("low", "high"))
@@ -115,6 +119,40 @@ def test_legacy_is_strong_for_large_layers_and_later_for_smaller_ones(epoch, lev
         sizes=sizes,
     )
     assert " ".join(chosen[layer] for layer in sizes) == levels
+
+
+def levels_of_entropy(windows) -> str:
+    """Return the levels of one layer of 10 values after each window of (rms, cause)."""
+    state, levels = {}, []
+    for rms, cause in windows:
+        seen = PolicyInput(
+            epoch=0,
+            regime_by_layer={"a": "stable"},
+            ladder_by_layer={"a": tuple(Level(name=n, method="none") for n in "123")},
+            size_by_layer={"a": 10},
+            options={"drop": 0.7},
+            state=state,
+            cause=cause,
+            statistic_by_layer={"a": rms},
+            rms_by_layer={"a": rms},
+        )
+        state = POLICIES["entropy"].observe_report(seen)
+        levels.append(POLICIES["entropy"].decide_levels(replace(seen, state=state))["a"])
+    return "".join(levels)
+
+
+@pytest.mark.parametrize(
+    ("windows", "levels"),
+    [
+        ([(8.0, "window"), (4.1, "window"), (3.9, "window"), (1.9, "window")], "1123"),
+        ([(8.0, "window"), (1.0, "window"), (3.9, "window"), (16.0, "window")], "1321"),
+        ([(8.0, "window"), (3.9, "window"), (80.0, "skip"), (39.0, "window")], "1223"),
+        ([(0.0, "window"), (8.0, "window"), (math.inf, "window"), (3.9, "window")], "1112"),
+    ],
+    ids=["falls", "rises again", "batch changes", "not measurable"],
+)
+def test_entropy_is_one_level_stronger_for_each_drop_of_entropy(windows, levels) -> None:
+    assert levels_of_entropy(windows) == levels
 
 
 @pytest.mark.parametrize(
