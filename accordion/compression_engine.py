@@ -32,7 +32,7 @@ from accordion.ledger import OVERHEAD, Ledger
 from accordion.messages import LayerInfo, Level
 from accordion.statistics import GradientSums, seeded_generator
 from accordion.step_signals import Signal, signal_flow, zero_signals
-from accordion.wire import Context, Flow, LayerKind, Mean, Request
+from accordion.wire import Context, LayerKind, Request
 
 DENSE = Level(name="none", method="none")
 """Level of layers that the plan does not name."""
@@ -112,19 +112,24 @@ class Engine:
         Returns:
             With `raised`, the signals averaged over the workers, (5,); otherwise None.
         """
-        stacks, dense = self._open_buckets(buckets)
-        if len(buckets) == 1 and dense:
-            network.all_reduce_mean_(dense.pop().buffer)
-        flows = [stack.flow for stack in stacks] + [_average_flow(one.buffer) for one in dense]
-        owners = [(stack.names, stack.level.method) for stack in stacks] + [None for _ in dense]
+        stacks: list[Stack] = []
+        for bucket in buckets:
+            self.observe_gradients(bucket.layers)
+            if len(buckets) == 1 and self._is_dense(bucket.layers):
+                self._reduce_in_place(bucket, network)
+            else:
+                stacks += self.build_stacks(bucket.layers)
+        if not stacks and raised is None:
+            return None
+        flows = [stack.flow for stack in stacks]
+        owners = [(stack.names, stack.level.method) for stack in stacks]
         if raised is not None:
             flows.append(signal_flow(self.own_signals(raised(), buckets[-1].buffer.device)))
             owners.append(((OVERHEAD,), OVERHEAD))
 
         def count(index: int, request: Request) -> None:
-            owner = owners[index]
-            if owner is not None:  # dense buckets are counted by layer
-                self.ledger.count(owner[0], request, owner[1])
+            names, method = owners[index]
+            self.ledger.count(names, request, method)
 
         results = run_flows(flows, network, count)
         self.apply_updates(stacks)
@@ -293,24 +298,11 @@ class Engine:
         """Return whether no layer of the bucket is compressed."""
         return all(self._level_of(layer.name).method == "none" for layer in layers)
 
-    def _open_buckets(self, buckets: Sequence[Bucket]) -> tuple[list[Stack], list[Bucket]]:
-        """Observe gradients; return the buckets' stacks, and the buckets that are sent dense."""
-        stacks: list[Stack] = []
-        dense: list[Bucket] = []
-        for bucket in buckets:
-            self.observe_gradients(bucket.layers)
-            if self._is_dense(bucket.layers):
-                self._prepare_dense(bucket.layers)
-                dense.append(bucket)
-            else:
-                stacks += self.build_stacks(bucket.layers)
-        return stacks, dense
-
-    def _prepare_dense(self, layers: Sequence[Layer]) -> None:
-        """Add the residuals to the gradients of a bucket that is sent as it is; count its bytes."""
-        self.add_residuals_(layers)
-        for layer in layers:
+    def _reduce_in_place(self, bucket: Bucket, network: GroupNetwork) -> None:
+        self.add_residuals_(bucket.layers)
+        for layer in bucket.layers:
             self.ledger.count_dense(layer.name, layer.gradient)
+        network.all_reduce_mean_(bucket.buffer)
 
     def _add_to_window(self, layer: Layer) -> None:
         self.sums.add(layer.name, memory_order_view(layer.gradient), scale=1.0 / self.loss_scale)
@@ -429,13 +421,6 @@ class Engine:
         for part, value in zip(warm, values, strict=True):
             part.copy_(value)
         return warm
-
-
-def _average_flow(buffer: Tensor) -> Flow:
-    """Replace a bucket by its mean over the workers."""
-    mean = yield Mean(buffer)
-    if mean.data_ptr() != buffer.data_ptr():
-        buffer.copy_(mean)
 
 
 def _mark_nonfinite_(buffer: Tensor, signals: Tensor) -> None:

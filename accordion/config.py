@@ -166,7 +166,8 @@ class Config:
     """Number of DDP's buckets that are exchanged together; None exchanges all of a step at once.
 
     Buckets that share an exchange share its round trips, but wait for each other: give more on a
-    link with latency, fewer where the backward pass can hide the exchange. It changes no average.
+    link with latency, fewer where the backward pass can hide the exchange. With two workers no
+    average changes by a bit; with more, sums may be rounded differently.
     """
     seed: int = 0
     """Seed of sketches, random draws and warm starts; global generators are never used."""
@@ -175,7 +176,8 @@ class Config:
         self.ladder()
         check_policy(self.policy, self.policy_options)
         buckets = self.buckets_per_exchange
-        if isinstance(buckets, bool) or not (buckets is None or buckets >= 1):
+        is_whole = isinstance(buckets, int) and not isinstance(buckets, bool)
+        if buckets is not None and not (is_whole and buckets >= 1):
             raise ConfigError(
                 f"buckets_per_exchange is {buckets!r}; give a whole number, at least 1, or None for"
                 " all buckets of a step"

@@ -1,8 +1,9 @@
-"""Runs the flows of a bucket over a process group; all gradient bytes are sent here.
+"""Runs the flows of an exchange over a process group; all gradient bytes are sent here.
 
-All flows of a bucket run together. In each round their requests are packed into one buffer per kind
-and dtype, so a bucket costs one collective per round and kind, however many layers it has. Small
-means are piggybacked on a gather of the same round, which saves a collective.
+All flows of an exchange run together. In each round their requests are packed into one buffer per
+kind and dtype, so an exchange costs one collective per round, kind and dtype, however many buckets
+and layers it has. Small means are piggybacked on a gather of the same round, which saves a
+collective.
 """
 
 from __future__ import annotations
@@ -227,13 +228,14 @@ def _as_gather(mean: Mean) -> Gather:
 
 
 def _mean_of_payloads_(payloads: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return the mean in the memory of the first payload.
+    """Return the mean in the memory of the first payload; the others are scaled in theirs.
 
-    It is summed in rank order, so that all workers get the same bits.
+    It is summed in rank order, so that all workers get the same bits. Every payload is rounded
+    after it is scaled, as before an all-reduce: two workers get the bits of `all_reduce_mean_`.
     """
-    total = payloads[0].view(like.dtype).mul_(1.0 / len(payloads))
-    for payload in payloads[1:]:
-        total.add_(payload.view(like.dtype), alpha=1.0 / len(payloads))
+    total, *others = (payload.view(like.dtype).mul_(1.0 / len(payloads)) for payload in payloads)
+    for other in others:
+        total.add_(other)
     return total.view(like.shape)
 
 

@@ -23,9 +23,9 @@ from torch import Tensor
 from accordion.errors import HookError
 
 Future = torch.futures.Future
-Promised = tuple[Any, Tensor]
+PendingBuffer = tuple[Any, Tensor]
 """Future that DDP waits for, and the buffer that it gets."""
-_Job = tuple[Callable[[], None], Sequence[Promised]]
+_Job = tuple[Callable[[], None], Sequence[PendingBuffer]]
 AT_EXIT_S = 0.2
 """Seconds that a process waits at its exit for gloo's threads to finish the last collectives."""
 
@@ -37,9 +37,9 @@ class Executor(Protocol):
     """Whether the backward pass continues during an exchange."""
 
     def create_future(self) -> Any:
-        """Return the future of a buffer that an exchange will fill."""
+        """Return the future of a buffer whose gradients the current stream has computed."""
 
-    def submit(self, exchange: Callable[[], None], promised: Sequence[Promised]) -> None:
+    def submit(self, exchange: Callable[[], None], pending: Sequence[PendingBuffer]) -> None:
         """Run an exchange that fills buffers, then set their futures."""
 
     def raise_failure(self) -> None:
@@ -55,10 +55,10 @@ class InlineExecutor:
         """Implements `Executor`."""
         return Future()
 
-    def submit(self, exchange: Callable[[], None], promised: Sequence[Promised]) -> None:
+    def submit(self, exchange: Callable[[], None], pending: Sequence[PendingBuffer]) -> None:
         """Implements `Executor`."""
         exchange()
-        _keep_promises(promised)
+        _set_results(pending)
 
     def raise_failure(self) -> None:
         """Do nothing, because `submit` raised all errors."""
@@ -78,6 +78,8 @@ class ThreadExecutor:
         self._device = device
         self._failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         self._failure = ""
+        self._ready: list[Any] = []
+        """Events of a GPU at which the buffers of the next exchange hold their gradients."""
         arguments = (self._jobs, self._failed, torch.get_num_threads())
         worker = threading.Thread(
             target=_run_jobs, args=arguments, name="accordion-exchange", daemon=True
@@ -87,14 +89,17 @@ class ThreadExecutor:
 
     def create_future(self) -> Any:
         """Implements `Executor`; on a GPU, DDP's stream waits for the result."""
-        return Future(devices=[self._device]) if self._device.type == "cuda" else Future()
+        if self._device.type != "cuda":
+            return Future()
+        self._ready.append(torch.cuda.current_stream(self._device).record_event())
+        return Future(devices=[self._device])
 
-    def submit(self, exchange: Callable[[], None], promised: Sequence[Promised]) -> None:
+    def submit(self, exchange: Callable[[], None], pending: Sequence[PendingBuffer]) -> None:
         """Implements `Executor`; on a GPU, the thread's stream waits for the gradients."""
         if self._device.type == "cuda":
-            ready = torch.cuda.current_stream(self._device).record_event()
+            ready, self._ready = self._ready, []
             exchange = partial(_run_after, ready, self._device, exchange)
-        self._jobs.put((exchange, promised))
+        self._jobs.put((exchange, pending))
 
     def raise_failure(self) -> None:
         """Implements `Executor`."""
@@ -126,16 +131,16 @@ class StreamExecutor:
 
     def create_future(self) -> Any:
         """Implements `Executor`; DDP's stream, not the host, waits for the future's event."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return Future(devices=[self._device])
 
-    def submit(self, exchange: Callable[[], None], promised: Sequence[Promised]) -> None:
+    def submit(self, exchange: Callable[[], None], pending: Sequence[PendingBuffer]) -> None:
         """Implements `Executor`."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        for _, buffer in promised:
+        for _, buffer in pending:
             buffer.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             exchange()
-            _keep_promises(promised)
+            _set_results(pending)
 
     def raise_failure(self) -> None:
         """Do nothing, because `submit` raised all errors."""
@@ -185,14 +190,15 @@ def _group_timeout(group: dist.ProcessGroup) -> Any:
     return backend.options._timeout
 
 
-def _keep_promises(promised: Sequence[Promised]) -> None:
-    for future, buffer in promised:
+def _set_results(pending: Sequence[PendingBuffer]) -> None:
+    for future, buffer in pending:
         future.set_result(buffer)
 
 
-def _run_after(ready: Any, device: torch.device, exchange: Callable[[], None]) -> None:
+def _run_after(ready: Sequence[Any], device: torch.device, exchange: Callable[[], None]) -> None:
     torch.cuda.set_device(device)
-    torch.cuda.current_stream(device).wait_event(ready)
+    for event in ready:
+        torch.cuda.current_stream(device).wait_event(event)
     exchange()
 
 
@@ -220,12 +226,12 @@ def _run_jobs(
     torch.set_num_threads(threads)
     failed = False
     while (job := jobs.get()) is not None:
-        exchange, promised = job
+        exchange, pending = job
         if not failed:
             try:
                 exchange()
             except BaseException as error:  # noqa: BLE001 -- `raise_failure` raises it
                 failures.put(_drop_tracebacks(_as_exception(error)))
                 failed = True
-        _keep_promises(promised)
-        del job, exchange, promised
+        _set_results(pending)
+        del job, exchange, pending

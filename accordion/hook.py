@@ -45,7 +45,7 @@ few bytes and are sensitive to errors.
 
 
 class Hook:
-    """Registers itself with a DDP module and exchanges its buckets, in their order.
+    """Registers itself with a DDP module and exchanges its buckets in their order.
 
     Waiting in callbacks of several buckets' futures can deadlock on gloo, so collectives block: in
     a thread in parallel with the backward pass, or inside the hook with `overlap=False`.
@@ -94,14 +94,13 @@ class Hook:
         self._waiting: list[tuple[torch.futures.Future[Tensor], Bucket]] = []
         """Buckets of this backward pass whose exchange has not begun."""
         self._handed_over: set[str] = set()
-        """Layers whose gradients this backward pass has handed over."""
         self._signals: Tensor | None = None
         """Signals of the step whose gradients were exchanged; None before the exchange."""
         self.waited_s = 0.0
         """Seconds for which training waited for exchanges, encoding included; on GPUs, only the
         host's time.
         """
-        on_bucket = _forward_to(weakref.ref(self))
+        on_bucket = _make_comm_hook(weakref.ref(self))
         try:
             module.register_comm_hook(None, on_bucket)
         except RuntimeError as error:
@@ -164,50 +163,49 @@ class Hook:
             if not count and (parameter.grad is None or not module.gradient_as_bucket_view)
         ]
 
-    def exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Exchange a bucket of gradients; return the future of its averages.
+    def exchange_bucket(self, grad_bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Exchange a bucket of gradients, at once or with later ones; return its averages' future.
 
         Raises:
-            HookError: the step's gradients were exchanged already.
+            HookError: the step's gradients were exchanged already, a gradient has another dtype or
+                size than its parameter, or the pass runs inside `join()`.
+            Exception: without overlap, the errors of the exchange.
         """
         self._check_call()
-        if bucket.index() == 0:
+        if grad_bucket.index() == 0:
             self._engine.loss_scale = self._loss_scale()
-        layers = self._layers(bucket)
-        is_last = self._is_last(bucket, layers)
+        bucket = Bucket(buffer=grad_bucket.buffer(), layers=self._layers(grad_bucket))
+        is_last = self._is_last(grad_bucket, bucket.layers)
         future: torch.futures.Future[Tensor] = self._executor.create_future()
-        self._waiting.append((future, Bucket(buffer=bucket.buffer(), layers=layers)))
+        self._waiting.append((future, bucket))
         if is_last or len(self._waiting) == self._buckets_per_exchange:
-            waiting, self._waiting = self._waiting, []
-            exchange = partial(
-                self._exchange,
-                [bucket for _, bucket in waiting],
-                is_last=is_last,
-                since=time.perf_counter(),
-            )
-            self._executor.submit(exchange, [(future, bucket.buffer) for future, bucket in waiting])
+            self._exchange_waiting(is_last=is_last)
         return future
 
+    def _exchange_waiting(self, *, is_last: bool) -> None:
+        waiting, self._waiting = self._waiting, []
+        buckets = [bucket for _, bucket in waiting]
+        exchange = partial(self._exchange, buckets, is_last=is_last, since=time.perf_counter())
+        self._executor.submit(exchange, [(future, bucket.buffer) for future, bucket in waiting])
+
     def _is_last(self, bucket: GradBucket, layers: Sequence[Layer]) -> bool:
-        """Return whether a bucket completes the step; drop what an aborted backward pass left.
+        """Return whether a bucket completes the step.
 
         In a static graph's first step DDP gives every bucket the index 0, so parameters are
         counted.
         """
+        module = self._module()
+        if module is None or not module.static_graph:
+            return bool(bucket.is_last())
         names = {layer.name for layer in layers}
-        if not names.isdisjoint(self._handed_over):
+        if not names.isdisjoint(self._handed_over):  # an earlier backward pass was aborted
             self._handed_over.clear()
             self._waiting.clear()
         self._handed_over |= names
-        module = self._module()
-        is_last = (
-            bool(bucket.is_last())
-            if module is None or not module.static_graph
-            else len(self._handed_over) == len(self._reduced)
-        )
-        if is_last:
-            self._handed_over.clear()
-        return is_last
+        if len(self._handed_over) < len(self._reduced):
+            return False
+        self._handed_over.clear()
+        return True
 
     def _check_call(self) -> None:
         module = self._module()
@@ -238,7 +236,7 @@ class Hook:
         )
 
 
-def _forward_to(hook: "weakref.ref[Hook]") -> Callable[..., torch.futures.Future[Tensor]]:
+def _make_comm_hook(hook: "weakref.ref[Hook]") -> Callable[..., torch.futures.Future[Tensor]]:
     """Return the function that DDP calls with each bucket.
 
     DDP keeps it in C++, where Python's garbage collector sees no references: if it referred to the
@@ -246,13 +244,13 @@ def _forward_to(hook: "weakref.ref[Hook]") -> Callable[..., torch.futures.Future
     """
 
     def on_bucket(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG001
-        followed = hook()
-        if followed is None:
+        owner = hook()
+        if owner is None:
             raise HookError(
                 "the session of this module is gone, so its gradients cannot be exchanged; keep"
                 " what attach() returned for as long as the module is trained"
             )
-        return followed.exchange_bucket(bucket)
+        return owner.exchange_bucket(bucket)
 
     return on_bucket
 

@@ -56,19 +56,19 @@ those that measure the machine: no other test runs beside them.
 FOLDERS_OF_PART = {"live": LIVE_FOLDERS, "serial": SERIAL_FOLDERS, "elastic": {"elastic"}}
 """Folders that hold all tests of the part; the other folders are not even collected for it."""
 LONGEST_FILES = (
-    "test_up_and_demo",
-    "test_main_job",
-    "test_own_code",
-    "test_faults",
-    "test_nodes",
-    "test_checkpoint_faults",
-    "test_frameworks",
-    "test_torchrun",
-    "test_composition",
-    "test_loop_math",
+    "e2e/test_up_and_demo",
+    "e2e/test_main_job",
+    "e2e/test_own_code",
+    "elastic/test_faults",
+    "elastic/test_nodes",
+    "elastic/test_checkpoint_faults",
+    "distributed/test_frameworks",
+    "distributed/test_torchrun",
+    "distributed/test_composition",
+    "distributed/test_loop_math",
 )
-"""Files that take longest. They run first, so that no process works on one when the others have
-ended.
+"""Files that take longest, as `folder/name`. They run first, so that none is still running after
+everything else has finished.
 """
 RAY_START_TIMEOUT_S, RAY_START_ATTEMPTS = 180.0, 4
 """A loaded two-core machine needs up to 20 s; a very loaded one more than 60."""
@@ -226,7 +226,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     rank = {name: number for number, name in enumerate(LONGEST_FILES)}
     items[:] = sorted(
         (item for item in items if part_of(item) == part),
-        key=lambda item: rank.get(item.path.stem, len(rank)),
+        key=lambda item: rank.get(f"{item.path.parent.name}/{item.path.stem}", len(rank)),
     )
 
 

@@ -184,9 +184,9 @@ class CompressionSpec(Strict):
     defaults.
     """
     buckets_per_exchange: Whole | None = Field(default=_LIBRARY.buckets_per_exchange, ge=1)
-    """Number of DDP's buckets (25 MB of gradients each) that are exchanged together. More save
-    round trips on a link with latency; fewer let the backward pass hide more of the exchange. Null:
-    all buckets of a step at once.
+    """Number of DDP's buckets (about 25 MB of gradients each, the first one smaller) that are
+    exchanged together. More save round trips on a link with latency; fewer let the backward pass
+    hide more of the exchange. Null: all buckets of a step at once.
     """
 
     @model_validator(mode="after")

@@ -97,7 +97,10 @@ POLICIES: Mapping[str, Policy] = {
             "late_size": Option(
                 default=1 << 14,
                 minimum=1,
-                help="number of values from which a layer is compressed strongly later",
+                help=(
+                    "number of values from which a layer is compressed strongly later; above"
+                    " `early_size`, layers become lighter"
+                ),
             ),
             "late_from": Option(
                 default=10, minimum=0, help="first epoch (from 0) in which `late_size` applies"

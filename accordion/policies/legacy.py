@@ -6,9 +6,9 @@
     strong if  values of the layer >= early_size   before epoch late_from
                values of the layer >= late_size    from epoch late_from on
 
-The policy looks at no gradient, so it is the comparison for policies that do. The paper combines
-layer size and training stage in several schedules of a sparsifier's density; this one chooses
-between the ends of a ladder.
+The policy uses no gradients, so it serves as a baseline for policies that do. The paper schedules
+the parameter of a compressor by layer size or by training stage; this policy combines both, and
+chooses between the ends of a ladder.
 """
 
 from __future__ import annotations

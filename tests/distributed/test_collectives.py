@@ -7,6 +7,7 @@ import json
 from collections import Counter
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from accordion import exchange
@@ -71,8 +72,8 @@ def _counts(rank):
                 buckets.append(1),
                 inner(*a, **k),
             )[1]
-            in_place, dense = [], hook._engine._prepare_dense
-            hook._engine._prepare_dense = lambda *a, dense=dense, in_place=in_place: (
+            in_place, dense = [], hook._engine._reduce_in_place
+            hook._engine._reduce_in_place = lambda *a, dense=dense, in_place=in_place: (
                 in_place.append(1),
                 dense(*a),
             )[1]
@@ -107,8 +108,8 @@ def test_powersgd_costs_at_most_two_collectives_a_bucket(counts):
             assert made <= 2 * buckets, rung
 
 
-def _counts_of_shared(rank, buckets_per_exchange):
-    """Return the exchanges and the collectives of one step of PowerSGD."""
+def _count_collectives(rank, buckets_per_exchange):
+    """Return the number of collectives in one step of PowerSGD."""
     way = Way(ddp={"bucket_cap_mb": 0.02}, buckets_per_exchange=buckets_per_exchange)
     worker = trial(rank, way, "powersgd")
     worker.step(0)
@@ -123,9 +124,27 @@ def _counts_of_shared(rank, buckets_per_exchange):
 
 def test_buckets_that_share_an_exchange_share_its_collectives(run_group):
     alone, pairs, together = (
-        run_group(2, _counts_of_shared, buckets)[0] for buckets in (1, 2, None)
+        run_group(2, _count_collectives, buckets)[0] for buckets in (1, 2, None)
     )
     assert together <= 2 < pairs < alone
+
+
+def _means(rank, dtype):
+    """Return a mean of tiny values that is sent alone, and one that shares a gather."""
+    network = exchange.GroupNetwork(dist.group.WORLD, torch.device("cpu"))
+    draw = torch.Generator().manual_seed(rank)
+    values = (torch.randn(4096, generator=draw) * 1e-6).to(dtype)
+    gather = Gather(torch.zeros(8, dtype=torch.uint8), equal=True)
+    return [
+        network.answer_requests({0: Mean(values.clone()), **others}, 0, lambda *_: None)[0].clone()
+        for others in ({}, {1: gather})
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_mean_of_two_workers_has_the_same_bits_alone_and_beside_a_gather(run_group, dtype):
+    for alone, beside in run_group(2, _means, dtype):
+        assert torch.equal(alone, beside)
 
 
 def _ledger(rank):

@@ -19,14 +19,14 @@ from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "jobs" / "ray-train-guest" / "train_compressed.py"
-SHUT = 3
+HELD_EPOCH = 3
 """Epoch whose report waits until the override has reached the workers."""
 
 
 @pytest.fixture
 def script(up: Up, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The example, started by hand on the cluster of `up`."""
-    (tmp_path / f"shut-{SHUT}").touch()
+    (tmp_path / f"shut-{HELD_EPOCH}").touch()
     lines, _ = accordion(up.home, "env").communicate(timeout=WAIT_S)
     driver = shlex.join([sys.executable, "-m", "tests.e2e.guest_driver"])
     arguments = shlex.join([str(EXAMPLE), str(tmp_path)])
@@ -64,7 +64,7 @@ def test_guest_is_seen_overridden_and_ended_by_its_own_script(
         up.client.cancel(job_id)
     made = up.client.override(job_id, OverrideRequest(level={"method": "none"}))
     wait_for(lambda: state() != "PENDING")
-    (tmp_path / f"open-{SHUT}").touch()
+    (tmp_path / f"open-{HELD_EPOCH}").touch()
     wait_for(lambda: state() not in ("PENDING", "DELIVERED"))
     [override] = up.client.overrides(job_id).items
     assert (override.id, override.state, override.acks) == (made.id, "APPLIED", 2)
