@@ -36,7 +36,11 @@ def test_a_dry_run_answers_with_the_defaulted_spec_and_stores_nothing(
     assert answer.status_code == 200
     assert answer.json()["would_wait"]
     assert "holds at most 4" in answer.json()["message"]
-    assert answer.json()["spec"]["compression"]["low"] == {"rank": 4, "factors": "both"}
+    assert answer.json()["spec"]["compression"]["low"] == {
+        "rank": 4,
+        "factors": "both",
+        "refresh_every": 0,
+    }
     assert client.get(JOBS).json()["items"] == []
 
 

@@ -140,7 +140,7 @@ def test_the_schedule_says_who_decided_each_layer(world: World, client: TestClie
         for layer in client.get(f"/api/v1/jobs/{job_id}/schedule").json()["layers"]
     }
     assert layers["fc1.weight"]["said_by"] == override_id
-    assert layers["fc1.weight"]["options"] == {"rank": 2, "factors": "both"}
+    assert layers["fc1.weight"]["options"] == {"rank": 2, "factors": "both", "refresh_every": 0}
     assert layers["fc1.weight"]["policy_level"] == layers["fc2.weight"]["level"] == "high"
 
 

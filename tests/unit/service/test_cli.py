@@ -53,7 +53,7 @@ def test_submit_takes_json_and_changed_values(accordion: Accordion, tmp_path: Pa
     found = accordion("submit", file, *changes, "--json").json()["spec"]
     assert (found["training"]["epochs"], found["compression"]["high"], found["labels"]) == (
         2,
-        {"rank": 2, "factors": "both"},
+        {"rank": 2, "factors": "both", "refresh_every": 0},
         {"team": "vision"},
     )
 

@@ -25,8 +25,8 @@ def refusal(**parts) -> str:
 def test_a_spec_needs_nothing_but_a_task():
     spec = JobSpec.model_validate(DIGITS)
     assert spec.task.options == {"hidden": 512, "min_step_s": 0.0}
-    assert spec.compression.low == {"rank": 4, "factors": "both"}
-    assert spec.compression.high == {"rank": 1, "factors": "both"}
+    assert spec.compression.low == {"rank": 4, "factors": "both", "refresh_every": 0}
+    assert spec.compression.high == {"rank": 1, "factors": "both", "refresh_every": 0}
 
 
 @pytest.mark.parametrize("file", sorted(JOBS.glob("*.yaml")), ids=lambda file: file.name)
