@@ -57,6 +57,11 @@ PAGE_HISTORY = 100
 """Default number of epochs or decisions per page."""
 MAX_NAME = 63
 """Maximum length of a job name, in characters."""
+IDLE_CONNECTION_S = 2.0
+"""Seconds for which an idle connection is used again.
+
+The service closes one after 5 s. A request that is sent in that moment would fail.
+"""
 _ID_PREFIX = re.compile(r"[0-9a-f-]{1,36}")
 
 
@@ -81,6 +86,7 @@ class Client:
             headers=headers,
             transport=transport,
             timeout=REQUEST_TIMEOUT_S,
+            limits=httpx2.Limits(keepalive_expiry=IDLE_CONNECTION_S),
             trust_env=False,
         )
         self._waiter = waiter or Waiter()

@@ -17,6 +17,7 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from service.app import create_app
+from service.client.client import IDLE_CONNECTION_S
 from service.scheduler import run_scheduler
 from service.settings import load_settings
 from tests.api.fake_runtime import FakeRuntime
@@ -50,7 +51,9 @@ class Live:
     """When set, the service shuts down."""
 
     def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=30)
+        return httpx2.Client(
+            base_url=self.url, timeout=30, limits=httpx2.Limits(keepalive_expiry=IDLE_CONNECTION_S)
+        )
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 
 from service.app import serve_api
+from service.client.client import IDLE_CONNECTION_S
 from service.errors import SettingsError
 from service.scheduler import run_scheduler
 from service.settings import load_settings
@@ -39,7 +40,11 @@ class Process:
     def __init__(self, home: Path) -> None:
         self.port = free_port()
         self.env = {**os.environ, "ACCORDION_HOME": str(home), "ACCORDION_PORT": str(self.port)}
-        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.client = httpx2.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            timeout=30,
+            limits=httpx2.Limits(keepalive_expiry=IDLE_CONNECTION_S),
+        )
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -16,6 +16,7 @@ import httpx2
 import uvicorn
 
 from service.app import create_app
+from service.client.client import IDLE_CONNECTION_S
 from service.scheduler import run_scheduler
 from service.settings import Settings, load_settings
 from tests.api.fake_runtime import FakeRuntime
@@ -128,7 +129,12 @@ def live_service(home: Path, **given: Any) -> Iterator[LiveService]:
     with (
         api.open(),
         _scheduler(settings, runtime),
-        httpx2.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as client,
+        httpx2.Client(
+            base_url=url,
+            headers=headers,
+            timeout=PATIENCE_S,
+            limits=httpx2.Limits(keepalive_expiry=IDLE_CONNECTION_S),
+        ) as client,
     ):
         yield LiveService(url=url, runtime=runtime, client=client, api=api)
 

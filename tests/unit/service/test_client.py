@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import httpx2
 import pytest
+import uvicorn
 
 from service.client import (
     AmbiguousJob,
@@ -17,6 +18,7 @@ from service.client import (
     Unreachable,
     Waiter,
 )
+from service.client.client import IDLE_CONNECTION_S
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
 PROBLEM = {
@@ -274,3 +276,10 @@ def test_a_job_is_found_with_as_many_requests_however_many_there_are() -> None:
 def test_a_reference_that_fits_no_job_is_told_with_the_way_out() -> None:
     with pytest.raises(AmbiguousJob, match="there is no job 'z'; 'accordion list'"):
         client_of(jobs_named("a", "b")).find("z")
+
+
+def test_an_idle_connection_is_dropped_before_the_service_closes_it() -> None:
+    async def app(*_: object) -> None:
+        """Never called."""
+
+    assert uvicorn.Config(app).timeout_keep_alive > 2 * IDLE_CONNECTION_S
