@@ -14,23 +14,19 @@ import pytest
 
 from service.api.override_schemas import OverrideRequest
 from service.client import Refused
-from tests.e2e.guest_driver import EPOCHS, NAME
 from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "jobs" / "ray-train-guest" / "train_compressed.py"
-HELD_EPOCH = 3
-"""Epoch whose report waits until the override has reached the workers."""
+EPOCHS = 20
 
 
 @pytest.fixture
 def script(up: Up, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The example, started by hand on the cluster of `up`."""
-    (tmp_path / f"shut-{HELD_EPOCH}").touch()
+    arguments = ["--name", "mine", "--epochs", str(EPOCHS), "--storage", str(tmp_path)]
     lines, _ = accordion(up.home, "env").communicate(timeout=WAIT_S)
-    driver = shlex.join([sys.executable, "-m", "tests.e2e.guest_driver"])
-    arguments = shlex.join([str(EXAMPLE), str(tmp_path)])
-    command = f'{lines}\nexec {driver} "$RAY_ADDRESS" {arguments}'
+    command = f"{lines}\nexec {shlex.join([sys.executable, str(EXAMPLE), *arguments])}"
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(["bash", "-c", command], stdout=log, stderr=log)
     yield process
@@ -45,27 +41,21 @@ def test_guest_is_seen_overridden_and_ended_by_its_own_script(
         assert script.poll() in (None, 0), (tmp_path / "log").read_text()[-4000:]
         return [job.id for job in up.client.all_jobs() if job.kind == "guest"]
 
-    def state() -> str:
-        [override] = up.client.overrides(job_id).items
-        return override.state
-
     [job_id] = wait_and_get(guests)
     wait_for(lambda: up.client.epochs(job_id).total)
     job = up.client.job(job_id)
     assert (job.name, job.status, job.world_size, job.workers, job.progress.epochs) == (
-        NAME,
+        "mine",
         "RUNNING",
         2,
         0,
         None,
     )
-    assert job.ray_run.train_run == NAME
+    assert job.ray_run.train_run == "mine"
     with pytest.raises(Refused, match="is a guest run and cannot be cancelled here"):
         up.client.cancel(job_id)
     made = up.client.override(job_id, OverrideRequest(level={"method": "none"}))
-    wait_for(lambda: state() != "PENDING")
-    (tmp_path / f"open-{HELD_EPOCH}").touch()
-    wait_for(lambda: state() not in ("PENDING", "DELIVERED"))
+    wait_for(lambda: up.client.overrides(job_id).items[0].state not in ("PENDING", "DELIVERED"))
     [override] = up.client.overrides(job_id).items
     assert (override.id, override.state, override.acks) == (made.id, "APPLIED", 2)
     wait_for(lambda: up.client.job(job_id).status not in ("RUNNING", "RECOVERING"))
