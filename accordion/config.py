@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import get_args
+from typing import Literal, get_args
 
 from accordion.compressors import ladder_of
 from accordion.errors import ConfigError
@@ -13,6 +13,7 @@ from accordion.messages import BatchLevel, Level, OptionValue, StatisticKind
 from accordion.policies import check_policy
 
 LevelOptions = Mapping[str, OptionValue]
+BucketsPerExchange = int | Literal["all", "auto"]
 _NAMED_LAYERS = 8
 """Number of layers that an error message lists by name."""
 
@@ -162,12 +163,14 @@ class Config:
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     batch: BatchConfig | None = None
     """Batch levels; None leaves the global batch unchanged."""
-    buckets_per_exchange: int | None = 1
-    """Number of DDP's buckets that are exchanged together; None exchanges all of a step at once.
+    buckets_per_exchange: BucketsPerExchange = "auto"
+    """Number of DDP's buckets that are exchanged together; `all` exchanges all of a step at once.
 
-    Buckets that share an exchange share its round trips, but wait for each other: give more on a
-    link with latency, fewer where the backward pass can hide the exchange. With two workers no
-    average changes by a bit; with more, sums may be rounded differently.
+    Buckets that share an exchange share its round trips, but wait for each other. `auto` measures
+    the first steps on rank 0 and chooses what ends first, again whenever the link changes; before
+    that, and with NCCL, each bucket has an exchange of its own. With two workers no average changes
+    by a bit; with more, sums may be rounded differently, so give a number to repeat a run of three
+    or more workers bit for bit.
     """
     seed: int = 0
     """Seed of sketches, random draws and warm starts; global generators are never used."""
@@ -176,11 +179,11 @@ class Config:
         self.ladder()
         check_policy(self.policy, self.policy_options)
         buckets = self.buckets_per_exchange
-        is_whole = isinstance(buckets, int) and not isinstance(buckets, bool)
-        if buckets is not None and not (is_whole and buckets >= 1):
+        is_whole = isinstance(buckets, int) and not isinstance(buckets, bool) and buckets >= 1
+        if not is_whole and buckets not in ("all", "auto"):
             raise ConfigError(
-                f"buckets_per_exchange is {buckets!r}; give a whole number, at least 1, or None for"
-                " all buckets of a step"
+                f"buckets_per_exchange is {buckets!r}; give a whole number, at least 1, or 'all'"
+                " for all buckets of a step, or 'auto' for what is measured to be fastest"
             )
 
     def ladder(self) -> tuple[Level, ...]:

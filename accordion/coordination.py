@@ -20,6 +20,7 @@ from accordion.ledger import OVERHEAD, Ledger
 from accordion.messages import Ack, Decision, decision_from_json, to_json
 from accordion.wire import Gather, Mean, Request
 
+_PROBES = 3
 _PIECE_BYTES = 1 << 26
 """Largest message in which `gather_on_rank_0` sends a part of a payload."""
 
@@ -27,8 +28,8 @@ _PIECE_BYTES = 1 << 26
 class Coordinator:
     """Exchanges short messages over a session's process group.
 
-    The ledger counts their bytes as overhead, except when states are saved or loaded, so that a
-    resumed run reports the same bytes as an uninterrupted one.
+    The ledger counts their bytes as overhead, except when states are saved or loaded and
+    when the link is probed, so that a resumed run reports the same bytes as an uninterrupted one.
     """
 
     def __init__(
@@ -147,6 +148,17 @@ class Coordinator:
         """Return the mean of the workers' buffers."""
         mean: Tensor = self._answer_request(Mean(buffer))
         return mean
+
+    def time_empty_mean(self) -> float:
+        """Return the seconds of an all-reduce of four bytes, the shortest of `_PROBES`."""
+        seconds = []
+        for _ in range(_PROBES):
+            started = self._network.seconds
+            self._answer_request(
+                Mean(torch.zeros(1, dtype=torch.float32, device=self._device)), counted=False
+            )
+            seconds.append(self._network.seconds - started)
+        return min(seconds)
 
     def _answer_request(self, request: Request, *, counted: bool = True) -> Any:
         def count(_: int, leaving: Request) -> None:

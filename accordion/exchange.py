@@ -9,13 +9,15 @@ collective.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from accordion.link_model import CollectiveKind, CollectiveTiming
 from accordion.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded_size
 
 Answers = dict[int, Any]
@@ -100,6 +102,8 @@ class GroupNetwork:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.seconds = 0.0
         """Seconds spent in collectives so far, waiting for slower workers included."""
+        self.on_collective: Callable[[CollectiveTiming], None] | None = None
+        """Called after each all-reduce and all-gather."""
 
     def answer_requests(
         self, requests: Mapping[int, Request], round_number: int, on_request: OnRequest
@@ -126,17 +130,16 @@ class GroupNetwork:
             index: _mean_of_payloads_(answers[index], means[index].buffer) for index in piggybacked
         }
 
-    def all_reduce_mean_(self, buffer: Tensor) -> None:
+    def all_reduce_mean_(self, buffer: Tensor, name: str = "mean 0") -> None:
         """Replace a contiguous buffer by its mean over the workers.
 
-        It is scaled before the sum, as DDP does.
+        It is scaled before the sum, as DDP does. `name` identifies the collective in its timing.
         """
         if self._group is None:
             return
         buffer.mul_(1.0 / self.world_size)
-        started = self._clock()
-        dist.all_reduce(buffer, group=self._group)
-        self.seconds += self._clock() - started
+        with self._timed("all-reduce", f"{name} {buffer.dtype}", buffer):
+            dist.all_reduce(buffer, group=self._group)
 
     def broadcast_(self, tensor: Tensor) -> None:
         """Replace a tensor by that of the group's rank 0, of equal size and dtype."""
@@ -172,7 +175,7 @@ class GroupNetwork:
                 name, (sum(buffer.numel() for buffer in buffers),), buffers[0].dtype
             )
             torch.cat([buffer.reshape(-1) for buffer in buffers], out=packed)
-        self.all_reduce_mean_(packed)
+        self.all_reduce_mean_(packed, name)
         parts = torch.split(packed, [buffer.numel() for buffer in buffers])
         return {
             index: part.view(b.shape)
@@ -186,7 +189,9 @@ class GroupNetwork:
         own = [payload.numel() for payload in payloads]
         equal = all(request.equal for request in requests.values())
         lengths_by_rank = (
-            [own] * self.world_size if equal else self._exchange_lengths(own, payloads[0].device)
+            [own] * self.world_size
+            if equal
+            else self._exchange_lengths(own, payloads[0].device, name)
         )
         longest = max(sum(map(padded_size, lengths)) for lengths in lengths_by_rank)
         if not equal:
@@ -199,28 +204,39 @@ class GroupNetwork:
         for payload, part in zip(payloads, _payload_slices(own), strict=True):
             packed[part].copy_(payload)
         gathered = self._scratch.take(f"{name} all", (self.world_size, longest), torch.uint8)
-        self._all_gather(gathered, packed)
+        self._all_gather(gathered, packed, name)
         parts = [
             [row[part] for part in _payload_slices(lengths)]
             for row, lengths in zip(gathered, lengths_by_rank, strict=True)
         ]
         return {index: [part[place] for part in parts] for place, index in enumerate(requests)}
 
-    def _exchange_lengths(self, own: list[int], device: torch.device) -> list[list[int]]:
+    def _exchange_lengths(self, own: list[int], device: torch.device, name: str) -> list[list[int]]:
         row = torch.tensor(own, dtype=torch.int64, device=device)
         gathered = torch.empty(self.world_size, len(own), dtype=torch.int64, device=device)
-        self._all_gather(gathered, row)
+        self._all_gather(gathered, row, f"{name} lengths")
         lengths: list[list[int]] = gathered.tolist()
         return lengths
 
-    def _all_gather(self, gathered: Tensor, row: Tensor) -> None:
+    def _all_gather(self, gathered: Tensor, row: Tensor, name: str) -> None:
         """Fill `gathered`, (W, length), with the rows of all workers."""
         if self._group is None:
             gathered.copy_(row)
             return
+        with self._timed("all-gather", name, row):
+            _gather_rows(gathered.view(-1), row, group=self._group)
+
+    @contextmanager
+    def _timed(self, kind: CollectiveKind, name: str, payload: Tensor) -> Iterator[None]:
         started = self._clock()
-        _gather_rows(gathered.view(-1), row, group=self._group)
-        self.seconds += self._clock() - started
+        yield
+        seconds = self._clock() - started
+        self.seconds += seconds
+        if self.on_collective is not None:
+            size = payload.numel() * payload.element_size()
+            self.on_collective(
+                CollectiveTiming(kind=kind, name=name, payload=size, seconds=seconds)
+            )
 
 
 def _as_gather(mean: Mean) -> Gather:

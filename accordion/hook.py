@@ -9,6 +9,7 @@ first step, so layers are identified by name and never by position.
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,12 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.compression_engine import Engine
+from accordion.config import BucketsPerExchange
 from accordion.ddp_buckets import as_real, fix_buckets, gradients_of
 from accordion.errors import HookError
 from accordion.exchange import GroupNetwork
+from accordion.exchange_plan import Plan
+from accordion.exchange_planner import ExchangePlanner, Proposal
 from accordion.executors import (
     Executor,
     InlineExecutor,
@@ -44,6 +48,16 @@ few bytes and are sensitive to errors.
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WaitingBucket:
+    """Bucket that DDP handed over."""
+
+    future: torch.futures.Future[Tensor]
+    bucket: Bucket
+    ready_s: float
+    """Time of the call, by `time.perf_counter`."""
+
+
 class Hook:
     """Registers itself with a DDP module and exchanges its buckets in their order.
 
@@ -58,8 +72,9 @@ class Hook:
         pass_skipped_step: given a step's signals, passes the boundary of a step that the training
             loop's own scaler skipped; returns False for another step.
         overlap: whether to exchange gradients in parallel with the backward pass.
-        buckets_per_exchange: number of buckets that are exchanged together; None exchanges all
-            buckets of a step at once.
+        buckets_per_exchange: number of buckets that are exchanged together; `all` exchanges all
+            buckets of a step at once, and `auto` follows `exchange_plan`, which starts with single
+            buckets.
 
     Raises:
         HookError: the module already has a hook.
@@ -74,7 +89,7 @@ class Hook:
         loss_scale: Callable[[], float],
         pass_skipped_step: Callable[[Tensor], bool],
         overlap: bool,
-        buckets_per_exchange: int | None,
+        buckets_per_exchange: BucketsPerExchange,
     ) -> None:
         register_exit_delay()
         device = next(module.parameters()).device
@@ -90,9 +105,20 @@ class Hook:
         }
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)
-        self._buckets_per_exchange = buckets_per_exchange
-        self._waiting: list[tuple[torch.futures.Future[Tensor], Bucket]] = []
+        self.exchange_plan: Plan = ()
+        """Number of buckets in each exchange; changed only between steps."""
+        self.can_plan = (
+            buckets_per_exchange == "auto"
+            and self._exchange_network.world_size > 1
+            and isinstance(self._executor, ThreadExecutor)
+        )
+        """Whether the hook follows `exchange_plan`, and its exchanges can be timed."""
+        self._group_size = self._fixed_group_size(buckets_per_exchange)
+        self._num_exchanges = 0
+        """Exchanges of this backward pass that have begun."""
+        self._waiting: list[_WaitingBucket] = []
         """Buckets of this backward pass whose exchange has not begun."""
+        self._planner = self._create_planner()
         self._handed_over: set[str] = set()
         self._signals: Tensor | None = None
         """Signals of the step whose gradients were exchanged; None before the exchange."""
@@ -100,6 +126,9 @@ class Hook:
         """Seconds for which training waited for exchanges, encoding included; on GPUs, only the
         host's time.
         """
+        self._register(module)
+
+    def _register(self, module: DistributedDataParallel) -> None:
         on_bucket = _make_comm_hook(weakref.ref(self))
         try:
             module.register_comm_hook(None, on_bucket)
@@ -140,6 +169,15 @@ class Hook:
         signals, self._signals = self._signals, None
         return signals
 
+    def set_probe(self, seconds: float) -> None:
+        """Give the planner, which rank 0 has, the measured duration of an empty all-reduce."""
+        if self._planner is not None:
+            self._planner.set_probe(seconds)
+
+    def propose_plan(self) -> Proposal | None:
+        """Return a better exchange plan, if the planner found one; called once after each step."""
+        return None if self._planner is None else self._planner.end_step()
+
     def unused_layers(self) -> list[str]:
         """Return the layers that no worker used in this step and whose gradients DDP left alone.
 
@@ -171,22 +209,43 @@ class Hook:
                 size than its parameter, or the pass runs inside `join()`.
             Exception: without overlap, the errors of the exchange.
         """
+        ready_s = time.perf_counter()
         self._check_call()
         if grad_bucket.index() == 0:
             self._engine.loss_scale = self._loss_scale()
         bucket = Bucket(buffer=grad_bucket.buffer(), layers=self._layers(grad_bucket))
         is_last = self._is_last(grad_bucket, bucket.layers)
         future: torch.futures.Future[Tensor] = self._executor.create_future()
-        self._waiting.append((future, bucket))
-        if is_last or len(self._waiting) == self._buckets_per_exchange:
+        self._waiting.append(_WaitingBucket(future=future, bucket=bucket, ready_s=ready_s))
+        if is_last or len(self._waiting) == self._next_group_size():
             self._exchange_waiting(is_last=is_last)
         return future
 
+    def _create_planner(self) -> ExchangePlanner | None:
+        network = self._exchange_network
+        if not self.can_plan or network.rank != 0:
+            return None
+        planner = ExchangePlanner(network.world_size)
+        network.on_collective = planner.add_collective
+        return planner
+
+    def _fixed_group_size(self, buckets_per_exchange: BucketsPerExchange) -> int | None:
+        """Return the number of buckets per exchange without a plan; None for all of a step."""
+        if buckets_per_exchange == "auto":
+            # Exchanges inside the backward pass hide nothing, so they may as well be one.
+            return 1 if self._executor.is_parallel else None
+        return None if buckets_per_exchange == "all" else buckets_per_exchange
+
+    def _next_group_size(self) -> int | None:
+        if self.can_plan and self._num_exchanges < len(self.exchange_plan):
+            return self.exchange_plan[self._num_exchanges]
+        return self._group_size
+
     def _exchange_waiting(self, *, is_last: bool) -> None:
         waiting, self._waiting = self._waiting, []
-        buckets = [bucket for _, bucket in waiting]
-        exchange = partial(self._exchange, buckets, is_last=is_last, since=time.perf_counter())
-        self._executor.submit(exchange, [(future, bucket.buffer) for future, bucket in waiting])
+        self._num_exchanges = 0 if is_last else self._num_exchanges + 1
+        exchange = partial(self._exchange, waiting, is_last=is_last, since=time.perf_counter())
+        self._executor.submit(exchange, [(item.future, item.bucket.buffer) for item in waiting])
 
     def _is_last(self, bucket: GradBucket, layers: Sequence[Layer]) -> bool:
         """Return whether a bucket completes the step.
@@ -201,6 +260,7 @@ class Hook:
         if not names.isdisjoint(self._handed_over):  # an earlier backward pass was aborted
             self._handed_over.clear()
             self._waiting.clear()
+            self._num_exchanges = 0
         self._handed_over |= names
         if len(self._handed_over) < len(self._reduced):
             return False
@@ -218,13 +278,23 @@ class Hook:
                 " accumulated or discarded, under no_sync()"
             )
 
-    def _exchange(self, buckets: Sequence[Bucket], *, is_last: bool, since: float) -> None:
+    def _exchange(self, waiting: Sequence[_WaitingBucket], *, is_last: bool, since: float) -> None:
+        started_s = time.perf_counter()
         raised = self._raised if is_last else None
+        buckets = [item.bucket for item in waiting]
         signals = self._engine.exchange(buckets, self._exchange_network, raised=raised)
         if is_last:
             self._signals = signals
+        ended_s = time.perf_counter()
         if is_last or not self._executor.is_parallel:
-            self.waited_s += time.perf_counter() - since
+            self.waited_s += ended_s - since
+        if self._planner is not None:
+            self._planner.add_exchange(
+                [item.ready_s for item in waiting],
+                [item.bucket.buffer.numel() for item in waiting],
+                started_s=started_s,
+                ended_s=ended_s,
+            )
 
     def _layers(self, bucket: GradBucket) -> tuple[Layer, ...]:
         parameters = bucket.parameters()

@@ -99,7 +99,7 @@ class Override:
     """Order of arrival within the job; where overrides overlap, the largest number wins."""
 
 
-DecisionCause = Literal["start", "window", "lr_drop", "skip", "hold", "override"]
+DecisionCause = Literal["start", "window", "lr_drop", "skip", "hold", "override", "link"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,9 @@ class Decision:
     step: int
     """First step for which it holds."""
     cause: DecisionCause
-    """`hold`: no window ended; `skip`: the batch or world size changed in the window."""
+    """`hold`: no window ended; `skip`: the batch or world size changed in the window; `link`: the
+    exchange plan was fitted to the measured link.
+    """
     reason: str
     """Explanation in one sentence."""
     regime_by_layer: Mapping[str, Regime]
@@ -133,6 +135,11 @@ class Decision:
     policy_batch_level: BatchLevel | None = None
     """Level that the policy would choose for the batch; null without an override of it."""
 
+    exchange_plan: tuple[int, ...] = ()
+    """Number of DDP's buckets in each exchange of a step; empty before it is chosen by measurement,
+    and if the settings fix it.
+    """
+
     @property
     def override_ids(self) -> tuple[str, ...]:
         """Sorted ids of all overrides in force."""
@@ -152,17 +159,23 @@ class Ack:
     """Digest of the plan that the rank runs."""
 
 
-def plan_digest(level_by_layer: Mapping[str, Level], global_batch: int | None = None) -> str:
+def plan_digest(
+    level_by_layer: Mapping[str, Level],
+    global_batch: int | None = None,
+    exchange_plan: tuple[int, ...] = (),
+) -> str:
     """Return 16 hex digits that are equal on two ranks if and only if they run the same plan.
 
     `global_batch` is None if the batch is not decided.
     """
-    plan = {name: [level.method, dict(level.options)] for name, level in level_by_layer.items()}
-    text = json.dumps(
-        plan if global_batch is None else [plan, global_batch],
-        sort_keys=True,
-        separators=(",", ":"),
-    )
+    plan: object = {
+        name: [level.method, dict(level.options)] for name, level in level_by_layer.items()
+    }
+    if global_batch is not None:
+        plan = [plan, global_batch]
+    if exchange_plan:
+        plan = {"plan": plan, "exchanges": exchange_plan}
+    text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -185,4 +198,6 @@ def decision_from_json(data: Mapping[str, object]) -> Decision:
                 layer: level if isinstance(level, Level) else Level(**level)
                 for layer, level in levels.items()
             }
+    plan = fields.get("exchange_plan", ())
+    fields["exchange_plan"] = tuple(plan) if isinstance(plan, list | tuple) else plan
     return Decision(**fields)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from accordion.coordination import Coordinator
 from accordion.detector import window_is_due, window_is_full
 from accordion.errors import OverrideError, StateError
 from accordion.exchange import GroupNetwork
+from accordion.exchange_planner import Proposal
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
@@ -142,6 +144,8 @@ class Session:
         self._requested: set[Signal] = set()
         self._in_flight: frozenset[Signal] = frozenset()
         self._overrides: tuple[Override, ...] = ()
+        self._decided_overrides: tuple[Override, ...] = ()
+        self._proposal: Proposal | None = None
         self.on_boundary: Callable[[StepResult], None] | None = None
         """Called on every rank with the result of each step boundary."""
         self.lr: float | None = None
@@ -149,7 +153,6 @@ class Session:
 
         None uses the optimizer's rate.
         """
-        self._adopt_decision(self.decision)
 
     def register_hook(
         self, module: torch.nn.Module, network: GroupNetwork, *, overlap: bool
@@ -185,6 +188,8 @@ class Session:
                 loss_scale=steps.read_scale,
                 unscale=steps.unscale_gradients,
             )
+        self._adopt_decision(self.decision)
+        self._probe_link()
 
     def watch_windows(self, epochs: int | None) -> None:
         """Warn on rank 0 if the run is too short for its windows; `attach` calls this."""
@@ -262,9 +267,10 @@ class Session:
         self._requested -= self._in_flight
         taken = Signal.NOT_FINITE not in announced
         self._finish_step(taken=taken)
+        self._plan_exchanges()
         self.steps += 1
         switch = (
-            self._apply_decision(self._decide_overrides) if Signal.DECISION in announced else None
+            self._apply_decision(self._decide_at_boundary) if Signal.DECISION in announced else None
         )
         if window_is_full(self._config.detector, self.steps):
             switch = self._close_window(
@@ -353,7 +359,10 @@ class Session:
             self._engine.restore_backup(before[0])
             self.controller.load_state_dict(before[1])
             raise (problem or error) from problem
-        self._adopt_decision(parse_decision(loaded["decision"]))
+        decision = parse_decision(loaded["decision"])
+        self._adopt_decision(
+            decision if self.hook.can_plan else replace(decision, exchange_plan=())
+        )
         self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
         self.epoch, self.lr = loaded["epoch"], loaded["lr"]
 
@@ -435,19 +444,56 @@ class Session:
         proposal = self.controller.decide(report)
         return proposal if self._decider is None else self._decider(report, proposal)
 
-    def _decide_overrides(self) -> Decision:
-        return self.controller.override(self._overrides, epoch=self.epoch, step=self.steps)
+    def _plan_exchanges(self) -> None:
+        proposal = self.hook.propose_plan()
+        if proposal is not None:
+            self._proposal = proposal
+            self.request(Signal.DECISION)
+
+    def _decide_at_boundary(self) -> Decision:
+        """Return the decision on the overrides, or on a proposed exchange plan if they are the
+        same.
+        """
+        proposal, self._proposal = self._proposal, None
+        if proposal is None or self._overrides is not self._decided_overrides:
+            self._decided_overrides = self._overrides
+            decision = self.controller.override(self._overrides, epoch=self.epoch, step=self.steps)
+        else:
+            decision = replace(
+                self.decision,
+                epoch=self.epoch,
+                step=self.steps,
+                cause="link",
+                reason=proposal.reason,
+                change_by_layer=dict.fromkeys(self.decision.change_by_layer),
+            )
+        return decision if proposal is None else replace(decision, exchange_plan=proposal.plan)
 
     def _apply_decision(self, decide: Callable[[], Decision]) -> Switch:
         """Let rank 0 decide, apply the decision on all ranks, and gather their acknowledgements."""
-        decision = self._coordinator.share_decision(decide)
+
+        def decide_all() -> Decision:
+            decision = decide()
+            plan = decision.exchange_plan or self.decision.exchange_plan
+            return replace(decision, exchange_plan=plan)
+
+        decision = self._coordinator.share_decision(decide_all)
         self._adopt_decision(decision)
         batch = self.global_batch if self._config.batch else None
-        own = Ack(rank=self.rank, step=self.steps, digest=plan_digest(self._engine.plan, batch))
-        return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
+        digest = plan_digest(self._engine.plan, batch, self.hook.exchange_plan)
+        own = Ack(rank=self.rank, step=self.steps, digest=digest)
+        acks = self._coordinator.gather_acks(own)
+        self._probe_link()
+        return Switch(decision=decision, acks=acks)
+
+    def _probe_link(self) -> None:
+        """Measure the link's latency for the planner; all ranks together."""
+        if self.hook.can_plan:
+            self.hook.set_probe(self._coordinator.time_empty_mean())
 
     def _adopt_decision(self, decision: Decision) -> None:
         self.decision, self._engine.plan = decision, decision.level_by_layer
+        self.hook.exchange_plan = decision.exchange_plan
         self.global_batch = decision.global_batch or self.global_batch
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from accordion.compression_engine import Engine
 from accordion.ddp_buckets import as_real
 from accordion.errors import HookError
+from accordion.exchange_plan import Plan
+from accordion.exchange_planner import Proposal
 from accordion.hook import named_layers
 from accordion.layer_stacks import Layer
 from accordion.module_checks import has_peers
@@ -34,6 +36,8 @@ class SingleProcessHook:
     """
 
     waited_s = 0.0
+    can_plan = False
+    exchange_plan: Plan = ()
 
     def __init__(
         self,
@@ -107,6 +111,13 @@ class SingleProcessHook:
             self._engine.loss_scale = 1.0
             self._engine.add_residuals_(layers)
         return signals
+
+    def set_probe(self, seconds: float) -> None:
+        """Do nothing, because there are no exchanges."""
+
+    def propose_plan(self) -> Proposal | None:
+        """Return None, because there are no exchanges."""
+        return None
 
     def unused_layers(self) -> list[str]:
         """Return no layers: a layer without a gradient sent nothing and keeps its residual."""

@@ -183,10 +183,13 @@ class CompressionSpec(Strict):
     """Options of the strong level, for stable regimes, such as `{"rank": 1}`. Null: the method's
     defaults.
     """
-    buckets_per_exchange: Whole | None = Field(default=_LIBRARY.buckets_per_exchange, ge=1)
+    buckets_per_exchange: Annotated[Whole, Field(ge=1)] | Literal["all", "auto"] = (
+        _LIBRARY.buckets_per_exchange
+    )
     """Number of DDP's buckets (about 25 MB of gradients each, the first one smaller) that are
-    exchanged together. More save round trips on a link with latency; fewer let the backward pass
-    hide more of the exchange. Null: all buckets of a step at once.
+    exchanged together; `all`: all buckets of a step. More save round trips on a link with latency;
+    fewer let the backward pass hide more of the exchange. `auto` measures the job's own steps and
+    chooses what is fastest, again whenever the link changes.
     """
 
     @model_validator(mode="after")

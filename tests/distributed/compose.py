@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion.compressors import COMPRESSORS, ladder_of
-from accordion.config import Config, DetectorConfig, LayerPlan, Window
+from accordion.config import BucketsPerExchange, Config, DetectorConfig, LayerPlan, Window
 from accordion.hook import named_layers
 from accordion.optimizer_steps import StepMode
 from accordion.session import Session, attach
@@ -151,7 +151,7 @@ class Way:
     """The DDP module itself is compiled."""
     way_of: Callable[[int, int], int] | None = None
     """Branch by rank and step."""
-    buckets_per_exchange: int | None = 1
+    buckets_per_exchange: BucketsPerExchange = 1
     precision: float = 2**-18
     """Precision of the result, relative to the largest entry: some fifty roundings in fp32."""
 
@@ -198,12 +198,12 @@ WAYS: Mapping[str, Way] = {
     "twenty buckets, three to an exchange": Way(
         model=Deep, ddp={"bucket_cap_mb": 0.0001}, buckets_per_exchange=3
     ),
-    "static graph in one exchange": Way(ddp={"static_graph": True}, buckets_per_exchange=None),
+    "static graph in one exchange": Way(ddp={"static_graph": True}, buckets_per_exchange="all"),
     "unused layers in one exchange": Way(
         model=Branches,
         ddp={"find_unused_parameters": True, "bucket_cap_mb": 0.002},
         way_of=lambda rank, step: (rank + step) % 3,
-        buckets_per_exchange=None,
+        buckets_per_exchange="all",
     ),
     "static graph": Way(ddp={"static_graph": True}),
     "static graph of several dtypes": Way(model=Complex, ddp={"static_graph": True}),

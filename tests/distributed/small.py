@@ -78,10 +78,11 @@ def start_with_optimizer(
     method: str, *, decider: Decider | None = None, **settings: Any
 ) -> tuple[DistributedDataParallel, Session, torch.optim.SGD]:
     """Attach to a new model; all settings but `decider`, `window` and the buckets' size are of
-    `Config`.
+    `Config`. Buckets are exchanged one by one, so that no sum depends on measured times.
     """
     ddp, optimizer = build(settings.pop("bucket_cap_mb", 0.04))
     detector = DetectorConfig(window=Window(epochs=settings.pop("window", 1)))
+    settings = {"buckets_per_exchange": 1, **settings}
     config = Config(method=method, detector=detector, **settings)
     return ddp, attach(ddp, config, optimizer=optimizer, decider=decider), optimizer
 

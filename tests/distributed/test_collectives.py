@@ -124,7 +124,7 @@ def _count_collectives(rank, buckets_per_exchange):
 
 def test_buckets_that_share_an_exchange_share_its_collectives(run_group):
     alone, pairs, together = (
-        run_group(2, _count_collectives, buckets)[0] for buckets in (1, 2, None)
+        run_group(2, _count_collectives, buckets)[0] for buckets in (1, 2, "all")
     )
     assert together <= 2 < pairs < alone
 

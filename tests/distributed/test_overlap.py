@@ -58,7 +58,7 @@ def test_exchanges_beside_and_inside_the_backward_pass_give_the_same_bits(run_gr
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["beside", "inside"])
-@pytest.mark.parametrize("buckets", [2, 3, None])
+@pytest.mark.parametrize("buckets", [2, 3, "all"])
 def test_buckets_that_share_an_exchange_get_the_same_bits(run_group, overlap, buckets):
     alone = run_group(2, _every_level, True)
     shared = run_group(2, _every_level, overlap, buckets)
@@ -71,7 +71,7 @@ def test_buckets_that_share_an_exchange_get_the_same_bits(run_group, overlap, bu
         assert total.payload == pytest.approx(other_total.payload, rel=0.01)
 
 
-@pytest.mark.parametrize("buckets", [2, None])
+@pytest.mark.parametrize("buckets", [2, "all"])
 def test_three_replicas_whose_buckets_share_exchanges_stay_equal(run_group, buckets):
     first, *others = run_group(3, _every_level, True, buckets)
     for ends, _, total in others:

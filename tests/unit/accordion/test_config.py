@@ -43,6 +43,7 @@ def test_an_option_that_is_left_out_is_spelled_out_in_the_level() -> None:
         ({"buckets_per_exchange": 0}, "buckets_per_exchange is 0; give a whole number, at least 1"),
         ({"buckets_per_exchange": 1.5}, "is 1.5; give a whole number"),
         ({"buckets_per_exchange": "4"}, "is '4'; give a whole number"),
+        ({"buckets_per_exchange": None}, "is None; give a whole number, at least 1, or 'all'"),
         ({"buckets_per_exchange": True}, "is True; give a whole number"),
         ({"policy": "best"}, "unknown policy 'best'"),
         ({"policy": "fixed", "policy_options": {"level": "middle"}}, "known are low, high"),

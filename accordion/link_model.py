@@ -1,0 +1,114 @@
+"""Time that collectives take on a measured link; stdlib only.
+
+A worker of a ring sends one message after the other. Each takes the link's latency, and all of them
+together take their bytes divided by the bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+CollectiveKind = Literal["all-reduce", "all-gather"]
+_SHORTEST_S = 1e-7
+"""Lower limit of a measured duration, so that a clock that did not advance divides nothing by zero.
+"""
+_SINGULAR = 1e-6
+"""Relative determinant below which samples cannot tell latency from bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTiming:
+    """One measured collective."""
+
+    kind: CollectiveKind
+    name: str
+    """Round, kind and dtype; collectives of equal names share a call if their buckets share an
+    exchange.
+    """
+    payload: float
+    """Bytes that each worker passed to the network."""
+    seconds: float
+    """Seconds of the call, waiting for slower workers included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """Measured network of workers that send in a ring, in which all wait for the slowest link."""
+
+    world_size: int
+    latency_s: float
+    """Seconds that a message takes in addition to the time of its bytes."""
+    bytes_per_s: float
+    """Bandwidth in one direction; infinite if bytes take no measurable time."""
+
+    def seconds_for(self, kind: CollectiveKind, payload: float) -> float:
+        """Return the seconds of a collective in which each worker passes `payload` bytes."""
+        return (
+            count_messages(kind, self.world_size) * self.latency_s
+            + wire_factor(kind, self.world_size) * payload / self.bytes_per_s
+        )
+
+    def __str__(self) -> str:
+        speed = 8e-6 * self.bytes_per_s
+        bandwidth = f"{speed:.3g} Mbit/s" if speed < 1e5 else "over 100 Gbit/s"
+        return f"{bandwidth} and {1e3 * self.latency_s:.2g} ms per message"
+
+
+def count_messages(kind: CollectiveKind, world_size: int) -> int:
+    """Return the messages that each worker sends one after the other in a ring."""
+    return (world_size - 1) * (2 if kind == "all-reduce" else 1)
+
+
+def wire_factor(kind: CollectiveKind, world_size: int) -> float:
+    """Return the bytes that each worker sends per byte of its payload in a ring."""
+    return (world_size - 1) * (2 / world_size if kind == "all-reduce" else 1)
+
+
+def fit_ring(timings: Sequence[CollectiveTiming], world_size: int) -> Ring:
+    """Return the ring whose predictions have the least squared relative error.
+
+    Latency and bandwidth are not negative. Timings with the same ratio of messages to bytes cannot
+    tell one from the other; include a small and a large collective.
+
+    Raises:
+        ValueError: there are no timings, or the workers have no peers.
+    """
+    if not timings or world_size < 2:
+        raise ValueError(
+            f"got {len(timings)} timings of {world_size} workers; a ring is fitted to at least one"
+            " timing of at least two workers"
+        )
+    by_messages, by_bytes = [], []
+    for timing in timings:
+        seconds = max(timing.seconds, _SHORTEST_S)
+        by_messages.append(count_messages(timing.kind, world_size) / seconds)
+        by_bytes.append(wire_factor(timing.kind, world_size) * timing.payload / seconds)
+    latency, per_byte = _solve_nonnegative(by_messages, by_bytes)
+    return Ring(
+        world_size=world_size,
+        latency_s=latency,
+        bytes_per_s=1.0 / per_byte if per_byte > 0.0 else math.inf,
+    )
+
+
+def _solve_nonnegative(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Return the x, y >= 0 with the least sum of (x * first + y * second - 1) squared."""
+    square, other_square = _dot(first, first), _dot(second, second)
+    product, total, other_total = _dot(first, second), sum(first), sum(second)
+    determinant = square * other_square - product**2
+    if determinant > _SINGULAR * square * other_square:
+        x = (total * other_square - other_total * product) / determinant
+        y = (other_total * square - total * product) / determinant
+        if x >= 0.0 and y >= 0.0:
+            return x, y
+    # The best solution is on an edge: the one that explains more of the sum of squares.
+    if other_square == 0.0 or total**2 / square >= other_total**2 / other_square:
+        return total / square, 0.0
+    return 0.0, other_total / other_square
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))

@@ -1,0 +1,176 @@
+"""The planner beside simulated training, whose link and buckets are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import pytest
+
+from accordion.exchange_plan import Plan
+from accordion.exchange_planner import (
+    LONGEST_WINDOW,
+    SETTLING_STEPS,
+    WINDOW_STEPS,
+    ExchangePlanner,
+    ExchangeTiming,
+    Proposal,
+)
+from accordion.link_model import CollectiveTiming, Ring
+
+LATE = Ring(world_size=2, latency_s=0.008, bytes_per_s=5e6)
+FAST = Ring(world_size=2, latency_s=1e-5, bytes_per_s=1e9)
+ONE_LOOK = SETTLING_STEPS + WINDOW_STEPS
+
+
+@dataclass
+class Training:
+    """Training of two workers whose clock this test moves."""
+
+    link: Ring
+    buckets: int = 9
+    backward_s: float = 0.05
+    """Seconds from one bucket to the next."""
+    encode_s: float = 0.002
+    payload: int = 10_000
+    joined_penalty_s: float = 0.0
+    """Seconds that joining two buckets costs and that no model knows of."""
+    plan: Plan = ()
+    steps: int = 0
+    now: float = 100.0
+    proposals: list[Proposal] = field(default_factory=list)
+    planner: ExchangePlanner = field(default_factory=lambda: ExchangePlanner(2))
+
+    def __post_init__(self) -> None:
+        self.plan = self.plan or (1,) * self.buckets
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            proposal = self.planner.observe_step(self.step())
+            if proposal is not None:
+                self.proposals.append(proposal)
+                self.plan = proposal.plan
+
+    def step(self) -> list[ExchangeTiming]:
+        self.steps += 1
+        ready = [self.now + place * self.backward_s for place in range(self.buckets)]
+        exchanges, start, end = [], 0, self.now
+        for stop in accumulate(self.plan):
+            begin = max(end, ready[stop - 1])
+            exchanges.append(self.exchange(tuple(ready[start:stop]), begin))
+            start, end = stop, exchanges[-1].ended_s
+        self.now = end + 0.1
+        return exchanges
+
+    def exchange(self, ready_s: tuple[float, ...], begin: float) -> ExchangeTiming:
+        number = len(ready_s)
+        collectives = tuple(
+            CollectiveTiming(
+                kind="all-reduce",
+                name=name,
+                payload=number * size,
+                seconds=self.link.seconds_for("all-reduce", number * size),
+            )
+            for name, size in (("mean 0", self.payload), ("mean 1", 3 * self.payload))
+        )
+        seconds = sum(item.seconds for item in collectives) + number * self.encode_s
+        return ExchangeTiming(
+            ready_s=ready_s,
+            values=(1000,) * number,
+            started_s=begin,
+            ended_s=begin + seconds + (number - 1) * self.joined_penalty_s,
+            collectives=collectives,
+        )
+
+
+def test_on_a_link_with_latency_the_buckets_join_after_one_window():
+    training = Training(LATE, backward_s=0.001)
+    training.train(ONE_LOOK - 1)
+    assert not training.proposals
+    training.train(1)
+    assert training.plan == (9,)
+    reason = training.proposals[0].reason
+    assert "9 buckets of gradients are averaged in one exchange instead of 9" in reason
+    assert "40 Mbit/s and 8 ms per message" in reason
+
+
+def test_where_the_backward_pass_hides_the_exchanges_nothing_changes():
+    training = Training(FAST)
+    training.train(5 * ONE_LOOK)
+    assert not training.proposals
+    assert training.plan == (1,) * 9
+
+
+def test_a_plan_that_was_confirmed_stays():
+    training = Training(LATE, backward_s=0.001)
+    training.train(40 * ONE_LOOK)
+    assert len(training.proposals) == 1
+
+
+def test_a_plan_that_turns_out_slower_is_given_up_for_good():
+    training = Training(LATE, backward_s=0.001, joined_penalty_s=0.1)
+    training.train(40 * ONE_LOOK)
+    first, back, *others = training.proposals
+    assert first.plan != (1,) * 9
+    assert back.plan == (1,) * 9
+    assert "measured" in back.reason
+    assert training.plan == (1,) * 9
+    assert not others
+
+
+def test_the_plan_follows_a_link_that_changes_both_ways():
+    training = Training(FAST, backward_s=0.001)
+    training.train(2 * ONE_LOOK)
+    before = training.plan
+    training.link = LATE
+    training.train(2 * ONE_LOOK)
+    assert training.plan == (9,)
+    training.link = FAST
+    training.planner.set_probe(2 * FAST.latency_s)
+    training.train(SETTLING_STEPS + LONGEST_WINDOW)
+    separate, joined = (Training(FAST, backward_s=0.001, plan=plan) for plan in (before, (9,)))
+    spans = [
+        exchanges[-1].ended_s - exchanges[0].ready_s[0]
+        for exchanges in (separate.step(), joined.step(), training.step())
+    ]
+    assert spans[2] <= 1.05 * min(spans[:2])
+
+
+def test_waiting_for_another_worker_now_and_then_does_not_change_the_plan():
+    training = Training(FAST)
+    for step in range(10 * ONE_LOOK):
+        training.link = LATE if step % 10 == 0 else FAST
+        training.train(1)
+    assert not training.proposals
+
+
+@pytest.mark.parametrize("buckets", [0, 1])
+def test_with_fewer_than_two_buckets_there_is_nothing_to_plan(buckets):
+    training = Training(LATE, buckets=buckets) if buckets else None
+    planner = ExchangePlanner(2)
+    for _ in range(3 * ONE_LOOK):
+        assert planner.observe_step(training.step() if training else []) is None
+
+
+def test_exchanges_that_send_nothing_are_left_as_they_are():
+    planner = ExchangePlanner(2)
+    silent = ExchangeTiming(
+        ready_s=(0.0,), values=(10,), started_s=0.0, ended_s=0.1, collectives=()
+    )
+    for _ in range(2 * ONE_LOOK):
+        assert planner.observe_step([silent, silent]) is None
+
+
+def test_windows_become_longer_with_every_change_up_to_a_limit():
+    training = Training(LATE, backward_s=0.001)
+    changes = []
+    for turn in range(2000):
+        training.link = LATE if len(training.proposals) % 2 == 0 else FAST
+        training.planner.set_probe(2 * training.link.latency_s)
+        before = len(training.proposals)
+        training.train(10)
+        if len(training.proposals) > before:
+            changes.append(turn)
+    gaps = [later - earlier for earlier, later in pairwise(changes)]
+    assert gaps
+    assert gaps[-1] >= LONGEST_WINDOW // 10
