@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion import Config, attach
+from accordion.config import BucketsPerExchange
 from accordion.optimizer_steps import StepMode
 from tests.bench.peers_powersgd import PeerPowerSGD
 from tests.bench.resnet import resnet18
@@ -26,6 +27,8 @@ LR = 0.01
 RANK = 4
 ADVISED: Mapping[str, Any] = {"bucket_cap_mb": 5, "gradient_as_bucket_view": True}
 """DDP's settings as our README advises them; `none` is compared with plain DDP at DDP's own."""
+SETTLING_STEPS = 75
+"""Steps in which a session looks twice at its exchange plan."""
 WHOLE_MODEL_MB = 1000
 """A bucket that holds every gradient, so that nothing leaves before backward has ended."""
 
@@ -35,6 +38,8 @@ class Contestant:
 
     payload = 0
     """Bytes handed to the network so far, where the contestant counts them."""
+    settling_steps = 1
+    """Steps before it is timed."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -73,10 +78,20 @@ class Accordion(Contestant):
     mode: StepMode = "session"
 
     def __init__(
-        self, method: str, options: Mapping[str, Any], *, overlap: bool = True, **settings: Any
+        self,
+        method: str,
+        options: Mapping[str, Any],
+        *,
+        overlap: bool = True,
+        buckets_per_exchange: BucketsPerExchange = "auto",
+        **settings: Any,
     ) -> None:
         super().__init__(ddp(**settings))
-        config = Config(method=method, low=options, high=options)
+        config = Config(
+            method=method, low=options, high=options, buckets_per_exchange=buckets_per_exchange
+        )
+        if buckets_per_exchange == "auto":
+            self.settling_steps = SETTLING_STEPS
         self._session = attach(
             self.module, config, optimizer=self.optimizer, overlap=overlap, step=self.mode
         )
@@ -84,6 +99,11 @@ class Accordion(Contestant):
     @property
     def payload(self) -> int:
         return self._session.ledger.total.payload
+
+    @property
+    def exchange_plan(self) -> tuple[int, ...]:
+        """Buckets by exchange, as decided."""
+        return self._session.decision.exchange_plan
 
     def _finish(self) -> None:
         self._session.step()
@@ -133,6 +153,12 @@ CONTESTANTS: Mapping[str, Callable[[], Contestant]] = {
     "ddp": lambda: Contestant(ddp()),
     "fp16": HalfDdp,
     "accordion": lambda: Accordion("powersgd", {"rank": RANK}, **ADVISED),
+    "accordion separate": lambda: Accordion(
+        "powersgd", {"rank": RANK}, buckets_per_exchange=1, **ADVISED
+    ),
+    "accordion together": lambda: Accordion(
+        "powersgd", {"rank": RANK}, buckets_per_exchange="all", **ADVISED
+    ),
     "accordion following": lambda: Following("powersgd", {"rank": RANK}, **ADVISED),
     "accordion alternating": lambda: Accordion(
         "powersgd", {"rank": RANK, "factors": "alternating"}, **ADVISED

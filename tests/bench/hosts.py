@@ -17,8 +17,8 @@ HOSTS = 2
 class Pair:
     """Two workers that take the same commands at the same time, up while the `with` block runs."""
 
-    def __init__(self) -> None:
-        self._lab = Lab(HOSTS)
+    def __init__(self, *, delay_ms: int = 0) -> None:
+        self._lab = Lab(HOSTS, delay_ms=delay_ms)
         self._workers: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Pair:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.bench.contestants import ALONE, CONTESTANTS, Contestant
+from tests.bench.contestants import ALONE, CONTESTANTS, Accordion, Contestant
 from tests.bench.timing import Copy, seconds_of
 
 BATCH = 8
@@ -65,7 +65,8 @@ class Workplace:
         a step.
         """
         for name in steps:
-            self._step(name)
+            for _ in range(self._contestants[name].settling_steps):
+                self._step(name)
         self._processor_s = dict.fromkeys(steps, 0.0)
         before = {name: self._contestants[name].payload for name in steps}
         found = [self._round(steps, turned=turn % 2 == 1) for turn in range(rounds)]
@@ -74,7 +75,12 @@ class Workplace:
             for name, number in steps.items()
         }
         busy = {name: self._processor_s[name] / (number * rounds) for name, number in steps.items()}
-        return {"rounds": found, "payload": payload, "processor_s": busy}
+        plans = {
+            name: contestant.exchange_plan
+            for name in steps
+            if isinstance(contestant := self._contestants[name], Accordion)
+        }
+        return {"rounds": found, "payload": payload, "processor_s": busy, "plans": plans}
 
     def _round(self, steps: Mapping[str, int], *, turned: bool) -> dict[str, float]:
         """Every second round goes the other way round, so that nobody always follows the same

@@ -18,14 +18,20 @@ _CLONE_NEWNET = 0x40000000
 
 
 class Lab:
-    """N hosts behind links of `rate` Mbit/s (0: unshaped), up while the `with` block runs."""
+    """N hosts behind links of `rate` Mbit/s (0: unshaped), `delay_ms` from one to the other; up
+    while the `with` block runs.
+    """
 
-    def __init__(self, hosts: int, rate: int = 0) -> None:
-        self._hosts, self._rate = hosts, rate
+    def __init__(self, hosts: int, rate: int = 0, delay_ms: int = 0) -> None:
+        self._shape = [str(hosts), str(rate), str(delay_ms)]
 
     def __enter__(self) -> Lab:
+        # The process that delays frames inherits these files and outlives the command.
         subprocess.run(
-            [SCRIPT, "up", str(self._hosts), str(self._rate)], check=True, capture_output=True
+            [SCRIPT, "up", *self._shape],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         return self
 
