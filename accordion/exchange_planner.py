@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
 from accordion.exchange_plan import BucketCost, Plan, choose_plan, predict_end
-from accordion.link_model import CollectiveKind, CollectiveTiming, Ring, fit_ring
+from accordion.link_model import (
+    CollectiveKind,
+    CollectiveTiming,
+    Ring,
+    count_messages,
+    fit_ring,
+    separates_latency,
+)
 
 SETTLING_STEPS = 3
 """Steps after a change of plan that are not measured."""
 WINDOW_STEPS = 20
 """Steps between two looks at the plan; doubled with every change, up to `LONGEST_WINDOW`."""
 LONGEST_WINDOW = 320
+PROBE_NOISE_S = 0.002
+"""Seconds by which two probes of the same link differ on busy hosts."""
 LEAST_SAVING = 0.05
 """Part of the span by which another plan must be shorter."""
 LEAST_SAVING_S = 0.0005
@@ -67,7 +76,12 @@ class ExchangePlanner:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._probe: CollectiveTiming | None = None
+        self._probe_s = 0.0
+        """Last measured duration of an empty all-reduce."""
+        self._latency_s: float | None = None
+        """Latency when a window last told it from bandwidth."""
+        self._probe_then_s = 0.0
+        """`_probe_s` at that time."""
         self._collectives: list[CollectiveTiming] = []
         """Collectives of the running exchange."""
         self._step: list[ExchangeTiming] = []
@@ -84,11 +98,11 @@ class ExchangePlanner:
         """Measured spans by plan, in seconds."""
 
     def set_probe(self, seconds: float) -> None:
-        """Set the measured duration of an all-reduce without bytes.
+        """Set the measured duration of an empty all-reduce between two steps.
 
-        It tells latency from bandwidth where all collectives of a step have about the same size.
+        It shows a change of the latency when all collectives of a step have about the same size.
         """
-        self._probe = CollectiveTiming(kind="all-reduce", name="probe", payload=0, seconds=seconds)
+        self._probe_s = seconds
 
     def add_collective(self, timing: CollectiveTiming) -> None:
         """Add a collective of the running exchange."""
@@ -170,7 +184,7 @@ class ExchangePlanner:
         samples = [timing for timings in names for timing in timings.values()]
         if not samples:
             return None
-        ring = fit_ring([*samples, self._probe] if self._probe else samples, self._world_size)
+        ring = self._fit(samples)
         before, costs = self._costs, list[BucketCost]()
         firsts = [step[0].ready_s[0] for step in zip(*places, strict=True)]
         for exchanges, timings in zip(places, names, strict=True):
@@ -178,6 +192,22 @@ class ExchangePlanner:
             costs += _split_costs(exchanges, timings, known=known, firsts=firsts)
         self._costs = costs
         return ring
+
+    def _fit(self, samples: Sequence[CollectiveTiming]) -> Ring:
+        if separates_latency(samples):
+            ring = fit_ring(samples, self._world_size)
+            self._latency_s, self._probe_then_s = ring.latency_s, self._probe_s
+            return ring
+        messages = count_messages("all-reduce", self._world_size)
+        if self._latency_s is None:
+            latency_s = self._probe_s / messages
+        else:
+            # Beside the backward pass a message takes longer than the probe, by about as much
+            # whatever the link.
+            change_s = self._probe_s - self._probe_then_s
+            changed = abs(change_s) > PROBE_NOISE_S
+            latency_s = max(0.0, self._latency_s + changed * change_s / messages)
+        return fit_ring(samples, self._world_size, latency_s=latency_s)
 
     def _remember_span(self, ring: Ring) -> None:
         network_s = sum(

@@ -15,8 +15,10 @@ CollectiveKind = Literal["all-reduce", "all-gather"]
 _SHORTEST_S = 1e-7
 """Lower limit of a measured duration, so that a clock that did not advance divides nothing by zero.
 """
+LEAST_RATIO = 4.0
+"""Ratio of the largest to the smallest payload from which timings tell latency from bandwidth."""
 _SINGULAR = 1e-6
-"""Relative determinant below which samples cannot tell latency from bandwidth."""
+"""Relative determinant below which the normal equations are singular."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +69,19 @@ def wire_factor(kind: CollectiveKind, world_size: int) -> float:
     return (world_size - 1) * (2 / world_size if kind == "all-reduce" else 1)
 
 
-def fit_ring(timings: Sequence[CollectiveTiming], world_size: int) -> Ring:
+def separates_latency(timings: Sequence[CollectiveTiming]) -> bool:
+    """Return whether the payloads differ enough to tell latency from bandwidth."""
+    sizes = [timing.payload for timing in timings]
+    return len(sizes) > 1 and max(sizes) >= LEAST_RATIO * min(sizes)
+
+
+def fit_ring(
+    timings: Sequence[CollectiveTiming], world_size: int, *, latency_s: float | None = None
+) -> Ring:
     """Return the ring whose predictions have the least squared relative error.
 
-    Latency and bandwidth are not negative. Timings with the same ratio of messages to bytes cannot
-    tell one from the other; include a small and a large collective.
+    Latency and bandwidth are not negative. `latency_s` fixes the latency, for timings that cannot
+    tell it from bandwidth.
 
     Raises:
         ValueError: there are no timings, or the workers have no peers.
@@ -86,7 +96,12 @@ def fit_ring(timings: Sequence[CollectiveTiming], world_size: int) -> Ring:
         seconds = max(timing.seconds, _SHORTEST_S)
         by_messages.append(count_messages(timing.kind, world_size) / seconds)
         by_bytes.append(wire_factor(timing.kind, world_size) * timing.payload / seconds)
-    latency, per_byte = _solve_nonnegative(by_messages, by_bytes)
+    if latency_s is None:
+        latency, per_byte = _solve_nonnegative(by_messages, by_bytes)
+    else:
+        latency, square = latency_s, _dot(by_bytes, by_bytes)
+        unexplained = [1.0 - latency * share for share in by_messages]
+        per_byte = max(0.0, _dot(by_bytes, unexplained) / square) if square > 0.0 else 0.0
     return Ring(
         world_size=world_size,
         latency_s=latency,

@@ -139,8 +139,8 @@ def _table(found: Mapping[str, Any]) -> str:
         "",
         "ResNet-18, PowerSGD rank 4, two hosts with one processor each, gloo. A link's name gives"
         " its Mbit/s and, after the plus sign, the milliseconds from host to host. The limit is"
-        " compute alone, plus payload / link, plus two round trips. Fixed plans exchange each bucket"
-        " alone, or all together. Median of the rounds, least and most in brackets.",
+        " compute alone, plus payload / link, plus two round trips. Fixed plans exchange each"
+        " bucket alone, or all together. Median of the rounds, least and most in brackets.",
         "",
         f"| {' | '.join(head)} |",
         f"| {' | '.join(['---'] * len(head))} |",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accordion.exchange_plan import BucketCost, choose_plan, predict_end
-from accordion.link_model import CollectiveTiming, Ring, fit_ring
+from accordion.link_model import CollectiveTiming, Ring, fit_ring, separates_latency
 
 SLOW = Ring(world_size=2, latency_s=0.008, bytes_per_s=5e6)
 """40 Mbit/s and 8 ms."""
@@ -95,11 +95,21 @@ def test_both_kinds_of_collectives_are_timed_by_one_link():
     assert found.bytes_per_s == pytest.approx(SLOW.bytes_per_s)
 
 
-def test_a_probe_without_bytes_tells_latency_from_bandwidth():
+def test_with_the_latency_given_equal_payloads_show_the_bandwidth():
     equal = [timing(SLOW, 50_000)] * 5
-    found = fit_ring([*equal, timing(SLOW, 0)], 2)
-    assert found.latency_s == pytest.approx(SLOW.latency_s)
+    assert not separates_latency(equal)
+    found = fit_ring(equal, 2, latency_s=SLOW.latency_s)
     assert found.bytes_per_s == pytest.approx(SLOW.bytes_per_s)
+
+
+def test_a_latency_that_explains_more_than_was_measured_leaves_no_time_for_bytes():
+    found = fit_ring([timing(SLOW, 50_000)], 2, latency_s=1.0)
+    assert found.bytes_per_s == math.inf
+
+
+@pytest.mark.parametrize(("sizes", "told"), [((1, 4), True), ((1, 3), False), ((5,), False)])
+def test_payloads_that_differ_fourfold_tell_latency_from_bandwidth(sizes, told):
+    assert separates_latency([timing(SLOW, size) for size in sizes]) == told
 
 
 def test_a_link_on_which_bytes_take_no_time_has_infinite_bandwidth():

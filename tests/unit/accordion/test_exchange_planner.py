@@ -33,6 +33,8 @@ class Training:
     """Seconds from one bucket to the next."""
     encode_s: float = 0.002
     payload: int = 10_000
+    payload_ratio: int = 3
+    """Payload of the second round, over that of the first."""
     joined_penalty_s: float = 0.0
     """Seconds that joining two buckets costs and that no model knows of."""
     plan: Plan = ()
@@ -43,6 +45,11 @@ class Training:
 
     def __post_init__(self) -> None:
         self.plan = self.plan or (1,) * self.buckets
+        self.probe()
+
+    def probe(self) -> None:
+        """Time an empty all-reduce, as sessions do at `attach` and after each decision."""
+        self.planner.set_probe(self.link.seconds_for("all-reduce", 0))
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
@@ -71,7 +78,10 @@ class Training:
                 payload=number * size,
                 seconds=self.link.seconds_for("all-reduce", number * size),
             )
-            for name, size in (("mean 0", self.payload), ("mean 1", 3 * self.payload))
+            for name, size in (
+                ("mean 0", self.payload),
+                ("mean 1", self.payload_ratio * self.payload),
+            )
         )
         seconds = sum(item.seconds for item in collectives) + number * self.encode_s
         return ExchangeTiming(
@@ -123,10 +133,11 @@ def test_the_plan_follows_a_link_that_changes_both_ways():
     training.train(2 * ONE_LOOK)
     before = training.plan
     training.link = LATE
+    training.probe()
     training.train(2 * ONE_LOOK)
     assert training.plan == (9,)
     training.link = FAST
-    training.planner.set_probe(2 * FAST.latency_s)
+    training.probe()
     training.train(SETTLING_STEPS + LONGEST_WINDOW)
     separate, joined = (Training(FAST, backward_s=0.001, plan=plan) for plan in (before, (9,)))
     spans = [
@@ -134,6 +145,23 @@ def test_the_plan_follows_a_link_that_changes_both_ways():
         for exchanges in (separate.step(), joined.step(), training.step())
     ]
     assert spans[2] <= 1.05 * min(spans[:2])
+
+
+def test_exchanges_of_different_sizes_show_a_new_latency_without_a_probe():
+    training = Training(FAST, backward_s=0.001, payload_ratio=9)
+    training.train(2 * ONE_LOOK)
+    training.link = LATE
+    training.train(2 * ONE_LOOK)
+    assert training.plan == (9,)
+
+
+def test_a_probe_that_differs_a_little_is_noise():
+    training = Training(LATE, backward_s=0.001, payload_ratio=9)
+    training.train(ONE_LOOK)
+    training.payload_ratio = 1
+    training.planner.set_probe(0.0165)
+    training.train(20 * ONE_LOOK)
+    assert len(training.proposals) == 1
 
 
 def test_waiting_for_another_worker_now_and_then_does_not_change_the_plan():
@@ -166,7 +194,7 @@ def test_windows_become_longer_with_every_change_up_to_a_limit():
     changes = []
     for turn in range(2000):
         training.link = LATE if len(training.proposals) % 2 == 0 else FAST
-        training.planner.set_probe(2 * training.link.latency_s)
+        training.probe()
         before = len(training.proposals)
         training.train(10)
         if len(training.proposals) > before:
