@@ -19,7 +19,7 @@ from torch import Tensor
 
 from accordion.compressors import COMPRESSORS
 from accordion.errors import StateError
-from accordion.exchange import GroupNetwork, run_flows
+from accordion.exchange import BucketNetwork, run_flows
 from accordion.feedback import (
     DoubleBuffer,
     Feedback,
@@ -93,7 +93,7 @@ class Engine:
     def exchange(
         self,
         buckets: Sequence[Bucket],
-        network: GroupNetwork,
+        network: BucketNetwork,
         *,
         raised: Callable[[], frozenset[Signal]] | None = None,
     ) -> Tensor | None:
@@ -298,7 +298,7 @@ class Engine:
         """Return whether no layer of the bucket is compressed."""
         return all(self._level_of(layer.name).method == "none" for layer in layers)
 
-    def _reduce_in_place(self, bucket: Bucket, network: GroupNetwork) -> None:
+    def _reduce_in_place(self, bucket: Bucket, network: BucketNetwork) -> None:
         self.add_residuals_(bucket.layers)
         for layer in bucket.layers:
             self.ledger.count_dense(layer.name, layer.gradient)

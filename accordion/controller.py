@@ -49,12 +49,23 @@ from accordion.overrides import (
 from accordion.policies import POLICIES, UNCOMPRESSED, PolicyInput, check_policy
 
 _DENSE = level_of("none", {}, name=UNCOMPRESSED)
-_MEASURED = {"lr", "next_lr", "statistic_by_layer", "rms_by_layer", "cost_s_by_layer"}
+_HALF = level_of("half", {}, name="half")
+_MEASURED = {
+    "lr",
+    "next_lr",
+    "statistic_by_layer",
+    "rms_by_layer",
+    "cost_s_by_layer",
+    "exchange_wait_s",
+    "link",
+}
 """Fields of a report whose numbers are floats."""
 _LATER_FIELDS: Mapping[str, object] = {
     "statistic_kind": "mean",
     "rms_by_layer": None,
     "cost_s_by_layer": {},
+    "exchange_wait_s": None,
+    "link": {},
 }
 """Fields that older releases did not have; at these values they do not change a report's digest."""
 
@@ -138,11 +149,13 @@ class Controller:
         detector, result = update_detector(self._detector, report, self._config.detector)
         batch, batch_reason = self._updated_batch(report)
         bare = self._policy_input(epoch, detector, self._policy_state)
-        state = POLICIES[self._config.policy].observe_report(_add_report(bare, report, result))
+        policy, told = POLICIES[self._config.policy], _add_report(bare, report, result)
+        state = policy.observe_report(told)
         self.policy_levels = self._decide_levels(replace(bare, state=state))
+        explanation = policy.explain_levels(replace(told, state=state))
         self._detector, self._batch, self._policy_state, self._asked = detector, batch, state, asked
         self.number += 1
-        reason = f"{result.reason}; {batch_reason}" if batch_reason else result.reason
+        reason = "; ".join(filter(None, (result.reason, batch_reason, explanation)))
         self.decision = self._answer = self._decision(
             epoch=epoch,
             step=report.step,
@@ -151,6 +164,14 @@ class Controller:
             changes=result.change_by_layer,
         )
         return self.decision
+
+    def uniform_plans(self) -> dict[str, dict[str, Level]]:
+        """Return the levels of all layers by name: `none`, `half` and the ladders' own names."""
+        names = [_DENSE.name, _HALF.name, *(level.name for level in self._config.ladder())]
+        return {
+            name: {layer: self._level_named(layer, name) for layer in self._layers}
+            for name in names
+        }
 
     def check_override(self, override: Override) -> None:
         """Check that an override can be applied.
@@ -293,7 +314,7 @@ class Controller:
         return {layer: self._level_named(layer, names.get(layer)) for layer in self._layers}
 
     def _level_named(self, layer: str, name: str | None) -> Level:
-        levels = {level.name: level for level in (*self._ladders[layer], _DENSE)}
+        levels = {level.name: level for level in (*self._ladders[layer], _DENSE, _HALF)}
         if name not in levels:
             raise ConfigError(
                 f"policy {self._config.policy} chooses {name!r} for layer {layer}; known are"
@@ -394,6 +415,8 @@ def _add_report(bare: PolicyInput, report: Report, result: DetectorResult) -> Po
         statistic_by_layer=report.statistic_by_layer,
         rms_by_layer=report.rms_by_layer,
         cost_s_by_layer=report.cost_s_by_layer,
+        exchange_wait_s=report.exchange_wait_s,
+        link=report.link,
     )
 
 

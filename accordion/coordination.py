@@ -38,7 +38,8 @@ class Coordinator:
         self._network = network
         self._ledger = ledger
         self._device = device
-        self._rank = rank
+        self.rank = rank
+        self.world_size = network.world_size
 
     def require_equal(self, settings: object) -> None:
         """Check that all workers have the same settings, compared by their `repr`.
@@ -53,7 +54,7 @@ class Coordinator:
         if others:
             raise HookError(
                 f"attach() got different settings or layers on rank {others[0]} and rank"
-                f" {self._rank}; give all workers the same Config, the same model and the same"
+                f" {self.rank}; give all workers the same Config, the same model and the same"
                 " overlap="
             )
 
@@ -88,7 +89,7 @@ class Coordinator:
             ReportError: `decide` failed on rank 0, where its own error is raised; raised on other
                 ranks.
         """
-        if self._rank != 0:
+        if self.rank != 0:
             answer = json.loads(self._share_text(""))
             if "error" in answer:
                 raise ReportError(f"rank 0 could not decide: {answer['error']}")
@@ -119,7 +120,7 @@ class Coordinator:
         own = bytearray(text.encode())
         size = torch.tensor([len(own)], dtype=torch.int64, device=self._device)
         self._network.broadcast_(size)
-        if self._rank == 0:
+        if self.rank == 0:
             payload = torch.frombuffer(own, dtype=torch.uint8).to(self._device)
         else:
             payload = torch.empty(int(size), dtype=torch.uint8, device=self._device)
@@ -131,7 +132,7 @@ class Coordinator:
         """Return the payloads of all workers on rank 0, received one by one; None on others."""
         own = bytearray(payload)
         sizes = [int(text) for text in self.gather_texts(str(len(own)), counted=False)]
-        if self._rank != 0:
+        if self.rank != 0:
             for piece in _split_payload(own):
                 self._network.send_to_rank_0(piece.to(self._device))
             return None

@@ -51,6 +51,13 @@ class Network(Protocol):
         """
 
 
+class BucketNetwork(Network, Protocol):
+    """Network that also averages a whole bucket in place."""
+
+    def all_reduce_mean_(self, buffer: Tensor) -> None:
+        """Replace a contiguous buffer by its mean over the workers."""
+
+
 def run_flows(flows: Sequence[Flow], network: Network, on_request: OnRequest) -> list[Any]:
     """Run one worker's flows to their ends; return what each returned.
 

@@ -35,6 +35,16 @@ class BucketCost:
     """Bytes that each worker passes to each collective, by the collective's kind and name."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelCost:
+    """What one bucket would add to an exchange at a level that is not in force."""
+
+    encode_s: float
+    """Seconds of encoding and decoding, beside no other work."""
+    payloads: Mapping[tuple[CollectiveKind, str], float]
+    """Bytes that each worker passes to each collective, by the collective's kind and name."""
+
+
 def predict_end(costs: Sequence[BucketCost], plan: Plan, ring: Ring) -> float:
     """Return when the last exchange ends, in seconds since the first bucket was ready."""
     end, start = 0.0, 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
-from accordion.exchange_plan import BucketCost, Plan, choose_plan, predict_end
+from accordion.exchange_plan import BucketCost, LevelCost, Plan, choose_plan, predict_end
 from accordion.link_model import (
     CollectiveKind,
     CollectiveTiming,
@@ -92,6 +92,14 @@ class ExchangePlanner:
         self._window_steps = WINDOW_STEPS
         self._costs: list[BucketCost] = []
         """Costs by bucket in the last window."""
+        self.ring: Ring | None = None
+        """Network in the last window; None before the first one."""
+        self.wait_s: float | None = None
+        """Measured seconds from the last gradient to the last average; None before the first
+        window ends.
+        """
+        self._encode_factor = 1.0
+        """Seconds of encoding in training, over those beside no other work."""
         self._network_s = 0.0
         """Predicted seconds of a step's collectives when `_spans` was last emptied."""
         self._spans: dict[Plan, float] = {}
@@ -157,6 +165,8 @@ class ExchangePlanner:
         ring = self._measure(list(zip(*self._window, strict=True)))
         if ring is None:
             return None
+        self.ring = ring
+        self.wait_s = median(step[-1].ended_s - step[-1].ready_s[-1] for step in self._window)
         self._remember_span(ring)
         measured = self._spans[self._plan]
         plan = choose_plan(self._costs, ring)
@@ -174,6 +184,41 @@ class ExchangePlanner:
         return Proposal(
             plan=plan, reason=self._reason(plan, ring, measured_s=measured, expected_s=expected)
         )
+
+    def predict_waits(
+        self, levels: Mapping[str, Sequence[LevelCost]], *, in_force: str | None
+    ) -> dict[str, float]:
+        """Return the seconds for which a step would wait for exchanges at each of several levels.
+
+        Args:
+            levels: costs of every bucket, by the level's name.
+            in_force: name of the level that all layers had in the last window; None if they had
+                several.
+
+        Returns:
+            Seconds by the level's name; empty before a window was measured with as many buckets.
+        """
+        ring, measured = self.ring, self._costs
+        if ring is None or any(len(costs) != len(measured) for costs in levels.values()):
+            return {}
+        if in_force is not None:
+            alone_s = sum(cost.encode_s for cost in levels[in_force])
+            training_s = sum(cost.encode_s for cost in measured)
+            if alone_s > 0.0 and training_s > 0.0:
+                self._encode_factor = training_s / alone_s
+        waits = {}
+        for name, costs in levels.items():
+            expected = [
+                BucketCost(
+                    ready_s=bucket.ready_s,
+                    encode_s=self._encode_factor * cost.encode_s,
+                    payloads=cost.payloads,
+                )
+                for bucket, cost in zip(measured, costs, strict=True)
+            ]
+            end = predict_end(expected, choose_plan(expected, ring), ring)
+            waits[name] = end - expected[-1].ready_s
+        return waits
 
     def _measure(self, places: Sequence[Sequence[ExchangeTiming]]) -> Ring | None:
         """Measure the link and every bucket's costs; return None if nothing was sent.

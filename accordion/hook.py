@@ -8,7 +8,7 @@ first step, so layers are identified by name and never by position.
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from accordion.config import BucketsPerExchange
 from accordion.ddp_buckets import as_real, fix_buckets, gradients_of
 from accordion.errors import HookError
 from accordion.exchange import GroupNetwork
-from accordion.exchange_plan import Plan
+from accordion.exchange_plan import LevelCost, Plan
 from accordion.exchange_planner import ExchangePlanner, Proposal
 from accordion.executors import (
     Executor,
@@ -36,7 +36,9 @@ from accordion.executors import (
     register_exit_delay,
 )
 from accordion.layer_stacks import Bucket, Layer
-from accordion.messages import LayerInfo
+from accordion.level_costs import measure_levels
+from accordion.link_model import Ring
+from accordion.messages import LayerInfo, Level
 from accordion.module_checks import check_join
 from accordion.step_signals import Signal
 
@@ -119,6 +121,11 @@ class Hook:
         self._waiting: list[_WaitingBucket] = []
         """Buckets of this backward pass whose exchange has not begun."""
         self._planner = self._create_planner()
+        self._buckets: list[tuple[Layer, ...]] = []
+        """Layers of the running step's buckets, if there is a planner."""
+        self._last_buckets: list[tuple[Layer, ...]] = []
+        """Layers of the last step's buckets."""
+        self._level_costs: dict[str, list[LevelCost]] | None = None
         self._handed_over: set[str] = set()
         self._signals: Tensor | None = None
         """Signals of the step whose gradients were exchanged; None before the exchange."""
@@ -177,6 +184,32 @@ class Hook:
     def propose_plan(self) -> Proposal | None:
         """Return a better exchange plan, if the planner found one; called once after each step."""
         return None if self._planner is None else self._planner.end_step()
+
+    @property
+    def ring(self) -> Ring | None:
+        """Measured network; None on ranks without a planner, and before it is measured."""
+        return None if self._planner is None else self._planner.ring
+
+    @property
+    def wait_s(self) -> float | None:
+        """Measured seconds for which a step waits for exchanges; None like `ring`."""
+        return None if self._planner is None else self._planner.wait_s
+
+    def predict_waits(self, plans: Mapping[str, Mapping[str, Level]]) -> dict[str, float]:
+        """Return the seconds for which a step would wait for exchanges at each plan of levels.
+
+        The first call with a measured network takes up to `level_costs.MOST_SECONDS`. Without a
+        measured network the result is empty.
+        """
+        planner = self._planner
+        if planner is None or planner.ring is None:
+            return {}
+        if self._level_costs is None:
+            self._level_costs = measure_levels(
+                self._last_buckets, plans, world_size=planner.ring.world_size
+            )
+        in_force = [name for name, plan in plans.items() if plan == self._engine.plan]
+        return planner.predict_waits(self._level_costs, in_force=next(iter(in_force), None))
 
     def unused_layers(self) -> list[str]:
         """Return the layers that no worker used in this step and whose gradients DDP left alone.
@@ -289,6 +322,9 @@ class Hook:
         if is_last or not self._executor.is_parallel:
             self.waited_s += ended_s - since
         if self._planner is not None:
+            self._buckets += [item.bucket.layers for item in waiting]
+            if is_last:
+                self._last_buckets, self._buckets = self._buckets, []
             self._planner.add_exchange(
                 [item.ready_s for item in waiting],
                 [item.bucket.buffer.numel() for item in waiting],

@@ -53,10 +53,20 @@ class Ring:
             + wire_factor(kind, self.world_size) * payload / self.bytes_per_s
         )
 
+    def speed(self) -> dict[str, float]:
+        """Return latency and bandwidth as JSON; an infinite bandwidth is left out."""
+        speed = {"latency_s": self.latency_s, "bytes_per_s": self.bytes_per_s}
+        return {name: value for name, value in speed.items() if math.isfinite(value)}
+
     def __str__(self) -> str:
-        speed = 8e-6 * self.bytes_per_s
-        bandwidth = f"{speed:.3g} Mbit/s" if speed < 1e5 else "over 100 Gbit/s"
-        return f"{bandwidth} and {1e3 * self.latency_s:.2g} ms per message"
+        return format_link(self.latency_s, self.bytes_per_s)
+
+
+def format_link(latency_s: float, bytes_per_s: float) -> str:
+    """Return bandwidth and latency as text, such as `96 Mbit/s and 0.2 ms per message`."""
+    speed = 8e-6 * bytes_per_s
+    bandwidth = f"{speed:.3g} Mbit/s" if speed < 1e5 else "over 100 Gbit/s"
+    return f"{bandwidth} and {1e3 * latency_s:.2g} ms per message"
 
 
 def count_messages(kind: CollectiveKind, world_size: int) -> int:

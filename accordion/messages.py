@@ -41,7 +41,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Measurements of a group of workers since the last decision; the same on every rank."""
+    """Measurements of a group of workers since the last decision.
+
+    What only rank 0 measures is said so; all other fields are the same on every rank.
+    """
 
     epoch: int
     """Epoch of the report."""
@@ -71,8 +74,16 @@ class Report:
     cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Measured seconds that a layer adds to a step, by level, including `none`.
 
-    They cover encoding, decoding, and communication that the backward pass does not hide. Empty if
-    they were not measured.
+    They cover encoding, decoding, and communication that the backward pass does not hide. Only on
+    rank 0; empty if they were not measured.
+    """
+    exchange_wait_s: float | None = None
+    """Measured seconds for which a step waited for exchanges after its last gradient, on rank 0;
+    None if they were not measured.
+    """
+    link: Mapping[str, float] = field(default_factory=dict)
+    """Measured link on rank 0, as `latency_s` (seconds per message) and `bytes_per_s`; empty if it
+    was not measured, without `bytes_per_s` if bytes took no measurable time.
     """
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from accordion.compression_engine import Engine
 from accordion.controller import Controller
+from accordion.coordination import Coordinator
 from accordion.errors import StateError
 from accordion.messages import Decision, decision_from_json
 
@@ -74,6 +75,34 @@ def complete_states(given: object, *, rank: int, world_size: int) -> list[State]
             " same step"
         )
     return states
+
+
+def load_on_all_workers(
+    engine: Engine, controller: Controller, states: object, *, coordinator: Coordinator
+) -> State:
+    """Load saved states on all workers, or on none; return this worker's state.
+
+    Raises:
+        StateError: on some worker the states are incomplete, out of order, or of another model;
+            raised on all workers.
+    """
+    rank, world_size = coordinator.rank, coordinator.world_size
+    before = engine.back_up_state(), controller.state_dict()
+    problem: StateError | None = None
+    loaded: State = {}
+    try:
+        chosen = complete_states(states, rank=rank, world_size=world_size)
+        loaded = load_states(engine, controller, chosen, rank=rank, world_size=world_size)
+        summary = {key: loaded[key] for key in ("steps", "world_size", "decision")}
+    except StateError as error:
+        problem, summary = error, {"error": str(error)}
+    try:
+        coordinator.require_equal_states(summary)
+    except StateError as error:
+        engine.restore_backup(before[0])
+        controller.load_state_dict(before[1])
+        raise (problem or error) from problem
+    return loaded
 
 
 def load_states(

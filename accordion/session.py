@@ -29,11 +29,12 @@ from accordion.config import Config
 from accordion.controller import Controller, Decider
 from accordion.coordination import Coordinator
 from accordion.detector import window_is_due, window_is_full
-from accordion.errors import OverrideError, StateError
+from accordion.errors import OverrideError
 from accordion.exchange import GroupNetwork
 from accordion.exchange_planner import Proposal
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
+from accordion.level_costs import share_waits
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
 from accordion.module_checks import (
     check_attachable,
@@ -42,9 +43,9 @@ from accordion.module_checks import (
     unwrap_module,
 )
 from accordion.optimizer_steps import OptimizerSteps, StepMode
+from accordion.policies import POLICIES
 from accordion.saved_states import (
-    complete_states,
-    load_states,
+    load_on_all_workers,
     merge_states,
     parse_decision,
     serialize_state,
@@ -343,22 +344,9 @@ class Session:
             StateError: on some worker the states are incomplete, out of order, or of another model;
                 raised on all workers, and nothing is changed on any.
         """
-        before = self._engine.back_up_state(), self.controller.state_dict()
-        problem: StateError | None = None
-        try:
-            chosen = complete_states(states, rank=self.rank, world_size=self.world_size)
-            loaded = load_states(
-                self._engine, self.controller, chosen, rank=self.rank, world_size=self.world_size
-            )
-            summary = {key: loaded[key] for key in ("steps", "world_size", "decision")}
-        except StateError as error:
-            problem, summary = error, {"error": str(error)}
-        try:
-            self._coordinator.require_equal_states(summary)
-        except StateError as error:
-            self._engine.restore_backup(before[0])
-            self.controller.load_state_dict(before[1])
-            raise (problem or error) from problem
+        loaded = load_on_all_workers(
+            self._engine, self.controller, states, coordinator=self._coordinator
+        )
         decision = parse_decision(loaded["decision"])
         self._adopt_decision(
             decision if self.hook.can_plan else replace(decision, exchange_plan=())
@@ -425,8 +413,19 @@ class Session:
             statistic_by_layer=statistic,
             statistic_kind=detector.statistic,
             rms_by_layer=rms,
+            **self._measured_fields(),
         )
         return self._apply_decision(lambda: self._decide_report(report))
+
+    def _measured_fields(self) -> dict[str, Any]:
+        """Return the report's fields that only rank 0 measures; none before they are measured."""
+        ring = self.hook.ring
+        if ring is None:
+            return {}
+        plans = self.controller.uniform_plans() if POLICIES[self._config.policy].uses_costs else {}
+        costs = share_waits(self.hook.predict_waits(plans), self.layers) if plans else {}
+        wait_s = self.hook.wait_s
+        return {"cost_s_by_layer": costs, "exchange_wait_s": wait_s, "link": ring.speed()}
 
     def _close_sums(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the statistic and the root mean squares of the window that ends, by layer."""

@@ -8,7 +8,7 @@ that were saved in a larger group are added once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from accordion.exchange_plan import Plan
 from accordion.exchange_planner import Proposal
 from accordion.hook import named_layers
 from accordion.layer_stacks import Layer
+from accordion.messages import Level
 from accordion.module_checks import has_peers
 from accordion.step_signals import Signal
 
@@ -37,6 +38,8 @@ class SingleProcessHook:
 
     waited_s = 0.0
     can_plan = False
+    ring = None
+    wait_s = None
     exchange_plan: Plan = ()
 
     def __init__(
@@ -114,6 +117,10 @@ class SingleProcessHook:
 
     def set_probe(self, seconds: float) -> None:
         """Do nothing, because there are no exchanges."""
+
+    def predict_waits(self, plans: Mapping[str, Mapping[str, Level]]) -> dict[str, float]:  # noqa: ARG002
+        """Return no waits, because there are no exchanges."""
+        return {}
 
     def propose_plan(self) -> Proposal | None:
         """Return None, because there are no exchanges."""

@@ -34,7 +34,7 @@ MAX_GROUPS = 20
 """Maximum number of layer groups per job; the REST API has the values by layer."""
 _OTHER = "other"
 _REGIMES = ("critical", "stable")
-_LEVELS = ("none", "low", "high", _OTHER)
+_LEVELS = ("none", "half", "low", "high", _OTHER)
 _LOOK_BACK = 64
 """Epochs and decisions that a scrape reads per job; older comparisons are not exported."""
 

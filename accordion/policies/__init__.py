@@ -1,9 +1,10 @@
 """The table of policies; loads no torch.
 
 A policy is a pure function from a `PolicyInput` to the name of each layer's level: one of the
-layer's ladder, or `none` for no compression. A policy that learns from reports has a second
-function, `observe_report`, which returns its new state. To add one: a file with a `decide_levels`
-function, a row here, a test.
+layer's ladder, `none` for no compression, or `half` for 16 bits. A policy that learns from reports
+has a second function, `observe_report`, which returns its new state; `explain_levels` adds a clause
+to the decision's reason. To add a policy: a file with a `decide_levels` function, a row here, a
+test.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from accordion.compressors import LEVEL_NAMES
 from accordion.errors import ConfigError
 from accordion.messages import Level, Regime
 from accordion.options import Option, TableOption, check_options
-from accordion.policies import adaqs, entropy, fixed, legacy, scheduled, two_level
+from accordion.policies import adaqs, cost_aware, entropy, fixed, legacy, scheduled, two_level
 from accordion.policies.policy_input import PolicyInput
 
 UNCOMPRESSED = "none"
@@ -29,16 +30,25 @@ def keep_state(policy_input: PolicyInput) -> Mapping[str, Any]:
     return policy_input.state
 
 
+def explain_nothing(policy_input: PolicyInput) -> str:  # noqa: ARG001
+    """Return no clause: `explain_levels` of a policy whose reason is the detector's."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """One policy; its functions are pure."""
 
     summary: str
     decide_levels: Callable[[PolicyInput], Mapping[str, str]]
-    """Returns the name of a level of the ladder, or `none`, for every layer."""
+    """Returns the name of a level of the ladder, `none` or `half`, for every layer."""
     options: Mapping[str, Option] = field(default_factory=dict)
     observe_report: Callable[[PolicyInput], Mapping[str, Any]] = keep_state
     """Returns the policy's state after a report, as JSON."""
+    explain_levels: Callable[[PolicyInput], str] = explain_nothing
+    """Returns a clause for the reason of the decision, given the state after the report."""
+    uses_costs: bool = False
+    """Whether the policy decides by `cost_s_by_layer`, which costs some seconds to measure."""
 
     def initial_levels(
         self,
@@ -82,6 +92,24 @@ POLICIES: Mapping[str, Policy] = {
                 help="first epoch (from 0, as text) to level, beginning at epoch 0",
             )
         },
+    ),
+    "cost_aware": Policy(
+        summary=(
+            "the fastest level that the regime allows, by measured costs; no compression where"
+            " that is faster"
+        ),
+        decide_levels=cost_aware.decide_levels,
+        options={
+            "saving": Option(
+                default=0.05,
+                minimum=0.0,
+                maximum=0.9,
+                help="fraction of the cost in force that another level must save",
+            )
+        },
+        observe_report=cost_aware.observe_report,
+        explain_levels=cost_aware.explain_levels,
+        uses_costs=True,
     ),
     "legacy": Policy(
         summary=(

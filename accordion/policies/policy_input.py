@@ -37,6 +37,10 @@ class PolicyInput:
     """Root mean square of the gradient norms, as in the report; None while the window is open."""
     cost_s_by_layer: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Measured seconds per step by layer and level, as in the report."""
+    exchange_wait_s: float | None = None
+    """Measured seconds for which a step waited for exchanges, as in the report."""
+    link: Mapping[str, float] = field(default_factory=dict)
+    """Measured `latency_s` and `bytes_per_s`, as in the report."""
     change_by_layer: Mapping[str, float | None] = field(default_factory=dict)
     """Relative change of the statistic; None for a layer that was not compared."""
 

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from accordion.exchange_plan import Plan
+from accordion.exchange_plan import LevelCost, Plan
 from accordion.exchange_planner import (
     LONGEST_WINDOW,
     SETTLING_STEPS,
@@ -202,3 +202,42 @@ def test_windows_become_longer_with_every_change_up_to_a_limit():
     gaps = [later - earlier for earlier, later in pairwise(changes)]
     assert gaps
     assert gaps[-1] >= LONGEST_WINDOW // 10
+
+
+def costs(*, encode_s: float, payload: int, buckets: int = 9) -> list[LevelCost]:
+    payloads = {("all-reduce", "mean 0"): payload, ("all-reduce", "mean 1"): 3 * payload}
+    return [LevelCost(encode_s=encode_s, payloads=payloads) for _ in range(buckets)]
+
+
+def test_the_wait_at_the_level_in_force_is_predicted_as_it_is_measured():
+    training = Training(LATE, backward_s=0.001)
+    training.train(4 * ONE_LOOK)
+    levels = {
+        "now": costs(encode_s=training.encode_s, payload=training.payload),
+        "ten times": costs(encode_s=training.encode_s, payload=10 * training.payload),
+    }
+    waits = training.planner.predict_waits(levels, in_force="now")
+    assert waits["now"] == pytest.approx(training.planner.wait_s, rel=0.01)
+    assert waits["ten times"] > 2 * waits["now"]
+
+
+def test_encoding_beside_training_takes_as_much_longer_at_every_level():
+    training = Training(FAST, backward_s=0.001, encode_s=0.02)
+    training.train(ONE_LOOK)
+    alone = {
+        "now": costs(encode_s=0.01, payload=training.payload),
+        "other": costs(encode_s=0.03, payload=training.payload),
+    }
+    waits = training.planner.predict_waits(alone, in_force="now")
+    assert waits["other"] == pytest.approx(3 * waits["now"], rel=0.05)
+    again = training.planner.predict_waits(alone, in_force=None)
+    assert again == waits
+
+
+def test_nothing_is_predicted_before_a_window_or_for_other_buckets():
+    training = Training(LATE)
+    levels = {"now": costs(encode_s=0.001, payload=1)}
+    assert training.planner.predict_waits(levels, in_force="now") == {}
+    training.train(ONE_LOOK)
+    other = {"now": costs(encode_s=0.001, payload=1, buckets=8)}
+    assert training.planner.predict_waits(other, in_force="now") == {}

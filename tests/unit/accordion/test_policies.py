@@ -19,6 +19,7 @@ OPTIONS = {
     "two_level": {},
     "fixed": {"level": "low"},
     "scheduled": {"table": {"0": "low", "5": "high"}},
+    "cost_aware": {"saving": 0.05},
     "legacy": {"early_size": 1000, "late_size": 100, "late_from": 5},
     "entropy": {"drop": 0.7},
     "adaqs": {"drop": 0.5},

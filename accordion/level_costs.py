@@ -1,0 +1,183 @@
+"""Cost of compression levels that are not in force: encoding is timed, and payloads are counted.
+
+A level's flows run on random gradients of the job's own shapes, over a network that answers at
+once, as if every worker had sent what this one sends. What the answers would take on the real
+network follows from `Ring`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from accordion.compression_engine import Engine
+from accordion.exchange import Answers, OnRequest
+from accordion.exchange_plan import LevelCost
+from accordion.layer_stacks import Bucket, Layer
+from accordion.link_model import CollectiveKind
+from accordion.messages import LayerInfo, Level
+from accordion.wire import Gather, Mean, Request, payload_bytes
+
+MOST_SECONDS = 10.0
+"""Time limit of `measure_levels`; buckets beyond it cost as much per value as those before."""
+_REPEATS = 2
+"""Timed runs after the first one, which allocates buffers; the shortest counts."""
+
+
+class EchoNetwork:
+    """Network that answers at once, as if all workers had sent what this one sends."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.payloads: defaultdict[tuple[CollectiveKind, str], float] = defaultdict(float)
+        """Bytes passed so far, by the collective's kind and name."""
+
+    def answer_requests(
+        self, requests: Mapping[int, Request], round_number: int, on_request: OnRequest
+    ) -> Answers:
+        """Implements `Network`."""
+        answers: Answers = {}
+        for index, request in requests.items():
+            on_request(index, request)
+            match request:
+                case Mean():
+                    name = f"mean {round_number} {request.buffer.dtype}"
+                    self.payloads["all-reduce", name] += payload_bytes(request)
+                    answers[index] = request.buffer
+                case Gather():
+                    self.payloads["all-gather", f"gather {round_number}"] += payload_bytes(request)
+                    answers[index] = [request.payload.clone() for _ in range(self.world_size)]
+        return answers
+
+    def all_reduce_mean_(self, buffer: Tensor) -> None:
+        """Count a buffer; its mean is the buffer itself."""
+        size = buffer.numel() * buffer.element_size()
+        self.payloads["all-reduce", f"mean 0 {buffer.dtype}"] += size
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Time that measuring may take."""
+
+    clock: Callable[[], float]
+    ends_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ends_s = self.clock() + MOST_SECONDS
+
+    @property
+    def is_spent(self) -> bool:
+        return self.clock() >= self.ends_s
+
+
+def measure_levels(
+    buckets: Sequence[Sequence[Layer]],
+    plans: Mapping[str, Mapping[str, Level]],
+    *,
+    world_size: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[LevelCost]]:
+    """Return the cost of every bucket at every plan; no gradient and no state is changed.
+
+    Args:
+        buckets: layers of each bucket of a step, in the order of the exchanges.
+        plans: level by decided layer, by the plan's name.
+        world_size: number of workers.
+        clock: returns seconds.
+    """
+    budget = _Budget(clock)
+    costs: dict[str, list[LevelCost]] = {name: [] for name in plans}
+    for place, layers in enumerate(buckets):
+        if place and budget.is_spent:
+            rest = [sum(layer.gradient.numel() for layer in group) for group in buckets]
+            return {name: _extrapolate(known, rest) for name, known in costs.items()}
+        for name, plan in plans.items():
+            costs[name].append(_measure_bucket(layers, plan, world_size=world_size, clock=clock))
+    return costs
+
+
+def share_waits(
+    waits: Mapping[str, float], layers: Sequence[LayerInfo]
+) -> dict[str, dict[str, float]]:
+    """Return the seconds that each layer adds to a step, by level.
+
+    A wait is shared out among the layers in proportion to their values.
+    """
+    values = {layer.name: math.prod(layer.shape) for layer in layers}
+    whole = sum(values.values())
+    return {
+        layer: {name: seconds * size / whole for name, seconds in waits.items()}
+        for layer, size in values.items()
+        if waits
+    }
+
+
+def _measure_bucket(
+    layers: Sequence[Layer],
+    plan: Mapping[str, Level],
+    *,
+    world_size: int,
+    clock: Callable[[], float],
+) -> LevelCost:
+    decided = [
+        LayerInfo(name=layer.name, shape=tuple(layer.gradient.shape))
+        for layer in layers
+        if layer.name in plan
+    ]
+    engine = Engine(decided, seed=0, world_size=world_size)
+    engine.plan = plan
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        network, bucket = EchoNetwork(world_size), _draw_bucket(layers)
+        _synchronize(bucket.buffer.device)
+        started = clock()
+        engine.exchange([bucket], network)
+        _synchronize(bucket.buffer.device)
+        seconds.append(clock() - started)
+        engine.commit_step()
+    return LevelCost(encode_s=min(seconds[1:]), payloads=dict(network.payloads))
+
+
+def _draw_bucket(layers: Sequence[Layer]) -> Bucket:
+    """Return a bucket of random gradients with the shapes and dtypes of `layers`."""
+    first = layers[0].gradient
+    sizes = [layer.gradient.numel() for layer in layers]
+    generator = torch.Generator(device=first.device).manual_seed(0)
+    buffer = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+    buffer.normal_(generator=generator)
+    parts = [
+        Layer(name=layer.name, gradient=part.view(layer.gradient.shape))
+        for layer, part in zip(layers, torch.split(buffer, sizes), strict=True)
+    ]
+    return Bucket(buffer=buffer, layers=tuple(parts))
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _extrapolate(known: Sequence[LevelCost], values: Sequence[int]) -> list[LevelCost]:
+    """Return the costs of all buckets from those of the first ones, in proportion to values."""
+    measured = sum(values[: len(known)])
+    encode_s = sum(cost.encode_s for cost in known) / measured
+    payloads: defaultdict[tuple[CollectiveKind, str], float] = defaultdict(float)
+    for cost in known:
+        for collective, payload in cost.payloads.items():
+            payloads[collective] += payload / measured
+    return [
+        *known,
+        *(
+            LevelCost(
+                encode_s=encode_s * size,
+                payloads={collective: share * size for collective, share in payloads.items()},
+            )
+            for size in values[len(known) :]
+        ),
+    ]

@@ -1,0 +1,83 @@
+"""The policy `cost_aware` in running sessions, with a link or encoders that are planted slow."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accordion.compression_engine import Engine
+from accordion.exchange_planner import SETTLING_STEPS, WINDOW_STEPS
+from tests.distributed.compose import Way, trial
+
+STEPS = SETTLING_STEPS + WINDOW_STEPS + 2
+WAY = Way(ddp={"bucket_cap_mb": 0.02})
+
+
+@contextmanager
+def _slow_link():
+    """Each byte takes a microsecond."""
+    original = dist.all_reduce
+
+    def all_reduce(tensor, *arguments, **keywords):
+        time.sleep(1e-6 * tensor.numel() * tensor.element_size())
+        return original(tensor, *arguments, **keywords)
+
+    with patch.object(dist, "all_reduce", all_reduce):
+        yield
+
+
+@contextmanager
+def _slow_encoders():
+    """Whatever is not sent as it is takes 20 ms a bucket."""
+    original = Engine.build_stacks
+
+    def build_stacks(engine, layers):
+        time.sleep(0.02)
+        return original(engine, layers)
+
+    with patch.object(Engine, "build_stacks", build_stacks):
+        yield
+
+
+SLOW = {"link": _slow_link, "encoders": _slow_encoders}
+
+
+def _train(rank, slow):
+    worker = trial(rank, WAY, "powersgd", policy="cost_aware", buckets_per_exchange="auto")
+    with SLOW[slow]():
+        for step in range(STEPS):
+            worker.step(step)
+        switch = worker.session.end_epoch(lr=0.1, next_lr=0.1)
+        for step in range(STEPS, STEPS + 2):
+            worker.step(step)
+    return switch.decision, switch.acks, worker.parameters()
+
+
+@pytest.mark.parametrize(("slow", "allowed"), [("link", {"low", "high"}), ("encoders", {"none"})])
+def test_the_choice_follows_what_is_slow_and_gives_the_figures(run_group, slow, allowed):
+    first, *others = run_group(2, _train, slow)
+    decision, acks, parameters = first
+    assert {level.name for level in decision.level_by_layer.values()} <= allowed
+    assert "a step waits for its exchanges" in decision.reason
+    assert "per message" in decision.reason
+    assert len({ack.digest for ack in acks}) == 1
+    for other_decision, _, other_parameters in others:
+        assert other_decision == decision
+        assert all(torch.equal(a, b) for a, b in zip(parameters, other_parameters, strict=True))
+
+
+def _without_peers(rank):
+    worker = trial(rank, WAY, "powersgd", policy="cost_aware", buckets_per_exchange="auto")
+    worker.step(0)
+    return worker.session.end_epoch(lr=0.1, next_lr=0.1).decision
+
+
+def test_without_peers_levels_follow_the_regimes(run_group):
+    decision = run_group(1, _without_peers)[0]
+    assert "no costs are measured yet" in decision.reason
+    assert {level.name for level in decision.level_by_layer.values()} == {"low"}

@@ -1,0 +1,100 @@
+"""The policy `cost_aware`: the cheapest choice that the regime allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accordion.config import Config
+from accordion.controller import Controller
+from accordion.messages import Level
+from accordion.policies import POLICIES, PolicyInput
+from tests.unit.accordion.reports import LAYERS, NAMES, report
+
+POLICY = POLICIES["cost_aware"]
+CHOICES = ("none", "half", "low", "high")
+LADDER = tuple(Level(name=name, method="none") for name in ("low", "high"))
+STABLE, MIXED = {"a": "stable", "b": "stable"}, {"a": "stable", "b": "critical"}
+
+
+def told(regimes, costs, *, state=None, wait_s=None, link=None) -> PolicyInput:
+    return PolicyInput(
+        epoch=1,
+        regime_by_layer=regimes,
+        ladder_by_layer=dict.fromkeys(regimes, LADDER),
+        size_by_layer=dict.fromkeys(regimes, 1),
+        options={"saving": 0.05},
+        state=state or {},
+        cost_s_by_layer={layer: dict(zip(CHOICES, costs, strict=True)) for layer in regimes},
+        exchange_wait_s=wait_s,
+        link=link or {},
+    )
+
+
+def after(seen: PolicyInput) -> PolicyInput:
+    return replace(seen, state=POLICY.observe_report(seen))
+
+
+@given(st.lists(st.floats(0, 10), min_size=4, max_size=4))
+def test_no_choice_is_cheaper_than_the_one_that_is_made(costs) -> None:
+    seen = after(told(STABLE, costs))
+    assert costs[CHOICES.index(seen.state["choice"])] == min(costs)
+    assert set(POLICY.decide_levels(seen).values()) == {seen.state["choice"]}
+
+
+@pytest.mark.parametrize(
+    ("costs", "levels"),
+    [
+        ((4.0, 2.0, 1.0, 0.5), {"a": "high", "b": "low"}),
+        ((4.0, 2.0, 0.3, 0.5), {"a": "low", "b": "low"}),
+        ((0.0, 0.0, 0.0, 0.0), {"a": "none", "b": "none"}),
+        ((4.0, 0.1, 1.0, 0.5), {"a": "half", "b": "half"}),
+    ],
+)
+def test_critical_layers_take_light_levels_only(costs, levels) -> None:
+    assert POLICY.decide_levels(after(told(MIXED, costs))) == levels
+
+
+def test_a_small_saving_does_not_change_the_choice() -> None:
+    state = after(told(STABLE, (1.0, 2.0, 3.0, 4.0))).state
+    assert after(told(STABLE, (1.0, 0.96, 3.0, 4.0), state=state)).state["choice"] == "none"
+    assert after(told(STABLE, (1.0, 0.94, 3.0, 4.0), state=state)).state["choice"] == "half"
+
+
+@pytest.mark.parametrize("costs", [{}, {"a": {"none": 1.0}}, {"a": {}, "b": {}}])
+def test_without_all_costs_the_levels_follow_the_regimes(costs) -> None:
+    seen = after(replace(told(MIXED, (1, 1, 1, 1)), cost_s_by_layer=costs))
+    assert POLICY.decide_levels(seen) == {"a": "high", "b": "low"}
+    assert "no costs are measured yet" in POLICY.explain_levels(seen)
+
+
+def test_a_choice_outlives_reports_without_costs() -> None:
+    state = after(told(STABLE, (0.0, 1.0, 1.0, 1.0))).state
+    later = after(replace(told(STABLE, (1, 1, 1, 1), state=state), cost_s_by_layer={}))
+    assert POLICY.decide_levels(later) == {"a": "none", "b": "none"}
+
+
+def test_the_reason_gives_costs_link_and_the_last_prediction() -> None:
+    link = {"latency_s": 0.0002, "bytes_per_s": 12e6}
+    state = after(told(STABLE, (1.8, 0.9, 0.009, 0.006), link=link)).state
+    seen = after(told(STABLE, (1.8, 0.9, 0.009, 0.006), state=state, wait_s=0.013, link=link))
+    assert POLICY.explain_levels(seen) == (
+        "high is chosen because a step waits for its exchanges high 12 ms, low 18 ms,"
+        " half 1.8e+03 ms, none 3.6e+03 ms at 96 Mbit/s and 0.2 ms per message;"
+        " predicted 12 ms, measured 13 ms"
+    )
+
+
+def test_a_controller_decides_by_reported_costs_and_says_why() -> None:
+    controller = Controller(Config(policy="cost_aware"), LAYERS)
+    assert {level.name for level in controller.decision.level_by_layer.values()} == {"low"}
+    costs = {name: {"none": 0.3, "half": 0.01, "low": 0.2, "high": 0.1} for name in NAMES}
+    decision = controller.decide(report(0, 1.0, cost_s_by_layer=costs))
+    assert {level.method for level in decision.level_by_layer.values()} == {"half"}
+    assert "half is chosen" in decision.reason
+    again = Controller(Config(policy="cost_aware"), LAYERS)
+    again.load_state_dict(controller.state_dict())
+    assert again.policy_levels == controller.policy_levels

@@ -1,0 +1,90 @@
+"""Costs of levels that are not in force: payloads exactly as sent, and time that is bounded."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+import torch
+
+from accordion.compressors import LEVEL_NAMES, ladder_of, level_of
+from accordion.layer_stacks import Layer
+from accordion.level_costs import EchoNetwork, measure_levels, share_waits
+from accordion.messages import LayerInfo
+
+SHAPES = {"first": (64, 32), "second": (16, 8, 3, 3), "bias": (64,)}
+DECIDED = ("first", "second")
+
+
+def bucket(shapes=None) -> list[Layer]:
+    return [
+        Layer(name=name, gradient=torch.full(shape, 7.0))
+        for name, shape in (shapes or SHAPES).items()
+    ]
+
+
+def plans(method: str):
+    return {
+        level.name: dict.fromkeys(DECIDED, level)
+        for level in (level_of("none", {}, name="none"), *ladder_of(method))
+    }
+
+
+@pytest.mark.parametrize("method", ["powersgd", "topk", "signsgd", "half"])
+def test_payloads_are_counted_at_each_level_and_no_gradient_changes(method) -> None:
+    layers = bucket()
+    costs = measure_levels([layers], plans(method), world_size=2)
+    assert costs.keys() == {"none", *LEVEL_NAMES}
+    values = sum(layer.gradient.numel() for layer in layers)
+    assert sum(costs["none"][0].payloads.values()) == 4 * values
+    for name in LEVEL_NAMES:
+        assert 0 < sum(costs[name][0].payloads.values()) < 4 * values
+        assert costs[name][0].encode_s > 0
+    assert all(bool((layer.gradient == 7.0).all()) for layer in layers)
+
+
+def test_powersgd_passes_both_factors_and_the_biases() -> None:
+    level = level_of("powersgd", {"rank": 2}, name="low")
+    cost = measure_levels([bucket()], {"low": dict.fromkeys(DECIDED, level)}, world_size=2)["low"][
+        0
+    ]
+    rows, columns = 64 + 16, 32 + 72
+    assert cost.payloads == {
+        ("all-reduce", "mean 0 torch.float32"): 4 * (2 * rows + 64),
+        ("all-reduce", "mean 1 torch.float32"): 4 * 2 * columns,
+    }
+
+
+def test_beyond_the_time_limit_buckets_cost_as_much_per_value_as_those_before() -> None:
+    seconds = count()
+    buckets = [bucket(), bucket(), bucket({"first": (128, 32)})]
+    costs = measure_levels(
+        buckets, plans("powersgd"), world_size=2, clock=lambda: float(next(seconds))
+    )
+    for name, (first, second, third) in costs.items():
+        assert second == first, name
+        ratio = 128 * 32 / sum(layer.gradient.numel() for layer in buckets[0])
+        assert third.encode_s == pytest.approx(first.encode_s * ratio)
+        assert third.payloads == pytest.approx(
+            {collective: ratio * payload for collective, payload in first.payloads.items()}
+        )
+
+
+def test_the_echo_answers_gathers_with_the_own_payload_of_every_worker() -> None:
+    level = level_of("signsgd", {}, name="high")
+    costs = [
+        measure_levels([bucket()], {"high": dict.fromkeys(DECIDED, level)}, world_size=workers)
+        for workers in (2, 4)
+    ]
+    assert costs[0]["high"][0].payloads == costs[1]["high"][0].payloads
+    assert EchoNetwork(3).world_size == 3
+
+
+def test_a_wait_is_shared_out_by_values() -> None:
+    layers = [LayerInfo(name="a", shape=(3, 2)), LayerInfo(name="b", shape=(2,))]
+    shared = share_waits({"none": 0.8, "high": 0.0}, layers)
+    assert shared == {
+        "a": pytest.approx({"none": 0.6, "high": 0.0}),
+        "b": pytest.approx({"none": 0.2, "high": 0.0}),
+    }
+    assert share_waits({}, layers) == {}
