@@ -43,6 +43,13 @@ Smaller layers of equal shape share a flow, because their cost is dominated by t
 """
 
 
+REDUCED_ALONE_BYTES = 1 << 20
+"""Uncompressed buckets from this size on are reduced in place in every exchange.
+
+Smaller ones share a collective, because its round trip costs more than a copy of their values.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBackup:
     """State of an engine before another state was loaded."""
@@ -115,7 +122,8 @@ class Engine:
         stacks: list[Stack] = []
         for bucket in buckets:
             self.observe_gradients(bucket.layers)
-            if len(buckets) == 1 and self._is_dense(bucket.layers):
+            is_large = bucket.buffer.nbytes >= REDUCED_ALONE_BYTES
+            if (is_large or len(buckets) == 1) and self._is_dense(bucket.layers):
                 self._reduce_in_place(bucket, network)
             else:
                 stacks += self.build_stacks(bucket.layers)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accordion.link_model import CollectiveKind, CollectiveTiming
+from accordion.link_model import WHOLE_BUCKET, CollectiveKind, CollectiveTiming
 from accordion.wire import Flow, Gather, Mean, Request, Scratch, as_bytes, padded_size
 
 Answers = dict[int, Any]
@@ -137,7 +137,7 @@ class GroupNetwork:
             index: _mean_of_payloads_(answers[index], means[index].buffer) for index in piggybacked
         }
 
-    def all_reduce_mean_(self, buffer: Tensor, name: str = "mean 0") -> None:
+    def all_reduce_mean_(self, buffer: Tensor, name: str = WHOLE_BUCKET) -> None:
         """Replace a contiguous buffer by its mean over the workers.
 
         It is scaled before the sum, as DDP does. `name` identifies the collective in its timing.
@@ -145,7 +145,7 @@ class GroupNetwork:
         if self._group is None:
             return
         buffer.mul_(1.0 / self.world_size)
-        with self._timed("all-reduce", f"{name} {buffer.dtype}", buffer):
+        with self._timed("all-reduce", name, buffer):
             dist.all_reduce(buffer, group=self._group)
 
     def broadcast_(self, tensor: Tensor) -> None:
@@ -182,7 +182,7 @@ class GroupNetwork:
                 name, (sum(buffer.numel() for buffer in buffers),), buffers[0].dtype
             )
             torch.cat([buffer.reshape(-1) for buffer in buffers], out=packed)
-        self.all_reduce_mean_(packed, name)
+        self.all_reduce_mean_(packed, f"{name} {packed.dtype}")
         parts = torch.split(packed, [buffer.numel() for buffer in buffers])
         return {
             index: part.view(b.shape)

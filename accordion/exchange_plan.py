@@ -2,7 +2,7 @@
 
 An exchange begins when its last bucket is ready and the exchange before it has ended. Buckets that
 share one save round trips, but the first of them waits for the last. `choose_plan` finds the plan
-whose last exchange ends first. It is exact for the model of `Ring`: whatever comes later, an
+whose last exchange ends first. It is exact for the model of `LinkModel`: whatever comes later, an
 earlier end is never worse.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from accordion.link_model import CollectiveKind, Ring
+from accordion.link_model import WHOLE_BUCKET, Collective, LinkModel
 
 Plan = tuple[int, ...]
 """Number of buckets in each exchange of a step, in the order in which they become ready."""
-MOST_UNITS = 64
+MAX_BLOCKS = 64
 """Largest number of places between which exchanges may begin; models with more buckets are planned
 in blocks of neighbouring buckets.
 """
@@ -31,7 +31,7 @@ class BucketCost:
     """When its gradients are complete, in seconds since those of the step's first bucket."""
     encode_s: float
     """Seconds of encoding and decoding."""
-    payloads: Mapping[tuple[CollectiveKind, str], float]
+    payloads: Mapping[Collective, float]
     """Bytes that each worker passes to each collective, by the collective's kind and name."""
 
 
@@ -41,32 +41,32 @@ class LevelCost:
 
     encode_s: float
     """Seconds of encoding and decoding, beside no other work."""
-    payloads: Mapping[tuple[CollectiveKind, str], float]
+    payloads: Mapping[Collective, float]
     """Bytes that each worker passes to each collective, by the collective's kind and name."""
 
 
-def predict_end(costs: Sequence[BucketCost], plan: Plan, ring: Ring) -> float:
+def predict_end(costs: Sequence[BucketCost], plan: Plan, link: LinkModel) -> float:
     """Return when the last exchange ends, in seconds since the first bucket was ready."""
     end, start = 0.0, 0
     for stop in accumulate(plan):
         group = costs[start:stop]
-        end = max(end, group[-1].ready_s) + _exchange_s(group, ring)
+        end = max(end, group[-1].ready_s) + _exchange_s(group, link)
         start = stop
     return end
 
 
-def choose_plan(costs: Sequence[BucketCost], ring: Ring) -> Plan:
+def choose_plan(costs: Sequence[BucketCost], link: LinkModel) -> Plan:
     """Return the plan with the earliest predicted end; of equal ones, that with most exchanges."""
-    block = -(-len(costs) // MOST_UNITS)
+    block = -(-len(costs) // MAX_BLOCKS)
     stops = [*range(block, len(costs), block), len(costs)]
     starts = [0, *stops]
+    # Earliest end of the exchanges before each start, and their plan.
     ends: list[float] = [0.0]
-    """Earliest end of the exchanges before each start."""
     plans: list[Plan] = [()]
-    for place, stop in enumerate(stops):
-        joined = _Joined(ring)
-        best_end, best_before = math.inf, place
-        for before in range(place, -1, -1):
+    for index, stop in enumerate(stops):
+        joined = _ExchangeDuration(link)
+        best_end, best_before = math.inf, index
+        for before in range(index, -1, -1):
             joined.add(costs[starts[before] : stops[before]])
             end = max(ends[before], costs[stop - 1].ready_s) + joined.seconds
             if end < best_end:
@@ -76,27 +76,27 @@ def choose_plan(costs: Sequence[BucketCost], ring: Ring) -> Plan:
     return plans[-1]
 
 
-class _Joined:
+class _ExchangeDuration:
     """Duration of one exchange to which buckets are added one by one."""
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self._known: set[tuple[CollectiveKind, str]] = set()
+    def __init__(self, link: LinkModel) -> None:
+        self._link = link
+        self._known: set[Collective] = set()
         self.seconds = 0.0
 
     def add(self, costs: Sequence[BucketCost]) -> None:
         for cost in costs:
             self.seconds += cost.encode_s
             for collective, payload in cost.payloads.items():
-                kind, _ = collective
-                seconds = self._ring.seconds_for(kind, payload)
-                if collective in self._known:  # it shares the messages
-                    seconds -= self._ring.seconds_for(kind, 0.0)
+                kind, name = collective
+                seconds = self._link.seconds_for(kind, payload)
+                if collective in self._known and name != WHOLE_BUCKET:  # it shares the messages
+                    seconds -= self._link.seconds_for(kind, 0.0)
                 self._known.add(collective)
                 self.seconds += seconds
 
 
-def _exchange_s(costs: Sequence[BucketCost], ring: Ring) -> float:
-    joined = _Joined(ring)
+def _exchange_s(costs: Sequence[BucketCost], link: LinkModel) -> float:
+    joined = _ExchangeDuration(link)
     joined.add(costs)
     return joined.seconds

@@ -37,7 +37,7 @@ from accordion.executors import (
 )
 from accordion.layer_stacks import Bucket, Layer
 from accordion.level_costs import measure_levels
-from accordion.link_model import Ring
+from accordion.link_model import LinkModel
 from accordion.messages import LayerInfo, Level
 from accordion.module_checks import check_join
 from accordion.step_signals import Signal
@@ -113,8 +113,9 @@ class Hook:
             buckets_per_exchange == "auto"
             and self._exchange_network.world_size > 1
             and isinstance(self._executor, ThreadExecutor)
+            and device.type == "cpu"
         )
-        """Whether the hook follows `exchange_plan`, and its exchanges can be timed."""
+        """Whether exchanges are timed and follow `exchange_plan`; the host cannot time a GPU's."""
         self._group_size = self._fixed_group_size(buckets_per_exchange)
         self._num_exchanges = 0
         """Exchanges of this backward pass that have begun."""
@@ -181,32 +182,37 @@ class Hook:
         if self._planner is not None:
             self._planner.set_probe(seconds)
 
+    def restart_window(self) -> None:
+        """Drop the planner's measurements of earlier levels; called between steps."""
+        if self._planner is not None:
+            self._planner.restart_window()
+
     def propose_plan(self) -> Proposal | None:
         """Return a better exchange plan, if the planner found one; called once after each step."""
         return None if self._planner is None else self._planner.end_step()
 
     @property
-    def ring(self) -> Ring | None:
+    def link(self) -> LinkModel | None:
         """Measured network; None on ranks without a planner, and before it is measured."""
-        return None if self._planner is None else self._planner.ring
+        return None if self._planner is None else self._planner.link
 
     @property
     def wait_s(self) -> float | None:
-        """Measured seconds for which a step waits for exchanges; None like `ring`."""
+        """Measured seconds for which a step waits for exchanges; None like `link`."""
         return None if self._planner is None else self._planner.wait_s
 
     def predict_waits(self, plans: Mapping[str, Mapping[str, Level]]) -> dict[str, float]:
         """Return the seconds for which a step would wait for exchanges at each plan of levels.
 
-        The first call with a measured network takes up to `level_costs.MOST_SECONDS`. Without a
+        The first call with a measured network takes up to `level_costs.MAX_SECONDS`. Without a
         measured network the result is empty.
         """
         planner = self._planner
-        if planner is None or planner.ring is None:
+        if planner is None or planner.link is None:
             return {}
         if self._level_costs is None:
             self._level_costs = measure_levels(
-                self._last_buckets, plans, world_size=planner.ring.world_size
+                self._last_buckets, plans, world_size=planner.link.world_size
             )
         in_force = [name for name, plan in plans.items() if plan == self._engine.plan]
         return planner.predict_waits(self._level_costs, in_force=next(iter(in_force), None))

@@ -2,7 +2,7 @@
 
 A level's flows run on random gradients of the job's own shapes, over a network that answers at
 once, as if every worker had sent what this one sends. What the answers would take on the real
-network follows from `Ring`.
+network follows from `LinkModel`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from accordion.compression_engine import Engine
 from accordion.exchange import Answers, OnRequest
 from accordion.exchange_plan import LevelCost
 from accordion.layer_stacks import Bucket, Layer
-from accordion.link_model import CollectiveKind
+from accordion.link_model import WHOLE_BUCKET, Collective
 from accordion.messages import LayerInfo, Level
 from accordion.wire import Gather, Mean, Request, payload_bytes
 
-MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 """Time limit of `measure_levels`; buckets beyond it cost as much per value as those before."""
 _REPEATS = 2
 """Timed runs after the first one, which allocates buffers; the shortest counts."""
@@ -35,7 +35,7 @@ class EchoNetwork:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.payloads: defaultdict[tuple[CollectiveKind, str], float] = defaultdict(float)
+        self.payloads: defaultdict[Collective, float] = defaultdict(float)
         """Bytes passed so far, by the collective's kind and name."""
 
     def answer_requests(
@@ -58,7 +58,7 @@ class EchoNetwork:
     def all_reduce_mean_(self, buffer: Tensor) -> None:
         """Count a buffer; its mean is the buffer itself."""
         size = buffer.numel() * buffer.element_size()
-        self.payloads["all-reduce", f"mean 0 {buffer.dtype}"] += size
+        self.payloads["all-reduce", WHOLE_BUCKET] += size
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class _Budget:
     ends_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ends_s = self.clock() + MOST_SECONDS
+        self.ends_s = self.clock() + MAX_SECONDS
 
     @property
     def is_spent(self) -> bool:
@@ -167,7 +167,7 @@ def _extrapolate(known: Sequence[LevelCost], values: Sequence[int]) -> list[Leve
     """Return the costs of all buckets from those of the first ones, in proportion to values."""
     measured = sum(values[: len(known)])
     encode_s = sum(cost.encode_s for cost in known) / measured
-    payloads: defaultdict[tuple[CollectiveKind, str], float] = defaultdict(float)
+    payloads: defaultdict[Collective, float] = defaultdict(float)
     for cost in known:
         for collective, payload in cost.payloads.items():
             payloads[collective] += payload / measured

@@ -1,7 +1,7 @@
 """Time that collectives take on a measured link; stdlib only.
 
-A worker of a ring sends one message after the other. Each takes the link's latency, and all of them
-together take their bytes divided by the bandwidth.
+In a ring, a worker sends one message after the other. Each takes the link's latency, and all of
+them together take their bytes divided by the bandwidth.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 CollectiveKind = Literal["all-reduce", "all-gather"]
+Collective = tuple[CollectiveKind, str]
+"""Kind and name of a collective."""
+WHOLE_BUCKET = "bucket"
+"""Name of the all-reduce of a whole uncompressed bucket, which shares its call with no other."""
 _SHORTEST_S = 1e-7
 """Lower limit of a measured duration, so that a clock that did not advance divides nothing by zero.
 """
-LEAST_RATIO = 4.0
-"""Ratio of the largest to the smallest payload from which timings tell latency from bandwidth."""
+MIN_PAYLOAD_RATIO = 4.0
+"""Smallest payload ratio at which latency and bandwidth are fitted separately: with a smaller one,
+an error of 10 % in a duration changes the latency by more than a third.
+"""
 _SINGULAR = 1e-6
 """Relative determinant below which the normal equations are singular."""
 
@@ -27,8 +33,8 @@ class CollectiveTiming:
 
     kind: CollectiveKind
     name: str
-    """Round, kind and dtype; collectives of equal names share a call if their buckets share an
-    exchange.
+    """Round and dtype, or `WHOLE_BUCKET`. Collectives of equal kind and name share a call if their
+    buckets share an exchange, except whole buckets.
     """
     payload: float
     """Bytes that each worker passed to the network."""
@@ -37,8 +43,8 @@ class CollectiveTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
-    """Measured network of workers that send in a ring, in which all wait for the slowest link."""
+class LinkModel:
+    """Measured link between workers that send in a ring, where all wait for the slowest link."""
 
     world_size: int
     latency_s: float
@@ -82,13 +88,13 @@ def wire_factor(kind: CollectiveKind, world_size: int) -> float:
 def separates_latency(timings: Sequence[CollectiveTiming]) -> bool:
     """Return whether the payloads differ enough to tell latency from bandwidth."""
     sizes = [timing.payload for timing in timings]
-    return len(sizes) > 1 and max(sizes) >= LEAST_RATIO * min(sizes)
+    return len(sizes) > 1 and max(sizes) >= MIN_PAYLOAD_RATIO * min(sizes)
 
 
-def fit_ring(
+def fit_link(
     timings: Sequence[CollectiveTiming], world_size: int, *, latency_s: float | None = None
-) -> Ring:
-    """Return the ring whose predictions have the least squared relative error.
+) -> LinkModel:
+    """Return the link whose predictions have the least squared relative error.
 
     Latency and bandwidth are not negative. `latency_s` fixes the latency, for timings that cannot
     tell it from bandwidth.
@@ -98,7 +104,7 @@ def fit_ring(
     """
     if not timings or world_size < 2:
         raise ValueError(
-            f"got {len(timings)} timings of {world_size} workers; a ring is fitted to at least one"
+            f"got {len(timings)} timings of {world_size} workers; a link is fitted to at least one"
             " timing of at least two workers"
         )
     by_messages, by_bytes = [], []
@@ -112,7 +118,7 @@ def fit_ring(
         latency, square = latency_s, _dot(by_bytes, by_bytes)
         unexplained = [1.0 - latency * share for share in by_messages]
         per_byte = max(0.0, _dot(by_bytes, unexplained) / square) if square > 0.0 else 0.0
-    return Ring(
+    return LinkModel(
         world_size=world_size,
         latency_s=latency,
         bytes_per_s=1.0 / per_byte if per_byte > 0.0 else math.inf,

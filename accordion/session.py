@@ -145,7 +145,7 @@ class Session:
         self._requested: set[Signal] = set()
         self._in_flight: frozenset[Signal] = frozenset()
         self._overrides: tuple[Override, ...] = ()
-        self._decided_overrides: tuple[Override, ...] = ()
+        self._overrides_changed = False
         self._proposal: Proposal | None = None
         self.on_boundary: Callable[[StepResult], None] | None = None
         """Called on every rank with the result of each step boundary."""
@@ -236,7 +236,7 @@ class Session:
             )
         for override in overrides:
             self.controller.check_override(override)
-        self._overrides = tuple(overrides)
+        self._overrides, self._overrides_changed = tuple(overrides), True
         self.request(Signal.DECISION)
 
     def step(self) -> StepResult:
@@ -268,11 +268,11 @@ class Session:
         self._requested -= self._in_flight
         taken = Signal.NOT_FINITE not in announced
         self._finish_step(taken=taken)
-        self._plan_exchanges()
         self.steps += 1
         switch = (
             self._apply_decision(self._decide_at_boundary) if Signal.DECISION in announced else None
         )
+        self._plan_exchanges()
         if window_is_full(self._config.detector, self.steps):
             switch = self._close_window(
                 epoch_end=False, lr=self._current_lr(), next_lr=self._current_lr()
@@ -347,6 +347,7 @@ class Session:
         loaded = load_on_all_workers(
             self._engine, self.controller, states, coordinator=self._coordinator
         )
+        self._proposal = None
         decision = parse_decision(loaded["decision"])
         self._adopt_decision(
             decision if self.hook.can_plan else replace(decision, exchange_plan=())
@@ -419,13 +420,13 @@ class Session:
 
     def _measured_fields(self) -> dict[str, Any]:
         """Return the report's fields that only rank 0 measures; none before they are measured."""
-        ring = self.hook.ring
-        if ring is None:
+        link = self.hook.link
+        if link is None:
             return {}
         plans = self.controller.uniform_plans() if POLICIES[self._config.policy].uses_costs else {}
         costs = share_waits(self.hook.predict_waits(plans), self.layers) if plans else {}
         wait_s = self.hook.wait_s
-        return {"cost_s_by_layer": costs, "exchange_wait_s": wait_s, "link": ring.speed()}
+        return {"cost_s_by_layer": costs, "exchange_wait_s": wait_s, "link": link.speed()}
 
     def _close_sums(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the statistic and the root mean squares of the window that ends, by layer."""
@@ -450,12 +451,10 @@ class Session:
             self.request(Signal.DECISION)
 
     def _decide_at_boundary(self) -> Decision:
-        """Return the decision on the overrides, or on a proposed exchange plan if they are the
-        same.
-        """
+        """Return the decision on changed overrides, or else on the proposed exchange plan."""
         proposal, self._proposal = self._proposal, None
-        if proposal is None or self._overrides is not self._decided_overrides:
-            self._decided_overrides = self._overrides
+        if proposal is None or self._overrides_changed:
+            self._overrides_changed = False
             decision = self.controller.override(self._overrides, epoch=self.epoch, step=self.steps)
         else:
             decision = replace(
@@ -488,9 +487,11 @@ class Session:
     def _probe_link(self) -> None:
         """Measure the link's latency for the planner; all ranks together."""
         if self.hook.can_plan:
-            self.hook.set_probe(self._coordinator.time_empty_mean())
+            self.hook.set_probe(self._coordinator.probe_latency())
 
     def _adopt_decision(self, decision: Decision) -> None:
+        if decision.level_by_layer != self._engine.plan:
+            self.hook.restart_window()
         self.decision, self._engine.plan = decision, decision.level_by_layer
         self.hook.exchange_plan = decision.exchange_plan
         self.global_batch = decision.global_batch or self.global_batch

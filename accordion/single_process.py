@@ -38,7 +38,7 @@ class SingleProcessHook:
 
     waited_s = 0.0
     can_plan = False
-    ring = None
+    link = None
     wait_s = None
     exchange_plan: Plan = ()
 
@@ -121,6 +121,9 @@ class SingleProcessHook:
     def predict_waits(self, plans: Mapping[str, Mapping[str, Level]]) -> dict[str, float]:  # noqa: ARG002
         """Return no waits, because there are no exchanges."""
         return {}
+
+    def restart_window(self) -> None:
+        """Do nothing, because there are no exchanges."""
 
     def propose_plan(self) -> Proposal | None:
         """Return None, because there are no exchanges."""

@@ -57,7 +57,12 @@ def known_spec(
             "seed": config.seed,
             **({"global_batch": global_batch} if global_batch else {}),
         },
-        "compression": {"method": config.method, "low": low, "high": high},
+        "compression": {
+            "method": config.method,
+            "low": low,
+            "high": high,
+            "buckets_per_exchange": config.buckets_per_exchange,
+        },
         "policy": {
             "name": config.policy,
             "threshold": detector.threshold,

@@ -10,6 +10,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     field_validator,
@@ -183,9 +184,10 @@ class CompressionSpec(Strict):
     """Options of the strong level, for stable regimes, such as `{"rank": 1}`. Null: the method's
     defaults.
     """
-    buckets_per_exchange: Annotated[Whole, Field(ge=1)] | Literal["all", "auto"] = (
-        _LIBRARY.buckets_per_exchange
-    )
+    buckets_per_exchange: Annotated[
+        Annotated[Whole, Field(ge=1)] | Literal["all", "auto"],
+        BeforeValidator(lambda value: "all" if value is None else value),
+    ] = _LIBRARY.buckets_per_exchange
     """Number of DDP's buckets (about 25 MB of gradients each, the first one smaller) that are
     exchanged together; `all`: all buckets of a step. More save round trips on a link with latency;
     fewer let the backward pass hide more of the exchange. `auto` measures the job's own steps and

@@ -27,8 +27,8 @@ LR = 0.01
 RANK = 4
 ADVISED: Mapping[str, Any] = {"bucket_cap_mb": 5, "gradient_as_bucket_view": True}
 """DDP's settings as our README advises them; `none` is compared with plain DDP at DDP's own."""
-SETTLING_STEPS = 75
-"""Steps in which a session looks twice at its exchange plan."""
+PLANNING_STEPS = 75
+"""Steps that cover two measurement windows of the exchange plan."""
 WHOLE_MODEL_MB = 1000
 """A bucket that holds every gradient, so that nothing leaves before backward has ended."""
 
@@ -91,7 +91,7 @@ class Accordion(Contestant):
             method=method, low=options, high=options, buckets_per_exchange=buckets_per_exchange
         )
         if buckets_per_exchange == "auto":
-            self.settling_steps = SETTLING_STEPS
+            self.settling_steps = PLANNING_STEPS
         self._session = attach(
             self.module, config, optimizer=self.optimizer, overlap=overlap, step=self.mode
         )

@@ -19,7 +19,7 @@ from tests.distributed.compose import WAYS, Deep, Way, trial
 
 LATE_S = 0.003
 """Seconds by which each all-reduce of a slow link is delayed."""
-MOST_STEPS = 60
+MAX_STEPS = 150
 DEEP = Way(model=Deep, ddp={"bucket_cap_mb": 0.0001})
 PLANTED_AT = 3
 """Step at whose end rank 0 proposes the planted plan."""
@@ -62,7 +62,7 @@ def _train(worker, steps):
 def _until_planned(rank):
     worker = trial(rank, DEEP, "powersgd", buckets_per_exchange="auto")
     with _late_link():
-        for step in range(MOST_STEPS):
+        for step in range(MAX_STEPS):
             switches = _train(worker, [step])
             if switches:
                 break
@@ -77,12 +77,13 @@ def _without_plan(rank, steps):
 
 def test_a_late_link_joins_buckets_on_all_ranks_and_changes_no_bit(run_group):
     found = run_group(2, _until_planned)
+    assert [len(switches) for _, switches, _ in found] == [1, 1], "no plan was proposed"
     (steps, (switch,), _), (other_steps, (other_switch,), _) = found
     decision = switch.decision
     assert (steps, decision) == (other_steps, other_switch.decision)
     assert decision.cause == "link"
     assert len(decision.exchange_plan) < sum(decision.exchange_plan)
-    assert "ms per message" in decision.reason
+    assert f"instead of {sum(decision.exchange_plan)}: predicted" in decision.reason
     digest = plan_digest(decision.level_by_layer, None, decision.exchange_plan)
     assert [ack.digest for ack in switch.acks] == [digest] * 2
     expected = run_group(2, _without_plan, steps)
@@ -149,6 +150,21 @@ def test_a_plan_of_another_model_exchanges_every_bucket_all_the_same(run_group, 
     for (exchanges, _, parameters, _), (_, _, others, _) in zip(found, alone, strict=True):
         assert sum(exchanges) == 3 * 21
         assert all(torch.equal(one, other) for one, other in zip(parameters, others, strict=True))
+
+
+def _same_in_every_way(rank, way):
+    found = []
+    for buckets_per_exchange in ("auto", 1):
+        worker = trial(rank, WAYS[way], "powersgd", buckets_per_exchange=buckets_per_exchange)
+        with _planted_plan((1, 2, 3)):
+            switches = _train(worker, range(PLANTED_AT + 5))
+        found.append(worker.parameters())
+    return len(switches), all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_change_of_plan_keeps_every_bit_in_every_way_of_training(run_group, way):
+    assert run_group(2, _same_in_every_way, way) == [(0, True)] * 2
 
 
 def _saved_and_loaded(rank, buckets_per_exchange):

@@ -26,13 +26,7 @@ class Lab:
         self._shape = [str(hosts), str(rate), str(delay_ms)]
 
     def __enter__(self) -> Lab:
-        # The process that delays frames inherits these files and outlives the command.
-        subprocess.run(
-            [SCRIPT, "up", *self._shape],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        subprocess.run([SCRIPT, "up", *self._shape], check=True, capture_output=True)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -9,17 +10,17 @@ import pytest
 
 from accordion.exchange_plan import LevelCost, Plan
 from accordion.exchange_planner import (
-    LONGEST_WINDOW,
+    MAX_WINDOW_STEPS,
     SETTLING_STEPS,
     WINDOW_STEPS,
     ExchangePlanner,
-    ExchangeTiming,
     Proposal,
 )
-from accordion.link_model import CollectiveTiming, Ring
+from accordion.exchange_timing import ExchangeTiming
+from accordion.link_model import WHOLE_BUCKET, CollectiveTiming, LinkModel
 
-LATE = Ring(world_size=2, latency_s=0.008, bytes_per_s=5e6)
-FAST = Ring(world_size=2, latency_s=1e-5, bytes_per_s=1e9)
+LATE = LinkModel(world_size=2, latency_s=0.008, bytes_per_s=5e6)
+FAST = LinkModel(world_size=2, latency_s=1e-5, bytes_per_s=1e9)
 ONE_LOOK = SETTLING_STEPS + WINDOW_STEPS
 
 
@@ -27,7 +28,7 @@ ONE_LOOK = SETTLING_STEPS + WINDOW_STEPS
 class Training:
     """Training of two workers whose clock this test moves."""
 
-    link: Ring
+    link: LinkModel
     buckets: int = 9
     backward_s: float = 0.05
     """Seconds from one bucket to the next."""
@@ -138,7 +139,7 @@ def test_the_plan_follows_a_link_that_changes_both_ways():
     assert training.plan == (9,)
     training.link = FAST
     training.probe()
-    training.train(SETTLING_STEPS + LONGEST_WINDOW)
+    training.train(SETTLING_STEPS + MAX_WINDOW_STEPS)
     separate, joined = (Training(FAST, backward_s=0.001, plan=plan) for plan in (before, (9,)))
     spans = [
         exchanges[-1].ended_s - exchanges[0].ready_s[0]
@@ -155,21 +156,117 @@ def test_exchanges_of_different_sizes_show_a_new_latency_without_a_probe():
     assert training.plan == (9,)
 
 
-def test_a_probe_that_differs_a_little_is_noise():
+@pytest.mark.parametrize(("change_s", "expected_s"), [(0.0015, 0.008), (0.02, 0.018)])
+def test_only_a_large_change_of_the_probe_changes_the_latency(change_s, expected_s):
     training = Training(LATE, backward_s=0.001, payload_ratio=9)
     training.train(ONE_LOOK)
     training.payload_ratio = 1
-    training.planner.set_probe(0.0165)
-    training.train(20 * ONE_LOOK)
-    assert len(training.proposals) == 1
+    training.planner.set_probe(2 * LATE.latency_s + change_s)
+    training.train(3 * ONE_LOOK)
+    assert training.planner.link is not None
+    assert training.planner.link.latency_s == pytest.approx(expected_s)
 
 
 def test_waiting_for_another_worker_now_and_then_does_not_change_the_plan():
-    training = Training(FAST)
+    training = Training(FAST, backward_s=0.001, payload_ratio=9)
+    training.train(ONE_LOOK)
+    before = list(training.proposals)
     for step in range(10 * ONE_LOOK):
         training.link = LATE if step % 10 == 0 else FAST
         training.train(1)
+    assert training.proposals == before
+    assert training.planner.link is not None
+    assert training.planner.link.latency_s == pytest.approx(FAST.latency_s, rel=0.1)
+
+
+@pytest.mark.parametrize(("latency_s", "changes"), [(0.0008, 0), (0.004, 1)])
+def test_a_plan_that_saves_little_is_not_worth_a_change(latency_s, changes):
+    link = LinkModel(world_size=2, latency_s=latency_s, bytes_per_s=1e12)
+    training = Training(link, buckets=2, backward_s=0.0, encode_s=0.05, payload_ratio=9)
+    training.train(3 * ONE_LOOK)
+    assert len(training.proposals) == changes
+
+
+def test_half_a_millisecond_is_not_worth_a_change():
+    link = LinkModel(world_size=2, latency_s=0.0001, bytes_per_s=1e12)
+    training = Training(link, buckets=2, backward_s=0.0, encode_s=0.0, payload_ratio=9)
+    training.train(3 * ONE_LOOK)
     assert not training.proposals
+
+
+def test_an_uncompressed_bucket_beside_the_signals_shows_the_true_link():
+    link = LinkModel(world_size=2, latency_s=0.0001, bytes_per_s=125e6)
+    planner, now = ExchangePlanner(2), 0.0
+    for _ in range(ONE_LOOK):
+        step = []
+        for index in range(3):
+            sizes = {WHOLE_BUCKET: 25_000_000} | ({"mean 0": 20} if index == 2 else {})
+            collectives = tuple(
+                CollectiveTiming(
+                    kind="all-reduce",
+                    name=name,
+                    payload=size,
+                    seconds=link.seconds_for("all-reduce", size),
+                )
+                for name, size in sizes.items()
+            )
+            ended_s = now + sum(item.seconds for item in collectives)
+            step.append(
+                ExchangeTiming(
+                    ready_s=(now,),
+                    values=(6_250_000,),
+                    started_s=now,
+                    ended_s=ended_s,
+                    collectives=collectives,
+                )
+            )
+            now = ended_s
+        planner.observe_step(step)
+    assert planner.link is not None
+    assert planner.link.bytes_per_s == pytest.approx(link.bytes_per_s, rel=0.01)
+
+
+def test_steps_with_larger_payloads_in_between_do_not_distort_the_link():
+    training = Training(LATE, backward_s=0.05)
+    for step in range(ONE_LOOK):
+        training.payload = 100_000 if step % 5 == 0 else 10_000
+        training.train(1)
+    assert training.planner.link is not None
+    assert training.planner.link.bytes_per_s == pytest.approx(LATE.bytes_per_s, rel=0.01)
+    assert training.planner.link.latency_s == pytest.approx(LATE.latency_s, rel=0.01)
+
+
+def test_new_levels_are_measured_from_the_start():
+    training = Training(FAST)
+    training.train(ONE_LOOK)
+    assert training.planner.wait_s is not None
+    training.planner.restart_window()
+    assert training.planner.wait_s is None
+    training.payload = 1000
+    training.train(ONE_LOOK - 1)
+    assert training.planner.wait_s is None
+    training.train(1)
+    assert training.planner.wait_s == pytest.approx(2 * 2e-5 + 4000 / 1e9 + 0.002, rel=0.01)
+
+
+def test_spans_of_a_faster_time_do_not_revert_a_plan():
+    training = Training(LATE, backward_s=0.001)
+    training.train(2 * ONE_LOOK)
+    assert training.plan == (9,)
+    for turn in range(20):
+        training.encode_s = 0.002 * 1.2**turn
+        training.train(MAX_WINDOW_STEPS)
+    assert len(training.proposals) == 1
+
+
+def test_a_thousand_buckets_keep_few_timings():
+    training = Training(LATE, buckets=1000, backward_s=0.0001, encode_s=1e-5)
+    training.train(ONE_LOOK - 1)
+    kept = sum(isinstance(item, ExchangeTiming) for item in gc.get_objects())
+    assert kept <= 2500
+    training.train(1)
+    assert training.proposals
+    assert len(training.plan) < 100
 
 
 @pytest.mark.parametrize("buckets", [0, 1])
@@ -201,7 +298,7 @@ def test_windows_become_longer_with_every_change_up_to_a_limit():
             changes.append(turn)
     gaps = [later - earlier for earlier, later in pairwise(changes)]
     assert gaps
-    assert gaps[-1] >= LONGEST_WINDOW // 10
+    assert gaps[-1] >= MAX_WINDOW_STEPS // 10
 
 
 def costs(*, encode_s: float, payload: int, buckets: int = 9) -> list[LevelCost]:
