@@ -122,11 +122,6 @@ class Hook:
         self._waiting: list[_WaitingBucket] = []
         """Buckets of this backward pass whose exchange has not begun."""
         self._planner = self._create_planner()
-        self._buckets: list[tuple[Layer, ...]] = []
-        """Layers of the running step's buckets, if there is a planner."""
-        self._last_buckets: list[tuple[Layer, ...]] = []
-        """Layers of the last step's buckets."""
-        self._level_costs: dict[str, list[LevelCost]] | None = None
         self._handed_over: set[str] = set()
         self._signals: Tensor | None = None
         """Signals of the step whose gradients were exchanged; None before the exchange."""
@@ -261,6 +256,11 @@ class Hook:
         return future
 
     def _create_planner(self) -> ExchangePlanner | None:
+        self._buckets: list[tuple[Layer, ...]] = []
+        """Layers of the running step's buckets, if there is a planner."""
+        self._last_buckets: list[tuple[Layer, ...]] = []
+        """Layers of the last step's buckets."""
+        self._level_costs: dict[str, list[LevelCost]] | None = None
         network = self._exchange_network
         if not self.can_plan or network.rank != 0:
             return None

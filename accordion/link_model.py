@@ -56,7 +56,7 @@ class LinkModel:
         """Return the seconds of a collective in which each worker passes `payload` bytes."""
         return (
             count_messages(kind, self.world_size) * self.latency_s
-            + wire_factor(kind, self.world_size) * payload / self.bytes_per_s
+            + _wire_factor(kind, self.world_size) * payload / self.bytes_per_s
         )
 
     def speed(self) -> dict[str, float]:
@@ -80,7 +80,7 @@ def count_messages(kind: CollectiveKind, world_size: int) -> int:
     return (world_size - 1) * (2 if kind == "all-reduce" else 1)
 
 
-def wire_factor(kind: CollectiveKind, world_size: int) -> float:
+def _wire_factor(kind: CollectiveKind, world_size: int) -> float:
     """Return the bytes that each worker sends per byte of its payload in a ring."""
     return (world_size - 1) * (2 / world_size if kind == "all-reduce" else 1)
 
@@ -111,7 +111,7 @@ def fit_link(
     for timing in timings:
         seconds = max(timing.seconds, _SHORTEST_S)
         by_messages.append(count_messages(timing.kind, world_size) / seconds)
-        by_bytes.append(wire_factor(timing.kind, world_size) * timing.payload / seconds)
+        by_bytes.append(_wire_factor(timing.kind, world_size) * timing.payload / seconds)
     if latency_s is None:
         latency, per_byte = _solve_nonnegative(by_messages, by_bytes)
     else:

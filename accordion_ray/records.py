@@ -49,14 +49,12 @@ def known_spec(
         workers["cpus"] = resources["CPU"]
     if float(resources.get("GPU", 0.0)).is_integer():
         workers["gpus"] = resources.get("GPU", 0.0)
+    training = {"seed": config.seed} | ({"global_batch": global_batch} if global_batch else {})
     known: dict[str, Any] = {
         "name": name,
         "task": {"name": GUEST},
         "workers": workers,
-        "training": {
-            "seed": config.seed,
-            **({"global_batch": global_batch} if global_batch else {}),
-        },
+        "training": training,
         "compression": {
             "method": config.method,
             "low": low,
