@@ -54,7 +54,9 @@ def accordion(home: Path, *arguments: str, **variables: str) -> subprocess.Popen
         if not name.startswith(("ACCORDION_", "RAY_"))
     }
     command = [sys.executable, "-m", "service.cli", *arguments]
-    environment = {**kept, **variables, "ACCORDION_HOME": str(home)}
+    # With Ray's own niceness of 15, workers get 3 % of a CPU beside a busy process.
+    priority = {"RAY_worker_niceness": "0", "ACCORDION_PASS_TO_WORKERS": "RAY_worker_niceness"}
+    environment = {**kept, **priority, **variables, "ACCORDION_HOME": str(home)}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

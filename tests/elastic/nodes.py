@@ -39,6 +39,7 @@ ALWAYS = {
     "OMP_NUM_THREADS": "1",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
     "PYTHONPATH": str(lab.ROOT),
 }
 _RAY = str(Path(sys.executable).with_name("ray"))
