@@ -38,6 +38,16 @@ _LIBRARY = Config()
 """Settings of the library, whose defaults are those of a spec."""
 
 
+def _check_buckets(value: object) -> object:
+    """Check `buckets_per_exchange`; null, which an earlier version took, means `all`."""
+    if value is None:
+        return "all"
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not is_whole and value not in ("all", "auto"):
+        raise ValueError(f"{value!r} is not a number of buckets; give 1 or more, 'all' or 'auto'")
+    return value
+
+
 def _task_names(schema: dict[str, Any]) -> None:
     own = {
         "pattern": f"^{USER_CLASS.pattern}$",
@@ -186,7 +196,7 @@ class CompressionSpec(Strict):
     """
     buckets_per_exchange: Annotated[
         Annotated[Whole, Field(ge=1)] | Literal["all", "auto"],
-        BeforeValidator(lambda value: "all" if value is None else value),
+        BeforeValidator(_check_buckets),
     ] = _LIBRARY.buckets_per_exchange
     """Number of DDP's buckets (about 25 MB of gradients each, the first one smaller) that are
     exchanged together; `all`: all buckets of a step. More save round trips on a link with latency;

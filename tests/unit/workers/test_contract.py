@@ -71,6 +71,14 @@ def test_a_spec_survives_json():
         ),
         ({"compression": {"method": "zip"}}, "unknown compression method 'zip'; known are none"),
         (
+            {"compression": {"buckets_per_exchange": 0}},
+            "0 is not a number of buckets; give 1 or more, 'all' or 'auto'",
+        ),
+        (
+            {"compression": {"buckets_per_exchange": "every"}},
+            "'every' is not a number of buckets; give 1 or more, 'all' or 'auto'",
+        ),
+        (
             {"compression": {"method": "powersgd", "low": {"rang": 1}}},
             "has no option 'rang'; known are factors, rank",
         ),
@@ -128,6 +136,15 @@ def test_a_spec_gives_the_librarys_settings():
         2,
     )
     assert config.detector.statistic == "paper"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, "all"), ("all", "all"), ("auto", "auto"), (3, 3)]
+)
+def test_a_spec_gives_the_librarys_buckets_per_exchange(given, expected):
+    spec = JobSpec.model_validate({**DIGITS, "compression": {"buckets_per_exchange": given}})
+    assert spec.config().buckets_per_exchange == expected
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 @pytest.mark.parametrize(
