@@ -17,10 +17,14 @@ from torch import Tensor
 from accordion.errors import HookError, ReportError, StateError
 from accordion.exchange import GroupNetwork
 from accordion.ledger import OVERHEAD, Ledger
+from accordion.link_model import CollectiveTiming
 from accordion.messages import Ack, Decision, decision_from_json, to_json
 from accordion.wire import Gather, Mean, Request
 
 _NUM_PROBES = 3
+_PROBE_S = 0.03
+"""Duration that shows the bandwidth: a shaper lets about a millisecond pass without delay."""
+_MIN_PROBE_BYTES, _MAX_PROBE_BYTES = 1 << 16, 1 << 24
 _PROBED_WORKERS = 8
 """Largest group that is probed again at each decision: a probe takes 2(W-1) messages."""
 _PIECE_BYTES = 1 << 26
@@ -42,6 +46,7 @@ class Coordinator:
         self._device = device
         self.rank = rank
         self._probed_s: float | None = None
+        self._probe_bytes = _MIN_PROBE_BYTES
         self.world_size = network.world_size
 
     def require_equal(self, settings: object) -> None:
@@ -169,6 +174,33 @@ class Coordinator:
             seconds.append(self._network.seconds - started)
         self._probed_s = min(seconds)
         return self._probed_s
+
+    def probe_bandwidth(self) -> CollectiveTiming:
+        """Return the timing of an all-reduce that is large enough to show the bandwidth.
+
+        Rank 0 multiplies its size by 4 until it takes `_PROBE_S` or has `_MAX_PROBE_BYTES`. The
+        next call begins with a size that should take as long.
+        """
+        size = self._probe_bytes
+        while True:
+            size = self._share_number(size)
+            buffer = torch.zeros(size // 4, dtype=torch.float32, device=self._device)
+            started = self._network.seconds
+            self._network.all_reduce_mean_(buffer)
+            seconds = self._network.seconds - started
+            is_enough = seconds >= _PROBE_S or size >= _MAX_PROBE_BYTES
+            if self._share_number(int(is_enough)):
+                break
+            size *= 4
+        share = _PROBE_S / max(seconds, _PROBE_S / 4)
+        self._probe_bytes = max(_MIN_PROBE_BYTES, min(_MAX_PROBE_BYTES, int(size * share)))
+        return CollectiveTiming(kind="all-reduce", name="probe", payload=size, seconds=seconds)
+
+    def _share_number(self, number: int) -> int:
+        """Return rank 0's number."""
+        shared = torch.tensor([number], dtype=torch.int64, device=self._device)
+        self._network.broadcast_(shared)
+        return int(shared)
 
     def _answer_request(self, request: Request, *, counted: bool = True) -> Any:
         def count(_: int, leaving: Request) -> None:

@@ -25,6 +25,7 @@ from accordion.link_model import (
     LinkModel,
     count_messages,
     fit_link,
+    measured_bandwidth,
     separates_latency,
 )
 
@@ -73,6 +74,9 @@ class ExchangePlanner:
         self._world_size = world_size
         self._probe_s = 0.0
         """Last measured duration of a small all-reduce."""
+        self._large_probe: CollectiveTiming | None = None
+        self._samples: list[CollectiveTiming] = []
+        """Collectives of the last window."""
         self._latency_s: float | None = None
         """Latency from the last window whose payloads separated it from bandwidth."""
         self._reference_probe_s = 0.0
@@ -100,12 +104,16 @@ class ExchangePlanner:
         self._spans: dict[Plan, float] = {}
         """Last measured spans by plan, in seconds."""
 
-    def set_probe(self, seconds: float) -> None:
-        """Set the measured duration of a small all-reduce between two steps.
+    def set_probe(self, seconds: float, large: CollectiveTiming | None = None) -> None:
+        """Set the measured durations of a small and a large all-reduce between two steps.
 
-        It shows a change of latency if all collectives of a step have about the same payload.
+        The small one shows a change of latency if all collectives of a step have about the same
+        payload. The large one gives the bandwidth: payloads of compressed gradients are too small
+        to predict from them how long uncompressed gradients would take.
         """
-        self._probe_s = seconds
+        self._probe_s, self._large_probe = seconds, large
+        if large is not None and self._samples:
+            self.link = self._fit(self._samples)
 
     def add_collective(self, timing: CollectiveTiming) -> None:
         """Add a collective of the running exchange."""
@@ -204,10 +212,10 @@ class ExchangePlanner:
     def _evaluate(self) -> Proposal | None:
         """Measure the window; propose the plan with the shortest span if it saves enough."""
         steps = list(self._window)
-        samples = collective_samples(steps)
-        if not samples:
+        self._samples = collective_samples(steps)
+        if not self._samples:
             return None
-        self.link = link = self._fit(samples)
+        self.link = link = self._fit(self._samples)
         self.wait_s = median_wait_s(steps)
         self._costs = bucket_costs(steps, self._costs)
         span_s = median_span_s(steps)
@@ -226,6 +234,11 @@ class ExchangePlanner:
         return Proposal(plan=plan, reason=reason)
 
     def _fit(self, samples: Sequence[CollectiveTiming]) -> LinkModel:
+        if self._large_probe is not None:
+            bytes_per_s = measured_bandwidth(
+                self._large_probe, self._world_size, empty_s=self._probe_s
+            )
+            return fit_link(samples, self._world_size, bytes_per_s=bytes_per_s)
         if separates_latency(samples):
             link = fit_link(samples, self._world_size)
             self._latency_s, self._reference_probe_s = link.latency_s, self._probe_s

@@ -37,7 +37,7 @@ from accordion.executors import (
 )
 from accordion.layer_stacks import Bucket, Layer
 from accordion.level_costs import measure_levels
-from accordion.link_model import LinkModel
+from accordion.link_model import CollectiveTiming, LinkModel
 from accordion.messages import LayerInfo, Level
 from accordion.module_checks import check_join
 from accordion.step_signals import Signal
@@ -108,7 +108,6 @@ class Hook:
         self._reduced = reduced_layers(module)
         self._module = weakref.ref(module)
         self.exchange_plan: Plan = ()
-        """Number of buckets in each exchange; changed only between steps."""
         self.can_plan = (
             buckets_per_exchange == "auto"
             and self._exchange_network.world_size > 1
@@ -122,6 +121,7 @@ class Hook:
         self._waiting: list[_WaitingBucket] = []
         """Buckets of this backward pass whose exchange has not begun."""
         self._planner = self._create_planner()
+        self._level_costs: dict[str, list[LevelCost]] | None = None
         self._handed_over: set[str] = set()
         self._signals: Tensor | None = None
         """Signals of the step whose gradients were exchanged; None before the exchange."""
@@ -172,10 +172,10 @@ class Hook:
         signals, self._signals = self._signals, None
         return signals
 
-    def set_probe(self, seconds: float) -> None:
-        """Give the planner, which rank 0 has, the measured duration of an empty all-reduce."""
+    def set_probe(self, seconds: float, large: CollectiveTiming | None) -> None:
+        """Give the planner, which rank 0 has, the durations of a small and a large all-reduce."""
         if self._planner is not None:
-            self._planner.set_probe(seconds)
+            self._planner.set_probe(seconds, large)
 
     def restart_window(self) -> None:
         """Drop the planner's measurements of earlier levels; called between steps."""
@@ -260,7 +260,6 @@ class Hook:
         """Layers of the running step's buckets, if there is a planner."""
         self._last_buckets: list[tuple[Layer, ...]] = []
         """Layers of the last step's buckets."""
-        self._level_costs: dict[str, list[LevelCost]] | None = None
         network = self._exchange_network
         if not self.can_plan or network.rank != 0:
             return None

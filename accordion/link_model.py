@@ -19,7 +19,7 @@ WHOLE_BUCKET = "bucket"
 _SHORTEST_S = 1e-7
 """Lower limit of a measured duration, so that a clock that did not advance divides nothing by zero.
 """
-MIN_PAYLOAD_RATIO = 4.0
+_MIN_PAYLOAD_RATIO = 4.0
 """Smallest payload ratio at which latency and bandwidth are fitted separately: with a smaller one,
 an error of 10 % in a duration changes the latency by more than a third.
 """
@@ -88,16 +88,25 @@ def _wire_factor(kind: CollectiveKind, world_size: int) -> float:
 def separates_latency(timings: Sequence[CollectiveTiming]) -> bool:
     """Return whether the payloads differ enough to tell latency from bandwidth."""
     sizes = [timing.payload for timing in timings]
-    return len(sizes) > 1 and max(sizes) >= MIN_PAYLOAD_RATIO * min(sizes)
+    return len(sizes) > 1 and max(sizes) >= _MIN_PAYLOAD_RATIO * min(sizes)
+
+
+def measured_bandwidth(timing: CollectiveTiming, world_size: int, *, empty_s: float) -> float:
+    """Return the bytes per second of a link on which an empty collective takes `empty_s`."""
+    sent = _wire_factor(timing.kind, world_size) * timing.payload
+    return sent / max(timing.seconds - empty_s, _SHORTEST_S)
 
 
 def fit_link(
-    timings: Sequence[CollectiveTiming], world_size: int, *, latency_s: float | None = None
+    timings: Sequence[CollectiveTiming],
+    world_size: int,
+    *,
+    latency_s: float | None = None,
+    bytes_per_s: float | None = None,
 ) -> LinkModel:
     """Return the link whose predictions have the least squared relative error.
 
-    Latency and bandwidth are not negative. `latency_s` fixes the latency, for timings that cannot
-    tell it from bandwidth.
+    Latency and bandwidth are not negative. If all payloads are similar, give one of them.
 
     Raises:
         ValueError: there are no timings, or the workers have no peers.
@@ -112,12 +121,14 @@ def fit_link(
         seconds = max(timing.seconds, _SHORTEST_S)
         by_messages.append(count_messages(timing.kind, world_size) / seconds)
         by_bytes.append(_wire_factor(timing.kind, world_size) * timing.payload / seconds)
-    if latency_s is None:
-        latency, per_byte = _solve_nonnegative(by_messages, by_bytes)
+    if bytes_per_s is not None:
+        per_byte = 1.0 / bytes_per_s
+        latency = _solve_one(by_messages, [1.0 - per_byte * share for share in by_bytes])
+    elif latency_s is not None:
+        latency = latency_s
+        per_byte = _solve_one(by_bytes, [1.0 - latency * share for share in by_messages])
     else:
-        latency, square = latency_s, _dot(by_bytes, by_bytes)
-        unexplained = [1.0 - latency * share for share in by_messages]
-        per_byte = max(0.0, _dot(by_bytes, unexplained) / square) if square > 0.0 else 0.0
+        latency, per_byte = _solve_nonnegative(by_messages, by_bytes)
     return LinkModel(
         world_size=world_size,
         latency_s=latency,
@@ -139,6 +150,12 @@ def _solve_nonnegative(first: Sequence[float], second: Sequence[float]) -> tuple
     if other_square == 0.0 or total**2 / square >= other_total**2 / other_square:
         return total / square, 0.0
     return 0.0, other_total / other_square
+
+
+def _solve_one(factors: Sequence[float], targets: Sequence[float]) -> float:
+    """Return the x >= 0 with the least sum of (x * factors - targets) squared."""
+    square = _dot(factors, factors)
+    return max(0.0, _dot(factors, targets) / square) if square > 0.0 else 0.0
 
 
 def _dot(first: Sequence[float], second: Sequence[float]) -> float:

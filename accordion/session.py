@@ -136,7 +136,7 @@ class Session:
         """Current epoch."""
         self.global_batch = 0
         """Samples per step over all workers, as decided or as set by the caller; 0 if unknown."""
-        self._config = config
+        self._config, self._uses_costs = config, POLICIES[config.policy].uses_costs
         self._engine = engine
         self._optimizer_steps = optimizer_steps
         self._decider = decider
@@ -395,6 +395,7 @@ class Session:
         return (self._optimizer_steps.learning_rate() or 0.0) if self.lr is None else self.lr
 
     def _close_window(self, *, epoch_end: bool, lr: float, next_lr: float) -> Switch:
+        self._probe_link()
         # A window without a finite step stays open.
         sums, detector = self._engine.sums, self._config.detector
         steps = sums.steps
@@ -423,7 +424,7 @@ class Session:
         link = self.hook.link
         if link is None:
             return {}
-        plans = self.controller.uniform_plans() if POLICIES[self._config.policy].uses_costs else {}
+        plans = self.controller.uniform_plans() if self._uses_costs else {}
         costs = share_waits(self.hook.predict_waits(plans), self.layers) if plans else {}
         wait_s = self.hook.wait_s
         return {"cost_s_by_layer": costs, "exchange_wait_s": wait_s, "link": link.speed()}
@@ -480,14 +481,13 @@ class Session:
         batch = self.global_batch if self._config.batch else None
         digest = plan_digest(self._engine.plan, batch, self.hook.exchange_plan)
         own = Ack(rank=self.rank, step=self.steps, digest=digest)
-        acks = self._coordinator.gather_acks(own)
-        self._probe_link()
-        return Switch(decision=decision, acks=acks)
+        return Switch(decision=decision, acks=self._coordinator.gather_acks(own))
 
     def _probe_link(self) -> None:
-        """Measure the link's latency for the planner; all ranks together."""
+        """Measure the link for the planner; all ranks together."""
         if self.hook.can_plan:
-            self.hook.set_probe(self._coordinator.probe_latency())
+            large = self._coordinator.probe_bandwidth() if self._uses_costs else None
+            self.hook.set_probe(self._coordinator.probe_latency(), large)
 
     def _adopt_decision(self, decision: Decision) -> None:
         if decision.level_by_layer != self._engine.plan:

@@ -22,6 +22,7 @@ from accordion.exchange_plan import Plan
 from accordion.exchange_planner import Proposal
 from accordion.hook import named_layers
 from accordion.layer_stacks import Layer
+from accordion.link_model import CollectiveTiming
 from accordion.messages import Level
 from accordion.module_checks import has_peers
 from accordion.step_signals import Signal
@@ -115,7 +116,7 @@ class SingleProcessHook:
             self._engine.add_residuals_(layers)
         return signals
 
-    def set_probe(self, seconds: float) -> None:
+    def set_probe(self, seconds: float, large: CollectiveTiming | None) -> None:
         """Do nothing, because there are no exchanges."""
 
     def predict_waits(self, plans: Mapping[str, Mapping[str, Level]]) -> dict[str, float]:  # noqa: ARG002

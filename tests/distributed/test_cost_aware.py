@@ -11,7 +11,10 @@ import torch
 import torch.distributed as dist
 
 from accordion.compression_engine import Engine
+from accordion.coordination import Coordinator
+from accordion.exchange import GroupNetwork
 from accordion.exchange_planner import SETTLING_STEPS, WINDOW_STEPS
+from accordion.ledger import Ledger
 from tests.distributed.compose import Way, trial
 
 STEPS = SETTLING_STEPS + WINDOW_STEPS + 2
@@ -24,7 +27,7 @@ def _slow_link():
     original = dist.all_reduce
 
     def all_reduce(tensor, *arguments, **keywords):
-        time.sleep(1e-6 * tensor.numel() * tensor.element_size())
+        time.sleep(1e-6 * tensor.nbytes)
         return original(tensor, *arguments, **keywords)
 
     with patch.object(dist, "all_reduce", all_reduce):
@@ -69,6 +72,40 @@ def test_the_choice_follows_what_is_slow_and_gives_the_figures(run_group, slow, 
     for other_decision, _, other_parameters in others:
         assert other_decision == decision
         assert all(torch.equal(a, b) for a, b in zip(parameters, other_parameters, strict=True))
+
+
+def _probe(rank, seconds_per_byte):
+    """Return two probes of a link whose time is counted and not slept."""
+    now = 0.0
+
+    def clock():
+        return now
+
+    original = dist.all_reduce
+
+    def all_reduce(tensor, *arguments, **keywords):
+        nonlocal now
+        # Rank 1's clock differs: the ranks must still send the same sizes.
+        now += seconds_per_byte * tensor.nbytes * (1 + rank)
+        return original(tensor, *arguments, **keywords)
+
+    network = GroupNetwork(dist.group.WORLD, torch.device("cpu"), clock)
+    coordinator = Coordinator(network, Ledger(2), torch.device("cpu"), rank=rank)
+    with patch.object(dist, "all_reduce", all_reduce):
+        return [coordinator.probe_bandwidth() for _ in range(2)]
+
+
+def test_a_probe_grows_until_it_shows_the_bandwidth_and_keeps_its_size(run_group):
+    first, others = run_group(2, _probe, 1e-8)
+    assert [timing.payload for timing in others] == [timing.payload for timing in first]
+    for timing in first:
+        assert timing.seconds == pytest.approx(1e-8 * timing.payload)
+        assert 0.02 < timing.seconds < 0.15
+
+
+def test_a_probe_of_a_fast_link_ends_at_its_largest_size(run_group):
+    for timing in run_group(2, _probe, 0.0)[0]:
+        assert timing.payload == 1 << 24
 
 
 def _without_peers(rank):

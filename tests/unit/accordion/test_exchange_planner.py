@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -338,3 +338,22 @@ def test_nothing_is_predicted_before_a_window_or_for_other_buckets():
     training.train(ONE_LOOK)
     other = {"now": costs(encode_s=0.001, payload=1, buckets=8)}
     assert training.planner.predict_waits(other, in_force="now") == {}
+
+
+def test_a_large_probe_gives_the_bandwidth_that_small_payloads_hide():
+    training = Training(LATE, backward_s=0.001, payload=10, payload_ratio=9)
+    fast_for_few = replace(LATE, bytes_per_s=1e12)
+    training.link = fast_for_few
+    training.train(ONE_LOOK)
+    large = CollectiveTiming(
+        kind="all-reduce",
+        name="probe",
+        payload=1_000_000,
+        seconds=LATE.seconds_for("all-reduce", 1_000_000),
+    )
+    training.planner.set_probe(LATE.seconds_for("all-reduce", 0), large)
+    assert training.planner.link is not None
+    assert training.planner.link.bytes_per_s == pytest.approx(LATE.bytes_per_s)
+    training.train(ONE_LOOK)
+    assert training.planner.link.bytes_per_s == pytest.approx(LATE.bytes_per_s)
+    assert training.planner.link.latency_s == pytest.approx(LATE.latency_s, rel=0.01)
