@@ -12,7 +12,10 @@ from tests.browser.conftest import LONG
 
 def open_epochs(page, job_id):
     page.goto(f"/jobs/{job_id}")
-    page.get_by_text("Epochs as a table").click()
+    details = page.locator("#epochs-details")
+    # The page grows while its charts are drawn, so that a click may miss.
+    while details.get_attribute("open") is None:
+        page.get_by_text("Epochs as a table").click()
 
 
 def test_rows_of_epochs_come_while_the_job_runs(page, service, running):
