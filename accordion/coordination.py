@@ -34,8 +34,9 @@ _PIECE_BYTES = 1 << 26
 class Coordinator:
     """Exchanges short messages over a session's process group.
 
-    The ledger counts their bytes as overhead, except when states are saved or loaded and
-    when the link is probed, so that a resumed run reports the same bytes as an uninterrupted one.
+    The ledger counts their bytes as overhead, except when states are saved or loaded and when the
+    latency is probed, so that a resumed run reports the same bytes as an uninterrupted one. Probes
+    of the bandwidth, which only policies with costs need, are large and are counted.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Coordinator:
             size = self._share_number(size)
             buffer = torch.zeros(size // 4, dtype=torch.float32, device=self._device)
             started = self._network.seconds
-            self._network.all_reduce_mean_(buffer)
+            self._answer_request(Mean(buffer))
             seconds = self._network.seconds - started
             is_enough = seconds >= _PROBE_S or size >= _MAX_PROBE_BYTES
             if self._share_number(int(is_enough)):

@@ -25,16 +25,16 @@ from accordion.link_model import (
     LinkModel,
     count_messages,
     fit_link,
-    measured_bandwidth,
     separates_latency,
+    wire_bytes,
 )
 
 SETTLING_STEPS = 3
 """Steps after a change of plan or levels that are not measured: they allocate buffers."""
 WINDOW_STEPS = 20
 """Steps in a measurement window."""
-MAX_WINDOW_STEPS = 320
-"""Largest distance between two evaluations of the plan, which doubles with every change."""
+MAX_HOLD_STEPS = 320
+"""Largest number of steps for which a plan is held, which doubles with every change of plan."""
 MAX_KEPT_EXCHANGES = 2000
 """Number of timings that are kept; with more exchanges per step, a window has fewer steps."""
 MIN_SAVING = 0.05
@@ -43,6 +43,8 @@ MIN_SAVING_S = 0.0005
 """Seconds that another plan must save."""
 PROBE_NOISE_S = 0.001
 """Seconds per message by which two probes of the same link differ on busy hosts."""
+_SHORTEST_PROBE_S = 1e-6
+"""Lower limit of the time that the bytes of a large probe take."""
 SPAN_CHANGE_FACTOR = 1.25
 """Factor by which the span of a plan must change before the remembered spans of other plans are
 dropped: the link or the hosts have changed.
@@ -68,13 +70,12 @@ class ExchangePlanner:
         self.link: LinkModel | None = None
         """Link in the last window; None before the first one ends."""
         self.wait_s: float | None = None
-        """Measured seconds from the last gradient to the last average; None before a window ends
-        at the levels in force.
-        """
+        """Seconds from the last gradient to the last average; None before a window ends."""
         self._world_size = world_size
         self._probe_s = 0.0
         """Last measured duration of a small all-reduce."""
         self._large_probe: CollectiveTiming | None = None
+        """Last measured large all-reduce; None if the bandwidth is fitted to the exchanges."""
         self._samples: list[CollectiveTiming] = []
         """Collectives of the last window."""
         self._latency_s: float | None = None
@@ -93,8 +94,10 @@ class ExchangePlanner:
         """Steps that are still to be skipped."""
         self._observed = 0
         """Steps since the last evaluation."""
-        self._evaluate_after = WINDOW_STEPS
-        """Steps from one evaluation to the next."""
+        self._held = 0
+        """Measured steps with this plan."""
+        self._hold_steps = WINDOW_STEPS
+        """Steps after which another plan may be proposed."""
         self._costs: list[BucketCost] = []
         """Costs by bucket in the last window."""
         self._encode_factor = 1.0
@@ -158,7 +161,7 @@ class ExchangePlanner:
         if sum(plan) < 2:
             return None
         if plan != self._plan:
-            self._plan, self._skip, self._observed = plan, SETTLING_STEPS, 0
+            self._plan, self._skip, self._observed, self._held = plan, SETTLING_STEPS, 0, 0
             steps = max(1, min(WINDOW_STEPS, MAX_KEPT_EXCHANGES // len(plan)))
             self._window = deque(maxlen=steps)
         if self._skip:
@@ -166,12 +169,14 @@ class ExchangePlanner:
             return None
         self._window.append(exchanges)
         self._observed += 1
-        if self._observed < self._evaluate_after:
+        self._held += 1
+        if self._observed < WINDOW_STEPS:
             return None
         self._observed = 0
         proposal = self._evaluate()
-        if proposal is not None:
-            self._evaluate_after = min(2 * self._evaluate_after, MAX_WINDOW_STEPS)
+        if proposal is None or self._held < self._hold_steps:
+            return None
+        self._hold_steps = min(2 * self._hold_steps, MAX_HOLD_STEPS)
         return proposal
 
     def predict_waits(
@@ -235,10 +240,9 @@ class ExchangePlanner:
 
     def _fit(self, samples: Sequence[CollectiveTiming]) -> LinkModel:
         if self._large_probe is not None:
-            bytes_per_s = measured_bandwidth(
-                self._large_probe, self._world_size, empty_s=self._probe_s
-            )
-            return fit_link(samples, self._world_size, bytes_per_s=bytes_per_s)
+            sent = wire_bytes("all-reduce", self._large_probe.payload, self._world_size)
+            seconds = max(self._large_probe.seconds - self._probe_s, _SHORTEST_PROBE_S)
+            return fit_link(samples, self._world_size, bytes_per_s=sent / seconds)
         if separates_latency(samples):
             link = fit_link(samples, self._world_size)
             self._latency_s, self._reference_probe_s = link.latency_s, self._probe_s

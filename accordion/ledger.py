@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from accordion.wire import Gather, Mean, Request, payload_bytes
+from accordion.link_model import CollectiveKind, wire_bytes
+from accordion.wire import Mean, Request, payload_bytes
 
 DENSE_BYTES = 4
 """Bytes of one value in the dense equivalent, fp32."""
@@ -49,8 +50,9 @@ class Ledger:
 
     def count(self, layers: tuple[str, ...], request: Request, method: str) -> None:
         """Count a request, in equal parts for layers of equal shape."""
-        sent, wire = payload_bytes(request), wire_bytes(request, self._world_size)
-        collective = "all-reduce" if isinstance(request, Mean) else "all-gather"
+        sent = payload_bytes(request)
+        collective: CollectiveKind = "all-reduce" if isinstance(request, Mean) else "all-gather"
+        wire = int(wire_bytes(collective, sent, self._world_size))
         self._add_request((method, collective), layers, sent=sent, wire=wire)
 
     def count_broadcast(self, size: int) -> None:
@@ -110,15 +112,6 @@ class Ledger:
             _add_bytes(self.total, count.payload, count.wire)
             self.total.dense += count.dense
             self.total.fp16 += count.fp16
-
-
-def wire_bytes(request: Request, world_size: int) -> int:
-    """Return the bytes that one worker's network interface sends for a request."""
-    match request:
-        case Mean():
-            return 2 * (world_size - 1) * payload_bytes(request) // world_size
-        case Gather():
-            return (world_size - 1) * payload_bytes(request)
 
 
 def _add_bytes(count: ByteCount, payload: int, wire: int) -> None:

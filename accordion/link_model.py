@@ -56,7 +56,7 @@ class LinkModel:
         """Return the seconds of a collective in which each worker passes `payload` bytes."""
         return (
             count_messages(kind, self.world_size) * self.latency_s
-            + _wire_factor(kind, self.world_size) * payload / self.bytes_per_s
+            + wire_bytes(kind, payload, self.world_size) / self.bytes_per_s
         )
 
     def speed(self) -> dict[str, float]:
@@ -80,21 +80,19 @@ def count_messages(kind: CollectiveKind, world_size: int) -> int:
     return (world_size - 1) * (2 if kind == "all-reduce" else 1)
 
 
-def _wire_factor(kind: CollectiveKind, world_size: int) -> float:
-    """Return the bytes that each worker sends per byte of its payload in a ring."""
-    return (world_size - 1) * (2 / world_size if kind == "all-reduce" else 1)
+def wire_bytes(kind: CollectiveKind, payload: float, world_size: int) -> float:
+    """Return the bytes that each worker sends in a ring, on average over the workers.
+
+    `payload` is what each worker passes to the network, in bytes.
+    """
+    others = world_size - 1
+    return 2 * others * payload / world_size if kind == "all-reduce" else others * payload
 
 
 def separates_latency(timings: Sequence[CollectiveTiming]) -> bool:
     """Return whether the payloads differ enough to tell latency from bandwidth."""
     sizes = [timing.payload for timing in timings]
     return len(sizes) > 1 and max(sizes) >= _MIN_PAYLOAD_RATIO * min(sizes)
-
-
-def measured_bandwidth(timing: CollectiveTiming, world_size: int, *, empty_s: float) -> float:
-    """Return the bytes per second of a link on which an empty collective takes `empty_s`."""
-    sent = _wire_factor(timing.kind, world_size) * timing.payload
-    return sent / max(timing.seconds - empty_s, _SHORTEST_S)
 
 
 def fit_link(
@@ -120,7 +118,7 @@ def fit_link(
     for timing in timings:
         seconds = max(timing.seconds, _SHORTEST_S)
         by_messages.append(count_messages(timing.kind, world_size) / seconds)
-        by_bytes.append(_wire_factor(timing.kind, world_size) * timing.payload / seconds)
+        by_bytes.append(wire_bytes(timing.kind, timing.payload, world_size) / seconds)
     if bytes_per_s is not None:
         per_byte = 1.0 / bytes_per_s
         latency = _solve_one(by_messages, [1.0 - per_byte * share for share in by_bytes])

@@ -87,12 +87,16 @@ def _probe(rank, seconds_per_byte):
         nonlocal now
         # Rank 1's clock differs: the ranks must still send the same sizes.
         now += seconds_per_byte * tensor.nbytes * (1 + rank)
+        sizes.append(tensor.nbytes)
         return original(tensor, *arguments, **keywords)
 
     network = GroupNetwork(dist.group.WORLD, torch.device("cpu"), clock)
-    coordinator = Coordinator(network, Ledger(2), torch.device("cpu"), rank=rank)
+    ledger, sizes = Ledger(2), []
+    coordinator = Coordinator(network, ledger, torch.device("cpu"), rank=rank)
     with patch.object(dist, "all_reduce", all_reduce):
-        return [coordinator.probe_bandwidth() for _ in range(2)]
+        timings = [coordinator.probe_bandwidth() for _ in range(2)]
+    assert ledger.total.payload == sum(sizes) > 0, "a probe is overhead like any other message"
+    return timings
 
 
 def test_a_probe_grows_until_it_shows_the_bandwidth_and_keeps_its_size(run_group):

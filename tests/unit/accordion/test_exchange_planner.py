@@ -10,7 +10,7 @@ import pytest
 
 from accordion.exchange_plan import LevelCost, Plan
 from accordion.exchange_planner import (
-    MAX_WINDOW_STEPS,
+    MAX_HOLD_STEPS,
     SETTLING_STEPS,
     WINDOW_STEPS,
     ExchangePlanner,
@@ -139,7 +139,7 @@ def test_the_plan_follows_a_link_that_changes_both_ways():
     assert training.plan == (9,)
     training.link = FAST
     training.probe()
-    training.train(SETTLING_STEPS + MAX_WINDOW_STEPS)
+    training.train(SETTLING_STEPS + MAX_HOLD_STEPS)
     separate, joined = (Training(FAST, backward_s=0.001, plan=plan) for plan in (before, (9,)))
     spans = [
         exchanges[-1].ended_s - exchanges[0].ready_s[0]
@@ -255,7 +255,7 @@ def test_spans_of_a_faster_time_do_not_revert_a_plan():
     assert training.plan == (9,)
     for turn in range(20):
         training.encode_s = 0.002 * 1.2**turn
-        training.train(MAX_WINDOW_STEPS)
+        training.train(MAX_HOLD_STEPS)
     assert len(training.proposals) == 1
 
 
@@ -286,7 +286,7 @@ def test_exchanges_that_send_nothing_are_left_as_they_are():
         assert planner.observe_step([silent, silent]) is None
 
 
-def test_windows_become_longer_with_every_change_up_to_a_limit():
+def test_a_plan_is_held_longer_with_every_change_up_to_a_limit():
     training = Training(LATE, backward_s=0.001)
     changes = []
     for turn in range(2000):
@@ -298,7 +298,7 @@ def test_windows_become_longer_with_every_change_up_to_a_limit():
             changes.append(turn)
     gaps = [later - earlier for earlier, later in pairwise(changes)]
     assert gaps
-    assert gaps[-1] >= MAX_WINDOW_STEPS // 10
+    assert gaps[-1] >= MAX_HOLD_STEPS // 10
 
 
 def costs(*, encode_s: float, payload: int, buckets: int = 9) -> list[LevelCost]:
@@ -357,3 +357,16 @@ def test_a_large_probe_gives_the_bandwidth_that_small_payloads_hide():
     training.train(ONE_LOOK)
     assert training.planner.link.bytes_per_s == pytest.approx(LATE.bytes_per_s)
     assert training.planner.link.latency_s == pytest.approx(LATE.latency_s, rel=0.01)
+
+
+def test_the_link_is_measured_anew_in_every_window_while_a_plan_is_held():
+    training = Training(LATE, backward_s=0.001, payload_ratio=9)
+    for _ in range(6):  # each change doubles the steps for which a plan is held
+        training.link = FAST if training.link == LATE else LATE
+        training.train(MAX_HOLD_STEPS + ONE_LOOK)
+    assert len(training.proposals) >= 4
+    slow = replace(LATE, bytes_per_s=1e6)
+    training.link = slow
+    training.train(2 * WINDOW_STEPS)
+    assert training.planner.link is not None
+    assert training.planner.link.bytes_per_s == pytest.approx(1e6, rel=0.01)
