@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -27,6 +28,12 @@ _PROBE_S = 0.03
 _MIN_PROBE_BYTES, _MAX_PROBE_BYTES = 1 << 16, 1 << 24
 _PROBED_WORKERS = 8
 """Largest group that is probed again at each decision: a probe takes 2(W-1) messages."""
+_MESSAGE_BYTES = 1 << 16
+"""Size of a message between neighbors: 21 ms at 25 Mbit/s, and far beyond the millisecond that a
+shaper lets pass without delay.
+"""
+_NUM_MESSAGES = 2
+"""Messages to each neighbor; the fastest counts."""
 _PIECE_BYTES = 1 << 26
 """Largest message in which `gather_on_rank_0` sends a part of a payload."""
 
@@ -196,6 +203,26 @@ class Coordinator:
         share = _PROBE_S / max(seconds, _PROBE_S / 4)
         self._probe_bytes = max(_MIN_PROBE_BYTES, min(_MAX_PROBE_BYTES, int(size * share)))
         return CollectiveTiming(kind="all-reduce", name="probe", payload=size, seconds=seconds)
+
+    def probe_neighbors(self) -> tuple[float, ...]:
+        """Return the seconds in which each rank receives `_MESSAGE_BYTES` from the rank before it.
+
+        The result is empty for two workers, which have one link, and for more than
+        `_PROBED_WORKERS`. It is the same on all ranks.
+        """
+        if not 2 < self.world_size <= _PROBED_WORKERS:
+            return ()
+        message = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8, device=self._device)
+        shortest = math.inf
+        for _ in range(_NUM_MESSAGES):
+            self._answer_request(
+                Mean(torch.zeros(1, dtype=torch.float32, device=self._device)), counted=False
+            )
+            shortest = min(shortest, self._network.pass_to_next(message))
+            self._ledger.count_message(_MESSAGE_BYTES)
+        own = torch.zeros(self.world_size, dtype=torch.float64, device=self._device)
+        own[self.rank] = shortest * self.world_size
+        return tuple(self.average_tensor(own).tolist())
 
     def _share_number(self, number: int) -> int:
         """Return rank 0's number."""

@@ -156,6 +156,21 @@ class GroupNetwork:
         dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self._group)
         self.seconds += self._clock() - started
 
+    def pass_to_next(self, payload: Tensor) -> float:
+        """Send a tensor to the next rank; return the seconds until the previous rank's arrived.
+
+        The ranks form a ring. All call this at the same time, with tensors of equal size.
+        """
+        received = torch.empty_like(payload)
+        started = self._clock()
+        following = (self.rank + 1) % self.world_size
+        sending: Any = dist.isend(payload, group=self._group, group_dst=following)
+        dist.recv(received, group=self._group, group_src=(self.rank - 1) % self.world_size)
+        seconds = self._clock() - started
+        sending.wait()
+        self.seconds += self._clock() - started
+        return seconds
+
     def send_to_rank_0(self, tensor: Tensor) -> None:
         """Send a tensor to the group's rank 0."""
         dist.send(tensor, group=self._group, group_dst=0)

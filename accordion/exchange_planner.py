@@ -28,6 +28,7 @@ from accordion.link_model import (
     separates_latency,
     wire_bytes,
 )
+from accordion.messages import Decision
 
 SETTLING_STEPS = 3
 """Steps after a change of plan or levels that are not measured: they allocate buffers."""
@@ -57,6 +58,18 @@ class Proposal:
 
     plan: Plan
     reason: str
+
+    def as_decision(self, before: Decision, *, epoch: int, step: int) -> Decision:
+        """Return the decision that changes nothing but the exchange plan."""
+        return replace(
+            before,
+            epoch=epoch,
+            step=step,
+            cause="link",
+            reason=self.reason,
+            change_by_layer=dict.fromkeys(before.change_by_layer),
+            exchange_plan=self.plan,
+        )
 
 
 class ExchangePlanner:

@@ -36,7 +36,7 @@ from accordion.executors import (
     register_exit_delay,
 )
 from accordion.layer_stacks import Bucket, Layer
-from accordion.level_costs import measure_levels
+from accordion.level_costs import measure_levels, share_waits
 from accordion.link_model import CollectiveTiming, LinkModel
 from accordion.messages import LayerInfo, Level
 from accordion.module_checks import check_join
@@ -81,6 +81,9 @@ class Hook:
     Raises:
         HookError: the module already has a hook.
     """
+
+    on_bucket: Callable[[Bucket, float], None] | None = None
+    """Called with each bucket that DDP hands over, and its time by `time.perf_counter`."""
 
     def __init__(
         self,
@@ -129,6 +132,8 @@ class Hook:
         """Seconds for which training waited for exchanges, encoding included; on GPUs, only the
         host's time.
         """
+        self.encoded_s = 0.0
+        """Part of `waited_s` in which gradients were encoded and decoded instead of sent."""
         self._register(module)
 
     def _register(self, module: DistributedDataParallel) -> None:
@@ -191,23 +196,31 @@ class Hook:
         """Measured network; None on ranks without a planner, and before it is measured."""
         return None if self._planner is None else self._planner.link
 
-    @property
-    def wait_s(self) -> float | None:
-        """Measured seconds for which a step waits for exchanges; None like `link`."""
-        return None if self._planner is None else self._planner.wait_s
+    def report_fields(
+        self, plans: Mapping[str, Mapping[str, Level]], layers: Sequence[LayerInfo]
+    ) -> dict[str, Any]:
+        """Return the fields of a report that this rank measured; empty like `link`.
 
-    def predict_waits(self, plans: Mapping[str, Mapping[str, Level]]) -> dict[str, float]:
-        """Return the seconds for which a step would wait for exchanges at each plan of levels.
-
-        The first call with a measured network takes up to `level_costs.MAX_SECONDS`. Without a
-        measured network the result is empty.
+        Costs are predicted for each of `plans`, levels by layer. If there are any, the first call
+        takes up to `level_costs.MAX_SECONDS`.
         """
         planner = self._planner
         if planner is None or planner.link is None:
             return {}
+        waits = self._predict_waits(planner, planner.link, plans) if plans else {}
+        return {
+            "cost_s_by_layer": share_waits(waits, layers),
+            "exchange_wait_s": planner.wait_s,
+            "link": planner.link.speed(),
+        }
+
+    def _predict_waits(
+        self, planner: ExchangePlanner, link: LinkModel, plans: Mapping[str, Mapping[str, Level]]
+    ) -> dict[str, float]:
+        """Return the seconds for which a step would wait for exchanges at each plan of levels."""
         if self._level_costs is None:
             self._level_costs = measure_levels(
-                self._last_buckets, plans, world_size=planner.link.world_size
+                self._last_buckets, plans, world_size=link.world_size
             )
         in_force = [name for name, plan in plans.items() if plan == self._engine.plan]
         return planner.predict_waits(self._level_costs, in_force=next(iter(in_force), None))
@@ -250,6 +263,8 @@ class Hook:
         bucket = Bucket(buffer=grad_bucket.buffer(), layers=self._layers(grad_bucket))
         is_last = self._is_last(grad_bucket, bucket.layers)
         future: torch.futures.Future[Tensor] = self._executor.create_future()
+        if self.on_bucket is not None:
+            self.on_bucket(bucket, ready_s)
         self._waiting.append(_WaitingBucket(future=future, bucket=bucket, ready_s=ready_s))
         if is_last or len(self._waiting) == self._next_group_size():
             self._exchange_waiting(is_last=is_last)
@@ -282,7 +297,13 @@ class Hook:
     def _exchange_waiting(self, *, is_last: bool) -> None:
         waiting, self._waiting = self._waiting, []
         self._num_exchanges = 0 if is_last else self._num_exchanges + 1
-        exchange = partial(self._exchange, waiting, is_last=is_last, since=time.perf_counter())
+        exchange = partial(
+            self._exchange,
+            waiting,
+            is_last=is_last,
+            since=time.perf_counter(),
+            sent_s=self._exchange_network.seconds,
+        )
         self._executor.submit(exchange, [(item.future, item.bucket.buffer) for item in waiting])
 
     def _is_last(self, bucket: GradBucket, layers: Sequence[Layer]) -> bool:
@@ -316,7 +337,10 @@ class Hook:
                 " accumulated or discarded, under no_sync()"
             )
 
-    def _exchange(self, waiting: Sequence[_WaitingBucket], *, is_last: bool, since: float) -> None:
+    def _exchange(
+        self, waiting: Sequence[_WaitingBucket], *, is_last: bool, since: float, sent_s: float
+    ) -> None:
+        """Exchange buckets that were submitted at `since`, when collectives had taken `sent_s`."""
         started_s = time.perf_counter()
         raised = self._raised if is_last else None
         buckets = [item.bucket for item in waiting]
@@ -325,7 +349,10 @@ class Hook:
             self._signals = signals
         ended_s = time.perf_counter()
         if is_last or not self._executor.is_parallel:
-            self.waited_s += ended_s - since
+            waited_s = ended_s - since
+            self.waited_s += waited_s
+            # Earlier exchanges of the step may still have been running at `since`.
+            self.encoded_s += max(0.0, waited_s - (self._exchange_network.seconds - sent_s))
         if self._planner is not None:
             self._buckets += [item.bucket.layers for item in waiting]
             if is_last:

@@ -60,6 +60,10 @@ class Ledger:
         wire = (self._world_size - 1) * size // self._world_size
         self._add_request((OVERHEAD, "broadcast"), (OVERHEAD,), sent=size, wire=wire)
 
+    def count_message(self, size: int) -> None:
+        """Count control bytes that every worker sends to one other."""
+        self._add_request((OVERHEAD, "message"), (OVERHEAD,), sent=size, wire=size)
+
     def _add_request(
         self, kind: tuple[str, str], layers: tuple[str, ...], *, sent: int, wire: int
     ) -> None:

@@ -25,7 +25,7 @@ from accordion.messages import LayerInfo, Level
 from accordion.wire import Gather, Mean, Request, payload_bytes
 
 MAX_SECONDS = 10.0
-"""Time limit of `measure_levels`; buckets beyond it cost as much per value as those before."""
+"""Default time limit of `measure_levels`."""
 _REPEATS = 2
 """Timed runs after the first one, which allocates buffers; the shortest counts."""
 
@@ -66,10 +66,11 @@ class _Budget:
     """Time that measuring may take."""
 
     clock: Callable[[], float]
+    seconds: float
     ends_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ends_s = self.clock() + MAX_SECONDS
+        self.ends_s = self.clock() + self.seconds
 
     @property
     def is_spent(self) -> bool:
@@ -82,6 +83,7 @@ def measure_levels(
     *,
     world_size: int,
     clock: Callable[[], float] = time.perf_counter,
+    max_seconds: float = MAX_SECONDS,
 ) -> dict[str, list[LevelCost]]:
     """Return the cost of every bucket at every plan; no gradient and no state is changed.
 
@@ -90,8 +92,9 @@ def measure_levels(
         plans: level by decided layer, by the plan's name.
         world_size: number of workers.
         clock: returns seconds.
+        max_seconds: time limit; buckets beyond it cost as much per value as those before.
     """
-    budget = _Budget(clock)
+    budget = _Budget(clock, max_seconds)
     costs: dict[str, list[LevelCost]] = {name: [] for name in plans}
     for place, layers in enumerate(buckets):
         if place and budget.is_spent:
@@ -116,6 +119,15 @@ def share_waits(
         for layer, size in values.items()
         if waits
     }
+
+
+def sum_waits(cost_s_by_layer: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the seconds for which a step waits at each level, from what each layer adds to it."""
+    waits: defaultdict[str, float] = defaultdict(float)
+    for costs in cost_s_by_layer.values():
+        for name, seconds in costs.items():
+            waits[name] += seconds
+    return dict(waits)
 
 
 def _measure_bucket(

@@ -34,7 +34,6 @@ from accordion.exchange import GroupNetwork
 from accordion.exchange_planner import Proposal
 from accordion.hook import Hook, decided_layers
 from accordion.ledger import Ledger
-from accordion.level_costs import share_waits
 from accordion.messages import Ack, Decision, LayerInfo, Override, Report, plan_digest, to_json
 from accordion.module_checks import (
     check_attachable,
@@ -149,6 +148,10 @@ class Session:
         self._proposal: Proposal | None = None
         self.on_boundary: Callable[[StepResult], None] | None = None
         """Called on every rank with the result of each step boundary."""
+        self.receive_s_by_rank: tuple[float, ...] = ()
+        """Seconds in which each rank received 64 KiB from the rank before it, at the last decision;
+        empty if it was not measured.
+        """
         self.lr: float | None = None
         """Learning rate of the schedule in this epoch, before batch scaling and warm-up.
 
@@ -212,6 +215,16 @@ class Session:
         Exchanges in parallel with the backward pass are not included.
         """
         return self.hook.waited_s + self._network.seconds
+
+    @property
+    def encoded_s(self) -> float:
+        """Part of `communicate_s` in which gradients were encoded and decoded instead of sent."""
+        return self.hook.encoded_s
+
+    @property
+    def link(self) -> Mapping[str, float]:
+        """Measured link between the workers, as in `Report.link`."""
+        return {} if self.hook.link is None else self.hook.link.speed()
 
     def request(self, signal: Signal) -> None:
         """Raise a signal, which all workers see at the end of the next step that starts.
@@ -401,6 +414,7 @@ class Session:
         steps = sums.steps
         closes = steps > 0 and window_is_due(detector, self.epoch, epoch_end=epoch_end)
         statistic, rms = self._close_sums() if closes else (None, None)
+        plans = self.controller.uniform_plans() if self._uses_costs else {}
         if epoch_end and detector.statistic == "paper":
             sums.clear()
         report = Report(
@@ -415,19 +429,9 @@ class Session:
             statistic_by_layer=statistic,
             statistic_kind=detector.statistic,
             rms_by_layer=rms,
-            **self._measured_fields(),
+            **self.hook.report_fields(plans, self.layers),
         )
         return self._apply_decision(lambda: self._decide_report(report))
-
-    def _measured_fields(self) -> dict[str, Any]:
-        """Return the report's fields that only rank 0 measures; none before they are measured."""
-        link = self.hook.link
-        if link is None:
-            return {}
-        plans = self.controller.uniform_plans() if self._uses_costs else {}
-        costs = share_waits(self.hook.predict_waits(plans), self.layers) if plans else {}
-        wait_s = self.hook.wait_s
-        return {"cost_s_by_layer": costs, "exchange_wait_s": wait_s, "link": link.speed()}
 
     def _close_sums(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the statistic and the root mean squares of the window that ends, by layer."""
@@ -458,14 +462,7 @@ class Session:
             self._overrides_changed = False
             decision = self.controller.override(self._overrides, epoch=self.epoch, step=self.steps)
         else:
-            decision = replace(
-                self.decision,
-                epoch=self.epoch,
-                step=self.steps,
-                cause="link",
-                reason=proposal.reason,
-                change_by_layer=dict.fromkeys(self.decision.change_by_layer),
-            )
+            decision = proposal.as_decision(self.decision, epoch=self.epoch, step=self.steps)
         return decision if proposal is None else replace(decision, exchange_plan=proposal.plan)
 
     def _apply_decision(self, decide: Callable[[], Decision]) -> Switch:
@@ -488,6 +485,7 @@ class Session:
         if self.hook.can_plan:
             large = self._coordinator.probe_bandwidth() if self._uses_costs else None
             self.hook.set_probe(self._coordinator.probe_latency(), large)
+            self.receive_s_by_rank = self._coordinator.probe_neighbors()
 
     def _adopt_decision(self, decision: Decision) -> None:
         if decision.level_by_layer != self._engine.plan:

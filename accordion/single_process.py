@@ -8,7 +8,7 @@ that were saved in a larger group are added once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,9 @@ from accordion.errors import HookError
 from accordion.exchange_plan import Plan
 from accordion.exchange_planner import Proposal
 from accordion.hook import named_layers
-from accordion.layer_stacks import Layer
+from accordion.layer_stacks import Bucket, Layer
 from accordion.link_model import CollectiveTiming
-from accordion.messages import Level
+from accordion.messages import LayerInfo, Level
 from accordion.module_checks import has_peers
 from accordion.step_signals import Signal
 
@@ -37,11 +37,11 @@ class SingleProcessHook:
         HookError: another session is attached to the module.
     """
 
-    waited_s = 0.0
+    waited_s = encoded_s = 0.0
     can_plan = False
     link = None
-    wait_s = None
     exchange_plan: Plan = ()
+    on_bucket: Callable[[Bucket, float], None] | None = None
 
     def __init__(
         self,
@@ -119,8 +119,12 @@ class SingleProcessHook:
     def set_probe(self, seconds: float, large: CollectiveTiming | None) -> None:
         """Do nothing, because there are no exchanges."""
 
-    def predict_waits(self, plans: Mapping[str, Mapping[str, Level]]) -> dict[str, float]:  # noqa: ARG002
-        """Return no waits, because there are no exchanges."""
+    def report_fields(
+        self,
+        plans: Mapping[str, Mapping[str, Level]],  # noqa: ARG002
+        layers: Sequence[LayerInfo],  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Return no fields, because there are no exchanges."""
         return {}
 
     def restart_window(self) -> None:

@@ -98,7 +98,7 @@ def attach(
     attached = Attached(
         session=session,
         optimizer=optimizer,
-        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        module=model,
         steps_per_epoch=steps_per_epoch,
         resumed_from=load_state(session, newest, node=run.node),
     )

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from accordion.errors import OverrideError
+from accordion.level_costs import sum_waits
 from accordion.messages import Decision, Override, Report
 from accordion.step_results import StepResult, Switch
 from accordion_ray.identity import GuestState
@@ -42,13 +43,16 @@ from workers.contract import (
 from workers.hub.journal import Journal
 from workers.hub.order_watcher import OrderWatcher
 from workers.hub.record_sender import RecordSender
-from workers.training.clock import Clock
+from workers.training.clock import Clock, Phases
+from workers.training.load_timing import time_loading
 from workers.training.reports import PROGRESS_EVERY_S, switch_records
+from workers.training.step_times import StepTimes
 
 REFRESH_S = 3.0
 """Seconds between registrations; after a much longer silence the service marks the run as lost."""
 END_FLUSH_S = 2.0
 """Seconds to deliver records at the end; Ray Train ends the processes about as long afterwards."""
+_PHASES = ("load", "compute", "encode", "communicate", "evaluate", "checkpoint", "decide")
 RECORD_LIMIT = 1000
 """Number of undelivered records kept; those of a large model take about 10 KB each."""
 
@@ -98,6 +102,8 @@ class GuestRun:
         self._save = save
         self._changing, self._saving = threading.Lock(), threading.Lock()
         self._statistic: Mapping[str, float] | None = None
+        self._wait_s_by_level: Mapping[str, float] = {}
+        self._exchange_wait_s: float | None = None
         self._overrides: tuple[Override, ...] | None = None
         """Overrides in the last orders; None before the first orders."""
         self._progress: Progress | None = None
@@ -109,23 +115,29 @@ class GuestRun:
         """Whether records can no longer be written."""
         self._failed: set[str] = set()
         """Operations that have failed, each logged once."""
-        self._seconds = dict.fromkeys(
-            ("compute", "communicate", "evaluate", "checkpoint", "decide"), 0.0
-        )
+        self._step_times = StepTimes()
         self._closed = threading.Event()
 
     def keep_statistic(self, report: Report, proposal: Decision) -> Decision:
-        """Keep the statistic of a closed window for the epoch's record; return the proposal."""
+        """Keep what a report measured for later records; return the proposal."""
         if report.statistic_by_layer is not None:
             self._statistic = report.statistic_by_layer
+        self._wait_s_by_level = sum_waits(report.cost_s_by_layer)
+        self._exchange_wait_s = report.exchange_wait_s
         return proposal
 
     def begin(self, attached: Attached) -> None:
         """Register the run and start to report its session."""
         self._attached = attached
-        self._lap, self._waited = self._clock.elapsed(), attached.session.communicate_s
-        self._epoch_began = read_totals(attached.session, self._seconds)
         session, before = attached.session, self._state
+        self._phases = Phases(
+            clock=self._clock,
+            exchange_times=lambda: (session.communicate_s, session.encoded_s),
+            seconds=dict.fromkeys(_PHASES, 0.0),
+        )
+        time_loading(attached.module, self._phases)
+        self._phases.start_step()
+        self._epoch_began = self.read_totals()
         self._change_state(world_size=session.world_size, step=session.steps)
         with self._log_errors("begin to report"):
             self._sender.start()
@@ -138,6 +150,7 @@ class GuestRun:
         """Record a step boundary: progress, and the switch to another decision."""
         with self._log_errors("record a step"):
             self.count_seconds("compute")
+            self._phases.start_step()
             if result.switch is not None:
                 self._record_switch(result.switch)
             session = self._attached.session
@@ -151,7 +164,7 @@ class GuestRun:
 
     def read_totals(self) -> Totals:
         """Return what the session has counted so far."""
-        return read_totals(self._attached.session, self._seconds)
+        return read_totals(self._attached.session, self._phases.seconds)
 
     def record_end(self, failure: FailureRecord | None) -> bool:
         """Record how the training functions ended; return whether the run has ended.
@@ -187,11 +200,7 @@ class GuestRun:
 
     def count_seconds(self, phase: str) -> None:
         """Add the time since the last call to a phase, without the time spent in exchanges."""
-        now, waited = self._clock.elapsed(), self._attached.session.communicate_s
-        passed, communicated = now - self._lap, waited - self._waited
-        self._lap, self._waited = now, waited
-        self._seconds["communicate"] += communicated
-        self._seconds[phase] += passed - communicated
+        self._phases.count_lap(phase)
 
     def _record_epoch(self, ended: EndedEpoch, numbers: Mapping[str, float]) -> None:
         session = self._attached.session
@@ -219,6 +228,9 @@ class GuestRun:
             )
         )
         self._record_switch(ended.switch)
+        self._step_times.start_epoch(
+            self._clock.elapsed(), ended.switch.decision.step, ended.totals.seconds
+        )
         self._change_state(step=session.steps)
 
     def _record_switch(self, switch: Switch) -> None:
@@ -241,6 +253,7 @@ class GuestRun:
 
     def _update_progress(self) -> None:
         session, now = self._attached.session, self._clock.elapsed()
+        self._step_times.observe_step(now, session.steps, self._phases.seconds)
         passed, steps = now - self._progress_at[0], session.steps - self._progress_at[1]
         if self._progress is not None and passed < PROGRESS_EVERY_S:
             return
@@ -259,8 +272,13 @@ class GuestRun:
             lr=self._attached.rate(),
             samples_per_s=0.0 if is_first else steps * session.global_batch / passed,
             bytes=read_totals(session, {}).bytes,
-            seconds_by_phase=dict(self._seconds),
+            seconds_by_phase=dict(self._phases.seconds),
             global_batch=session.global_batch,
+            step_s_by_phase=self._step_times.means(),
+            link=dict(session.link),
+            receive_s_by_rank=session.receive_s_by_rank,
+            wait_s_by_level=dict(self._wait_s_by_level),
+            exchange_wait_s=self._exchange_wait_s,
         )
         self._sender.put_progress(self._progress)
 

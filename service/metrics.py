@@ -97,7 +97,13 @@ FAMILIES: Mapping[str, _Family] = {
         "counter", "Seconds that rank 0 spent in each phase of training."
     ),
     "accordion_step_compute_seconds": _Family(
-        "gauge", "Seconds that each rank spent computing its newest step."
+        "gauge", "Mean seconds per step that each rank loads data and computes, over 10 s."
+    ),
+    "accordion_exchange_wait_seconds": _Family(
+        "gauge", "Seconds for which a step waited for exchanges, measured before a decision."
+    ),
+    "accordion_exchange_wait_predicted_seconds": _Family(
+        "gauge", "Seconds for which a step would wait for exchanges at each level, as predicted."
     ),
     "accordion_job_decisions_total": _Family("counter", "Decisions that all workers applied."),
     "accordion_job_overrides": _Family("gauge", "Overrides, by state."),
@@ -295,10 +301,18 @@ def _training_samples(facts: _Facts) -> Iterator[_Sample]:
     yield _Sample("accordion_job_progress_timestamp_seconds", progress.time, {})
     for kind, count in progress.bytes.model_dump().items():
         yield _Sample("accordion_job_bytes_total", count, {"kind": kind})
+    yield from _time_samples(progress)
+
+
+def _time_samples(progress: Progress) -> Iterator[_Sample]:
     for phase, seconds in progress.seconds_by_phase.items():
         yield _Sample("accordion_step_phase_seconds_total", seconds, {"phase": phase})
     for rank, seconds in enumerate(progress.compute_s_by_rank):
         yield _Sample("accordion_step_compute_seconds", seconds, {"rank": str(rank)})
+    if progress.exchange_wait_s is not None:
+        yield _Sample("accordion_exchange_wait_seconds", progress.exchange_wait_s, {})
+    for level, seconds in progress.wait_s_by_level.items():
+        yield _Sample("accordion_exchange_wait_predicted_seconds", seconds, {"level": level})
 
 
 def _extent_samples(facts: _Facts) -> Iterator[_Sample]:

@@ -145,8 +145,8 @@ class EpochRecord(Reported):
     skipped_steps: int = 0
     """Steps skipped because a gradient was not finite."""
     seconds_by_phase: dict[str, float]
-    """Seconds that rank 0 spent in each phase: `compute`, `communicate`, `optimize`, `evaluate`,
-    `checkpoint`, `decide`, `wait`.
+    """Seconds that rank 0 spent in each phase: `load` (data), `compute`, `encode` (gradients),
+    `communicate`, `optimize`, `evaluate`, `checkpoint`, `decide`, `wait` (`min_step_s`).
     """
     bytes: Bytes
     """Bytes of one worker in this epoch."""
@@ -308,7 +308,27 @@ class Progress(Strict):
     steps: int = 0
     """Steps of the whole job at the present batch size; 0 if unknown."""
     compute_s_by_rank: tuple[float, ...] = ()
-    """Seconds that each rank computed for its newest step; a straggler stands out."""
+    """Mean seconds per step that each rank lately loaded data and computed, without waiting for
+    others; a straggler stands out.
+    """
+    step_s_by_phase: dict[str, float] = Field(default_factory=dict)
+    """Mean seconds per step that rank 0 lately spent in each phase; empty before two steps."""
+    link: dict[str, float] = Field(default_factory=dict)
+    """Measured link between the workers: `latency_s` (seconds per message) and `bytes_per_s`, which
+    is left out if bytes took no measurable time; empty if it was not measured.
+    """
+    receive_s_by_rank: tuple[float, ...] = ()
+    """Seconds in which each rank received 64 KiB from the rank before it (rank 0: from the last),
+    as measured at the last decision; empty for two workers, and if it was not measured.
+    """
+    wait_s_by_level: dict[str, float] = Field(default_factory=dict)
+    """Seconds for which a step would wait for exchanges at each level, as predicted at the last
+    decision; empty if the policy does not ask for it.
+    """
+    exchange_wait_s: float | None = None
+    """Seconds for which a step waited for exchanges after its last gradient, as measured before the
+    last decision; null if it was not measured.
+    """
 
 
 class LogLine(Reported):

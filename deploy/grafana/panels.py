@@ -319,6 +319,22 @@ STEP_TIME = Row(
             queries=_one(rate_of_job("accordion_step_phase_seconds_total"), "{{phase}}"),
         ),
         Panel(
+            title="Wait for exchanges",
+            unit="s",
+            width=12,
+            description=(
+                "Seconds for which a step waits for exchanges: measured before a decision, and"
+                " predicted by level. Empty unless the policy is cost_aware."
+            ),
+            queries=(
+                Query(expr=of_job("accordion_exchange_wait_seconds"), legend="measured"),
+                Query(
+                    expr=of_job("accordion_exchange_wait_predicted_seconds"),
+                    legend="predicted at {{level}}",
+                ),
+            ),
+        ),
+        Panel(
             title="Samples per second",
             unit="none",
             width=12,

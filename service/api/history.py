@@ -1,4 +1,6 @@
-"""Routes for the history of a job: attempts, epochs, decisions, checkpoints, current schedule."""
+"""Routes for the history of a job (attempts, epochs, decisions, checkpoints) and its state now
+(schedule, bottleneck).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,8 @@ from service.api.views import (
     epoch_views,
     schedule_view,
 )
+from service.api.why_schemas import WhyView
+from service.api.why_view import why_view
 from service.errors import Invalid
 from service.store.repository import HistoryPage
 
@@ -123,3 +127,9 @@ def get_schedule(job: JobDep, repository: RepositoryDep, response: Response) -> 
     """Show the level of each layer, its source, and what the policy would choose."""
     response.headers["ETag"] = format_etag(job)
     return schedule_view(job, repository.newest_decision(job.id))
+
+
+@router.get("/why", dependencies=[NO_QUERY], responses=describe_problems(404))
+def get_why(job: JobDep, repository: RepositoryDep) -> WhyView:
+    """Say what holds the job up now, its share of a step, and the best change."""
+    return why_view(job, repository.newest_decision(job.id))

@@ -67,7 +67,9 @@ class ProgressView(Answer):
     bytes: Bytes
     """Bytes of one worker since the start of the job, including steps that were rolled back."""
     compute_s_by_rank: tuple[float, ...] = ()
-    """Seconds that each rank spent computing its newest step, by rank; a straggler stands out."""
+    """Mean seconds per step that each rank loads data and computes, by rank, over the last 10 s; a
+    straggler stands out.
+    """
     updated_at: datetime
     """Time of this report."""
 

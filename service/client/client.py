@@ -40,6 +40,7 @@ from service.api.schemas import (
     Ready,
     ScheduleView,
 )
+from service.api.why_schemas import WhyView
 from service.client.answers import raise_for_status, translate_errors
 from service.client.errors import AmbiguousJob, NotFound, Unreachable
 from service.client.stream import LogChunk, Stream, Waiter, follow_stream
@@ -270,6 +271,10 @@ class Client:
     def schedule(self, job_id: str) -> ScheduleView:
         """Get the state of each layer."""
         return self._request(ScheduleView, "GET", f"/jobs/{job_id}/schedule")
+
+    def why(self, job_id: str) -> WhyView:
+        """GET /jobs/{id}/why: what holds the job up, and the best change."""
+        return self._request(WhyView, "GET", f"/jobs/{job_id}/why")
 
     def overrides(self, job_id: str) -> OverrideList:
         """Get all overrides of the job."""

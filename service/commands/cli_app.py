@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from service.commands import doctor, history, jobs, processes
+from service.commands import doctor, history, jobs, plan, processes
 from service.commands import job_control as control
 from service.commands import watch as live
 
@@ -57,8 +57,10 @@ _add("up")(processes.up)
 _add("demo")(processes.demo)
 _add("env")(processes.env)
 _add("submit")(jobs.submit)
+_add("plan")(plan.plan)
 _add("list")(jobs.list_jobs)
 _add("show")(history.show)
+_add("why")(history.why)
 _add("watch")(live.watch)
 _add("logs")(live.logs)
 _add("override")(control.override)

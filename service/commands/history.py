@@ -1,4 +1,4 @@
-"""`show`: one job in detail."""
+"""`show`: one job in detail, and `why`: what holds it up."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from service.api.override_schemas import OverrideView
     from service.api.schemas import JobView, ScheduleView
     from service.client import Client
+    from service.domain.bottleneck import Cause
 
 SHOWN_EPOCHS = 50
 """Maximum rows of the epoch table; --json prints all epochs."""
@@ -77,6 +78,34 @@ def show(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> 
         if table.row_count:
             out.print()
             out.print(table)
+
+
+def why(job: JobArgument, *, url: UrlOption = "", json: JsonOption = False) -> None:
+    """Say what holds a job up, its share of a step, and the best change."""
+    with connect_client(url) as client:
+        answer = client.why(find_to_read(client, job).id)
+    if json:
+        print_json(answer)
+        return
+    out = create_console()
+    out.print(answer.sentence)
+    if answer.change is not None:
+        bound = "up to " if answer.change.is_upper_bound else ""
+        speedup = f"{bound}{answer.change.speedup:.2g} times as many samples per second"
+        out.print(f"{answer.change.text}: {speedup}.")
+    if answer.step_s:
+        out.print()
+        out.print(_parts_table(answer.seconds_by_cause, answer.step_s))
+
+
+def _parts_table(seconds_by_cause: Mapping[Cause, float], step_s: float) -> Table:
+    table = _new_table("a step", "PART", "TIME", "SHARE")
+    for cause, seconds in sorted(seconds_by_cause.items(), key=lambda part: -part[1]):
+        if seconds > 0.0:
+            table.add_row(
+                cause.replace("_", " "), f"{1e3 * seconds:.3g} ms", f"{seconds / step_s:.0%}"
+            )
+    return table
 
 
 def _print_document(

@@ -18,7 +18,8 @@ from tests.api.world import World
 from workers.contract import FailureRecord
 
 JOBS = "/api/v1/jobs"
-PAGES = ("", "/schedule", "/overrides", "/attempts", "/epochs", "/decisions", "/checkpoints")
+HISTORY = ("/attempts", "/epochs", "/decisions", "/checkpoints")
+PAGES = ("", "/schedule", "/why", "/overrides", *HISTORY)
 DOCUMENTS: list[Any] = [{"from": "another version"}, [{"x": 1}], 7]
 
 

@@ -35,6 +35,13 @@ def test_the_charts_are_drawn(page, service, running):
     expect(page.locator("#storage")).to_contain_text("shared: verified by 2 workers on 1 host at")
 
 
+def test_the_page_says_what_holds_the_job_up(page, running):
+    page.goto(f"/jobs/{running}")
+    expect(page.locator("#why-sentence")).to_contain_text("The network holds this job up")
+    expect(page.locator("#why-change")).to_contain_text("times as many samples per second")
+    expect(page.locator("#parts tr", has_text="Link")).to_contain_text("%")
+
+
 def test_the_override_form_adds_and_cancels_an_override(page, running):
     page.goto(f"/jobs/{running}")
     page.get_by_label("Level", exact=True).select_option("options")

@@ -117,6 +117,18 @@ def test_the_example_of_a_task_trains_as_a_job(run_group, tmp_path):
     assert result.link.of("epoch")[-1].metrics["accuracy"] > 0.9
 
 
+def test_what_a_script_does_before_its_forward_pass_counts_as_loading(run_group, tmp_path):
+    slow = SCRIPT.replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.1)")
+    sources = {"train.py": f"import time\n{slow.replace('BODY', 'time.sleep(0.03)')}"}
+    result = run_group(2, run_own_script, order_of(tmp_path, sources))[0]
+    for record in result.link.of("epoch"):
+        seconds = record.seconds_by_phase
+        assert seconds["load"] >= 4 * 0.1
+        assert seconds["compute"] >= 4 * 0.03
+    newest = result.link.progresses[-1].step_s_by_phase
+    assert newest["load"] >= 0.1
+
+
 STOP_IN_EPOCH_1 = RecordingLink(
     orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)
 )

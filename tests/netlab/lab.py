@@ -45,6 +45,10 @@ class Lab:
             command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
 
+    def set_rate(self, host: int, rate: int) -> None:
+        """Change the rate of the host's link to `rate` Mbit/s."""
+        subprocess.run([SCRIPT, "rate", str(host), str(rate)], check=True, capture_output=True)
+
     def cut(self, host: int) -> None:
         """Take the host's link away: nothing arrives and nobody is told."""
         subprocess.run([SCRIPT, "cut", str(host)], check=True, capture_output=True)

@@ -54,6 +54,8 @@ recover.
 """
 MIN_LOSS_SCALE = 1.0
 """Smallest scale of the loss in fp16; a skipped step at a larger scale only lowers the scale."""
+OWN_WORK = ("load", "compute")
+"""Phases of a step in which a worker does its own share of the work, for which others wait."""
 FLUSH_TIMEOUT_S = 10.0
 """Time limit for delivering a worker's last records at its end; the journal holds them anyway."""
 
@@ -158,6 +160,8 @@ def open_epoch(state: TrainState, epoch: int) -> None:
     state.epoch_loss = LossSum.zero(state.context.device)
     state.samples_at_averaging = 0
     state.epoch_baseline = take_epoch_baseline(state)
+    phases = state.phases
+    state.step_times.start_epoch(phases.clock.elapsed(), state.session.steps, phases.seconds)
     state.decider.statistic = None
 
 
@@ -177,10 +181,12 @@ def _check_skipped_steps(state: TrainState, *, taken: bool) -> None:
 
 
 def _publish_step(state: TrainState) -> None:
-    """Publish the newest step and its compute time to this worker's process."""
-    control, computed = state.context.control, state.phases.seconds["compute"]
-    control.compute_s, state.computed_s = computed - state.computed_s, computed
-    control.step, control.stepped_at = state.session.steps, state.phases.clock.now()
+    """Publish the newest step and the time that steps take to this worker's process."""
+    control, phases = state.context.control, state.phases
+    state.step_times.observe_step(phases.clock.elapsed(), state.session.steps, phases.seconds)
+    step_s_by_phase = state.step_times.means()
+    control.compute_s = sum(step_s_by_phase.get(phase, 0.0) for phase in OWN_WORK)
+    control.step, control.stepped_at = state.session.steps, phases.clock.now()
 
 
 __all__ = [

@@ -113,10 +113,9 @@ class LoopControl:
         self.stepped_at = 0.0
         """Time of the last completed step, in seconds since 1970."""
         self.compute_s = 0.0
-        """Seconds that this rank computed for its newest step."""
+        """Mean seconds per step that this rank lately loaded data and computed."""
         self.compute_s_by_rank: tuple[float, ...] = ()
-        """Seconds that each rank computed for its newest step, as last reported by the supervisor.
-        """
+        """`compute_s` of each rank, as last reported by the supervisor."""
         self.progress = RankProgress()
         self.activity_count = 0
         """Activity counter; it does not change while the worker makes no progress."""

@@ -142,7 +142,8 @@ def compute_loss(state: TrainState, order: Tensor, piece: range) -> Tensor:
     seed = derive_seed("sample", state.spec.training.seed, state.position.epoch, piece.start)
     device = state.context.device
     with state.task_code(), seeded_generators(seed, device):
-        inputs, targets = state.data.batch(order[piece.start : piece.stop])
+        with state.phases("load"):
+            inputs, targets = state.data.batch(order[piece.start : piece.stop])
         outputs = state.outputs(state.ddp, inputs)
         return state.task.loss(outputs, to_device(targets, device), step=state.session.steps)
 

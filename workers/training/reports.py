@@ -183,6 +183,11 @@ def report_progress(state: TrainState, *, last: bool = False, loss: float | None
             bytes=state.spent(),
             seconds_by_phase=dict(state.phases.seconds),
             compute_s_by_rank=state.context.control.compute_s_by_rank,
+            step_s_by_phase=state.step_times.means(),
+            link=dict(state.session.link),
+            receive_s_by_rank=state.session.receive_s_by_rank,
+            wait_s_by_level=dict(state.decider.wait_s_by_level),
+            exchange_wait_s=state.decider.exchange_wait_s,
             global_batch=state.session.global_batch,
             steps=state.num_steps,
         )

@@ -45,6 +45,7 @@ from workers.training.checkpointing import save_checkpoint
 from workers.training.clock import Clock
 from workers.training.context import WorkerContext
 from workers.training.evaluation import MetricSums
+from workers.training.load_timing import time_loading
 from workers.training.sampler import (
     batch_at,
     epoch_order,
@@ -115,7 +116,6 @@ class ScriptSession:
         self._batches: Batches | None = None
         self._epochs: int | None = None
         self._leaving: Outcome | None = None
-        self._lap = self._waited = 0.0
         self._rate = 0.0
         self.failure: BaseException | None = None
         """Error raised by the service's code, not by the script."""
@@ -241,7 +241,8 @@ class ScriptSession:
             state.optimizer = OptimizerWithExtras.of(optimizer, kept)
             self._state = state
             standalone.log_resume(state, start_training(state))
-        self._start_lap()
+        time_loading(module, state.phases)
+        state.phases.start_step()
         return state.session
 
     def epochs(self, number: int) -> Iterator[int]:
@@ -292,17 +293,17 @@ class ScriptSession:
         if self._leaving is not None:
             raise ScriptExit(self._leaving)
         state = self.state
-        self._count_phase("compute")
+        state.phases.count_lap("compute")
         self._rate = float(state.optimizer.param_groups[0]["lr"])
         with self._service_errors():
             batch, _ = self._current_batch()
             if self._batches is not None and self._batches.ahead:
                 self._batches.ahead.popleft()
             result = state.session.step()
-            self._count_phase("optimize")
+            state.phases.count_lap("optimize")
             finish_step(state, batch, result)
             self._leaving = follow_signals(state, result.announced)
-            self._start_lap()
+            state.phases.start_step()
             if self._leaving is not None:
                 state.context.link.flush(FLUSH_TIMEOUT_S)
                 raise ScriptExit(self._leaving)
@@ -319,7 +320,7 @@ class ScriptSession:
         last_step = self._rate or rate
         totals = {name: float(value) for name, value in metrics.items()}
         sums = MetricSums(totals=totals, samples=1 if totals else 0)
-        self._count_phase("evaluate")
+        state.phases.count_lap("evaluate")
         with self._service_errors():
             standalone.check_not_superseded(state)
             is_saved = finish_epoch(
@@ -328,7 +329,7 @@ class ScriptSession:
                 rates=EpochRates(last_step=last_step, epoch=last_step, next_epoch=rate),
                 is_last=state.position.epoch + 1 == self._epochs,
             )
-            self._start_lap()
+            state.phases.start_step()
             if not is_saved:
                 raise ScriptExit("unsaved")
 
@@ -338,7 +339,7 @@ class ScriptSession:
         """
         with self._service_errors():
             save_checkpoint(self.state)
-            self._start_lap()
+            self.state.phases.start_step()
 
     def close(self) -> None:
         """Save what is not saved yet, at the end of the script.
@@ -378,20 +379,6 @@ class ScriptSession:
         # A script's own loader is unknown: only its steps can be counted.
         position = state.position.samples
         return range(position, position + state.session.global_batch), 1
-
-    def _start_lap(self) -> None:
-        self._lap, self._waited = (
-            self.state.phases.clock.elapsed(),
-            self.state.session.communicate_s,
-        )
-
-    def _count_phase(self, phase: str) -> None:
-        """Count the time since the last call as this phase, except for waiting on collectives."""
-        lap, waited, phases = self._lap, self._waited, self.state.phases.seconds
-        self._start_lap()
-        communicated = self._waited - waited
-        phases["communicate"] += communicated
-        phases[phase] += self._lap - lap - communicated
 
     @contextmanager
     def _service_errors(self) -> Iterator[None]:

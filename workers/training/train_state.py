@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
 from accordion.controller import Controller
+from accordion.level_costs import sum_waits
 from accordion.messages import Decision, Override, Report
 from accordion.module_checks import unwrap_module
 from accordion.session import Session, attach
@@ -37,6 +38,7 @@ from workers.training.schedule import (
     build_scaling,
     build_schedule,
 )
+from workers.training.step_times import StepTimes
 from workers.user_code.load_task import load_task
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -79,21 +81,30 @@ class EpochBaseline:
 
 @dataclass(slots=True, kw_only=True)
 class ActorDecider:
-    """Asks the Accordion actor for decisions on behalf of the session (rank 0), and keeps the
-    statistic of its reports.
+    """Asks the Accordion actor for decisions on behalf of the session (rank 0), and keeps what its
+    reports measured.
     """
 
     link: Link
     controller: Controller | None = None
+    phases: Phases | None = None
+    """Where the time of a decision counts as `decide`."""
     statistic: Mapping[str, float] | None = None
     """Newest statistic by layer of the open epoch."""
+    wait_s_by_level: Mapping[str, float] = field(default_factory=dict)
+    """Seconds for which a step would wait for exchanges at each level, as last predicted."""
+    exchange_wait_s: float | None = None
+    """Seconds for which a step waited for exchanges, as last measured."""
 
     def __call__(self, report: Report, proposal: Decision) -> Decision:
         """Return the actor's decision, or the proposal if the actor does not answer in time."""
         if report.statistic_by_layer is not None:
             self.statistic = report.statistic_by_layer
+        self.wait_s_by_level = sum_waits(report.cost_s_by_layer)
+        self.exchange_wait_s = report.exchange_wait_s
         state = self.controller.state_dict() if self.controller else {}
-        return self.link.decide(report, proposal, state)
+        with nullcontext() if self.phases is None else self.phases("decide"):
+            return self.link.decide(report, proposal, state)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,8 +147,7 @@ class TrainState:
     """Samples in `epoch_loss` when the running statistics were last equal on all workers."""
     progress_samples: int = 0
     """Samples over all workers since the last `Progress`."""
-    computed_s: float = 0.0
-    """Seconds in `compute` up to the newest step."""
+    step_times: StepTimes = field(default_factory=StepTimes)
     stop: Literal["cancel", "pause"] | None = None
     """Stop that a user requested, as far as rank 0 knows; None on other ranks."""
     save_status: SaveStatus = field(default_factory=SaveStatus)
@@ -260,6 +270,9 @@ def assemble_train_state(
         ddp, spec.config(), optimizer=optimizer, scaler=scaler, decider=decider, global_batch=batch
     )
     decider.controller = session.controller
+    decider.phases = Phases(
+        clock=clock, exchange_times=lambda: (session.communicate_s, session.encoded_s)
+    )
     return TrainState(
         context=context,
         task=task,
@@ -272,7 +285,7 @@ def assemble_train_state(
         scaling=build_scaling(spec),
         batch_change=BatchChange(size=session.global_batch),
         decider=decider,
-        phases=Phases(clock=clock, communicated=lambda: session.communicate_s),
+        phases=decider.phases,
         epoch_loss=LossSum.zero(context.device),
         recent_loss=LossSum.zero(context.device),
         scaler=scaler,

@@ -97,7 +97,10 @@ class Trained:
             global_batch=8,
         )
         attached = Attached(
-            session=self.session, optimizer=self.optimizer, parameters=20, steps_per_epoch=length
+            session=self.session,
+            optimizer=self.optimizer,
+            module=self.model,
+            steps_per_epoch=length,
         )
         self.epochs = EpochFollower(attached, self.run)
         self.session.on_boundary = self.epochs.pass_boundary

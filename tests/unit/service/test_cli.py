@@ -136,6 +136,20 @@ def test_show_tells_epochs_layers_overrides_and_decisions(accordion: Accordion, 
     assert whole.keys() == {"job", "schedule", "overrides", "decisions", "epochs"}
 
 
+def test_why_tells_what_holds_a_job_up_with_the_parts_of_a_step(
+    accordion: Accordion, spec: Path
+) -> None:
+    job_id = accordion("submit", spec, "--json").json()["id"]
+    assert accordion("watch", job_id).code == 0
+    text, whole = accordion("why", job_id).out, accordion("why", job_id, "--json").json()
+    sentence, change, *table = text.splitlines()
+    assert sentence == whole["sentence"]
+    assert change.startswith(f"{whole['change']['text']}: ")
+    assert change.endswith(" times as many samples per second.")
+    parts = [line.split()[0] for line in table[3:]]
+    assert set(parts) == {"compute", "link", "slow", "evaluation", "checkpoints"}
+
+
 def test_show_and_doctor_tell_where_checkpoints_are_and_who_saw_that_place(
     accordion: Accordion, spec: Path
 ) -> None:

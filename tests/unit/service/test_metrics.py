@@ -92,6 +92,7 @@ def progress(**values: Any) -> dict[str, Any]:
     counted = Bytes(payload=10, wire=11, dense=100, fp16=50)
     base = {"time": T - 1, "loss": 0.4, "lr": 0.1, "samples_per_s": 900.0, "bytes": counted}
     base["compute_s_by_rank"] = (0.1, 0.9)
+    base |= {"wait_s_by_level": {"none": 0.3, "high": 0.04}, "exchange_wait_s": 0.05}
     return Progress(**(numbers | base | values), seconds_by_phase={"compute": 1.5}).model_dump(
         mode="json"
     )
@@ -260,6 +261,14 @@ def test_changes_of_workers_are_counted_by_cause_from_the_start(database):
     assert value(text, "accordion_job_resizes_total", job_id="new", cause="leaving") == 0
     assert value(text, "accordion_job_lost_seconds_total", job_id="j") == 3.5
     assert value(text, "accordion_job_rolled_back_steps_total", job_id="j") == 7
+
+
+def test_predicted_waits_stand_beside_the_measured_one(database):
+    text = scrape(database, *everything())
+    predicted = "accordion_exchange_wait_predicted_seconds"
+    assert value(text, predicted, job_id="j", level="none") == 0.3
+    assert value(text, predicted, job_id="j", level="high") == 0.04
+    assert value(text, "accordion_exchange_wait_seconds", job_id="j") == 0.05
 
 
 def test_a_straggler_and_what_a_checkpoint_costs_are_seen(database):

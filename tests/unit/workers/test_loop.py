@@ -17,11 +17,12 @@ class Hand:
 
     def __init__(self) -> None:
         self.time = 0.0
-        self.communicated = 0.0
+        self.communicated = self.encoded = 0.0
 
     def phases(self) -> Phases:
         return Phases(
-            clock=Clock(elapsed=lambda: self.time), communicated=lambda: self.communicated
+            clock=Clock(elapsed=lambda: self.time),
+            exchange_times=lambda: (self.communicated, self.encoded),
         )
 
 
@@ -42,6 +43,45 @@ def test_waiting_for_collectives_is_taken_out_of_the_phase_in_which_it_passed():
     with phases("compute"):
         hand.time, hand.communicated = 5.0, 2.0
     assert (phases.seconds["compute"], phases.seconds["communicate"]) == (3.0, 2.0)
+
+
+def test_encoding_is_taken_out_of_the_wait_for_collectives():
+    hand = Hand()
+    phases = hand.phases()
+    with phases("compute"):
+        hand.time, hand.communicated, hand.encoded = 5.0, 2.0, 0.5
+    assert [phases.seconds[name] for name in ("compute", "communicate", "encode")] == [3, 1.5, 0.5]
+
+
+def test_a_phase_inside_another_is_counted_once():
+    hand = Hand()
+    phases = hand.phases()
+    with phases("compute"):
+        hand.time, hand.communicated, hand.encoded = 1.0, 0.5, 0.25
+        with phases("load"):
+            hand.time, hand.communicated, hand.encoded = 4.0, 1.5, 0.5
+        hand.time, hand.communicated = 6.0, 2.5
+    assert phases.seconds["load"] == 2.0
+    assert phases.seconds["compute"] == 1.5
+    assert (phases.seconds["communicate"], phases.seconds["encode"]) == (2.0, 0.5)
+    assert sum(phases.seconds.values()) == hand.time
+
+
+def test_laps_count_as_load_until_the_load_ends():
+    hand = Hand()
+    phases = hand.phases()
+    phases.count_lap("compute")
+    hand.time = 1.0
+    phases.start_step()
+    hand.time = 3.0
+    phases.end_load()
+    hand.time, hand.communicated = 6.0, 1.0
+    phases.end_load()
+    phases.count_lap("compute")
+    hand.time = 10.0
+    phases.count_lap("optimize")
+    counted = {name: seconds for name, seconds in phases.seconds.items() if seconds}
+    assert counted == {"load": 2.0, "compute": 2.0, "communicate": 1.0, "optimize": 4.0}
 
 
 def test_seconds_of_a_phase_add_up_and_count_when_the_block_fails():

@@ -4,8 +4,8 @@ import { measured } from "./format.js";
 import { drawn } from "./marks.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
-const LEVEL_CODES = { none: 0, low: 1, high: 2 };
-const OTHER_LEVEL = 3;
+const LEVEL_CODES = { none: 0, half: 1, low: 2, high: 3 };
+const OTHER_LEVEL = 4;
 const MAX_LINES = 6;
 const FEW_EPOCHS = 12;
 const ROW_PX = 26;
@@ -56,7 +56,7 @@ const line = (name, epochs, pick, series, more = {}) => ({
 
 const newest = (epochs, pick) => epochs.map(pick).filter(Number.isFinite).at(-1);
 
-const LABELS = { compute: "compute", communicate: "communicate", optimize: "optimize", evaluate: "evaluate", checkpoint: "checkpoint", decide: "decide", wait: "wait" };
+const LABELS = { compute: "compute", communicate: "communicate", optimize: "optimize", evaluate: "evaluate", checkpoint: "checkpoint", decide: "decide", wait: "wait", load: "load", encode: "encode" };
 
 export function drawLines({ epochs, marked }) {
   const evalLoss = (row) => row.metrics.loss ?? null;
@@ -165,7 +165,7 @@ export function drawMaps({ epochs, decisions, layers, marked }) {
   const critical = layers.filter((layer) => epochs.at(-1)?.regime_by_layer[layer] === "critical");
   draw("regimes", [heat(layers, epochs, grid(regime), texts, [colour("stable"), colour("critical")])], mapLayout(layers, epochs, marked),
     `Critical in the newest epoch: ${critical.join(", ") || "no layer"}.`, marked, ON_AREAS);
-  const bands = ["level-none", "level-low", "level-high", "level-other"].map(colour);
+  const bands = ["level-none", "level-half", "level-low", "level-high", "level-other"].map(colour);
   draw("levels", [
     heat(layers, epochs, grid((layer, row) => code(row.level_by_layer[layer])), texts, bands),
     byHand(layers, epochs, inForce),

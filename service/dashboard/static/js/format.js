@@ -107,7 +107,7 @@ export function rayText({ engine, train_run: run, ray_job_id: job }) {
   return parts.filter(Boolean).join(" · ");
 }
 
-export const levelClass = (name) => (["low", "high", "none"].includes(name) ? name : "other");
+export const levelClass = (name) => (["low", "high", "none", "half"].includes(name) ? name : "other");
 
 export const swatch = (kind, text) => element("span", {}, element("i", { className: `swatch ${kind}` }), text);
 

@@ -8,10 +8,12 @@ import {
 } from "./format.js";
 import { marksOf } from "./marks.js";
 import { closeForm, openForm, showOverrides } from "./override.js";
+import { showWhy } from "./why.js";
 import { closeResize, openResize, showWorkers, tellWorkers } from "./workers.js";
 
 const CHARTS_MS = 1000;
 const RETRY_MS = 2000;
+const WHY_MS = 5000;
 const MAX_ROWS = 300;
 // Items per request, on opening and for each click on "older": a long job has more than a browser can show.
 const PAGE = 200;
@@ -113,7 +115,7 @@ const epochRow = (row) => element("tr", { "data-epoch": row.epoch },
 function showSchedule() {
   const { schedule, job } = seen;
   const { low, high } = job.spec.compression ?? {};
-  fill(at("levels-legend"), ...[["low", `low: ${levelText(low)}`], ["high", `high: ${levelText(high)}`], ["none", "none"], ["other", "custom options"]]
+  fill(at("levels-legend"), ...[["low", `low: ${levelText(low)}`], ["high", `high: ${levelText(high)}`], ["none", "none"], ["half", "half: fp16"], ["other", "custom options"]]
     .map(([kind, text]) => swatch(kind, text)), element("span", {}, "◇ override"));
   if (!schedule) return;
   at("schedule-note").textContent = `${counted(schedule.layers.length, "layer")}, at epoch ${schedule.epoch}, step ${schedule.step}`;
@@ -173,6 +175,7 @@ const load = {
   decisions: async () => { (await page("decisions")).forEach(keepDecision); soon(showDecisions); soonEpochs(); },
   overrides: async () => { seen.overrides = (await get(`${PATH}/overrides`)).items; soon(showAllOverrides); soon(showAllChanges); soon(showSchedule); soonEpochs(); },
   schedule: async () => { seen.schedule = await get(`${PATH}/schedule`); soon(showSchedule); },
+  why: async () => { showWhy(await get(`${PATH}/why`)); },
 };
 
 const byGroup = (a, b) => a.attempt - b.attempt || a.generation - b.generation;
@@ -206,6 +209,13 @@ let drawing;
 let drawnAt = -CHARTS_MS;
 function soonEpochs() {
   drawing ??= setTimeout(() => { drawing = undefined; if (seen.job) showEpochs(); drawnAt = performance.now(); }, Math.max(0, drawnAt + CHARTS_MS - performance.now()));
+}
+
+// The answer is a mean over seconds, so it is requested less often than progress arrives.
+let waiting;
+let askedAt = -WHY_MS;
+function soonWhy() {
+  waiting ??= setTimeout(() => { waiting = undefined; askedAt = performance.now(); again("why"); }, Math.max(0, askedAt + WHY_MS - performance.now()));
 }
 
 const pause = () => new Promise((go) => { setTimeout(go, RETRY_MS); });
@@ -254,7 +264,7 @@ const TELL = {
 };
 
 const REACT = {
-  status: () => again("job"),
+  status: () => again("job", "why"),
   epoch: (row) => { keepEpoch(row); soonEpochs(); soon(showHead); },
   decision: (view) => { keepDecision(view); again("schedule"); soon(showDecisions); soonEpochs(); soon(showHead); },
   override: () => again("overrides", "schedule"),
@@ -265,7 +275,7 @@ const REACT = {
     soonEpochs();
   },
   checkpoint: () => {},
-  end: () => { close(); again("job", "epochs", "decisions", "overrides"); },
+  end: () => { close(); again("job", "epochs", "decisions", "overrides", "why"); },
 };
 
 function close() {
@@ -300,7 +310,7 @@ async function gone(name, source) {
 }
 
 function followEvents(source) {
-  source.addEventListener("progress", ({ data }) => { seen.job.progress = JSON.parse(data); soon(showHead); });
+  source.addEventListener("progress", ({ data }) => { seen.job.progress = JSON.parse(data); soon(showHead); soonWhy(); });
   for (const type of Object.keys(TELL)) {
     source.addEventListener(type, ({ data }) => {
       const event = JSON.parse(data);
@@ -363,7 +373,7 @@ addEventListener("resize", soonEpochs);
 
 async function begin() {
   await load.job();
-  await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule()]);
+  await Promise.all([load.epochs(), load.decisions(), load.overrides(), load.schedule(), load.why()]);
 }
 
 // The forms work before the first responses arrive.

@@ -1,0 +1,65 @@
+"""Explains what holds a job up, from its row and its newest decision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from accordion.link_model import format_link
+from service.api.views import progress_view, schedule_view
+from service.api.why_schemas import ChangeView, WhyView
+from service.domain.bottleneck import StepProfile, find_bottleneck
+from service.domain.job_status import STATUS_TABLE, Phase
+from service.domain.jobs import Status
+from service.store.models import DecisionRow, JobRow
+from service.store.stored_spec import resource_request
+
+
+def why_view(job: JobRow, newest: DecisionRow | None) -> WhyView:
+    """Build the answer from the newest progress of a job that trains or has ended."""
+    phase = STATUS_TABLE[Status(job.status)].phase
+    progress = progress_view(job)
+    updated_at = None if progress is None else progress.updated_at
+    if phase not in {Phase.TRAINING, Phase.ENDED} or progress is None or job.progress is None:
+        message = f": {job.message}" if job.message else ""
+        return WhyView(
+            sentence=f"The job does not train, it is {job.status}{message}", updated_at=updated_at
+        )
+    found = find_bottleneck(_step_profile(job, job.progress, newest))
+    if found is None:
+        return WhyView(
+            sentence="The job has trained too few steps to tell; ask again in some seconds.",
+            updated_at=updated_at,
+        )
+    change = found.change
+    return WhyView(
+        sentence=f"At the end: {found.sentence}" if phase == Phase.ENDED else found.sentence,
+        cause=found.cause,
+        share=found.share,
+        step_s=found.step_s,
+        seconds_by_cause=dict(found.seconds_by_cause),
+        rank=found.rank,
+        change=None if change is None else ChangeView.model_validate(change),
+        wait_s_by_level=job.progress.get("wait_s_by_level") or {},
+        exchange_wait_s=job.progress.get("exchange_wait_s"),
+        updated_at=updated_at,
+    )
+
+
+def _step_profile(job: JobRow, now: Mapping[str, Any], newest: DecisionRow | None) -> StepProfile:
+    """Read what `Progress` reports; older versions reported less."""
+    link = now.get("link") or {}
+    return StepProfile(
+        step_s_by_phase=now.get("step_s_by_phase") or {},
+        compute_s_by_rank=now.get("compute_s_by_rank") or (),
+        receive_s_by_rank=now.get("receive_s_by_rank") or (),
+        link_text=(
+            format_link(link["latency_s"], link.get("bytes_per_s", math.inf))
+            if "latency_s" in link
+            else ""
+        ),
+        wait_s_by_level=now.get("wait_s_by_level") or {},
+        levels=frozenset(layer.level for layer in schedule_view(job, newest).layers),
+        times_exchanges=resource_request(job).gpus == 0,
+    )

@@ -1,0 +1,104 @@
+"""What holds a job up, over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.domain.jobs import Status
+from service.store.models import JobRow
+from tests.api.world import World
+
+JOBS = "/api/v1/jobs"
+LONG = {"training": {"epochs": 300}}
+
+
+@pytest.fixture
+def job_id(world: World) -> str:
+    """A job that trains."""
+    job_id = world.submit(**LONG)
+    world.train(job_id)
+    return job_id
+
+
+def why(client: TestClient, job_id: str) -> Any:
+    response = client.get(f"{JOBS}/{job_id}/why")
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_the_answer_has_the_cause_its_share_and_the_best_change(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    answer = why(client, job_id)
+    assert answer["cause"] == "link"
+    assert answer["share"] == pytest.approx(answer["seconds_by_cause"]["link"] / answer["step_s"])
+    assert answer["sentence"].startswith("The network holds this job up: exchanging gradients")
+    assert "at 96 Mbit/s and 0.2 ms per message" in answer["sentence"]
+    assert answer["change"]["speedup"] > 1.0
+    assert answer["updated_at"] == client.get(f"{JOBS}/{job_id}").json()["progress"]["updated_at"]
+
+
+def test_the_change_follows_the_levels_in_force(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    assert "cost_aware" in why(client, job_id)["change"]["text"]
+    world.override(job_id, level="high")
+    world.turn_until(
+        lambda: (
+            {row["level"] for row in client.get(f"{JOBS}/{job_id}/schedule").json()["layers"]}
+            == {"high"}
+        )
+    )
+    assert "a global batch twice as large" in why(client, job_id)["change"]["text"]
+
+
+def test_a_queued_job_has_its_message_in_place_of_a_cause(client: TestClient, world: World) -> None:
+    job_id = world.submit(
+        workers={"min": 500, "max": 500}, training={"micro_batch": 1, "global_batch": 500}
+    )
+    world.turn()
+    answer = why(client, job_id)
+    assert answer["sentence"].startswith("The job does not train, it is QUEUED: ")
+    assert (answer["cause"], answer["change"], answer["updated_at"]) == (None, None, None)
+
+
+def test_a_job_that_has_ended_shows_its_last_steps(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    world.cancel(job_id)
+    assert world.finish(job_id).status == Status.CANCELLED
+    answer = why(client, job_id)
+    assert answer["cause"] == "link"
+    assert answer["sentence"].startswith("At the end: The network holds this job up")
+
+
+def test_progress_of_an_older_version_gives_no_cause(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    older = {
+        name: value
+        for name, value in world.job(job_id).progress.items()
+        if name not in {"step_s_by_phase", "link", "wait_s_by_level"}
+    }
+    with world.database.write() as session:
+        session.get(JobRow, job_id).progress = older
+    answer = why(client, job_id)
+    assert answer["cause"] is None
+    assert answer["sentence"].startswith("The job has trained too few steps to tell")
+
+
+def test_on_gpus_exchanges_are_not_told_apart(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    with world.database.write() as session:
+        row = session.get(JobRow, job_id)
+        row.spec = {**row.spec, "workers": {**row.spec["workers"], "gpus": 1}}
+    answer = why(client, job_id)
+    assert {"link", "encoding"}.isdisjoint(answer["seconds_by_cause"])
+
+
+def test_an_unknown_job_is_not_found(client: TestClient) -> None:
+    assert client.get(f"{JOBS}/nothing/why").status_code == 404

@@ -1,0 +1,202 @@
+"""What holds a job up, from the phases that it reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.domain.bottleneck import (
+    Bottleneck,
+    Cause,
+    StepProfile,
+    find_bottleneck,
+    find_slow_link,
+)
+
+EVEN = {"compute": 0.08, "optimize": 0.01, "communicate": 0.005, "load": 0.005}
+"""Seconds by phase of a job that nothing holds up."""
+
+
+def found(phases: dict[str, float], **more: Any) -> Bottleneck:
+    answer = find_bottleneck(StepProfile(step_s_by_phase=EVEN | phases, **more))
+    assert answer is not None
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [
+        ("communicate", Cause.LINK),
+        ("encode", Cause.ENCODING),
+        ("load", Cause.DATA_LOADING),
+        ("evaluate", Cause.EVALUATION),
+        ("checkpoint", Cause.CHECKPOINTS),
+        ("decide", Cause.DECISIONS),
+        ("wait", Cause.PACING),
+    ],
+)
+def test_the_largest_phase_besides_computing_is_named_with_its_share(phase, cause):
+    rest = sum(EVEN.values()) - EVEN.get(phase, 0.0)
+    answer = found({phase: rest / 3})
+    assert answer.cause == cause
+    assert answer.share == pytest.approx(0.25)
+    assert "25% of each step" in answer.sentence
+    assert answer.change is not None
+    assert answer.change.is_upper_bound
+    assert answer.change.speedup == pytest.approx(4 / 3)
+
+
+def test_without_a_large_part_nothing_holds_the_job_up():
+    answer = found({})
+    assert (answer.cause, answer.change, answer.rank) == (Cause.COMPUTE, None, None)
+    assert answer.sentence == (
+        "Nothing holds this job up: computing takes 90% of each step (90 ms of 0.1 s)."
+    )
+
+
+def test_a_part_of_a_tenth_is_named_and_a_smaller_one_is_not():
+    rest = sum(EVEN.values())
+    assert found({"evaluate": rest / 8.9}).cause == Cause.EVALUATION
+    assert found({"evaluate": rest / 9.1}).cause == Cause.COMPUTE
+
+
+@pytest.mark.parametrize("phases", [{}, {"compute": 0.0}])
+def test_unknown_phases_give_no_answer(phases):
+    assert find_bottleneck(StepProfile(step_s_by_phase=phases)) is None
+
+
+def test_the_slow_worker_is_told_from_the_link_by_what_each_rank_computes():
+    answer = found({"communicate": 0.3}, compute_s_by_rank=(0.085, 0.335, 0.09))
+    assert (answer.cause, answer.rank) == (Cause.SLOW_WORKER, 1)
+    assert answer.seconds_by_cause[Cause.SLOW_WORKER] == pytest.approx(0.335 - 0.0875)
+    assert answer.seconds_by_cause[Cause.LINK] == pytest.approx(0.3 - (0.335 - 0.0875))
+    assert answer.sentence.startswith("Worker 1 holds this job up: waiting for it takes 63% of")
+    assert "it computes for 0.34 s, the others for 88 ms" in answer.sentence
+    assert answer.change is not None
+    assert answer.change.text == "Run worker 1 on a machine as fast as the others"
+
+
+def test_a_slow_rank_0_is_found_in_its_own_computing_and_loading():
+    answer = found({"compute": 0.1, "load": 0.3}, compute_s_by_rank=(0.4, 0.1))
+    assert (answer.cause, answer.rank) == (Cause.SLOW_WORKER, 0)
+    assert answer.seconds_by_cause[Cause.SLOW_WORKER] == pytest.approx(0.3)
+    assert answer.step_s == pytest.approx(0.415)
+
+
+def test_waiting_for_the_slowest_worker_is_no_more_than_what_rank_0_waited():
+    answer = found({"communicate": 0.05}, compute_s_by_rank=(0.1, 9.0))
+    assert answer.seconds_by_cause[Cause.SLOW_WORKER] == pytest.approx(0.05)
+    assert answer.seconds_by_cause[Cause.LINK] == 0.0
+
+
+@pytest.mark.parametrize("seconds", [(), (0.1,), (0.0, 0.5)], ids=["none", "one", "some unknown"])
+def test_without_every_ranks_time_a_slow_worker_is_not_excluded(seconds):
+    answer = found({"communicate": 0.3}, compute_s_by_rank=seconds)
+    assert (answer.cause, answer.rank) == (Cause.LINK, None)
+    assert "this may include waiting for a slower worker" in answer.sentence
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rank"),
+    [
+        ((), None),
+        ((0.001, 0.5), None),
+        ((0.001, 0.001, 0.001), None),
+        ((0.001, 0.05, 0.001), 1),
+        ((0.001, 0.05, 0.06), 1),
+        ((0.06, 0.001, 0.05), 2),
+        ((0.05, 0.06, 0.001, 0.001), 0),
+        ((0.05, 0.001, 0.06, 0.001), None),
+        ((0.05, 0.05, 0.05), None),
+        ((0.0005, 0.0054, 0.0005), None),
+        ((0.02, 0.05, 0.02), None),
+    ],
+)
+def test_a_worker_has_the_slow_link_if_only_its_links_in_the_ring_are_slow(seconds, rank):
+    assert find_slow_link(seconds) == rank
+
+
+def test_one_slow_link_is_named_with_its_worker():
+    answer = found(
+        {"communicate": 0.1},
+        compute_s_by_rank=(0.08, 0.08, 0.08),
+        receive_s_by_rank=(0.001, 0.04, 0.05),
+    )
+    assert (answer.cause, answer.rank) == (Cause.SLOW_LINK, 1)
+    assert answer.sentence.endswith(
+        "; worker 1 receives a message of 64 KiB in 40 ms, the fastest in 1 ms."
+    )
+    assert answer.change is not None
+    assert answer.change.text.startswith("Run worker 1 where its network is as fast")
+
+
+def test_the_measured_link_is_part_of_the_sentence():
+    answer = found({"communicate": 0.1}, link_text="96 Mbit/s and 0.2 ms per message")
+    assert "takes 51% of each step (0.1 s of 0.2 s), at 96 Mbit/s" in answer.sentence
+    known = found({"communicate": 0.1}, compute_s_by_rank=(0.1, 0.1))
+    assert "slower worker" not in known.sentence
+
+
+WAITS = {"none": 0.3, "half": 0.16, "low": 0.05, "high": 0.04}
+
+
+def change_of(levels: set[str], waits: dict[str, float] | None = None) -> Any:
+    return found(
+        {"communicate": 0.1},
+        levels=frozenset(levels),
+        wait_s_by_level=WAITS if waits is None else waits,
+    ).change
+
+
+def test_the_level_with_the_shortest_predicted_wait_is_suggested_with_its_gain():
+    step_s = sum(EVEN.values()) - EVEN["communicate"] + 0.1
+    change = change_of({"half"})
+    assert change.text == "Override the layers to high, where a step waits 40 ms"
+    assert change.speedup == pytest.approx(step_s / (step_s - 0.16 + 0.04))
+    assert not change.is_upper_bound
+    assert change_of({"half", "low"}).is_upper_bound
+
+
+def test_a_level_that_saves_little_is_not_suggested_but_a_larger_batch():
+    step_s = sum(EVEN.values()) - EVEN["communicate"] + 0.1
+    for change in (change_of({"high"}), change_of({"low"}, WAITS | {"low": 0.049})):
+        assert "a global batch twice as large" in change.text
+        assert change.speedup == pytest.approx(2 * step_s / (2 * step_s - 0.1))
+
+
+def test_without_predictions_the_policy_that_measures_is_suggested():
+    assert "policy.name cost_aware" in change_of({"low", "high"}, {}).text
+    assert "a global batch twice as large" in change_of({"high"}, {}).text
+
+
+def test_on_gpus_exchanging_is_part_of_computing():
+    answer = found({"communicate": 0.3, "encode": 0.2}, times_exchanges=False)
+    assert answer.cause == Cause.COMPUTE
+    assert set(answer.seconds_by_cause).isdisjoint({Cause.LINK, Cause.ENCODING})
+    assert "on GPUs this includes exchanging gradients" in answer.sentence
+    assert answer.step_s == pytest.approx(sum(EVEN.values()) - EVEN["communicate"] + 0.5)
+
+
+TIMES = st.floats(0.0, 100.0)
+
+
+@given(
+    st.fixed_dictionaries(dict.fromkeys([*EVEN, "encode", "evaluate", "wait"], TIMES)),
+    st.lists(TIMES, max_size=4),
+    st.booleans(),
+)
+def test_the_parts_add_up_to_the_step_and_none_is_negative(phases, seconds, is_timed):
+    profile = StepProfile(
+        step_s_by_phase=phases, compute_s_by_rank=seconds, times_exchanges=is_timed
+    )
+    answer = find_bottleneck(profile)
+    if answer is None:
+        assert sum(phases.values()) == 0.0
+        return
+    assert answer.step_s == pytest.approx(sum(phases.values()))
+    assert min(answer.seconds_by_cause.values()) >= 0.0
+    assert 0.0 <= answer.share <= 1.0 + 1e-9
+    assert answer.change is None or answer.change.speedup >= 1.0

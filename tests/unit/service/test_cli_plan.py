@@ -1,0 +1,54 @@
+"""`accordion plan`: predictions before a job runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.commands.plan import parse_link
+from service.errors import SettingsError
+from tests.unit.service.conftest import Accordion
+
+
+@pytest.mark.parametrize(
+    ("text", "latency_s", "bytes_per_s"),
+    [
+        ("100Mbit,8ms", 0.008, 12.5e6),
+        ("1Gbit", 0.0, 125e6),
+        ("2.5 gbit, 50us", 50e-6, 312.5e6),
+        ("64kbit,1.5s", 1.5, 8e3),
+    ],
+)
+def test_a_link_is_a_bandwidth_and_a_latency(text, latency_s, bytes_per_s):
+    assert parse_link(text) == pytest.approx((latency_s, bytes_per_s))
+
+
+@pytest.mark.parametrize("text", ["", "100", "0Mbit", "100MB", "8ms", "100Mbit,8", "1Gbit,8ms,9"])
+def test_another_link_is_refused_with_an_example(text):
+    with pytest.raises(SettingsError, match="such as 100Mbit,8ms or 1Gbit"):
+        parse_link(text)
+
+
+def test_plan_lists_every_method_with_its_predicted_step(accordion: Accordion, spec: Path) -> None:
+    arguments = ("plan", spec, "--workers", "2", "--link", "100Mbit,8ms")
+    found = accordion(*arguments, "--json").json()
+    methods = [row["method"] for row in found["predictions"]]
+    assert {"none", "half", "powersgd", "topk"} <= set(methods)
+    steps = [row["step_s"] for row in found["predictions"]]
+    assert steps == sorted(steps)
+    assert found["compute_s"] < steps[0]
+
+
+def test_a_spec_that_cannot_be_planned_is_refused_in_one_sentence(
+    accordion: Accordion, spec: Path
+) -> None:
+    link = ("--workers", "9", "--link", "100Mbit,8ms")
+    said = accordion("plan", spec, *link, "--set", "training.global_batch=64")
+    assert said.code == 2
+    assert "shares for workers.max 9; lower micro_batch or workers.max" in said.err
+    file, code = "options.file=train.py", "code=" + 64 * "0"
+    script = accordion(
+        "plan", spec, *link, "--set", "task.name=script", "--set", f"task.{file}", "--set", code
+    )
+    assert script.code == 2

@@ -1,0 +1,86 @@
+"""Predicted steps of every method and level on a given link."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from accordion.layer_stacks import Layer
+from accordion.link_model import LinkModel
+from accordion.messages import LayerInfo
+from workers.contract import JobSpec
+from workers.planning.predictions import Prediction, list_levels, predict_steps
+from workers.planning.step_measurement import StepMeasurement, measure_step
+from workers.user_code.load_task import load_task
+
+SPEC = JobSpec.model_validate(
+    {
+        "task": {"name": "digits-mlp"},
+        "compression": {"method": "powersgd", "low": {"rank": 3}, "high": {"rank": 2}},
+    }
+)
+SHAPES = ((64, 128), (128,), (128, 10))
+VALUES = sum(math.prod(shape) for shape in SHAPES)
+
+
+def measurement(buckets: int = 1) -> StepMeasurement:
+    """A step in which all buckets but the last are ready at once, and the last 20 s later.
+
+    It and the links are slow, so that the milliseconds of encoding do not matter.
+    """
+    layers = [Layer(name=f"l{i}", gradient=torch.zeros(shape)) for i, shape in enumerate(SHAPES)]
+    groups = (tuple(layers),) if buckets == 1 else tuple((layer,) for layer in layers)
+    return StepMeasurement(
+        first_ready_s=80.0,
+        ready_s=(*(0.0 for _ in groups[1:]), 20.0),
+        optimizer_s=5.0,
+        buckets=groups,
+        layers=tuple(
+            LayerInfo(name=f"l{i}", shape=shape) for i, shape in enumerate(SHAPES) if len(shape) > 1
+        ),
+    )
+
+
+def predict(link: LinkModel, buckets: int = 1) -> dict[str, Prediction]:
+    predictions = predict_steps(measurement(buckets), SPEC, link)
+    assert [p.step_s for p in predictions] == sorted(p.step_s for p in predictions)
+    return {f"{p.method} {p.level}".strip(): p for p in predictions}
+
+
+def test_every_method_is_predicted_and_the_jobs_own_at_its_own_levels():
+    levels = list_levels(SPEC)
+    assert {level.method for level in levels.values()} >= {"none", "half", "topk", "powersgd"}
+    assert levels["powersgd low"].options["rank"] == 3
+    assert levels["powersgd high"].options["rank"] == 2
+    assert "none high" not in levels
+
+
+def test_an_uncompressed_step_takes_what_the_link_takes_for_all_bytes():
+    none = predict(LinkModel(world_size=4, latency_s=1.0, bytes_per_s=1e4))["none"]
+    assert none.sent_bytes == 6 * VALUES
+    assert none.exchange_plan == (1,)
+    assert none.exchange_s == pytest.approx(6 * 1.0 + 6 * VALUES / 1e4, abs=1.0)
+    assert none.step_s == pytest.approx(105.0 + none.exchange_s)
+
+
+def test_exchanges_that_end_before_the_last_bucket_add_nothing():
+    link = LinkModel(world_size=2, latency_s=4.0, bytes_per_s=math.inf)
+    assert predict(link, buckets=3)["none"].exchange_s == pytest.approx(8.0, abs=1.0)
+
+
+def test_a_slow_link_favours_methods_that_send_little():
+    slow = predict(LinkModel(world_size=4, latency_s=0.0, bytes_per_s=100.0))
+    assert slow["powersgd high"].step_s < slow["powersgd low"].step_s < slow["none"].step_s
+
+
+def test_the_step_of_a_job_is_measured_with_its_share_of_the_batch():
+    found = measure_step(SPEC, 2)
+    assert found.first_ready_s > 0.0
+    assert found.ready_s[0] == 0.0
+    assert found.step_s > 0.0
+    model = load_task("digits-mlp", SPEC.task.options).model()
+    exchanged = sum(layer.gradient.numel() for group in found.buckets for layer in group)
+    assert exchanged == sum(parameter.numel() for parameter in model.parameters())
+    assert not torch.distributed.is_initialized()
